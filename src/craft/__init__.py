@@ -1,0 +1,56 @@
+"""CRAFT keeps PyTorch training jobs running through failures, bit for bit.
+
+``import craft`` is cheap: torch is loaded by ``join()``, not before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from craft.protocol import events
+    from craft.protocol.errors import BitsDiffer, ConfigError, CraftError, Fenced, GroupError, Unreachable
+    from craft.worker.job import Job
+    from craft.worker.join import join
+    from craft.worker.steps import Step
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BitsDiffer",
+    "ConfigError",
+    "CraftError",
+    "Fenced",
+    "GroupError",
+    "Job",
+    "Step",
+    "Unreachable",
+    "events",
+    "join",
+]
+
+_HOMES = {
+    "BitsDiffer": "craft.protocol.errors",
+    "ConfigError": "craft.protocol.errors",
+    "CraftError": "craft.protocol.errors",
+    "Fenced": "craft.protocol.errors",
+    "GroupError": "craft.protocol.errors",
+    "Unreachable": "craft.protocol.errors",
+    "Job": "craft.worker.job",
+    "Step": "craft.worker.steps",
+    "join": "craft.worker.join",
+}
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name == "events":
+        return importlib.import_module("craft.protocol.events")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'craft' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""One per host: starts workers, sees them die, relays their messages."""

@@ -1,0 +1,1 @@
+"""The lighthouse: message in (server), decide (loop), message out (dispatch). No torch."""

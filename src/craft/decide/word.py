@@ -1,0 +1,57 @@
+"""Combine the members' control words into the one that all act on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from craft.protocol.word import Combined, Word
+
+
+def combine(words: Sequence[Word]) -> Combined:
+    """Return what follows from all members' words, given in the order of ranks.
+
+    Sums run in the order of microbatches, not of ranks: their bits do not depend on who computed what.
+    """
+    records = sorted((record for word in words for record in word.records), key=lambda record: record.microbatch)
+    present = 0
+    for record in records:
+        present |= int.from_bytes(record.present, "little")
+    width = max((len(record.present) for record in records), default=0)
+    buffers_from = next((rank for rank, word in enumerate(words) if word.buffers), -1)
+    return Combined(
+        step=words[0].step,
+        total_weight=sum(record.weight for record in records),
+        present=present.to_bytes(width, "little"),
+        metrics=_mean_scalars(words),
+        ready=min(word.ready for word in words),
+        stop=next((word.stop for word in words if word.stop is not None), None),
+        resend=any(word.resend for word in words),
+        ended=bool(records) and not any(record.more for record in records),
+        empty=bool(records) and all(record.weight == 0 and not record.more for record in records),
+        buffers=words[buffers_from].buffers if buffers_from >= 0 else (),
+        buffers_from=buffers_from,
+        unequal_digests=_groups([word.digest for word in words]),
+        unequal_probes=_groups([word.probe for word in words]),
+    )
+
+
+def _mean_scalars(words: Sequence[Word]) -> tuple[tuple[str, float], ...]:
+    """Mean of each logged scalar over the microbatches that logged it, by their weights."""
+    sums: dict[str, tuple[float, float]] = {}
+    records = sorted((record for word in words for record in word.records), key=lambda record: record.microbatch)
+    for record in records:
+        for name, value in record.scalars:
+            total, weight = sums.get(name, (0.0, 0.0))
+            sums[name] = (total + value * record.weight, weight + record.weight)
+    return tuple((name, total / weight) for name, (total, weight) in sorted(sums.items()) if weight)
+
+
+def _groups(values: Sequence[bytes]) -> tuple[tuple[int, ...], ...]:
+    """Ranks grouped by value, larger groups first; () if all that have a value have the same."""
+    groups: dict[bytes, list[int]] = {}
+    for rank, value in enumerate(values):
+        if value:
+            groups.setdefault(value, []).append(rank)
+    if len(groups) < 2:
+        return ()
+    return tuple(tuple(ranks) for ranks in sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks)))

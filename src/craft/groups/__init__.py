@@ -1,0 +1,1 @@
+"""The role ``Group`` and its implementations."""

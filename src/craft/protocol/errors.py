@@ -1,0 +1,81 @@
+"""Every error CRAFT raises, in one tree.
+
+CraftError
+├── ConfigError          what the user asked for cannot be done; exit code 2
+├── Unreachable          a lighthouse or an agent does not answer
+├── Unauthorized         the bearer token is missing or wrong
+├── MalformedMessage     bytes from a network that are not a message of ours
+├── GroupError           the group of a generation cannot be used any more
+│   ├── GroupAborted     this worker aborted it, because a newer generation is there
+│   ├── GroupBroken      a peer's connection ended
+│   └── GroupTimeout     nothing came within the limit
+├── Fenced               the job goes on without this worker; it must end
+├── BitsDiffer           two workers computed different bits where they must be equal
+└── ProtocolViolation    a promise of the protocol does not hold: a bug in CRAFT
+"""
+
+from __future__ import annotations
+
+
+class CraftError(Exception):
+    """The root of the tree."""
+
+
+class ConfigError(CraftError):
+    """The user's settings, script or data cannot be used as they are."""
+
+
+class Unreachable(CraftError):
+    """``address`` does not answer."""
+
+    def __init__(self, message: str, address: str = "") -> None:
+        super().__init__(message)
+        self.address = address
+
+
+class Unauthorized(CraftError):
+    """The other side does not accept our token."""
+
+
+class MalformedMessage(CraftError):
+    """What arrived is not a message; ``field`` says where it stops being one."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class GroupError(CraftError):
+    """The group of ``generation`` is of no use any more."""
+
+    def __init__(self, message: str, generation: int = -1) -> None:
+        super().__init__(message)
+        self.generation = generation
+
+
+class GroupAborted(GroupError):
+    """This worker itself ended the group."""
+
+
+class GroupBroken(GroupError):
+    """A connection of the group ended from the other side; ``peer`` is its rank, -1 if unknown."""
+
+    def __init__(self, message: str, generation: int = -1, peer: int = -1) -> None:
+        super().__init__(message, generation)
+        self.peer = peer
+
+
+class GroupTimeout(GroupError):
+    """The group did not open, or an exchange did not end, within its limit."""
+
+
+class Fenced(CraftError):
+    """The job goes on without this worker."""
+
+
+class BitsDiffer(CraftError):
+    """Workers that must hold the same bits do not."""
+
+
+class ProtocolViolation(CraftError):
+    """A promise of the protocol is broken; carry on and the history would split."""

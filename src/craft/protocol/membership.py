@@ -1,0 +1,68 @@
+"""Who is in a generation, and what each of its members knows about its own progress."""
+
+from __future__ import annotations
+
+import msgspec
+
+DROPPED = -1
+"""The owner of a microbatch that nobody computes (only under ``shrink``)."""
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker as the others need to know it."""
+
+    worker_id: str
+    host: str = "localhost"
+    """Name of the host, the same for all its workers."""
+    address: str = "127.0.0.1"
+    """Where the others reach it."""
+    store_port: int = 0
+    """Port of the rendezvous store it hosts; the one of rank 0 is used."""
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of the membership. A rank is a position in ``members``, and means nothing outside."""
+
+    number: int
+    nonce: str
+    """Sets this generation apart from one of the same number that a lost lighthouse may have begun."""
+    members: tuple[Member, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.number}-{self.nonce}"
+
+    @property
+    def worker_ids(self) -> tuple[str, ...]:
+        return tuple(member.worker_id for member in self.members)
+
+    def rank_of(self, worker_id: str) -> int | None:
+        return next((rank for rank, member in enumerate(self.members) if member.worker_id == worker_id), None)
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """What a member brings into a new generation; made only after it promised to commit under no older one."""
+
+    worker_id: str
+    branch: int = 0
+    committed: int | None = 0
+    """Number of committed steps, which is also the number of the step in flight. None: it has no state yet."""
+    result: int | None = None
+    """The generation under which it got the whole result of the step in flight, if it did."""
+    held: tuple[int, ...] = ()
+    """Microbatches of the step in flight whose gradients it holds."""
+    pending: tuple[int, ...] = ()
+    """Microbatches of the step in flight that it was given and has not computed yet."""
+
+
+class Settlement(msgspec.Struct, frozen=True, kw_only=True):
+    """What the members of a new generation do, each having run the same function on the same claims."""
+
+    level: int
+    """The number of steps committed by everyone once this settlement is carried out."""
+    commits: tuple[str, ...]
+    """Those that commit the result they have in hand."""
+    owners: tuple[int, ...]
+    """For each microbatch of step ``level``: the rank that holds or computes it, or DROPPED."""
+    given: tuple[int, ...]
+    """Microbatches that nobody held or had begun, and which are computed (again) in this generation."""

@@ -1,0 +1,94 @@
+"""Messages between worker, agent and lighthouse.
+
+All are level-triggered: a *report* is the whole state of its sender, a *directive* the whole target of its receiver.
+Losing, repeating or reordering one does no harm, since the next one says everything again; ``sequence`` drops old ones.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from craft.protocol.events import ParametersUnequal, StateDiverged, StepRetried, WorkerFailed
+from craft.protocol.membership import Generation, Member
+
+PROTOCOL_VERSION = 1
+
+
+class Broken(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's exchange ended by an error."""
+
+    generation: int
+    detail: str
+
+
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Everything the others need to know of a worker. Worker to agent, and on to the lighthouse."""
+
+    member: Member
+    pid: int
+    sequence: int = 0
+    joined: bool = False
+    """Whether the script has called ``join()``."""
+    generation: int = 0
+    """The generation it acts under."""
+    step: int = 0
+    """Committed steps."""
+    total_steps: int | None = None
+    metrics: dict[str, float] = {}
+    step_s: float = 0.0
+    """Smoothed time from commit to commit."""
+    broken: Broken | None = None
+    failed: WorkerFailed | None = None
+    diverged: StateDiverged | None = None
+    unequal: ParametersUnequal | None = None
+    retried: StepRetried | None = None
+    """The last settlement that lost work, for the journal."""
+    stop: str | None = None
+    """Why the script asked the job to stop."""
+    complete: bool = False
+    """Whether every step of the job is committed here."""
+    digest: str | None = None
+    """Hash over the whole training state, once complete."""
+
+
+class Exited(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker process ended."""
+
+    worker_id: str
+    exit_code: int | None
+    signal: int | None
+    time: float
+
+
+class HostReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Everything an agent knows. Agent to lighthouse; also its heartbeat."""
+
+    host: str
+    pid: int
+    sequence: int
+    workers: tuple[WorkerReport, ...] = ()
+    exited: tuple[Exited, ...] = ()
+
+
+class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The whole target. Lighthouse to agents, and on to their workers."""
+
+    sequence: int
+    generation: Generation | None = None
+    """What to act under; whoever is in an older one aborts it at once."""
+    upcoming: Generation | None = None
+    """What to prepare for, and to enter at a step boundary when all are ready."""
+    fenced: tuple[str, ...] = ()
+    """Workers that must end."""
+    stopping: bool = False
+    exit_code: int = 0
+    reason: str = ""
+    traceback: str | None = None
+
+
+class FailureReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of ``POST /v1/failures``: exactly one of ``worker_id`` and ``host``."""
+
+    worker_id: str | None = None
+    host: str | None = None
+    reason: str = "reported"

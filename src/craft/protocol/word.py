@@ -1,0 +1,66 @@
+"""The control word: what travels along with the gradients of every step, and what comes of it.
+
+Each member sends its own word to all; each combines all words, in the order of ranks, by the same pure function. So all
+act on the same combined word at the same step boundary, without a round trip to anybody.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What is known of one computed microbatch, besides its gradient."""
+
+    microbatch: int
+    weight: float
+    """Its share in the mean; 0 for a microbatch whose stream has ended."""
+    present: bytes
+    """Bitmap over the parameters: which of them got a gradient."""
+    scalars: tuple[tuple[str, float], ...] = ()
+    """What ``step.log`` was given, in the order of names."""
+    more: bool = True
+    """Whether its stream has an item for the next step."""
+
+
+class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One member's word."""
+
+    step: int
+    records: tuple[Record, ...] = ()
+    ready: int = 0
+    """The newest generation for which this member is ready."""
+    stop: str | None = None
+    """Why the script asked the job to stop, if it did."""
+    resend: bool = False
+    """A gradient changed after its bucket had been sent: exchange again, from what is held."""
+    digest: bytes = b""
+    """Hash of the slice of the state whose turn it is, as of the last commit; empty if it has no state."""
+    probe: bytes = b""
+    """Hash of the gradient of microbatch 0, where every worker computed it to compare bits."""
+    buffers: tuple[int, ...] = ()
+    """Module buffers that microbatch 0 changed: sent by its owner after the word."""
+    busy_s: float = 0.0
+    """Time this member spent computing in this step."""
+
+
+class Combined(msgspec.Struct, frozen=True, kw_only=True):
+    """What all members know once they have everybody's word."""
+
+    step: int
+    total_weight: float
+    present: bytes
+    metrics: tuple[tuple[str, float], ...]
+    ready: int
+    stop: str | None
+    resend: bool
+    ended: bool
+    """No stream has another item: this step is the last."""
+    empty: bool
+    """No microbatch of this step had any data: there was nothing to train on."""
+    buffers: tuple[int, ...]
+    buffers_from: int
+    """The rank that sends them."""
+    unequal_digests: tuple[tuple[int, ...], ...]
+    """Ranks grouped by state digest; empty while all agree."""
+    unequal_probes: tuple[tuple[int, ...], ...]

@@ -1,0 +1,1 @@
+"""The only reader of the environment and of craft.toml."""

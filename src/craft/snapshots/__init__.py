@@ -1,0 +1,1 @@
+"""Training state as named tensors: walk it, hash it, copy it."""

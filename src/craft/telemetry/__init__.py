@@ -1,0 +1,1 @@
+"""Journal, metrics and logs."""

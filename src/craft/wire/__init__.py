@@ -1,0 +1,1 @@
+"""Typed messages over HTTP, WebSocket and Unix sockets; authentication."""

@@ -1,0 +1,1 @@
+"""What ``craft.join()`` returns: job, steps, exchange, commit."""
