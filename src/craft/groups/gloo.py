@@ -1,0 +1,127 @@
+"""The Gloo group: ``torch.distributed.ProcessGroupGloo`` by its class, so that torch's default group stays the user's."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d
+
+from craft.groups import sockets
+from craft.protocol.errors import GroupAborted, GroupBroken, GroupTimeout
+from craft.protocol.membership import Generation
+
+# The names that torch does not export by type.
+dist: Any = distributed_c10d
+
+# Waiting for a peer has no limit of its own: a slow step is not a fault, and whoever is lost is found by the lighthouse.
+_NO_LIMIT = timedelta(days=30)
+# Creating a device and finding its port among this process's sockets must not overlap with another group's.
+_device_lock = threading.Lock()
+
+
+def host_store(address: str) -> Any:
+    """Start the rendezvous store that this worker hosts for every generation in which it is rank 0."""
+    # An open port says nothing about the interface: the server listens on all of them.
+    return dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=300))
+
+
+class GlooGroup:
+    """One generation's Gloo connections, with an abort that works."""
+
+    def __init__(self, generation: Generation, rank: int, address: str, open_timeout_s: float = 30.0) -> None:
+        """Meet the other members; blocks until all are here. Raises GroupError if that fails."""
+        self.generation = generation.number
+        self.rank = rank
+        self.size = len(generation.members)
+        self._aborted = threading.Event()
+        # Guards ``_connections``: abort() may be called by any thread while open() is about to fill it.
+        self._lock = threading.Lock()
+        self._connections: list[Any] = []
+        limit = timedelta(seconds=open_timeout_s)
+        try:
+            self._open(generation, address, limit)
+        except (RuntimeError, OSError) as error:
+            raise GroupTimeout(f"generation {generation.number} did not meet: {error}", self.generation) from error
+
+    def _open(self, generation: Generation, address: str, limit: timedelta) -> None:
+        leader = generation.members[0]
+        # A client of its own: a shared one would wait for the store calls of an opening that hangs.
+        client = dist.TCPStore(leader.address, leader.store_port, wait_for_workers=False, timeout=limit)
+        store = dist.PrefixStore(f"craft/{generation.name}", client)
+        device, port = _device(address)
+        store.set(f"port/{self.rank}", f"{address} {port}")
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [device]
+        options._timeout = limit
+        options._threads = 1
+        self._gloo = dist.ProcessGroupGloo(store, self.rank, self.size, options)
+        peers = store.multi_get([f"port/{rank}" for rank in range(self.size)])
+        addresses = [value.decode().rsplit(" ", 1) for value in peers]
+        others = {(host, int(peer_port)) for host, peer_port in addresses} - {(address, port)}
+        found = sockets.connections(port, others)
+        with self._lock:
+            self._connections = found
+        if self._aborted.is_set():
+            self.abort()
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> _GlooPending:
+        return self._start(lambda: self._gloo.send([tensor], peer, tag), peer)
+
+    def recv(self, tensor: torch.Tensor, peer: int, tag: int) -> _GlooPending:
+        return self._start(lambda: self._gloo.recv([tensor], peer, tag), peer)
+
+    def all_reduce(self, tensor: torch.Tensor) -> _GlooPending:
+        return self._start(lambda: self._gloo.allreduce([tensor]), -1)
+
+    def _start(self, call: Any, peer: int) -> _GlooPending:
+        try:
+            return _GlooPending(self, call(), peer)
+        except RuntimeError as error:
+            raise self.error(error, peer) from error
+
+    def error(self, error: RuntimeError, peer: int) -> GroupAborted | GroupBroken:
+        """Map what torch raised to the tree of errors."""
+        if self._aborted.is_set():
+            return GroupAborted(f"generation {self.generation} was aborted", self.generation)
+        first_line = str(error).partition("\n")[0]
+        return GroupBroken(f"generation {self.generation}: rank {peer}: {first_line}", self.generation, peer)
+
+    @property
+    def aborted(self) -> bool:
+        return self._aborted.is_set()
+
+    def abort(self) -> None:
+        self._aborted.set()
+        with self._lock:
+            found, self._connections = self._connections, []
+        sockets.cut(found)
+
+    def close(self) -> None:
+        self.abort()
+
+
+class _GlooPending:
+    def __init__(self, group: GlooGroup, work: Any, peer: int) -> None:
+        self._group = group
+        self._work = work
+        self._peer = peer
+
+    def wait(self) -> None:
+        try:
+            self._work.wait(_NO_LIMIT)
+        except RuntimeError as error:
+            raise self._group.error(error, self._peer) from error
+
+
+def _device(address: str) -> tuple[Any, int]:
+    """Create a Gloo device and tell on which port it listens."""
+    with _device_lock:
+        before = sockets.listening_ports()
+        device = dist.ProcessGroupGloo.create_device(hostname=address)
+        new = sockets.listening_ports() - before
+    if len(new) != 1:
+        raise OSError(f"expected one new listening port of Gloo's, found {sorted(new)}")
+    return device, new.pop()

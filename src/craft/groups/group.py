@@ -1,0 +1,49 @@
+"""The role ``Group``: the connections between the members of one generation.
+
+The calls, in order, and who makes them:
+
+1. ``open`` by a thread of its own, since it may hang when a member dies meanwhile; such a thread is simply left behind.
+2. ``send``, ``recv``, ``all_reduce`` by the exchange thread (and by the main thread between steps, never both at once).
+   They return at once with a ``Pending``; its ``wait`` blocks, and raises GroupError when the group is aborted or broken.
+3. ``abort`` by any thread, at any moment, as often as one likes: whoever is blocked in ``wait`` comes out in milliseconds.
+4. ``close`` when nobody uses it any more.
+
+A group that raised once is of no use any more, and neither are the buffers it was given: an operation that is still
+pending may write into them.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Pending(Protocol):
+    """An operation under way."""
+
+    def wait(self) -> None:
+        """Block until it is done; raise GroupError if it never will be."""
+
+
+class Group(Protocol):
+    """Connections between the members of one generation."""
+
+    generation: int
+    rank: int
+    size: int
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Pending:
+        """Send a contiguous tensor to ``peer``; it must not change until the operation is done."""
+
+    def recv(self, tensor: torch.Tensor, peer: int, tag: int) -> Pending:
+        """Receive into a contiguous tensor from ``peer``."""
+
+    def all_reduce(self, tensor: torch.Tensor) -> Pending:
+        """Sum a small tensor over all members, in place. Done here means that everybody has called it."""
+
+    def abort(self) -> None:
+        """Free everybody who is blocked in this group, here and (by the closed connections) at the peers."""
+
+    def close(self) -> None:
+        """Let go of the group's resources."""

@@ -1,0 +1,53 @@
+"""What an agent tells a worker through its environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from craft.decide.settle import LossAnswer
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of one worker process."""
+
+    worker_id: str = "w0"
+    host: str = "localhost"
+    address: str = "127.0.0.1"
+    """Where other workers reach this one."""
+    socket: str | None = None
+    """The agent's Unix socket; None outside of ``craft run``."""
+    run_dir: Path | None = None
+    local_rank: int = 0
+    slots: int = 1
+    """Places in the job's layout: the default number of microbatches."""
+    on_loss: LossAnswer = "redo"
+    check_bits: bool = True
+    """Compute microbatch 0 on every worker in the first step and compare the bits."""
+    digest_bytes: int = 65536
+    """How much of the state is hashed in each step to find silent divergence; 0 switches it off."""
+    bucket_mb: float = 25.0
+    """Size limit of a gradient bucket; the first one is at most 1 MiB, so that the exchange begins early."""
+
+    @classmethod
+    def from_environment(cls) -> WorkerSettings:
+        """Read the ``CRAFT_*`` variables of this process."""
+        values = {name: os.environ[key] for name, key in _KEYS.items() if key in os.environ}
+        return msgspec.convert(values, cls, strict=False, dec_hook=_path)
+
+    def to_environment(self) -> Mapping[str, str]:
+        """The variables from which ``from_environment`` makes this value again."""
+        values = msgspec.structs.asdict(self)
+        return {key: str(values[name]) for name, key in _KEYS.items() if values[name] is not None}
+
+
+_KEYS = {name: f"CRAFT_{name.upper()}" for name in WorkerSettings.__struct_fields__}
+
+
+def _path(kind: type, value: object) -> object:
+    if kind is Path:
+        return Path(str(value))
+    raise NotImplementedError(kind)

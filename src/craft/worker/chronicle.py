@@ -1,0 +1,78 @@
+"""What a worker writes down: one line per commit, and the metrics of every step, once."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+class Chronicle:
+    """``workers/<worker_id>/steps.jsonl`` and, on the leader, ``metrics.jsonl``. Without a run directory it writes nothing."""
+
+    def __init__(self, run_dir: Path | None, worker_id: str) -> None:
+        self._steps: int | None = None
+        self._metrics_path: Path | None = None
+        self._metrics: int | None = None
+        # What was not written by a leader that is gone is written by the next one.
+        self._recent: deque[tuple[int, str]] = deque(maxlen=16)
+        if run_dir is not None:
+            folder = run_dir / "workers" / worker_id
+            folder.mkdir(parents=True, exist_ok=True)
+            self._steps = _append_to(folder / "steps.jsonl")
+            self._metrics_path = run_dir / "metrics.jsonl"
+
+    def committed(
+        self,
+        *,
+        step: int,
+        branch: int,
+        generation: int,
+        members: Sequence[str],
+        worker_id: str,
+        plan: Sequence[str | None],
+        metrics: Mapping[str, float],
+    ) -> None:
+        """Write the line of a commit; ``step`` is the number of the step just committed."""
+        if self._steps is None:
+            return
+        line = {
+            "step": step,
+            "branch": branch,
+            "time": time.time(),
+            "generation": generation,
+            "world_size": len(members),
+            "microbatches": [microbatch for microbatch, owner in enumerate(plan) if owner == worker_id],
+            "plan": dict(enumerate(plan)),
+        }
+        os.write(self._steps, json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        self._recent.append((step, json.dumps({"step": step, "time": line["time"], **metrics}, separators=(",", ":"))))
+        if members[0] == worker_id:
+            self._write_metrics()
+
+    def _write_metrics(self) -> None:
+        if self._metrics is None:
+            assert self._metrics_path is not None
+            last = _last_step(self._metrics_path)
+            self._metrics = _append_to(self._metrics_path)
+            self._recent = deque((entry for entry in self._recent if entry[0] > last), maxlen=16)
+        while self._recent:
+            os.write(self._metrics, self._recent.popleft()[1].encode() + b"\n")
+
+
+def _append_to(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def _last_step(path: Path) -> int:
+    """The step of the last line of ``metrics.jsonl``; -1 if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 65536))
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return -1
+    return int(json.loads(lines[-1])["step"]) if lines else -1

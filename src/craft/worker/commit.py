@@ -1,0 +1,89 @@
+"""This worker's place in the history: its ledger, and how it follows from one generation into the next.
+
+Enters: directives, by way of the meeting; the outcome of exchanges. Leaves: settlements. Called by the main thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from craft.decide import ledger as books
+from craft.decide.ledger import Ledger
+from craft.decide.settle import LossAnswer, settle
+from craft.groups.group import Group
+from craft.protocol.errors import GroupError
+from craft.protocol.membership import Claim, Generation, Settlement
+from craft.worker.gather import gather
+from craft.worker.meeting import Meeting
+from craft.worker.points import reach
+
+logger = logging.getLogger(__name__)
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Claim).decode
+
+
+class Commitments:
+    """Owns the ledger."""
+
+    def __init__(self, worker_id: str, meeting: Meeting, on_loss: LossAnswer) -> None:
+        self.ledger = Ledger(worker_id=worker_id)
+        self.generation: Generation | None = None
+        self.group: Group | None = None
+        self.lost: tuple[str, ...] = ()
+        """Members of the generation before that are not in this one."""
+        self._meeting = meeting
+        self._on_loss = on_loss
+
+    @property
+    def step(self) -> int:
+        """The step in flight, which is also the number of committed steps."""
+        assert self.ledger.committed is not None
+        return self.ledger.committed
+
+    @property
+    def moved(self) -> bool:
+        """Whether there is a newer generation to enter."""
+        return self._meeting.newer(self.ledger.generation)
+
+    def await_move(self) -> None:
+        """The group is of no use any more: wait for a newer generation."""
+        self._meeting.wait_newer(self.ledger.generation)
+
+    def regroup(self, size_of: Callable[[int], int]) -> Settlement:
+        """Enter the newest generation and settle with its members what becomes of the step in flight.
+
+        A failure meanwhile leads to a newer generation, and to another round.
+        """
+        while True:
+            generation, group = self._meeting.enter()
+            reach("entering", self.step)
+            self.ledger = books.enter(self.ledger, generation)
+            try:
+                claims = [_decode(data) for data in gather(group, _encode(books.claim(self.ledger)))]
+            except GroupError as error:
+                logger.info("generation %d broke while it settled: %s", generation.number, error)
+                self._meeting.broke(generation.number, error)
+                self.await_move()
+                continue
+            reach("claimed", self.step)
+            settlement = settle(claims, size_of, self._on_loss)
+            self.ledger = books.settled(self.ledger, settlement)
+            before = self.generation.worker_ids if self.generation is not None else ()
+            self.lost = tuple(worker_id for worker_id in before if worker_id not in generation.worker_ids)
+            self.generation, self.group = generation, group
+            return settlement
+
+    def completed(self) -> None:
+        """The whole result of the step in flight is here."""
+        self.ledger = books.complete(self.ledger)
+
+    def all_acknowledged(self) -> None:
+        """Every member of the generation has acknowledged it: commit."""
+        for worker_id in self.ledger.members:
+            self.ledger = books.acknowledged(self.ledger, worker_id, self.ledger.generation, self.step)
+        assert self.ledger.may_commit, self.ledger
+        self.ledger = books.commit(self.ledger)

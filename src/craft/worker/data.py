@@ -1,0 +1,227 @@
+"""Where microbatches come from: a map-style dataset (with or without loader processes), or streams.
+
+A microbatch's data depends on its place alone: generators are seeded from (job seed, step, microbatch) before it is
+fetched, whoever fetches it and in whichever process.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+
+from craft.worker import seeds
+from craft.worker.order import Order, Place
+
+Collate = Callable[[list[Any]], Any]
+Stream = Callable[[int, int, int], Iterator[Any]]
+
+ENDED = object()
+"""What a stream gives once it has nothing more."""
+
+
+class Source(Protocol):
+    """Gives the data of a microbatch."""
+
+    def size_of(self, step: int) -> int:
+        """Number of microbatches of ``step``; 0 past the end."""
+
+    def weight(self, step: int, microbatch: int) -> float:
+        """A microbatch's weight in the mean, unless the user sets one."""
+
+    def expect(self, step: int, share: tuple[int, ...]) -> None:
+        """``share`` is this worker's part of ``step``, and most likely of the steps that follow."""
+
+    def fetch(self, step: int, microbatch: int) -> Any:
+        """Return the data of a microbatch, or ENDED."""
+
+    def more(self, step: int, microbatch: int) -> bool:
+        """Whether the microbatch has data in ``step``; for streams, by looking ahead."""
+
+    def epoch_of(self, step: int) -> int:
+        """The pass over the data that ``step`` is in."""
+
+    def close(self) -> None:
+        """End loader processes."""
+
+
+class Fetcher(Dataset[Any]):
+    """Fetches a whole microbatch as one item, so that a loader process can do it, with its own seed."""
+
+    def __init__(self, dataset: Any, collate: Collate, seed: int) -> None:
+        self._dataset = dataset
+        self._collate = collate
+        self._seed = seed
+
+    def __getitem__(self, place: Place) -> tuple[tuple[int, int], Any]:
+        seeds.seed_all(seeds.derive(self._seed, seeds.DATA, place.step, place.microbatch))
+        if hasattr(self._dataset, "__getitems__"):
+            samples = self._dataset.__getitems__(list(place.indices))
+        else:
+            samples = [self._dataset[index] for index in place.indices]
+        return (place.step, place.microbatch), self._collate(samples)
+
+
+class Ahead(Sampler[Place]):
+    """Feeds loader processes with the microbatches that this worker will most likely need, urgent ones first."""
+
+    def __init__(self, order: Order, total_steps: int) -> None:
+        self._order = order
+        self._total_steps = total_steps
+        self._urgent: deque[Place] = deque()
+        self._share: tuple[int, ...] = ()
+        self._next = (0, 0)
+        self.issued: set[tuple[int, int]] = set()
+        """What was given to the loader processes and not been used yet."""
+
+    def expect(self, step: int, share: tuple[int, ...]) -> None:
+        """From ``step`` on, fetch ``share`` of each step."""
+        if share != self._share:
+            self._share = share
+            self._next = (step, 0)
+        self.issued = {key for key in self.issued if key[0] >= step}
+
+    def urge(self, step: int, microbatch: int) -> None:
+        self._urgent.append(self._order.place(step, microbatch))
+
+    def __iter__(self) -> Iterator[Place]:
+        while True:
+            # Nothing to fetch ahead: an empty place keeps the loader's pipeline going.
+            place = (self._urgent.popleft() if self._urgent else self._upcoming()) or Place(-1, -1)
+            self.issued.add((place.step, place.microbatch))
+            yield place
+
+    def _upcoming(self) -> Place | None:
+        while self._share and self._next[0] < self._total_steps:
+            step, position = self._next
+            if position >= len(self._share):
+                self._next = (step + 1, 0)
+                continue
+            self._next = (step, position + 1)
+            microbatch = self._share[position]
+            if microbatch < self._order.size_of(step) and (step, microbatch) not in self.issued:
+                return self._order.place(step, microbatch)
+        return None
+
+
+class MapSource:
+    """Microbatches of a map-style dataset."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        order: Order,
+        *,
+        seed: int,
+        total_steps: int,
+        collate: Collate | None,
+        num_workers: int,
+        loader_options: dict[str, Any],
+    ) -> None:
+        self._order = order
+        self._total_steps = total_steps
+        self._fetcher = Fetcher(dataset, collate or default_collate, seed)
+        self._fetched: dict[tuple[int, int], Any] = {}
+        self._ahead = Ahead(order, total_steps)
+        self._loader: Iterator[Any] | None = None
+        self._num_workers = num_workers
+        self._loader_options = loader_options
+
+    def size_of(self, step: int) -> int:
+        return self._order.size_of(step) if step < self._total_steps else 0
+
+    def weight(self, step: int, microbatch: int) -> float:
+        return self._order.weight(step, microbatch)
+
+    def epoch_of(self, step: int) -> int:
+        return self._order.epoch_of(step)
+
+    def more(self, step: int, microbatch: int) -> bool:
+        return step < self._total_steps
+
+    def expect(self, step: int, share: tuple[int, ...]) -> None:
+        self._ahead.expect(step, share)
+        self._fetched = {key: data for key, data in self._fetched.items() if key[0] >= step}
+
+    def fetch(self, step: int, microbatch: int) -> Any:
+        if self._num_workers == 0:
+            return self._fetcher[self._order.place(step, microbatch)][1]
+        key = (step, microbatch)
+        loader = self._start()
+        if key not in self._ahead.issued:
+            self._ahead.urge(step, microbatch)
+        while key not in self._fetched:
+            got, data = next(loader)
+            if got[0] >= step:
+                self._fetched[got] = data
+        self._ahead.issued.discard(key)
+        return self._fetched.pop(key)
+
+    def _start(self) -> Iterator[Any]:
+        if self._loader is None:
+            loader: DataLoader[Any] = DataLoader(
+                _OrNothing(self._fetcher),
+                sampler=self._ahead,
+                batch_size=None,
+                num_workers=self._num_workers,
+                **self._loader_options,
+            )
+            self._loader = iter(loader)
+        return self._loader
+
+    def close(self) -> None:
+        self._loader = None
+
+
+class _OrNothing(Dataset[Any]):
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+
+    def __getitem__(self, place: Place) -> tuple[tuple[int, int], Any]:
+        return self._fetcher[place] if place.step >= 0 else ((-1, -1), None)
+
+
+class StreamSource:
+    """Microbatches of streams: one iterator for each microbatch, opened by whoever computes it."""
+
+    def __init__(self, stream: Stream, *, microbatches: int, seed: int, total_steps: int | None) -> None:
+        self._stream = stream
+        self._microbatches = microbatches
+        self._seed = seed
+        self._total_steps = total_steps
+        self._open: dict[int, tuple[int, Iterator[Any]]] = {}
+        self._ahead: dict[tuple[int, int], Any] = {}
+
+    def size_of(self, step: int) -> int:
+        return self._microbatches if self._total_steps is None or step < self._total_steps else 0
+
+    def weight(self, step: int, microbatch: int) -> float:
+        return 1.0
+
+    def epoch_of(self, step: int) -> int:
+        return 0
+
+    def expect(self, step: int, share: tuple[int, ...]) -> None:
+        self._ahead = {key: data for key, data in self._ahead.items() if key[0] >= step}
+
+    def fetch(self, step: int, microbatch: int) -> Any:
+        key = (step, microbatch)
+        if key not in self._ahead:
+            self._ahead[key] = self._draw(step, microbatch)
+        return self._ahead[key]
+
+    def more(self, step: int, microbatch: int) -> bool:
+        return self.fetch(step, microbatch) is not ENDED
+
+    def _draw(self, step: int, microbatch: int) -> Any:
+        position, iterator = self._open.get(microbatch, (-1, iter(())))
+        if position != step:
+            iterator = self._stream(microbatch, self._microbatches, step)
+        seeds.seed_all(seeds.derive(self._seed, seeds.DATA, step, microbatch))
+        self._open[microbatch] = (step + 1, iterator)
+        return next(iterator, ENDED)
+
+    def close(self) -> None:
+        self._open = {}

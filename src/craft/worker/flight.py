@@ -1,0 +1,279 @@
+"""The step in flight: microbatches computed here, held, exchanged, and committed with everybody else.
+
+The inner loop of the user's script drives it, on the main thread: ``begin``, then ``next_microbatch`` until that says that
+the step is committed, with ``start`` and ``hold`` around each microbatch. Failures show only here, as more microbatches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from blake3 import blake3
+
+from craft.decide import ledger as books
+from craft.protocol.errors import BitsDiffer, GroupError
+from craft.protocol.membership import DROPPED, Settlement
+from craft.protocol.word import Combined, Record, Word
+from craft.snapshots.state import Leaf, RotatingDigest, tensor_bytes
+from craft.worker.buffers import Buffers
+from craft.worker.commit import Commitments
+from craft.worker.exchange import Attempt, ExchangeThread
+from craft.worker.gradients import Flats, Gradients
+from craft.worker.points import reach
+from craft.worker.route import Route
+
+PROBE = -1
+"""In place of a microbatch: microbatch 0 is computed once more, only to compare its bits."""
+
+
+class Flight:
+    """Drives the step in flight from its first microbatch to its commit."""
+
+    def __init__(
+        self,
+        commitments: Commitments,
+        exchange: ExchangeThread,
+        gradients: Gradients,
+        buffers: Buffers,
+        digest: RotatingDigest,
+        leaves: Callable[[], list[Leaf]],
+        size_of: Callable[[int], int],
+        on_settled: Callable[[Settlement], None],
+    ) -> None:
+        self.gradients = gradients
+        self.stop_reason: str | None = None
+        self.combined: Combined | None = None
+        """The word of the step that was committed last."""
+        self.plan: tuple[str | None, ...] = ()
+        """Who computed which microbatch of that step; None for one that was dropped."""
+        self.probe_wanted = False
+        self._commitments = commitments
+        self._exchange = exchange
+        self._buffers = buffers
+        self._digest = digest
+        self._leaves = leaves
+        self._size_of = size_of
+        self._on_settled = on_settled
+        self._records: dict[int, Record] = {}
+        self._attempt: Attempt | None = None
+        self._route: Route | None = None
+        self._result: Flats | None = None
+        self._probe = b""
+        self._late = False
+        self._started = 0.0
+        self._busy_s = 0.0
+
+    @property
+    def step(self) -> int:
+        return self._commitments.step
+
+    def begin(self) -> None:
+        """A step begins; enter a newer generation first, if there is one."""
+        if self._commitments.moved:
+            self._regroup()
+        if self._digest.due(self.step):
+            self._digest.refresh(self._leaves())
+        self._commitments.ledger = books.begin(self._commitments.ledger, self._size_of(self.step))
+        self._start_attempt()
+
+    def next_microbatch(self) -> int | None:
+        """Return what to compute next (or PROBE), or None once the step is committed. A safe point."""
+        step = self.step
+        while True:
+            if self._commitments.moved:
+                self._regroup()
+                if self.step > step:
+                    return None
+                self._start_attempt()
+            if self._probe_due():
+                return PROBE
+            if self._commitments.ledger.pending:
+                return self._commitments.ledger.pending[0]
+            if self._exchange_held():
+                return None
+
+    def _probe_due(self) -> bool:
+        ledger = self._commitments.ledger
+        return self.probe_wanted and not self._probe and not ledger.held and len(ledger.members) > 1
+
+    def start(self, microbatch: int, weight: float) -> None:
+        """The user's code computes ``microbatch`` now."""
+        last = self._commitments.ledger.pending == (microbatch,)
+        flushed = self._attempt.flushed if last and self._attempt is not None else None
+        self._buffers.restore()
+        self.gradients.start(max(microbatch, 0), self._size_of(self.step), flushed)
+        self.gradients.weigh(weight)
+        self._started = time.perf_counter()
+
+    def hold(self, microbatch: int, scalars: dict[str, float], more: bool) -> None:
+        """The user's code is done with ``microbatch``: its gradient is ours until the step is committed."""
+        if microbatch == PROBE:
+            self._probe = self.gradients.discard(_hash)
+            return
+        leaf = self.gradients.finish(_hash if microbatch == 0 and self.probe_wanted else None)
+        if leaf.digest:
+            self._probe = leaf.digest
+        self._busy_s += time.perf_counter() - self._started
+        self._keep(
+            Record(
+                microbatch=microbatch,
+                weight=leaf.weight,
+                present=leaf.present,
+                scalars=tuple(sorted(scalars.items())),
+                more=more,
+            )
+        )
+        self._late = self._late or leaf.late
+
+    def hold_empty(self, microbatch: int) -> None:
+        """The microbatch's stream has ended: it weighs nothing."""
+        if microbatch == PROBE:
+            self.probe_wanted = False
+            return
+        leaf = self.gradients.hold_empty(microbatch, self._size_of(self.step))
+        self._keep(Record(microbatch=microbatch, weight=0.0, present=leaf.present, more=False))
+
+    def _keep(self, record: Record) -> None:
+        self._records[record.microbatch] = record
+        if record.microbatch == 0:
+            self._buffers.keep_first()
+        self._commitments.ledger = books.hold(self._commitments.ledger, record.microbatch)
+
+    def _start_attempt(self) -> None:
+        """Let the exchange thread post its receives; it then waits for what this worker computes."""
+        ledger, layout = self._commitments.ledger, self.gradients.layout
+        if self._route is None or self._route.owners != ledger.owners:
+            self._route = Route(self._commitments.group, layout, ledger.owners)
+        if self._result is None:
+            self._result = Flats(layout)
+        step = self.step
+        attempt = Attempt(step, self._commitments.group, self._route, self.gradients, self._result.tensors)
+        attempt.digest = lambda: self._digest.digest(step)
+        attempt.plan = tuple(None if owner == DROPPED else ledger.members[owner] for owner in ledger.owners)
+        attempt.frame_bytes = self._frame_bytes()
+        attempt.buffers_like = self._buffers.empty_like
+        self._attempt = attempt
+        self._exchange.start(attempt)
+
+    def _frame_bytes(self) -> int:
+        """Room for an ordinary word, the same on every member; a longer one takes a second round."""
+        ledger = self._commitments.ledger
+        most = max((len([o for o in ledger.owners if o == rank]) for rank in range(len(ledger.members))), default=1)
+        return 192 + most * (96 + len(self.gradients.layout.params) // 8)
+
+    def _exchange_held(self) -> bool:
+        """Exchange what is held; True if that committed the step."""
+        attempt = self._attempt
+        assert attempt is not None
+        attempt.speak(self._word(attempt))
+        if attempt.outcome():
+            assert attempt.combined is not None
+            if attempt.combined.resend:
+                self._late = False
+                self._start_attempt()
+                return False
+            self._check_bits(attempt.combined)
+            self._commitments.completed()
+            self._commitments.all_acknowledged()
+            self._committed(attempt)
+            return True
+        if not isinstance(attempt.error, GroupError):
+            assert attempt.error is not None
+            raise attempt.error
+        self._commitments.await_move()
+        return False
+
+    def _word(self, attempt: Attempt) -> Word:
+        held = sorted(self._commitments.ledger.held)
+        changed = self._buffers.changed if 0 in held else ()
+        if changed:
+            attempt.buffers = self._buffers.pack()
+        return Word(
+            step=self.step,
+            records=tuple(self._records[microbatch] for microbatch in held),
+            ready=self._commitments.ledger.generation,
+            stop=self.stop_reason,
+            resend=self._late,
+            probe=self._probe,
+            buffers=changed,
+            busy_s=self._busy_s,
+        )
+
+    def _regroup(self) -> None:
+        """Follow into the newest generation; afterwards the step in flight is committed, or goes on under a new plan."""
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.cancel()
+            if attempt.outcome() and self._usable(attempt):
+                # Everybody had acknowledged it before the old generation ended.
+                self._commitments.completed()
+                self._commitments.all_acknowledged()
+                self._committed(attempt)
+                attempt = None
+            elif self._usable(attempt):
+                self._commitments.completed()
+        # Operations of the old group may still write into these.
+        self._route, self._result = None, None
+        settlement = self._commitments.regroup(self._size_of)
+        self._digest.restart(settlement.level + 1)
+        if self._commitments.ledger.worker_id in settlement.commits:
+            assert attempt is not None
+            self._committed(attempt)
+        self._on_settled(settlement)
+
+    @staticmethod
+    def _usable(attempt: Attempt) -> bool:
+        word = attempt.combined
+        whole = attempt.complete and word is not None
+        return whole and word is not None and not (word.resend or word.unequal_digests or word.unequal_probes)
+
+    def _check_bits(self, combined: Combined) -> None:
+        members = self._commitments.ledger.members
+        if combined.unequal_probes:
+            raise BitsDiffer(
+                f"microbatch 0 of step {combined.step} gave different bits on {_groups(members, combined.unequal_probes)}:"
+                " they need the same kind of device, thread count and torch version, and deterministic kernels"
+                " (torch.use_deterministic_algorithms(True)); or switch the check off with --no-check-bits"
+            )
+        if combined.unequal_digests:
+            raise BitsDiffer(
+                f"after {combined.step} steps the state differs between {_groups(members, combined.unequal_digests)}"
+                f" (in or near {', '.join(self._digest.names(combined.step)[:4])}):"
+                " code between the steps must do the same on every worker"
+            )
+
+    def _committed(self, attempt: Attempt) -> None:
+        """Hand the result to the user's update code: gradients, buffers, metrics."""
+        combined = attempt.combined
+        assert combined is not None
+        self._hand_over(attempt, combined, sum(1 for worker_id in attempt.plan if worker_id is not None))
+        self._buffers.commit(combined.buffers, attempt.buffers)
+        self.gradients.clear()
+        self._records.clear()
+        self._attempt = None
+        self._late = False
+        self._busy_s = 0.0
+        self.combined, self.plan = combined, attempt.plan
+        reach("committed", combined.step)
+
+    @torch.no_grad()
+    def _hand_over(self, attempt: Attempt, combined: Combined, num_present: int) -> None:
+        present = int.from_bytes(combined.present, "little")
+        for bucket, flat in zip(self.gradients.layout.buckets, attempt.result, strict=True):
+            if combined.total_weight not in (0.0, float(num_present)):
+                flat.mul_(num_present / combined.total_weight)
+            for index, param, view in zip(bucket.param_indices, bucket.params, bucket.views(flat), strict=True):
+                param.grad = view if present >> index & 1 else None
+
+
+def _hash(flats: Flats) -> bytes:
+    hasher = blake3()
+    for tensor in flats.tensors:
+        hasher.update(tensor_bytes(tensor).tobytes())
+    return bytes(hasher.digest(length=16))
+
+
+def _groups(members: tuple[str, ...], groups: tuple[tuple[int, ...], ...]) -> str:
+    return " | ".join(", ".join(members[rank] for rank in group) for group in groups)

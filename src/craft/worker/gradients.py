@@ -1,0 +1,243 @@
+"""Gradients on their way from autograd into this worker's own buffers, where they are held until commit.
+
+Enters: backward of the user's loss, through a hook on each parameter. Leaves: tree nodes, each the sum over some
+microbatches, bucket by bucket. What is held is the fewest nodes that cover the microbatches computed here; the sum of a
+node needs its children no more, so that memory does not grow with the number of microbatches.
+
+A bucket is *flushed* when all its parameters have got as many gradients as in the last microbatch, so that its exchange can
+begin while backward goes on. Where that guess was wrong (a second backward, a branch taken for the first time), the leaf
+is put right and ``late`` tells that what was sent is not what is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from craft.decide.tree import Node, parent_of
+from craft.protocol.errors import ConfigError
+from craft.worker.layout import Bucket, Layout
+
+
+class Flats:
+    """One flat tensor for each bucket, with the parameters' places in it."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.tensors = [bucket.empty() for bucket in layout.buckets]
+        self.views = [bucket.views(flat) for bucket, flat in zip(layout.buckets, self.tensors, strict=True)]
+
+
+class Gradients:
+    """What this worker holds of the step in flight. The main thread owns it; the exchange thread reads flushed buckets."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.nodes: dict[Node, Flats] = {}
+        """What is held."""
+        self._pool: list[Flats] = []
+        self._expected = [0] * len(layout.params)
+        self._learned = False
+        self._active: _Leaf | None = None
+        self._hooks = [
+            param.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
+            for index, param in enumerate(layout.params)
+            if param.requires_grad
+        ]
+
+    def detach(self) -> None:
+        """Remove the hooks: another layout takes over."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        bucket, _ = self.layout.place[index]
+
+        def arrived(_: torch.Tensor) -> None:
+            if self._active is not None:
+                self._active.arrived(index, bucket)
+
+        return arrived
+
+    def start(self, microbatch: int, size: int, flushed: Callable[[int], None] | None) -> None:
+        """A microbatch of a step of ``size`` begins. ``flushed`` is called with each bucket that is ready to be sent."""
+        for param in self.layout.params:
+            param.grad = None
+        siblings = []
+        node: Node = (microbatch, microbatch + 1)
+        while (above := parent_of(node, size)) is not None and above[1] in self.nodes:
+            node, sibling = above
+            siblings.append(sibling)
+        expected = self._expected if self._learned else None
+        self._active = _Leaf(self, microbatch, node, siblings, expected, flushed)
+
+    def weigh(self, weight: float) -> None:
+        """Set the weight of the active microbatch; only before its backward."""
+        leaf = self._leaf()
+        if any(leaf.count):
+            raise ConfigError(
+                "step.weight(n) must be called before backward(): gradients of this microbatch are on their way"
+            )
+        leaf.weight = weight
+
+    def finish(self, hasher: Callable[[Flats], bytes] | None = None) -> _Leaf:
+        """The active microbatch ends: flush what is left and hold its node. ``hasher`` takes a digest of its own gradient."""
+        leaf = self._leaf()
+        leaf.close()
+        if hasher is not None:
+            leaf.digest = hasher(leaf.flats)
+        # In this order: the exchange thread may look for the node at any moment, and must find it in one place or the other.
+        self.nodes[leaf.node] = leaf.merged
+        self._active = None
+        self._expected = leaf.count
+        self._learned = True
+        for sibling in leaf.siblings:
+            self.release(self.nodes.pop(sibling))
+        if leaf.siblings:
+            self.release(leaf.flats)
+        return leaf
+
+    def discard(self, hasher: Callable[[Flats], bytes]) -> bytes:
+        """The active microbatch was computed only for the digest of its gradient; nothing of it is held."""
+        leaf = self._leaf()
+        leaf.close()
+        self._active = None
+        self.release(leaf.flats)
+        return hasher(leaf.flats)
+
+    def find(self, node: Node) -> Flats:
+        """The buffers of a node: held, or just being completed by the active microbatch. For the exchange thread, too."""
+        leaf = self._active
+        if leaf is not None and leaf.node == node:
+            return leaf.merged
+        return self.nodes[node]
+
+    def hold_empty(self, microbatch: int, size: int) -> _Leaf:
+        """Hold a microbatch without data: every gradient is absent."""
+        self.start(microbatch, size, None)
+        return self.finish()
+
+    def _leaf(self) -> _Leaf:
+        assert self._active is not None, "no microbatch is active"
+        return self._active
+
+    def take(self) -> Flats:
+        """Buffers for a node, from the pool where there are some."""
+        return self._pool.pop() if self._pool else Flats(self.layout)
+
+    def release(self, flats: Flats) -> None:
+        self._pool.append(flats)
+
+    def clear(self) -> None:
+        """The step is committed: nothing need be held any longer."""
+        for flats in self.nodes.values():
+            self.release(flats)
+        self.nodes = {}
+        # Enough for an ordinary step; after a retry had needed more, let the rest go.
+        del self._pool[4:]
+
+
+class _Leaf:
+    """The microbatch whose backward is under way."""
+
+    def __init__(
+        self,
+        gradients: Gradients,
+        microbatch: int,
+        node: Node,
+        siblings: Sequence[Node],
+        expected: list[int] | None,
+        flushed: Callable[[int], None] | None,
+    ) -> None:
+        self._gradients = gradients
+        self._layout = gradients.layout
+        self.microbatch = microbatch
+        self.node = node
+        """What this microbatch completes: itself, or an ancestor whose other leaves are held already."""
+        self.siblings = siblings
+        self.weight = 1.0
+        self.digest = b""
+        self.count = [0] * len(self._layout.params)
+        self.late = False
+        """A gradient came after its bucket was flushed."""
+        self.flats = gradients.take()
+        self.merged = gradients.take() if siblings else self.flats
+        self._expected = expected
+        self._flushed = flushed
+        self._done = [False] * len(self._layout.buckets)
+        self._missing = [
+            sum(expected[index] for index in bucket.param_indices) if expected is not None else -1
+            for bucket in self._layout.buckets
+        ]
+
+    @property
+    def present(self) -> bytes:
+        """Bitmap over all parameters: which got a gradient."""
+        bits = sum(1 << index for index, count in enumerate(self.count) if count)
+        return bits.to_bytes(-(-len(self.count) // 8), "little")
+
+    def arrived(self, index: int, bucket: int) -> None:
+        """Autograd has put a gradient into a parameter."""
+        self.count[index] += 1
+        if self._done[bucket]:
+            self._add_late(index, bucket)
+        elif self._expected is not None:
+            if self.count[index] <= self._expected[index]:
+                self._missing[bucket] -= 1
+            if self._missing[bucket] == 0:
+                self._flush(bucket)
+
+    def _add_late(self, index: int, bucket: int) -> None:
+        if self.weight != 1.0:
+            raise ConfigError(
+                "a microbatch with a weight of its own got gradients from more backward() calls than the one before it:"
+                " call backward() once per microbatch, or equally often in each"
+            )
+        param = self._layout.params[index]
+        view = self.flats.views[bucket][self._layout.place[index][1]]
+        assert param.grad is not None
+        view.add_(param.grad)
+        param.grad = None
+        self.late = True
+
+    @torch.no_grad()
+    def close(self) -> None:
+        """Flush what is left; if a flushed bucket changed since, sum it again. What it was summed from is intact."""
+        for bucket in range(len(self._done)):
+            if not self._done[bucket]:
+                self._flush(bucket)
+            elif self.late:
+                self._merge(bucket)
+
+    @torch.no_grad()
+    def _flush(self, index: int) -> None:
+        bucket = self._layout.buckets[index]
+        self._fill(bucket, self.flats.views[index])
+        self._merge(index)
+        self._done[index] = True
+        if self._flushed is not None:
+            self._flushed(index)
+
+    def _fill(self, bucket: Bucket, views: list[torch.Tensor]) -> None:
+        """Move the bucket's gradients into their places. An absent one is +0.0, everywhere and always."""
+        sources = []
+        for param, view in zip(bucket.params, views, strict=True):
+            if param.grad is None:
+                view.zero_()
+            elif param.grad.is_sparse:
+                raise ConfigError("sparse gradients are not supported: build the embedding with sparse=False")
+            elif self.weight != 1.0:
+                torch.mul(param.grad, self.weight, out=view)
+            else:
+                sources.append((view, param.grad))
+            param.grad = None
+        if sources:
+            torch._foreach_copy_([view for view, _ in sources], [grad for _, grad in sources])
+
+    def _merge(self, bucket: int) -> None:
+        """Add the bucket to those of the siblings, up the tree, always left + right, into buffers of its own."""
+        part = self.flats.tensors[bucket]
+        for sibling in self.siblings:
+            other = self._gradients.nodes[sibling].tensors[bucket]
+            left, right = (other, part) if sibling[0] < self.microbatch else (part, other)
+            part = torch.add(left, right, out=self.merged.tensors[bucket])

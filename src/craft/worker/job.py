@@ -1,0 +1,214 @@
+"""``Job``: what ``craft.join()`` returns, and all that a training script needs to know of CRAFT."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from craft.decide.plan import cost_of_loss
+from craft.protocol.errors import ConfigError
+from craft.protocol.events import Event
+from craft.settings.worker import WorkerSettings
+from craft.snapshots.state import Stateful
+from craft.worker.channel import Channel
+from craft.worker.commit import Commitments
+from craft.worker.data import Collate
+from craft.worker.meeting import Meeting
+from craft.worker.sources import make_source
+from craft.worker.start import Conditions
+from craft.worker.steps import Steps
+from craft.worker.training import Training
+
+M = TypeVar("M", bound=torch.nn.Module)
+E = TypeVar("E", bound=Event)
+
+
+class Job:
+    """This worker's view of the job. Its methods belong to the main thread."""
+
+    def __init__(self, settings: WorkerSettings, meeting: Meeting, channel: Channel | None) -> None:
+        self._settings = settings
+        self._meeting = meeting
+        self._channel = channel
+        self._commitments = Commitments(settings.worker_id, meeting, settings.on_loss)
+        self._modules: dict[str, torch.nn.Module] = {}
+        self._registered: dict[str, Stateful] = {}
+        self._handlers: list[tuple[type[Event], Callable[[Any], None]]] = []
+        self._training: Training | None = None
+
+    def replicate(self, model: M) -> M:
+        """Keep the parameters and buffers of ``model`` the same on every worker. Returns the same module."""
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.SyncBatchNorm):
+                raise ConfigError(
+                    f"{name or 'the model'} is a SyncBatchNorm, which exchanges statistics inside the forward pass and so"
+                    " would make a microbatch depend on who computes the others: use BatchNorm or GroupNorm instead"
+                )
+            if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+                raise ConfigError(
+                    "the model is wrapped in DistributedDataParallel: pass the plain module, CRAFT replaces it"
+                )
+        self._not_training("replicate")
+        if any(module is model for module in self._modules.values()):
+            return model
+        self._modules["model" if not self._modules else f"model{len(self._modules)}"] = model
+        return model
+
+    def register(self, **items: Any) -> None:
+        """Let objects with ``state_dict`` and ``load_state_dict`` follow the job: optimizers, schedulers, moving averages."""
+        self._not_training("register")
+        for name, item in items.items():
+            if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
+                raise ConfigError(
+                    f"register({name}=...) got a {type(item).__qualname__}, which has no state_dict and load_state_dict"
+                )
+            if name in self._registered and self._registered[name] is not item:
+                raise ConfigError(f"register({name}=...): something else is registered under this name")
+            self._registered[name] = item
+
+    def steps(
+        self,
+        data: Any,
+        *,
+        global_batch: int | None = None,
+        microbatches: int | None = None,
+        steps: int | None = None,
+        epochs: int | None = None,
+        seed: int = 0,
+        shuffle: bool | None = None,
+        collate_fn: Collate | None = None,
+        num_workers: int | None = None,
+    ) -> Steps:
+        """Return the loop over the job's steps.
+
+        ``data`` is a map-style dataset, a ``DataLoader`` (its collate function, workers and pinning are taken over), or
+        ``stream(microbatch, num_microbatches, start_step) -> iterator``. The global batch is cut into ``microbatches``
+        (default: the number of slots), which never change.
+        """
+        self._not_training("steps")
+        if not self._modules:
+            raise ConfigError("job.steps() before job.replicate(model): there is nothing to train yet")
+        count = microbatches if microbatches is not None else self._settings.slots
+        source, total_steps, settings = make_source(
+            data,
+            global_batch=global_batch,
+            microbatches=count,
+            steps=steps,
+            epochs=epochs,
+            seed=seed,
+            shuffle=shuffle,
+            collate_fn=collate_fn,
+            num_workers=num_workers,
+        )
+        self._training = Training(
+            settings=self._settings,
+            meeting=self._meeting,
+            channel=self._channel,
+            commitments=self._commitments,
+            modules=self._modules,
+            registered=self._registered,
+            source=source,
+            seed=seed,
+            total_steps=total_steps,
+            conditions=Conditions.here(self.device, settings),
+            emit=self._emit,
+        )
+        self._explain_cost(count)
+        return Steps(self._training)
+
+    def _explain_cost(self, microbatches: int) -> None:
+        if self.is_leader and self.world_size > 1:
+            cost = cost_of_loss(microbatches, self.world_size)
+            print(
+                f"craft: {microbatches} microbatches over {self.world_size} workers;"
+                f" after a loss a step computes {cost:.2f} times as long until it is replaced",
+                flush=True,
+            )
+
+    def on(self, event: type[E], handler: Callable[[E], None]) -> None:
+        """Call ``handler`` with each event of this type, on the main thread at a safe point."""
+        if not (isinstance(event, type) and issubclass(event, Event)):
+            raise ConfigError(f"job.on({event!r}, ...): the first argument is an event type of craft.events")
+        self._handlers.append((event, handler))
+
+    def _emit(self, event: Event) -> None:
+        for kind, handler in self._handlers:
+            if isinstance(event, kind):
+                handler(event)
+
+    def stop(self, reason: str = "the script asked to") -> None:
+        """End the loop on every worker, after the step in flight (or, outside of the inner loop, after the next one)."""
+        if self._training is None:
+            raise ConfigError("job.stop() before job.steps(): there is no loop to end")
+        self._training.stop_reason = reason
+
+    def _not_training(self, call: str) -> None:
+        if self._training is not None:
+            raise ConfigError(f"job.{call}() after job.steps(): the loop has begun, and there is one in a script")
+
+    @property
+    def worker_id(self) -> str:
+        """This worker's name for life."""
+        return self._settings.worker_id
+
+    @property
+    def _members(self) -> tuple[str, ...]:
+        return self._commitments.ledger.members or self._meeting.wait_generation().worker_ids
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank in the current generation; it changes with the generation."""
+        return self._members.index(self.worker_id)
+
+    @property
+    def world_size(self) -> int:
+        return len(self._members)
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's number on its host."""
+        return self._settings.local_rank
+
+    @property
+    def replica_rank(self) -> int:
+        return self.rank
+
+    @property
+    def num_replicas(self) -> int:
+        return self.world_size
+
+    @property
+    def is_leader(self) -> bool:
+        """True on one worker of the generation: rank 0."""
+        return self.rank == 0
+
+    @property
+    def device(self) -> torch.device:
+        if torch.cuda.is_available():
+            return torch.device("cuda", self.local_rank % torch.cuda.device_count())
+        return torch.device("cpu")
+
+    @property
+    def step(self) -> int:
+        """Number of committed steps."""
+        return self._commitments.step
+
+    @property
+    def epoch(self) -> int:
+        """The pass over the data that the step in flight is in."""
+        return self._training.source.epoch_of(self.step) if self._training is not None else 0
+
+    @property
+    def generation(self) -> int:
+        return self._commitments.ledger.generation or self._meeting.wait_generation().number
+
+    @property
+    def branch(self) -> int:
+        return self._commitments.ledger.branch
+
+    def where(self) -> tuple[int | None, int | None]:
+        """(step, microbatch) that the script is in; (None, None) before the first step."""
+        current = self._training.current if self._training is not None else None
+        return (None, None) if current is None else (current.number, current.microbatch)

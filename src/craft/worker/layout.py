@@ -1,0 +1,81 @@
+"""How the trainable parameters are laid out in flat buckets, the same on every worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+_ALIGN = 16
+"""Chunk boundaries fall on multiples of this many elements, so that every chunk is well aligned."""
+_FIRST_BUCKET_BYTES = 1 << 20
+
+
+class Bucket:
+    """Some parameters of one dtype, side by side in a flat tensor."""
+
+    def __init__(self, index: int, params: Sequence[tuple[int, torch.nn.Parameter]]) -> None:
+        self.index = index
+        self.param_indices = [param_index for param_index, _ in params]
+        self.params = [param for _, param in params]
+        self.dtype = self.params[0].dtype
+        self.device = self.params[0].device
+        self.offsets: list[int] = []
+        offset = 0
+        for param in self.params:
+            self.offsets.append(offset)
+            offset += param.numel()
+        self.numel = offset
+
+    def empty(self) -> torch.Tensor:
+        return torch.empty(self.numel, dtype=self.dtype, device=self.device)
+
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """The parameters' places in ``flat``, in their shapes."""
+        return [
+            flat[offset : offset + param.numel()].view(param.shape)
+            for offset, param in zip(self.offsets, self.params, strict=True)
+        ]
+
+    def chunk(self, rank: int, size: int) -> slice:
+        """The part of the bucket whose sum rank ``rank`` of ``size`` computes."""
+        share = -(-self.numel // size)
+        share += -share % _ALIGN
+        return slice(min(rank * share, self.numel), min((rank + 1) * share, self.numel))
+
+
+class Layout:
+    """All buckets. Parameters go in the reverse of their order in the model, which is about the order of backward."""
+
+    def __init__(self, params: Sequence[torch.nn.Parameter], bucket_bytes: int) -> None:
+        self.params = list(params)
+        self.trainable = tuple(param.requires_grad for param in params)
+        self.buckets: list[Bucket] = []
+        self.place: dict[int, tuple[int, int]] = {}
+        """Index of a parameter -> (bucket, position in it)."""
+        open_buckets: dict[tuple[torch.dtype, torch.device], list[tuple[int, torch.nn.Parameter]]] = {}
+        sizes: dict[tuple[torch.dtype, torch.device], int] = {}
+        for index in reversed(range(len(self.params))):
+            param = self.params[index]
+            if not param.requires_grad:
+                continue
+            kind = (param.dtype, param.device)
+            limit = bucket_bytes if self.buckets else min(bucket_bytes, _FIRST_BUCKET_BYTES)
+            size = param.numel() * param.element_size()
+            if open_buckets.get(kind) and sizes[kind] + size > limit:
+                self._close(open_buckets.pop(kind))
+                sizes[kind] = 0
+            open_buckets.setdefault(kind, []).append((index, param))
+            sizes[kind] = sizes.get(kind, 0) + size
+        for rest in open_buckets.values():
+            self._close(rest)
+
+    def _close(self, params: list[tuple[int, torch.nn.Parameter]]) -> None:
+        bucket = Bucket(len(self.buckets), params)
+        for position, (index, _) in enumerate(params):
+            self.place[index] = (bucket.index, position)
+        self.buckets.append(bucket)
+
+    def fits(self) -> bool:
+        """Whether the same parameters are trainable as when this layout was made."""
+        return self.trainable == tuple(param.requires_grad for param in self.params)

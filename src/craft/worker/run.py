@@ -1,0 +1,81 @@
+"""Run the user's script in this process, and tell the agent how it ended. Called in the child of the fork server."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import runpy
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+
+from craft.protocol.errors import ConfigError
+from craft.protocol.events import WorkerFailed
+from craft.worker import join
+from craft.worker.channel import Channel
+
+_MAX_TRACEBACK_CHARS = 20_000
+
+
+def run_script(script: str, arguments: Sequence[str], *, as_module: bool, worker_id: str) -> int:
+    """Run a script (or a module) as ``__main__`` and return the exit code of this process."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    channel = join.connect()
+    sys.argv = [script, *arguments]
+    code = 0
+    try:
+        if as_module:
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+            runpy.run_path(script, run_name="__main__")
+        if join.joined() is None:
+            raise ConfigError(f"{script} ended without calling craft.join(): it is not a training script of CRAFT's")
+    except SystemExit as error:
+        code = _exit_code(error)
+    except BaseException as error:  # noqa: BLE001  (the edge of a process: it is reported, and decides the exit code)
+        code = 1
+        _report(channel, error, worker_id)
+    _leave(channel)
+    return code
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _report(channel: Channel | None, error: BaseException, worker_id: str) -> None:
+    traceback.print_exc()
+    if channel is None:
+        return
+    job = join.joined()
+    step, microbatch = job.where() if job is not None else (None, None)
+    channel.report(
+        failed=WorkerFailed(
+            worker_id=worker_id,
+            error="".join(traceback.format_exception_only(type(error), error)).strip()[-2000:],
+            traceback=traceback.format_exc()[-_MAX_TRACEBACK_CHARS:],
+            step=step,
+            microbatch=microbatch,
+            time=time.time(),
+        )
+    )
+
+
+def _leave(channel: Channel | None) -> None:
+    """End as an interpreter would, short of tearing down torch: a thread that hangs in Gloo would make that crash."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    if channel is not None:
+        channel.flush()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()

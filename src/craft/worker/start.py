@@ -1,0 +1,112 @@
+"""Before the first step: every worker must have the same settings, the same conditions and the same state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from craft.groups.group import Group
+from craft.protocol.errors import ConfigError
+from craft.protocol.events import ParametersUnequal
+from craft.snapshots.state import Leaf, digest, digests
+from craft.worker.gather import gather
+
+logger = logging.getLogger(__name__)
+
+
+class Conditions(msgspec.Struct, frozen=True):
+    """What must be the same on every worker for the same bits to come out."""
+
+    device: str
+    torch_version: str
+    num_threads: int
+    deterministic: bool
+    settings: dict[str, int | float | str | bool | None]
+    """Of the job: seed, microbatches, batch size and the like."""
+
+    @classmethod
+    def here(cls, device: torch.device, settings: dict[str, int | float | str | bool | None]) -> Conditions:
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        return cls(
+            device=name,
+            torch_version=str(torch.__version__),
+            num_threads=torch.get_num_threads(),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            settings=settings,
+        )
+
+
+def check_conditions(group: Group | None, worker_ids: Sequence[str], conditions: Conditions) -> None:
+    """Compare everybody's conditions with rank 0's; raise ConfigError, on every worker, if they differ."""
+    everyone = [msgspec.json.decode(data, type=Conditions) for data in gather(group, msgspec.json.encode(conditions))]
+    first = msgspec.to_builtins(everyone[0])
+    for worker_id, other in zip(worker_ids, everyone, strict=True):
+        values = msgspec.to_builtins(other)
+        for key in ("device", "torch_version", "num_threads", "deterministic"):
+            if values[key] != first[key]:
+                raise ConfigError(
+                    f"worker {worker_id} has {key}={values[key]!r} and {worker_ids[0]} has {first[key]!r}:"
+                    " bits would depend on who computes what; make them the same"
+                )
+        for key, value in values["settings"].items():
+            if value != first["settings"].get(key):
+                raise ConfigError(
+                    f"worker {worker_id} calls job.steps with {key}={value!r} and {worker_ids[0]} with"
+                    f" {first['settings'].get(key)!r}: every worker must pass the same"
+                )
+
+
+@torch.no_grad()
+def make_equal(group: Group | None, worker_ids: Sequence[str], leaves: Sequence[Leaf]) -> ParametersUnequal | None:
+    """Give every worker the state of rank 0 where it differs; return what was found, or None if nothing was."""
+    if group is None:
+        return None
+    own = digest(list(leaves))
+    everyone = [data.decode() for data in gather(group, own.encode())]
+    if len(set(everyone)) == 1:
+        return None
+    differing = _first_difference(group, leaves)
+    unequal = [rank for rank, value in enumerate(everyone) if value != everyone[0]]
+    for leaf in leaves:
+        if isinstance(leaf.value, torch.Tensor):
+            _copy_from_first(group, unequal, leaf.value)
+    still = [data.decode() for data in gather(group, digest(list(leaves)).encode())]
+    if len(set(still)) != 1:
+        raise ConfigError(
+            f"workers begin with different values of {_first_difference(group, leaves)}, which is not a tensor and cannot"
+            f" be copied from {worker_ids[0]}: make it the same in every worker"
+        )
+    return ParametersUnequal(
+        worker_ids=tuple(worker_ids[rank] for rank in unequal), source=worker_ids[0], first=differing
+    )
+
+
+def _first_difference(group: Group, leaves: Sequence[Leaf]) -> str:
+    everyone = [
+        msgspec.json.decode(data, type=list[tuple[str, str]])
+        for data in gather(group, msgspec.json.encode(digests(list(leaves))))
+    ]
+    if any([name for name, _ in other] != [name for name, _ in everyone[0]] for other in everyone):
+        raise ConfigError(
+            "workers have models or registered objects of different structure: build the same in every worker"
+        )
+    for position, (name, value) in enumerate(everyone[0]):
+        if any(other[position][1] != value for other in everyone):
+            return name
+    return ""
+
+
+def _copy_from_first(group: Group, unequal: Sequence[int], tensor: torch.Tensor) -> None:
+    if tensor.numel() == 0:
+        return
+    if group.rank == 0:
+        flat = tensor.detach().cpu().contiguous()
+        for pending in [group.send(flat, rank, 0) for rank in unequal]:
+            pending.wait()
+    elif group.rank in unequal:
+        flat = torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format)
+        group.recv(flat, 0, 0).wait()
+        tensor.copy_(flat)

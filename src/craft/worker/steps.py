@@ -1,0 +1,107 @@
+"""The user's loop: ``for step in job.steps(...)``, and in it ``for batch in step``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from craft.protocol.errors import ConfigError
+from craft.worker import seeds
+from craft.worker.data import ENDED
+from craft.worker.flight import PROBE
+from craft.worker.points import reach
+
+if TYPE_CHECKING:
+    from craft.worker.training import Training
+
+
+class Step:
+    """One optimizer update. Iterating over it gives the microbatches that this worker computes, perhaps none.
+
+    When the iteration ends, the step is committed and every ``p.grad`` is the mean over the global batch.
+    """
+
+    def __init__(self, training: Training, number: int) -> None:
+        self._training = training
+        self.number = number
+        """The step's number, from 0."""
+        self.metrics: dict[str, float] = {}
+        """What was logged, averaged over the global batch; filled when the inner loop has ended."""
+        self.microbatch: int | None = None
+        """The microbatch that is being computed; None outside of the inner loop."""
+        self.done = False
+        self._entered = False
+        self._scalars: dict[str, Any] = {}
+
+    def log(self, **scalars: float | torch.Tensor) -> None:
+        """Log scalars of this microbatch; their mean over the global batch is in ``metrics`` afterwards."""
+        if self.microbatch is None:
+            self.metrics.update({name: float(value) for name, value in scalars.items()})
+            return
+        for name, value in scalars.items():
+            self._scalars[name] = value.detach() if isinstance(value, torch.Tensor) else value
+
+    def weight(self, n: float | torch.Tensor) -> None:
+        """Weigh this microbatch in the mean over the global batch, for example by its tokens; before ``backward()``."""
+        if self.microbatch is None:
+            raise ConfigError(
+                "step.weight(n) belongs into the inner loop: it weighs the microbatch that is being computed"
+            )
+        value = float(n)
+        if not value >= 0 or value == float("inf"):
+            raise ConfigError(f"step.weight({value}): a weight is a finite number of at least 0")
+        self._training.flight.gradients.weigh(value)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._entered:
+            raise ConfigError(f"step {self.number} was iterated twice: each step has one inner loop")
+        self._entered = True
+        return self._microbatches()
+
+    def _microbatches(self) -> Iterator[Any]:
+        training = self._training
+        flight, source = training.flight, training.source
+        flight.begin()
+        while (microbatch := training.next_microbatch()) is not None:
+            place = 0 if microbatch == PROBE else microbatch
+            data = source.fetch(self.number, place)
+            if data is ENDED:
+                flight.hold_empty(microbatch)
+                continue
+            flight.start(microbatch, source.weight(self.number, place))
+            seeds.seed_all(seeds.derive(training.seed, seeds.COMPUTE, self.number, place))
+            self.microbatch, self._scalars = place, {}
+            reach("batch", self.number)
+            yield data
+            self.microbatch = None
+            scalars = {name: float(value) for name, value in self._scalars.items()}
+            flight.hold(microbatch, scalars, microbatch == PROBE or source.more(self.number + 1, place))
+        self.metrics = training.committed(self.number)
+        self.done = True
+        seeds.seed_all(seeds.derive(training.seed, seeds.UPDATE, self.number))
+
+
+class Steps:
+    """The outer loop. Ends when all steps are committed, the streams have ended, or the script asked to stop."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+
+    def __iter__(self) -> Iterator[Step]:
+        training = self._training
+        try:
+            training.start()
+            while training.wants_more():
+                step = Step(training, training.commitments.step)
+                training.current = step
+                yield step
+                if not step.done:
+                    raise ConfigError(
+                        f"step {step.number} was not iterated to its end:"
+                        " `for batch in step` must run until it stops by itself"
+                    )
+            training.end()
+        finally:
+            training.close()
