@@ -10,9 +10,9 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from craft.decide.plan import plan, share_of
+from craft.decide.plan import DROPPED, plan, share_of
 from craft.protocol.errors import ProtocolViolation
-from craft.protocol.membership import Claim, Settlement
+from craft.protocol.membership import Claim, Generation, Settlement
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,17 +52,25 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
         return self.settled and self.result == self.generation and self.acknowledged_by >= frozenset(self.members)
 
 
-def enter(ledger: Ledger, generation: int, members: tuple[str, ...]) -> Ledger:
+def enter(ledger: Ledger, generation: Generation) -> Ledger:
     """Take part in a newer generation; from here on nothing can be committed under an older one."""
-    if generation <= ledger.generation:
-        raise ProtocolViolation(f"generation {generation} does not follow {ledger.generation}")
-    if ledger.worker_id not in members:
-        raise ProtocolViolation(f"worker {ledger.worker_id} is not a member of generation {generation}")
+    if generation.number <= ledger.generation:
+        raise ProtocolViolation(f"generation {generation.number} does not follow {ledger.generation}")
+    rank = generation.rank_of(ledger.worker_id)
+    if rank is None:
+        raise ProtocolViolation(f"worker {ledger.worker_id} is not a member of generation {generation.number}")
+    if ledger.generation < generation.members[rank].since:
+        # The others went on without it, if it ever was with them: whatever it has is not the state of the job.
+        ledger = replace(ledger, committed=None, owners=(), held=frozenset(), result=None)
     # What was given out under the old generation stays this worker's: its ranks are rewritten to the new ones.
-    rank = members.index(ledger.worker_id)
-    owners = tuple(rank if owner == ledger.rank else -1 for owner in ledger.owners) if ledger.owners else ()
+    owners = tuple(rank if owner == ledger.rank else DROPPED for owner in ledger.owners) if ledger.owners else ()
     return replace(
-        ledger, generation=generation, members=members, settled=False, owners=owners, acknowledged_by=frozenset()
+        ledger,
+        generation=generation.number,
+        members=generation.worker_ids,
+        settled=False,
+        owners=owners,
+        acknowledged_by=frozenset(),
     )
 
 

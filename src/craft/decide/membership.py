@@ -29,7 +29,7 @@ Standing = Literal["waiting", "member", "lost", "finished"]
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker as the lighthouse knows it. A worker that is lost stays lost: it comes back under another id or not at all."""
+    """One worker as the lighthouse knows it. One that is lost stays lost: it comes back under another id, or never."""
 
     member: Member
     standing: Standing = "waiting"
@@ -70,11 +70,8 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
         """Members of the current generation that are not lost and not finished, in the order of their ranks."""
         if self.generation is None:
             return ()
-        return tuple(
-            worker_id
-            for worker_id in self.generation.worker_ids
-            if (view := self.view(worker_id)) is not None and view.standing == "member"
-        )
+        present = frozenset(view.member.worker_id for view in self.having("member"))
+        return tuple(worker_id for worker_id in self.generation.worker_ids if worker_id in present)
 
 
 def observe(state: JobState, event: AnyEvent) -> JobState:
@@ -82,16 +79,16 @@ def observe(state: JobState, event: AnyEvent) -> JobState:
     if isinstance(event, WorkerJoined):
         return _joined(state, event.member)
     if isinstance(event, WorkerLost):
-        return _lost(state, event.worker_id)
+        return _gone(state, event.worker_id, "lost")
     if isinstance(event, WorkerFailed):
-        state = _lost(state, event.worker_id)
-        return replace(state, failures=(*state.failures, event))
+        state = _gone(state, event.worker_id, "lost")
+        return state if event in state.failures else replace(state, failures=(*state.failures, event))
     if isinstance(event, WorkerFinished):
-        return _standing(state, event.worker_id, "finished")
+        return _gone(state, event.worker_id, "finished")
     if isinstance(event, HostLost):
         for view in state.having("waiting", "member"):
             if view.member.host == event.host:
-                state = _lost(state, view.member.worker_id)
+                state = _gone(state, view.member.worker_id, "lost")
         return state
     if isinstance(event, ExchangeBroken):
         return replace(state, broken=tuple(sorted({*state.broken, event.generation})))
@@ -106,23 +103,18 @@ def _joined(state: JobState, member: Member) -> JobState:
     return replace(state, workers=(*state.workers, WorkerView(member=member)))
 
 
-def _lost(state: JobState, worker_id: str) -> JobState:
-    if state.view(worker_id) is None:
-        # It died before it joined. Remember it, so that the first generation does not wait for it for ever.
-        unknown = WorkerView(member=Member(worker_id=worker_id), standing="lost")
-        return replace(state, workers=(*state.workers, unknown), absent=state.absent + 1)
+def _gone(state: JobState, worker_id: str, standing: Standing) -> JobState:
     view = state.view(worker_id)
-    if view is not None and view.standing == "waiting" and state.generation is None:
+    if view is None:
+        # It ended before it joined. Remember it, so that the first generation does not wait for it for ever.
+        unknown = WorkerView(member=Member(worker_id=worker_id), standing=standing)
+        return replace(state, workers=(*state.workers, unknown), absent=state.absent + 1)
+    if view.standing in ("lost", "finished"):
+        return state
+    if view.standing == "waiting" and state.generation is None:
         state = replace(state, absent=state.absent + 1)
-    return _standing(state, worker_id, "lost")
-
-
-def _standing(state: JobState, worker_id: str, standing: Standing) -> JobState:
-    def changed(view: WorkerView) -> WorkerView:
-        final = view.standing in ("lost", "finished")
-        return view if final or view.member.worker_id != worker_id else replace(view, standing=standing)
-
-    return replace(state, workers=tuple(changed(view) for view in state.workers))
+    ended = replace(view, standing=standing)
+    return replace(state, workers=tuple(ended if other is view else other for other in state.workers))
 
 
 def _entered(state: JobState, worker_id: str, generation: int) -> JobState:
@@ -134,6 +126,9 @@ def _entered(state: JobState, worker_id: str, generation: int) -> JobState:
     if state.upcoming is not None and state.upcoming.number == generation:
         # All enter it at the same step boundary, so one that has is enough to know.
         state = _adopt(replace(state, upcoming=None), state.upcoming)
+    if state.recovering and state.generation is not None and state.generation.number == generation:
+        views = state.having("member")
+        state = replace(state, recovering=any(view.entered < generation for view in views))
     return state
 
 
@@ -155,7 +150,7 @@ def apply(state: JobState, action: AnyAction, nonce: str) -> JobState:
         made = _make(state, action.members, nonce)
         return replace(state, upcoming=made, highest=made.number)
     if isinstance(action, Fence):
-        return _lost(state, action.worker_id)
+        return _gone(state, action.worker_id, "lost")
     if isinstance(action, Stop):
         return state if state.stopping is not None else replace(state, stopping=action)
     assert isinstance(action, Watch)
@@ -163,10 +158,13 @@ def apply(state: JobState, action: AnyAction, nonce: str) -> JobState:
 
 
 def _make(state: JobState, worker_ids: Iterable[str], nonce: str) -> Generation:
-    members = {view.member.worker_id: view.member for view in state.workers}
-    return Generation(
-        number=state.highest + 1, nonce=nonce, members=tuple(members[worker_id] for worker_id in worker_ids)
-    )
+    number = state.highest + 1
+    members = {view.member.worker_id: replace(view.member, since=number) for view in state.workers}
+    if state.generation is None:
+        members = {worker_id: replace(member, since=0) for worker_id, member in members.items()}
+    else:
+        members |= {member.worker_id: member for member in state.generation.members}
+    return Generation(number=number, nonce=nonce, members=tuple(members[worker_id] for worker_id in worker_ids))
 
 
 def restarted(state: JobState, durable: Generation | None) -> JobState:

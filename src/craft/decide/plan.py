@@ -44,7 +44,7 @@ def give_out(
 
 
 def cost_of_loss(num_microbatches: int, num_workers: int) -> float:
-    """How much longer a step computes after one of ``num_workers`` is lost, until it is replaced: 1.0 is no longer at all."""
+    """How much longer a step computes once one of ``num_workers`` is lost and not replaced: 1.0 is no longer at all."""
     if num_workers < 2:
         return 1.0
     before = ceil(num_microbatches / num_workers)

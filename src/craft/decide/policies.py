@@ -82,16 +82,21 @@ class StopPolicy:
         return ()
 
     def _finished(self, state: JobState) -> tuple[AnyAction, ...]:
-        if not state.having("waiting", "member"):
-            return (Stop(reason="every worker finished", exit_code=EXIT_FINISHED),)
-        return ()
+        if state.having("member"):
+            return ()
+        if state.generation is None and (state.having("waiting") or state.absent < state.slots):
+            # Nothing has begun yet: the others, who may not even have joined, can still do the whole job.
+            return ()
+        return (Stop(reason="every worker finished", exit_code=EXIT_FINISHED),)
 
 
 class FormPolicy:
     """Makes the first generation, once every expected worker has joined or is known to be lost."""
 
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
-        if state.generation is not None or not isinstance(event, WorkerJoined | WorkerLost | WorkerFailed | HostLost):
+        if state.generation is not None or not isinstance(
+            event, WorkerJoined | WorkerLost | WorkerFailed | WorkerFinished | HostLost
+        ):
             return ()
         waiting = tuple(view.member.worker_id for view in state.having("waiting"))
         missing = state.slots - state.absent - len(waiting)
@@ -112,8 +117,9 @@ class LossPolicy:
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
         if state.generation is None or not isinstance(event, WorkerLost | WorkerFailed | HostLost | WorkerFinished):
             return ()
-        if isinstance(event, WorkerFinished) and event.complete:
+        if isinstance(event, WorkerFinished) and event.complete and _has_entered(state, event.worker_id):
             # It committed every step, so everyone has, or has in hand, all there is; nobody needs it any more.
+            # Unless it ended before this generation reached it: then the others wait there for its claim.
             return ()
         present = state.generation.worker_ids
         upcoming = state.upcoming.worker_ids if state.upcoming is not None else ()
@@ -144,13 +150,13 @@ class JoinPolicy:
         free = state.slots - len(state.members)
         if not waiting or free <= 0:
             return ()
-        members = (*state.members, *waiting[:free])
-        if state.upcoming is not None and state.upcoming.worker_ids == members:
+        if state.upcoming is not None:
+            # Its members may be entering it just now; were it replaced, nobody would know under what they act.
             return ()
-        entered = all(view.entered >= state.generation.number for view in state.having("member"))
-        if not entered:
+        if any(view.entered < state.generation.number for view in state.having("member")):
             # A generation is prepared only from one that everybody is in; GenerationEntered asks again.
             return ()
+        members = (*state.members, *waiting[:free])
         return (Propose(members=members, reason=f"{_names(tuple(waiting[:free]))} joins at the next step boundary"),)
 
 
@@ -198,11 +204,17 @@ def _subjects(state: JobState, event: AnyEvent) -> tuple[str, ...]:
     return ()
 
 
+def _has_entered(state: JobState, worker_id: str) -> bool:
+    """Whether it is known to act under the current generation."""
+    view = state.view(worker_id)
+    return state.generation is not None and view is not None and view.entered >= state.generation.number
+
+
 def _verb(event: AnyEvent) -> str:
     if isinstance(event, WorkerFailed):
         return f"failed ({event.error})"
     if isinstance(event, WorkerFinished):
-        return "left before the end"
+        return "finished and will not meet the others again" if event.complete else "left before the end"
     return f"lost ({event.reason})" if isinstance(event, WorkerLost | HostLost) else "lost"
 
 

@@ -7,14 +7,14 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import distributed_c10d
+import torch.distributed
 
 from craft.groups import sockets
 from craft.protocol.errors import GroupAborted, GroupBroken, GroupTimeout
 from craft.protocol.membership import Generation
 
 # The names that torch does not export by type.
-dist: Any = distributed_c10d
+dist: Any = torch.distributed
 
 # Waiting for a peer has no limit of its own: a slow step is not a fault, and whoever is lost is found by the lighthouse.
 _NO_LIMIT = timedelta(days=30)
@@ -110,8 +110,12 @@ class _GlooPending:
         self._peer = peer
 
     def wait(self) -> None:
+        # Gloo hands a completion out once: a second wait on the same operation would block for ever.
+        work, self._work = self._work, None
+        if work is None:
+            return
         try:
-            self._work.wait(_NO_LIMIT)
+            work.wait(_NO_LIMIT)
         except RuntimeError as error:
             raise self._group.error(error, self._peer) from error
 

@@ -23,7 +23,7 @@ class Pending(Protocol):
     """An operation under way."""
 
     def wait(self) -> None:
-        """Block until it is done; raise GroupError if it never will be."""
+        """Block until it is done; raise GroupError if it never will be. Called again, it returns at once."""
 
 
 class Group(Protocol):

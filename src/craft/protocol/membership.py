@@ -18,6 +18,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """Where the others reach it."""
     store_port: int = 0
     """Port of the rendezvous store it hosts; the one of rank 0 is used."""
+    since: int = 0
+    """The generation from which on it has been a member without a break; 0: from the first one on."""
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,11 @@ class Journal:
     """Appends lines to ``journal.jsonl`` and hands each to whoever listens. One thread owns it."""
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+            # A power cut tore the last line: end it, so that it does not swallow the next one.
+            os.write(self._fd, b"\n")
         self._now = now
         self._listeners: list[Callable[[dict[str, Any]], None]] = []
 
@@ -26,8 +30,11 @@ class Journal:
         return lambda: self._listeners.remove(listener)
 
     def write(self, kind: str, value: msgspec.Struct | dict[str, Any], **more: Any) -> None:
-        """Append one line: ``kind`` is event, decision, action or outcome."""
-        fields = value if isinstance(value, dict) else msgspec.to_builtins(value)
+        """Append one line: ``kind`` is event, decision, action or outcome. A value's own time is kept as ``seen``."""
+        fields = dict(value) if isinstance(value, dict) else msgspec.to_builtins(value)
+        if "time" in fields:
+            # ``time`` is when the line was written, so that lines are in the order of their times.
+            fields["seen"] = fields.pop("time")
         line = {"time": round(self._now(), 6), "kind": kind, **fields, **more}
         # One write call: a line is there whole or not at all, whatever is killed.
         os.write(self._fd, json.dumps(line, separators=(",", ":")).encode() + b"\n")
@@ -39,10 +46,34 @@ class Journal:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a ``.jsonl`` file; a torn last line is left out."""
+    """Yield the lines of a ``.jsonl`` file; a torn line is left out."""
     if not path.exists():
         return
     with path.open("rb") as file:
         for line in file:
-            if line.endswith(b"\n"):
+            if not line.endswith(b"\n"):
+                continue
+            try:
                 yield json.loads(line)
+            except ValueError:
+                continue
+
+
+class Tail:
+    """Follows a ``.jsonl`` file that somebody else writes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new_lines(self) -> list[dict[str, Any]]:
+        """Return the lines that are there since the last call; one that is still being written comes next time."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            whole = file.read().rpartition(b"\n")[0]
+        if not whole:
+            return []
+        self._offset += len(whole) + 1
+        return [json.loads(line) for line in whole.split(b"\n")]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import struct
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from craft.protocol.errors import MalformedMessage
 from craft.protocol.messages import Directive, HostReport, WorkerReport
@@ -18,13 +22,31 @@ HEADER_BYTES = _HEADER.size
 
 Message = WorkerReport | HostReport | Directive
 
+_AT = re.compile(r" - at `([^`]*)`$")
+_NAMED = re.compile(r"(?:required|unknown) field `([^`]*)`")
+
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(WorkerReport | HostReport | Directive)
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Return a message as JSON."""
-    return _encoder.encode(message)
+    """Return a message as JSON. Metrics that are no finite number are left out: JSON has no way to write them."""
+    if isinstance(message, HostReport):
+        message = replace(message, workers=tuple(_finite(report) for report in message.workers))
+    elif isinstance(message, WorkerReport):
+        message = _finite(message)
+    try:
+        return _encoder.encode(message)
+    except UnicodeEncodeError:
+        # Text that is no text, such as an odd file name in a traceback: what can be said is said.
+        return json.dumps(msgspec.to_builtins(message), ensure_ascii=False).encode(errors="replace")
+
+
+def _finite(report: WorkerReport) -> WorkerReport:
+    if math.isfinite(report.step_s) and all(map(math.isfinite, report.metrics.values())):
+        return report
+    metrics = {name: value for name, value in report.metrics.items() if math.isfinite(value)}
+    return replace(report, metrics=metrics, step_s=report.step_s if math.isfinite(report.step_s) else 0.0)
 
 
 def decode(data: bytes | str) -> Message:
@@ -32,8 +54,9 @@ def decode(data: bytes | str) -> Message:
     if len(data) > MAX_MESSAGE_BYTES:
         raise MalformedMessage(f"message of {len(data)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
     try:
-        return _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        message: Message = _decoder.decode(data)
+        return message
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise MalformedMessage(f"not a message of this protocol: {error}", field=field_of(error)) from None
 
 
@@ -41,14 +64,19 @@ def decode_as(data: bytes, kind: type[T]) -> T:
     """Return a value of ``kind``, or raise MalformedMessage."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise MalformedMessage(str(error), field=field_of(error)) from None
 
 
 def field_of(error: Exception) -> str:
-    """The path that msgspec names at the end of its message, such as ``$.worker_id``."""
+    """The path of the field that a decoding error is about, such as ``$.worker_id``; empty if it names none."""
     text = str(error)
-    return text[text.rfind("`") + 1 :] if text.count("`") < 2 else text.split("`")[-2]
+    where = _AT.search(text)
+    named = _NAMED.search(text)
+    path = where.group(1) if where else "$"
+    if named:
+        return f"{path}.{named.group(1)}"
+    return path if where else ""
 
 
 def frame(message: msgspec.Struct) -> bytes:

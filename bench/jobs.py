@@ -1,0 +1,212 @@
+"""Starts training jobs for the benchmarks, names their processes, and ends every one of them by its pid.
+
+A job is a context manager: whatever happens inside, its processes are gone afterwards. Two kinds: ``craft run``, and
+torchft's lighthouse with one process per replica group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import psutil
+from bench.commits import Commit, read_commits
+
+BENCH = Path(__file__).resolve().parent
+BIN = Path(sys.executable).parent
+GRACE_S = 5.0
+
+
+class JobFailed(Exception):
+    """A job ended or stalled where the benchmark needed it to run; the message ends with the tail of its log."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A process that trains."""
+
+    name: str
+    pid: int
+
+
+def exit_on_sigterm() -> None:
+    """Turn SIGTERM into SystemExit, so that an interrupted benchmark still ends the processes of its jobs."""
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        sys.exit(128 + signum)
+
+    signal.signal(signal.SIGTERM, handler)
+
+
+class Job(ABC):
+    """One job: a folder, and the processes started for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.folder.mkdir(parents=True)
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    @abstractmethod
+    def members(self) -> list[Member]:
+        """Return the processes that train now, in the order of their ranks."""
+
+    @abstractmethod
+    def commits(self) -> dict[str, list[Commit]]:
+        """Return what each worker, dead ones included, has committed so far, by name."""
+
+    @property
+    def running(self) -> bool:
+        """Whether the processes that hold the job together are all alive."""
+        return all(process.poll() is None for process in self._started)
+
+    def start(self, command: Sequence[str | Path], log: str, **env: str) -> subprocess.Popen[bytes]:
+        """Start ``command`` in a session of its own, which marks everything it forks as ours to end."""
+        with (self.folder / log).open("wb") as out:
+            process = subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+                start_new_session=True,
+            )
+        self._started.append(process)
+        return process
+
+    def log_tail(self, num_lines: int = 10, width: int = 300) -> str:
+        """Return the last lines of every log in the job's folder, for error messages."""
+        parts = []
+        for path in sorted([*self.folder.rglob("*.log"), *self.folder.rglob("log")]):
+            lines = path.read_text(errors="replace").splitlines()[-num_lines:]
+            parts += [f"--- {path.relative_to(self.folder)}", *(line[:width] for line in lines)]
+        return "\n".join(parts)
+
+    def wait(self, limit_s: float) -> None:
+        """Wait until every process has ended with status 0, or raise ``JobFailed``."""
+        deadline = time.monotonic() + limit_s
+        for process in self._started:
+            try:
+                status = process.wait(max(deadline - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                raise JobFailed(f"{process.args!r} still ran after {limit_s:.0f} s\n{self.log_tail()}") from None
+            if status != 0:
+                raise JobFailed(f"{process.args!r} ended with status {status}\n{self.log_tail()}")
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        end_sessions(self._started)
+
+
+def end_sessions(started: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End the given processes and everything they forked: politely first, then with SIGKILL."""
+    members = _members(started)
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+    deadline = time.monotonic() + GRACE_S
+    while time.monotonic() < deadline and any(m.is_running() and m.status() != psutil.STATUS_ZOMBIE for m in members):
+        for process in started:
+            process.poll()
+        time.sleep(0.05)
+    for member in {*members, *_members(started)}:
+        # psutil compares creation times, so a pid that was reused meanwhile is left alone.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    for process in started:
+        process.wait()
+
+
+def _members(started: Sequence[subprocess.Popen[bytes]]) -> set[psutil.Process]:
+    """Return the living processes that descend from ``started`` or belong to one of their sessions."""
+    sessions = {process.pid for process in started}
+    found: set[psutil.Process] = set()
+    for pid in psutil.pids():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
+            if os.getsid(pid) in sessions:
+                member = psutil.Process(pid)
+                found |= {member, *member.children(recursive=True)}
+    return found
+
+
+class CraftJob(Job):
+    """``craft run`` of one of the scripts in this folder."""
+
+    def __init__(self, folder: Path, script: str, args: Sequence[str], workers: int) -> None:
+        super().__init__(folder)
+        self._run = folder / "run"
+        flags: list[str | Path] = ["--workers", str(workers), "--dir", self._run]
+        command: list[str | Path] = [BIN / "craft", "run", *flags, BENCH / script, *args]
+        self.start(command, "craft.log")
+
+    def members(self) -> list[Member]:
+        command: list[str | Path] = [BIN / "craft", "status", "--json", "--dir", self._run]
+        status = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=20).stdout)
+        workers = [worker for worker in status["workers"] if worker["rank"] is not None]
+        return [Member(w["worker_id"], w["pid"]) for w in sorted(workers, key=lambda w: int(w["rank"]))]
+
+    def commits(self) -> dict[str, list[Commit]]:
+        return {path.parent.name: read_commits(path) for path in self._run.glob("workers/*/steps.jsonl")}
+
+
+class TorchftJob(Job):
+    """torchft's lighthouse with the flags of its README, and ``workers`` replica groups of one process each."""
+
+    def __init__(
+        self,
+        folder: Path,
+        script: str,
+        args: Sequence[str],
+        workers: int,
+        heartbeat_timeout_ms: int | None = None,
+        min_replicas: int = 1,
+    ) -> None:
+        super().__init__(folder)
+        port = free_port()
+        flags = ["--min_replicas", str(min_replicas), "--quorum_tick_ms", "100", "--join_timeout_ms", "10000"]
+        if heartbeat_timeout_ms is not None:
+            flags += ["--heartbeat_timeout_ms", str(heartbeat_timeout_ms)]
+        self.lighthouse = self.start([BIN / "torchft_lighthouse", *flags, "--bind", f"[::]:{port}"], "lighthouse.log")
+        self._workers = []
+        for rank in range(workers):
+            place = ["--rank", rank, "--workers", workers, "--lighthouse", f"http://localhost:{port}"]
+            command: list[str | Path] = [sys.executable, BENCH / script, *map(str, place), *args]
+            self._workers.append(self.start(command, f"{rank}.log"))
+
+    @property
+    def running(self) -> bool:
+        return self.lighthouse.poll() is None and any(worker.poll() is None for worker in self._workers)
+
+    def members(self) -> list[Member]:
+        return [Member(str(rank), w.pid) for rank, w in enumerate(self._workers) if w.poll() is None]
+
+    def commits(self) -> dict[str, list[Commit]]:
+        return {str(rank): read_commits(self.folder / f"{rank}.jsonl") for rank in range(len(self._workers))}
+
+    def wait(self, limit_s: float) -> None:
+        self._started.remove(self.lighthouse)
+        try:
+            super().wait(limit_s)
+        finally:
+            self._started.append(self.lighthouse)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,91 @@
+"""The model, the data and the update that every system in these benchmarks trains with.
+
+All systems build the same network from the same seed, read the same in-memory dataset, and run the same code in a
+step. Only the amount of computation is calibrated, through the number of samples in a microbatch; the number of
+parameters, and with it the traffic between workers, stays fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+NUM_FEATURES = 256
+NUM_CLASSES = 16
+WIDTH = 512
+DEPTH = 4
+NUM_SAMPLES = 16_384
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class Samples(Dataset[Batch]):
+    """Random features and labels, held in memory, so that neither disk nor decoding enters a figure."""
+
+    def __init__(self, size: int = NUM_SAMPLES, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._features = torch.randn(size, NUM_FEATURES, generator=generator)
+        self._labels = torch.randint(0, NUM_CLASSES, (size,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self._features[index], self._labels[index]
+
+
+def build_model(seed: int = 0) -> nn.Module:
+    """Return the network, about 0.9 million parameters, with the same bits for the same seed."""
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for fan_in in (NUM_FEATURES, *[WIDTH] * (DEPTH - 1)):
+        layers += [nn.Linear(fan_in, WIDTH), nn.GELU()]
+    return nn.Sequential(*layers, nn.Linear(WIDTH, NUM_CLASSES))
+
+
+def build_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
+def backward(model: nn.Module, batch: Batch) -> None:
+    features, labels = batch
+    F.cross_entropy(model(features), labels).backward()  # type: ignore[no-untyped-call]
+
+
+def update(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+def endless_batches(dataset: Samples, batch_size: int, rank: int, world_size: int) -> Iterator[Batch]:
+    """Yield this rank's batches in the way a plain script gets them: ``DistributedSampler`` and ``DataLoader``."""
+    sampler: DistributedSampler[Batch] = DistributedSampler(dataset, world_size, rank, drop_last=True)
+    loader = DataLoader(dataset, batch_size, sampler=sampler, drop_last=True)
+    epoch = 0
+    while True:
+        sampler.set_epoch(epoch)
+        yield from loader
+        epoch += 1
+
+
+def fit_samples(target_s: float, measure: Callable[[int], float], sizes: Sequence[int] = (16, 128)) -> int:
+    """Return how many samples make ``measure(samples)`` take about ``target_s``.
+
+    A line through two sizes gives a first answer, a third measurement at that answer corrects it. The result is a
+    multiple of 4 between 4 and 2048, so that a noisy machine still gives a usable one.
+    """
+
+    def usable(samples: float) -> int:
+        return int(min(max(round(samples / 4) * 4, 4), 2048))
+
+    small, large = sizes
+    small_s, large_s = measure(small), measure(large)
+    slope = max((large_s - small_s) / (large - small), 1e-6)
+    guess = usable(small + (target_s - small_s) / slope)
+    return usable(guess + (target_s - measure(guess)) / slope)

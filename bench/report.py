@@ -1,0 +1,233 @@
+"""Turns the raw figures of a benchmark into JSON, a text table, a chart and a verdict against the bars.
+
+``recovery.py`` and ``overhead.py`` call ``finish``. ``python bench/report.py bench/results/recovery.json`` writes them
+anew from the raw figures in such a file.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.charts import draw_overhead, draw_recovery
+from bench.stats import Estimate, paired_ratio, ratio_of_means, ratio_of_medians, trimmed_ratio
+
+MEDIAN_BEYOND_STEP_MS = 75.0
+WORST_BEYOND_STEP_MS = 300.0
+MIN_KILLS = 20
+RATIO_TO_TORCHFT = {"torchft": 40.0, "torchft-tuned": 4.0}
+MAX_OVERHEAD = 1.04
+
+
+@dataclass(frozen=True)
+class Check:
+    """One bar: what was measured, in words, and whether it holds."""
+
+    what: str
+    measured: str
+    bar: str
+    passed: bool
+
+    def __str__(self) -> str:
+        return f"{'PASS' if self.passed else 'FAIL'}  {self.what}: {self.measured} (bar: {self.bar})"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A benchmark's result, ready to be shown."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    checks: tuple[Check, ...]
+    figures: dict[str, Any]
+    """The figures behind the rows, for the chart and the JSON file."""
+
+
+def environment() -> dict[str, Any]:
+    """Return what one must know about the machine to read the figures."""
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "torchft-nightly", "craft")}
+    return {
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_before": os.getloadavg()[0],
+        **versions,
+    }
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f}"
+
+
+def summarize_recovery(result: dict[str, Any]) -> Summary:
+    kills: dict[str, list[dict[str, float]]] = {system: rows for system, rows in result["kills"].items() if rows}
+    figures: dict[str, Any] = {}
+    rows = []
+    for system, found in kills.items():
+        times = [kill["recovery_s"] for kill in found]
+        beyond = [kill["recovery_s"] - kill["step_s"] for kill in found]
+        step_s = statistics.median(kill["step_s"] for kill in found)
+        figures[system] = {
+            "kills": len(found),
+            "step_s": step_s,
+            "recovery_s": {"median": statistics.median(times), "min": min(times), "max": max(times)},
+            "beyond_step_s": {"median": statistics.median(beyond), "min": min(beyond), "max": max(beyond)},
+        }
+        rows.append(
+            (
+                system,
+                str(len(found)),
+                _ms(step_s),
+                _ms(statistics.median(times)),
+                f"{_ms(min(times))}-{_ms(max(times))}",
+                _ms(statistics.median(beyond)),
+                _ms(max(beyond)),
+            )
+        )
+    checks = _craft_checks(result, figures) + _ratio_checks(kills, figures) if "craft" in kills else []
+    settings = result["settings"]
+    return Summary(
+        title=f"Recovery from SIGKILL of one of {settings['workers']} workers, {settings['microbatches']} microbatches "
+        "(ms, from the signal to the survivors' first commit of a newer generation)",
+        header=("system", "kills", "step", "recovery median", "min-max", "beyond one step, median", "worst"),
+        rows=tuple(rows),
+        checks=tuple(checks),
+        figures=figures,
+    )
+
+
+def _craft_checks(result: dict[str, Any], figures: dict[str, Any]) -> list[Check]:
+    craft = figures["craft"]
+    median_ms, worst_ms = craft["beyond_step_s"]["median"] * 1e3, craft["beyond_step_s"]["max"] * 1e3
+    step_ms = craft["step_s"] * 1e3
+    return [
+        Check(
+            "median recovery beyond one undisturbed step",
+            f"{median_ms:.1f} ms",
+            f"at most {MEDIAN_BEYOND_STEP_MS:.0f} ms",
+            median_ms <= MEDIAN_BEYOND_STEP_MS,
+        ),
+        Check(
+            "worst recovery beyond one undisturbed step",
+            f"{worst_ms:.1f} ms",
+            f"at most {WORST_BEYOND_STEP_MS:.0f} ms",
+            worst_ms <= WORST_BEYOND_STEP_MS,
+        ),
+        Check("kills of CRAFT jobs", str(craft["kills"]), f"at least {MIN_KILLS}", craft["kills"] >= MIN_KILLS),
+        Check("undisturbed CRAFT step", f"{step_ms:.1f} ms", "30-40 ms", 30 <= step_ms <= 40),
+    ]
+
+
+def _ratio_checks(kills: dict[str, list[dict[str, float]]], figures: dict[str, Any]) -> list[Check]:
+    checks = []
+    times = {system: [kill["recovery_s"] for kill in found] for system, found in kills.items()}
+    for system, least in RATIO_TO_TORCHFT.items():
+        if system not in times:
+            continue
+        ratio = ratio_of_medians(times[system], times["craft"])
+        figures[system]["ratio_to_craft"] = asdict(ratio)
+        worst, best = min(times[system]) / max(times["craft"]), max(times[system]) / min(times["craft"])
+        measured = f"{ratio.value:.1f} (95% {ratio.low:.1f}-{ratio.high:.1f}; single kills {worst:.1f}-{best:.1f})"
+        checks.append(
+            Check(
+                f"recovery of {system} over CRAFT's, medians", measured, f"at least {least:.0f}", ratio.value >= least
+            )
+        )
+    return checks
+
+
+def summarize_overhead(result: dict[str, Any]) -> Summary:
+    rows, checks = [], []
+    figures: dict[str, Any] = {}
+    for cell in result["cells"]:
+        name = f"{cell['workers']} workers, {cell['step_ms']:.0f} ms"
+        figures[name] = {}
+        for system, blocks in cell["blocks"].items():
+            if not blocks:
+                continue
+            pairs = [(block["system_s"], block["ddp_s"]) for block in blocks]
+            ratio, means = paired_ratio(pairs, trimmed_ratio), paired_ratio(pairs, ratio_of_means)
+            step_s = statistics.median(ddp_s for _, ddp_s in pairs) / result["settings"]["steps_per_block"]
+            figures[name][system] = {"ratio": asdict(ratio), "ratio_of_means": asdict(means), "ddp_step_s": step_s}
+            rows.append((name, system, str(len(pairs)), _ms(step_s), _interval(ratio), _interval(means)))
+            if system == "craft":
+                measured = f"upper 95% limit {ratio.high:.3f}, estimate {ratio.value:.3f}"
+                what = f"CRAFT step over DDP's, {name}"
+                checks.append(Check(what, measured, f"at most {MAX_OVERHEAD}", ratio.high <= MAX_OVERHEAD))
+    return Summary(
+        title="Failure-free step against DistributedDataParallel over Gloo, alternating blocks in the same processes",
+        header=("job", "system", "block pairs", "DDP step (ms)", "ratio (95%)", "ratio of means (95%)"),
+        rows=tuple(rows),
+        checks=tuple(checks),
+        figures=figures,
+    )
+
+
+def _interval(ratio: Estimate) -> str:
+    return f"{ratio.value:.3f} ({ratio.low:.3f}-{ratio.high:.3f})"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return the rows under their header, in columns: the first to the left, figures to the right."""
+    lines = [header, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+
+    def show(line: Sequence[str]) -> str:
+        cells = [
+            cell.rjust(width) if n else cell.ljust(width)
+            for n, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([show(header), "  ".join("-" * width for width in widths), *map(show, rows)])
+
+
+def finish(result: dict[str, Any], out: Path) -> int:
+    """Write ``<benchmark>.json``, ``.txt`` and ``.png`` under ``out``, print the verdict, and return an exit status."""
+    name = result["benchmark"]
+    summary = summarize_recovery(result) if name == "recovery" else summarize_overhead(result)
+    out.mkdir(parents=True, exist_ok=True)
+    whole = {**result, "summary": summary.figures, "checks": [asdict(check) for check in summary.checks]}
+    (out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
+    machine = ", ".join(f"{key} {value}" for key, value in result["environment"].items())
+    text = "\n".join(
+        [
+            summary.title,
+            "",
+            table(summary.header, summary.rows),
+            "",
+            *map(str, summary.checks),
+            "",
+            f"Machine: {machine}",
+        ]
+    )
+    (out / f"{name}.txt").write_text(text + "\n")
+    draw = draw_recovery if name == "recovery" else draw_overhead
+    draw(result, summary.figures, out / f"{name}.png")
+    print(text)
+    return 0 if all(check.passed for check in summary.checks) else 1
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print(f"usage: {sys.argv[0]} RESULT.json\n\n{__doc__}", file=sys.stderr)
+        return 2
+    path = Path(sys.argv[1])
+    return finish(json.loads(path.read_text()), path.parent)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

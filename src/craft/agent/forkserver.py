@@ -1,0 +1,196 @@
+"""The fork server: a process with torch imported and no threads, which forks workers and sees them die.
+
+Its socket carries one JSON value a line. In: ``Fork``. Out: ``Ready``, ``Forked``, ``Ended``. When the socket closes,
+every worker is killed and the fork server ends: workers do not outlive their agent.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+
+import msgspec
+
+from craft.agent import kernel
+
+
+class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Start a worker."""
+
+    worker_id: str
+    script: str
+    arguments: tuple[str, ...]
+    as_module: bool
+    environment: dict[str, str]
+    log: str
+    """Where its standard output and error go."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Torch is imported: forks are fast from now on."""
+
+
+class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    worker_id: str
+    pid: int
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A worker's process is no more."""
+
+    worker_id: str
+    exit_code: int | None
+    signal: int | None
+    time: float
+
+
+Outgoing = Ready | Forked | Ended
+
+
+class ForkServer:
+    """Single-threaded: a fork copies only the calling thread, and locks held by others would stay locked for ever."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._workers: dict[int, str] = {}
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+
+    def serve(self) -> None:
+        signal.set_wakeup_fd(self._wake_write)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._send(Ready())
+        selector = selectors.DefaultSelector()
+        selector.register(self._channel, selectors.EVENT_READ)
+        selector.register(self._wake_read, selectors.EVENT_READ)
+        pending = b""
+        while True:
+            ready = {key.fd for key, _ in selector.select()}
+            if self._wake_read in ready:
+                os.read(self._wake_read, 4096)
+                self._reap()
+            if self._channel.fileno() in ready:
+                data = self._channel.recv(1 << 16)
+                if not data:
+                    break
+                *lines, pending = (pending + data).split(b"\n")
+                for line in lines:
+                    self._fork(msgspec.json.decode(line, type=Fork))
+        self._end_all()
+
+    def _fork(self, request: Fork) -> None:
+        server_pid = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                self._become_worker(request, server_pid)
+                from craft.worker.run import run_script
+
+                code = run_script(
+                    request.script, request.arguments, as_module=request.as_module, worker_id=request.worker_id
+                )
+            finally:
+                os._exit(code)
+        self._workers[pid] = request.worker_id
+        self._send(Forked(worker_id=request.worker_id, pid=pid))
+
+    def _become_worker(self, request: Fork, server_pid: int) -> None:
+        kernel.end_with_parent(server_pid)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # A session of its own: Ctrl-C is the agent's business, and what the worker forks can be found and ended with it.
+        os.setsid()
+        self._channel.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+        log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        os.environ.update(request.environment)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            worker_id = self._workers.pop(pid, None)
+            if worker_id is None:
+                continue
+            self._send(
+                Ended(
+                    worker_id=worker_id,
+                    exit_code=os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+                    signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+                    time=time.time(),
+                )
+            )
+            self._end_orphans(pid)
+
+    def _end_orphans(self, pid: int) -> None:
+        """End what the worker had forked: its loader processes hold its sockets open, and peers would wait for them."""
+        _kill_group(pid)
+        for child in kernel.children():
+            # Whatever is our child and no worker was left to us by a dead one.
+            if child not in self._workers:
+                _kill(child)
+
+    def _end_all(self) -> None:
+        for pid in list(self._workers):
+            _kill_group(pid)
+            _kill(pid)
+        deadline = time.monotonic() + 5
+        while kernel.children() and time.monotonic() < deadline:
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                return
+            for child in kernel.children():
+                if child not in self._workers:
+                    _kill(child)
+
+    def _send(self, message: Outgoing) -> None:
+        self._channel.sendall(msgspec.json.encode(message) + b"\n")
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def main() -> None:
+    """Entry of the process; its arguments are the socket's file descriptor and the agent's process id."""
+    fd, agent_pid = int(sys.argv[1]), int(sys.argv[2])
+    kernel.end_with_parent(agent_pid)
+    kernel.adopt_orphans()
+    import torch.utils.data
+
+    import craft.worker.join
+    import craft.worker.run
+
+    torch.set_num_threads(torch.get_num_threads())
+    ForkServer(socket.socket(fileno=fd)).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""What a person sees of a running job: a live bar on a terminal, plain lines otherwise, and a summary at the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from craft.decide.faults import goodput
+from craft.settings.run import RunSettings
+from craft.settings.rundir import RunDir
+from craft.telemetry.history import fault_costs, read_run
+from craft.telemetry.journal import Tail
+
+if TYPE_CHECKING:
+    from craft.agent.supervisor import Outcome, Supervisor
+    from craft.protocol.messages import WorkerReport
+
+_PLAIN_INTERVAL_S = 2.0
+
+
+class Display:
+    """Called by the agent ten times a second; never blocks it."""
+
+    def __init__(self, run_dir: RunDir, settings: RunSettings, console: Console | None = None) -> None:
+        self._run_dir = run_dir
+        self._settings = settings
+        self._console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self._live: Progress | None = None
+        self._task: Any = None
+        self._journal = Tail(run_dir.journal)
+        self._faults = 0
+        self._last = (time.monotonic(), 0)
+        self._rate = 0.0
+        self._printed = 0.0
+        self._first_commit: float | None = None
+        self._say(f"craft: {settings.workers} workers, run directory {run_dir.path}")
+
+    def show(self, supervisor: Supervisor) -> None:
+        """Bring the display up to date."""
+        self._show_events()
+        relay = supervisor.relay
+        leader = (
+            max(relay.reports().values(), key=lambda report: report.step, default=None) if relay is not None else None
+        )
+        if leader is None or leader.step == 0:
+            return
+        now = time.monotonic()
+        if self._first_commit is None:
+            self._first_commit = time.time()
+            self._last = (now, leader.step)
+        if now - self._last[0] >= 1.0:
+            self._rate = (leader.step - self._last[1]) / (now - self._last[0])
+            self._last = (now, leader.step)
+        directive = relay.directive if relay is not None else None
+        workers = len(directive.generation.members) if directive is not None and directive.generation is not None else 0
+        if self._console.is_terminal:
+            self._show_bar(leader, workers)
+        elif now - self._printed >= _PLAIN_INTERVAL_S:
+            self._printed = now
+            self._say(self._line(leader, workers))
+
+    def _line(self, leader: WorkerReport, workers: int) -> str:
+        total = f"/{leader.total_steps}" if leader.total_steps else ""
+        return f"step {leader.step}{total}  {self._details(leader, workers)}"
+
+    def _details(self, leader: WorkerReport, workers: int) -> str:
+        metrics = "  ".join(f"{name} {value:.4g}" for name, value in leader.metrics.items())
+        return f"{self._rate:.1f} steps/s  {metrics}  {workers} workers  {self._faults} faults"
+
+    def _show_bar(self, leader: WorkerReport, workers: int) -> None:
+        if self._live is None:
+            self._live = Progress(
+                TextColumn("step {task.completed}/{task.total}"),
+                BarColumn(),
+                TextColumn("{task.description}"),
+                TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._live.add_task("", total=leader.total_steps)
+            self._live.start()
+        self._live.update(self._task, completed=leader.step, description=self._details(leader, workers))
+
+    def _show_events(self) -> None:
+        for line in self._journal.new_lines():
+            text = _sentence(line)
+            if line.get("event") in ("WorkerLost", "WorkerFailed", "HostLost"):
+                self._faults += 1
+            if text:
+                self._say(f"{time.strftime('%H:%M:%S', time.localtime(line['time']))}  {text}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def summary(self, outcome: Outcome, wall_s: float) -> None:
+        """What was done, what went wrong, what it cost."""
+        self._show_events()
+        if outcome.traceback:
+            self._say(outcome.traceback.rstrip())
+        run = read_run(self._run_dir.path)
+        steps = max((commits[-1].step + 1 for commits in run.commits.values() if commits), default=0)
+        costs = fault_costs(run)
+        word = "finished" if outcome.exit_code == 0 else f"ended with exit code {outcome.exit_code}"
+        self._say(f"craft: {word}: {outcome.reason}")
+        training_s = time.time() - self._first_commit if self._first_commit is not None else wall_s
+        self._say(
+            f"  {steps} steps in {wall_s:.1f} s, {self._faults} faults, goodput {100 * goodput(training_s, costs):.2f}%"
+        )
+        for cost in costs:
+            lost = "the job ended before the next step" if cost.lost_s is None else f"{1000 * cost.lost_s:.0f} ms lost"
+            self._say(f"  generation {cost.generation}: {cost.what}: {lost}")
+
+
+def _sentence(line: dict[str, Any]) -> str:
+    """One line of the journal for a person; empty if it is not worth their while."""
+    event, action = line.get("event"), line.get("action")
+    if event == "WorkerLost":
+        return f"{line['worker_id']} lost: {line['reason']}"
+    if event == "WorkerFailed":
+        return f"{line['worker_id']} failed in its script: {line['error']}"
+    if event == "HostLost":
+        return f"host {line['host']} lost: {line['reason']}"
+    if event == "ParametersUnequal":
+        return f"warning: {', '.join(line['worker_ids'])} began with other parameters; all now have those of {line['source']}"
+    if event == "StateDiverged":
+        return f"state diverged: {line['detail']}"
+    if event == "StepRetried":
+        redone, dropped = line.get("given"), line.get("dropped")
+        return (
+            f"step {line['step']}: microbatches {redone} are redone"
+            if redone
+            else f"microbatches {dropped} are dropped"
+        )
+    if action == "Reconfigure":
+        return f"generation {line['generation']}: {line['reason']}"
+    return ""

@@ -1,0 +1,179 @@
+"""``craft status``, ``events``, ``fail`` and ``stop``: look at a running job, and act on it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import click
+
+from craft.protocol.errors import CraftError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+EXIT_BAD_INPUT = 2
+
+run_option = click.option(
+    "--dir",
+    "run_dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=None,
+    help="The run directory. Default: the newest craft-run* in the current directory.",
+)
+
+
+def explained(command: Callable[P, R]) -> Callable[P, R]:
+    """Print what went wrong as one sentence on stderr, and exit with code 2."""
+
+    @functools.wraps(command)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except CraftError as error:
+            click.echo(f"craft: {error}", err=True)
+            raise SystemExit(EXIT_BAD_INPUT) from None
+
+    return wrapper
+
+
+def _client(run_dir: Path | None) -> Any:
+    from craft.settings.rundir import find_run
+    from craft.wire.client import Client
+
+    return Client.of_run(find_run(run_dir))
+
+
+@click.command()
+@run_option
+@click.option("--json", "as_json", is_flag=True, help="Print the whole status as one JSON object.")
+@explained
+def status(run_dir: Path | None, as_json: bool) -> None:
+    """Show how a job stands: its step, its workers, its faults.
+
+    \b
+    Example:
+      craft status
+      craft status --dir craft-run-1 --json
+    """
+    found = _client(run_dir).get_status()
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        _print_status(found)
+
+
+@click.command()
+@run_option
+@click.option("--follow", is_flag=True, help="Go on printing what happens, until the job ends.")
+@click.option("--json", "as_json", is_flag=True, help="Print the journal's own lines.")
+@explained
+def events(run_dir: Path | None, follow: bool, as_json: bool) -> None:
+    """Print what happened, what was decided and why.
+
+    Reads the journal of a job whose lighthouse is gone from its run directory.
+
+    \b
+    Example:
+      craft events --follow
+    """
+    for line in _lines(run_dir, follow):
+        click.echo(json.dumps(line) if as_json else _sentence(line))
+
+
+@click.command()
+@click.argument("worker")
+@run_option
+@click.option("--reason", default="reported by a person", show_default=True, help="For the journal.")
+@explained
+def fail(worker: str, run_dir: Path | None, reason: str) -> None:
+    """Declare WORKER failed: it is ended, and the others go on without it.
+
+    \b
+    Example:
+      craft fail w3 --reason "its fan is loud"
+    """
+    answer = _client(run_dir).report_failure(worker_id=worker, reason=reason)
+    if answer["already"]:
+        click.echo(f"worker {worker} was gone already")
+        return
+    click.echo(f"worker {worker} is out")
+    _print_actions(answer)
+
+
+@click.command()
+@run_option
+@click.option("--reason", default="stopped by a person", show_default=True, help="For the journal.")
+@explained
+def stop(run_dir: Path | None, reason: str) -> None:
+    """Stop the job.
+
+    \b
+    Example:
+      craft stop --reason "enough"
+    """
+    answer = _client(run_dir).stop(reason)
+    click.echo("the job was stopping already" if answer["already"] else "the job stops")
+
+
+def _lines(run_dir: Path | None, follow: bool) -> Any:
+    from craft.protocol.errors import Unreachable
+    from craft.settings.rundir import find_run
+    from craft.telemetry.journal import read_lines
+    from craft.wire.client import Client
+
+    run = find_run(run_dir)
+    try:
+        yield from Client.of_run(run).events(follow)
+    except Unreachable:
+        # The job is over or its lighthouse is away: the file has all that happened.
+        yield from read_lines(run.journal)
+
+
+def _print_actions(answer: dict[str, Any]) -> None:
+    for action in answer["actions"]:
+        click.echo(f"  {action['action']}: {action['reason']}")
+
+
+def _sentence(line: dict[str, Any]) -> str:
+    """One line of the journal for a person."""
+    kind = str(line.get("kind", "?"))
+    moment = time.strftime("%H:%M:%S", time.localtime(line.get("time", 0.0)))
+    rest = {name: value for name, value in line.items() if name not in ("time", "kind", kind, "reason", "traceback")}
+    parts = " ".join(f"{name}={_short(value)}" for name, value in rest.items() if value is not None)
+    reason = f'  "{line["reason"]}"' if line.get("reason") else ""
+    return f"{moment} {kind:7} {line.get(kind, ''):18} {parts}{reason}"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return str(value.get("worker_id", json.dumps(value)))
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _print_status(found: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    total = f" of {found['total_steps']}" if found["total_steps"] is not None else ""
+    pace = f", {found['step_s']:.3g} s a step" if found["step_s"] else ""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{found['state']}: step {found['step']}{total}, generation {found['generation']}{pace}")
+    if found["reason"]:
+        console.print(found["reason"], markup=False)
+    if found["metrics"]:
+        console.print("  ".join(f"{name} {value:.6g}" for name, value in found["metrics"].items()), markup=False)
+    table = Table("worker", "state", "rank", "step", "host", "pid", box=None, header_style="bold")
+    for worker in found["workers"]:
+        row = (worker[name] for name in ("worker_id", "state", "rank", "step", "host", "pid"))
+        table.add_row(*("-" if cell is None else str(cell) for cell in row))
+    console.print(table)
+    console.print(f"faults: {found['faults']}")
+    for fault in found["fault_list"][-5:]:
+        moment = time.strftime("%H:%M:%S", time.localtime(fault["seen"]))
+        console.print(f"  {moment} {', '.join(fault['worker_ids'])}: {fault['reason']}", markup=False)
+    console.print(f"lighthouse: {found['lighthouse']['url']} (pid {found['lighthouse']['pid']})")

@@ -1,0 +1,85 @@
+"""``craft lighthouse``: run the control plane of a job as a process of its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from craft.protocol.errors import ConfigError, CraftError
+from craft.settings.rundir import RunDir
+
+
+@click.command()
+@click.option("--workers", type=click.IntRange(min=1), required=True, help="Workers of the whole job, over all hosts.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0 picks a free one.")
+@click.option(
+    "--dir", "run_dir", type=click.Path(file_okay=False, path_type=Path), required=True, help="The run directory."
+)
+@click.option(
+    "--min-workers", type=click.IntRange(min=1), default=1, show_default=True, help="Give up below this many."
+)
+@click.option(
+    "--on-loss",
+    type=click.Choice(["redo", "shrink"]),
+    default="redo",
+    show_default=True,
+    help="What becomes of a lost worker's microbatches.",
+)
+@click.option("--bind", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host-address", default=None, help="Name or address under which other hosts reach this one.")
+@click.option(
+    "--token-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    help="Where the token is; made if it is not there. Default: the file 'token' in the run directory.",
+)
+@click.option(
+    "--heartbeat-limit",
+    type=click.FloatRange(min=0.05),
+    default=1.0,
+    show_default=True,
+    help="Seconds of silence after which a host is lost.",
+)
+@click.option("--with-parent", is_flag=True, help="End when the process that started this one ends.")
+def lighthouse(
+    workers: int,
+    port: int,
+    run_dir: Path,
+    min_workers: int,
+    on_loss: str,
+    bind: str,
+    host_address: str | None,
+    token_file: Path | None,
+    heartbeat_limit: float,
+    with_parent: bool,
+) -> None:
+    """Run the lighthouse of a job: it knows who is there, decides, and tells.
+
+    'craft run' starts one by itself; start your own for a job of several hosts. It can be killed and started again on
+    the same run directory while the job goes on.
+
+    \b
+    Example:
+      craft lighthouse --workers 16 --dir run --bind 0.0.0.0 --port 29400
+      craft run --workers 8 --lighthouse http://HOST:29400 --token-file token train.py    (on each of two hosts)
+    """
+    parent_pid = os.getppid()
+    # Only now: aiohttp takes a while to import, and 'craft --help' must not wait for it.
+    from craft.control.lighthouse import LighthouseSettings
+    from craft.control.process import Place, end_with_parent, serve
+
+    if min_workers > workers:
+        raise click.UsageError(f"--min-workers {min_workers} is more than --workers {workers}")
+    settings = LighthouseSettings(
+        workers=workers, min_workers=min_workers, on_loss=on_loss, heartbeat_limit_s=heartbeat_limit
+    )
+    place = Place(bind=bind, port=port, host_address=host_address)
+    try:
+        if with_parent:
+            end_with_parent(parent_pid)
+        serve(RunDir(run_dir), settings, place, token_file, click.echo)
+    except CraftError as error:
+        click.echo(f"craft lighthouse: {error}", err=True)
+        raise SystemExit(2 if isinstance(error, ConfigError) else 1) from None

@@ -1,0 +1,51 @@
+"""``craft``: one command, and what belongs to it. Each subcommand is imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+_COMMANDS = {
+    "demo": ("craft.cli.demo", "demo", "See it work: kill workers of a small job and compare the bits."),
+    "events": ("craft.cli.inspect", "events", "Show what happened in a job."),
+    "fail": ("craft.cli.inspect", "fail", "Report a worker as failed."),
+    "lighthouse": ("craft.cli.lighthouse", "lighthouse", "Run the control plane of a job of several hosts."),
+    "run": ("craft.cli.run", "run", "Run a training script as a fault-tolerant job."),
+    "status": ("craft.cli.inspect", "status", "Show how a job is doing."),
+    "stop": ("craft.cli.inspect", "stop", "End a job."),
+}
+
+
+class _Lazy(click.Group):
+    """Lists commands by their one-line help, without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, attribute, _ = _COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _COMMANDS[name][2]) for name in self.list_commands(ctx)])
+
+
+@click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="craft", message="craft %(version)s")
+def main(**_: Any) -> None:
+    """Keep PyTorch training jobs running through failures, bit for bit.
+
+    \b
+    Example:
+      craft run --workers 4 train.py      then, in another terminal, kill -9 one of its workers
+    """
+
+
+if __name__ == "__main__":
+    main(prog_name="craft")

@@ -1,0 +1,86 @@
+"""``craft run``: start a job on this host and see it through."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from craft.protocol.errors import CraftError
+from craft.settings.run import resolve, write_effective
+from craft.settings.rundir import PREFIX, RunDir
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--workers", type=int, help="Workers on this host.  [default: 1]")
+@click.option("--min-workers", type=int, help="Give up when fewer are left.  [default: 1]")
+@click.option(
+    "--on-loss", type=click.Choice(["redo", "shrink"]), help="What becomes of lost microbatches.  [default: redo]"
+)
+@click.option("--threads", type=int, help="Threads of each worker; bits depend on it.  [default: OMP_NUM_THREADS or 1]")
+@click.option(
+    "--dir",
+    "run_dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Run directory.  [default: craft-run-TIME]",
+)
+@click.option("--lighthouse", help="URL of a running lighthouse.  [default: start one]")
+@click.option("--token-file", type=click.Path(path_type=Path, dir_okay=False), help="File with the lighthouse's token.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Port of the lighthouse that is started.  [default: a free one]"
+)
+@click.option(
+    "--check-bits/--no-check-bits", default=None, help="Compare one microbatch's bits between workers at the start."
+)
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="A craft.toml.")
+@click.option("-m", "as_module", is_flag=True, help="SCRIPT is the name of a module.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(
+    run_dir: Path | None, config: Path | None, as_module: bool, script: str, arguments: tuple[str, ...], **flags: Any
+) -> None:
+    """Run SCRIPT as a job that survives the loss of its workers.
+
+    \b
+    Example:
+      craft run --workers 4 train.py --lr 0.1
+      craft run --workers 4 --on-loss shrink -m my_package.train
+
+    Exit codes: 0 finished, 1 bug in the script, 2 bad input, 3 given up, 130/143 interrupted.
+    """
+    try:
+        settings, origins = resolve({**flags, "script": script, "arguments": arguments, "as_module": as_module}, config)
+        place = _new_run_dir(run_dir)
+        write_effective(place.config, settings, origins)
+    except CraftError as error:
+        raise SystemExit(_refuse(error)) from None
+    # Only now: what has to be imported takes a while, and bad input gets its answer at once.
+    from craft.agent.supervisor import supervise
+    from craft.cli.display import Display
+
+    display = Display(place, settings)
+    started = time.time()
+    try:
+        outcome = supervise(settings, place, display.show)
+    except CraftError as error:
+        display.close()
+        raise SystemExit(_refuse(error)) from None
+    display.close()
+    display.summary(outcome, time.time() - started)
+    raise SystemExit(outcome.exit_code)
+
+
+def _new_run_dir(path: Path | None) -> RunDir:
+    """The run directory for a new job; one that holds a job already is refused."""
+    from craft.settings.rundir import claim
+
+    return claim(path or Path(f"{PREFIX}-{time.strftime('%Y%m%d-%H%M%S')}"))
+
+
+def _refuse(error: CraftError) -> int:
+    from craft.protocol.errors import ConfigError
+
+    click.echo(f"craft run: {error}", err=True)
+    return 2 if isinstance(error, ConfigError) else 3

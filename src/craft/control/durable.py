@@ -1,0 +1,92 @@
+"""What outlives a lighthouse: the generations it gave out, who may never come back, and whether the job is over.
+
+``Loop`` saves before it tells anybody; a lighthouse that starts on the same run directory restores from it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from craft.decide.membership import JobState, WorkerView, restarted
+from craft.protocol.actions import Stop
+from craft.protocol.errors import ConfigError
+from craft.protocol.membership import Generation, Member
+from craft.settings.rundir import write_private
+
+
+class Durable(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the job's state that must not be forgotten."""
+
+    generation: Generation | None = None
+    upcoming: Generation | None = None
+    """Told to its members, who may enter it while no lighthouse is there."""
+    highest: int = 0
+    lost: tuple[Member, ...] = ()
+    """Workers that must not act any more; one of them may still be running somewhere."""
+    stopping: Stop | None = None
+
+
+class Store(Protocol):
+    """Where a Durable is kept."""
+
+    def save(self, durable: Durable) -> None:
+        """Return only when ``durable`` would survive a crash."""
+
+
+class DurableFile:
+    """One small file, replaced as a whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def save(self, durable: Durable) -> None:
+        write_private(self._path, msgspec.json.encode(durable))
+
+    def load(self) -> Durable | None:
+        """Return what was saved last, or None if nothing was."""
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=Durable)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"cannot go on with the run in {self._path.parent}: {self._path.name} is not readable ({error})."
+                " Start a new run in another directory"
+            ) from None
+
+
+def durable_of(state: JobState) -> Durable:
+    """Return what of ``state`` must be kept."""
+    return Durable(
+        generation=state.generation,
+        upcoming=state.upcoming,
+        highest=state.highest,
+        lost=tuple(view.member for view in state.having("lost")),
+        stopping=state.stopping,
+    )
+
+
+def restore(fresh: JobState, durable: Durable | None) -> JobState:
+    """Return the state that a lighthouse begins with: ``fresh``, or what an earlier one left."""
+    if durable is None:
+        return fresh
+    state = restarted(fresh, durable.generation)
+    lost = {member.worker_id for member in durable.lost}
+    known = [view for view in state.workers if view.member.worker_id not in lost]
+    inside = {view.member.worker_id for view in known}
+    joiners = durable.upcoming.members if durable.upcoming is not None else ()
+    return replace(
+        state,
+        workers=(
+            *known,
+            *(WorkerView(member=member) for member in joiners if member.worker_id not in inside | lost),
+            *(WorkerView(member=member, standing="lost") for member in durable.lost),
+        ),
+        upcoming=durable.upcoming,
+        highest=max(state.highest, durable.highest),
+        stopping=durable.stopping,
+    )

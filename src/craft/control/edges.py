@@ -1,0 +1,202 @@
+"""Reports are level-triggered, events are not: turn what reports say into events, each of them once.
+
+``Loop`` asks for the events of every report that arrives and handles each before it asks for the next one, so that a
+later event of the same report is judged by what the earlier one led to.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from craft.control.index import Index
+from craft.decide.membership import JobState
+from craft.protocol.errors import MalformedMessage
+from craft.protocol.events import (
+    AnyEvent,
+    ExchangeBroken,
+    GenerationEntered,
+    WorkerFinished,
+    WorkerJoined,
+    WorkerLost,
+)
+from craft.protocol.messages import Exited, HostReport, WorkerReport
+
+MAX_NUMBER = 2**53
+"""Steps and generations are far below this; a larger one is nonsense, and could not be sent on."""
+MAX_NAME_CHARS = 200
+
+
+@dataclass
+class Seen:
+    """What one worker's reports have led to so far."""
+
+    report: WorkerReport
+    host: str
+    joined: bool = False
+    generation: int = 0
+    broken: int = 0
+    """The newest generation of which it said that its exchange broke."""
+    failed: bool = False
+    exited: bool = False
+
+
+class Edges:
+    """Remembers what was seen, by worker; ``state`` gives the job's state as of now."""
+
+    def __init__(self, state: Callable[[], JobState]) -> None:
+        self.seen: dict[str, Seen] = {}
+        self.index = Index(state)
+        self._values: set[object] = set()
+        """Values that are journaled once, whoever and however often reports them."""
+        self._exited: set[str] = set()
+        self._starting: set[str] = set()
+
+    def events(self, report: HostReport) -> Iterator[AnyEvent]:
+        """Yield what is new in ``report``. Entries come before losses: a worker may enter a generation and then die."""
+        reports = [_normal(worker, report.host) for worker in report.workers]
+        for worker in reports:
+            yield from self._arrived(worker, report.host)
+        for worker in reports:
+            yield from self._failed(worker)
+        for exited in report.exited:
+            yield from self._exits(exited)
+        yield from self._forgotten(report)
+        for worker in reports:
+            yield from self._broken(worker)
+            yield from self._values_of(worker)
+
+    def starting(self, host: str) -> frozenset[str]:
+        """Workers of ``host`` that were reported and have neither joined nor ended."""
+        return frozenset(
+            worker_id
+            for worker_id in self._starting
+            if self.seen[worker_id].host == host and not self.index.gone(worker_id)
+        )
+
+    def _arrived(self, report: WorkerReport, host: str) -> Iterator[AnyEvent]:
+        worker_id = report.member.worker_id
+        seen = self.seen.get(worker_id)
+        if seen is None:
+            seen = self.seen[worker_id] = Seen(report=report, host=host)
+            self._starting.add(worker_id)
+        seen.report, seen.host = report, host
+        if report.joined and not seen.joined:
+            seen.joined = True
+            self._starting.discard(worker_id)
+            if self.index.view(worker_id) is None:
+                yield WorkerJoined(member=report.member, pid=report.pid)
+        if report.generation > seen.generation:
+            seen.generation = report.generation
+            if self.index.lives(worker_id):
+                yield GenerationEntered(worker_id=worker_id, generation=report.generation)
+
+    def _failed(self, report: WorkerReport) -> Iterator[AnyEvent]:
+        seen = self.seen[report.member.worker_id]
+        if report.failed is None or seen.failed:
+            return
+        seen.failed = True
+        # A fenced one may fail because it is fenced; of one that just ended, this is the reason, though it comes late.
+        if seen.exited or not self.index.gone(report.member.worker_id):
+            yield report.failed
+
+    def _exits(self, exited: Exited) -> Iterator[AnyEvent]:
+        if exited.worker_id in self._exited:
+            return
+        self._exited.add(exited.worker_id)
+        self._starting.discard(exited.worker_id)
+        seen = self.seen.get(exited.worker_id)
+        if seen is not None:
+            seen.exited = True
+        if self.index.gone(exited.worker_id) or (seen is not None and seen.failed):
+            return
+        yield _ending(exited, seen)
+
+    def _forgotten(self, report: HostReport) -> Iterator[AnyEvent]:
+        """Workers that their agent does not know any more: it was replaced, and they did not outlive the old one."""
+        expected = self.index.living(report.host)
+        mentioned = {worker.member.worker_id for worker in report.workers}
+        mentioned.update(exited.worker_id for exited in report.exited)
+        for worker_id in sorted((expected | self.starting(report.host)) - mentioned):
+            yield WorkerLost(worker_id=worker_id, reason="its agent does not know it any more")
+
+    def _broken(self, report: WorkerReport) -> Iterator[AnyEvent]:
+        worker_id, broken = report.member.worker_id, report.broken
+        seen = self.seen[worker_id]
+        if broken is None or broken.generation <= seen.broken:
+            return
+        seen.broken = broken.generation
+        if broken.generation == self.index.current and self.index.lives(worker_id):
+            yield ExchangeBroken(worker_id=worker_id, generation=broken.generation, detail=broken.detail)
+
+    def _values_of(self, report: WorkerReport) -> Iterator[AnyEvent]:
+        for value in (report.diverged, report.unequal, report.retried):
+            if value is not None and value not in self._values:
+                self._values.add(value)
+                yield value
+
+
+def _normal(report: WorkerReport, host: str) -> WorkerReport:
+    """A worker is where its agent is, and speaks for itself only."""
+    member, failed = report.member, report.failed
+    if member.host != host:
+        report = replace(report, member=replace(member, host=host))
+    if failed is not None and failed.worker_id != member.worker_id:
+        report = replace(report, failed=replace(failed, worker_id=member.worker_id))
+    return report
+
+
+def _ending(exited: Exited, seen: Seen | None) -> WorkerFinished | WorkerLost:
+    if exited.signal is None and exited.exit_code == 0:
+        if seen is None:
+            return WorkerFinished(worker_id=exited.worker_id, complete=False)
+        report = seen.report
+        return WorkerFinished(
+            worker_id=exited.worker_id, step=report.step, digest=report.digest, complete=report.complete
+        )
+    return WorkerLost(worker_id=exited.worker_id, reason=describe_exit(exited), time=exited.time)
+
+
+def describe_exit(exited: Exited) -> str:
+    """How a process ended, in words."""
+    if exited.signal is not None:
+        try:
+            return f"killed by {signal.Signals(exited.signal).name}"
+        except ValueError:
+            return f"killed by signal {exited.signal}"
+    return "ended in an unknown way" if exited.exit_code is None else f"exit code {exited.exit_code}"
+
+
+def check(report: HostReport, index: Index) -> None:
+    """Raise MalformedMessage if ``report`` cannot be true; nothing was changed then."""
+    _check_name(report.host, "$.host")
+    mentioned: set[str] = set()
+    for worker in report.workers:
+        worker_id = worker.member.worker_id
+        _check_name(worker_id, "$.workers[...].member.worker_id")
+        _check_number(worker.generation, "$.workers[...].generation")
+        _check_number(worker.step, "$.workers[...].step")
+        if worker_id in mentioned:
+            raise MalformedMessage(f"worker {worker_id} is there twice", "$.workers[...].member.worker_id")
+        mentioned.add(worker_id)
+        view = index.view(worker_id)
+        if view is not None and view.standing in ("waiting", "member") and view.member.host != report.host:
+            raise MalformedMessage(
+                f"worker_id {worker_id} is in use on host {view.member.host}: ids must be unique over all hosts",
+                "$.workers[...].member.worker_id",
+            )
+    for exited in report.exited:
+        _check_name(exited.worker_id, "$.exited[...].worker_id")
+
+
+def _check_name(name: str, where: str) -> None:
+    if not name or len(name) > MAX_NAME_CHARS or not name.isprintable():
+        raise MalformedMessage(f"{where} must be 1 to {MAX_NAME_CHARS} printable characters", where)
+
+
+def _check_number(number: int, where: str) -> None:
+    if not 0 <= number <= MAX_NUMBER:
+        raise MalformedMessage(f"{where} must be between 0 and {MAX_NUMBER}, not {number}", where)

@@ -1,0 +1,76 @@
+"""The journal as server-sent events: what is there so far, then every line as it is written."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from craft.telemetry.journal import Journal
+
+MAX_WAITING = 10_000
+"""Lines that a slow reader may lag behind; then its stream ends, and it comes back with Last-Event-ID."""
+KEEPALIVE_S = 15.0
+
+
+class Feed:
+    """Numbers the journal's lines from 1, across restarts, and hands them to any number of readers."""
+
+    def __init__(self, journal: Journal, path: Path) -> None:
+        self._path = path
+        self._count = len(_lines(path))
+        self._readers: set[asyncio.Queue[tuple[int, str] | None]] = set()
+        journal.listen(self._written)
+
+    async def stream(self, after: int = 0, follow: bool = True) -> AsyncIterator[bytes]:
+        """Yield server-sent events for the lines behind number ``after``."""
+        queue: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue(MAX_WAITING + 1)
+        # No await between these two: every line is either counted here or comes through the queue.
+        self._readers.add(queue)
+        count = self._count
+        try:
+            lines = await asyncio.to_thread(_lines, self._path)
+            for number, line in enumerate(lines[:count], start=1):
+                if number > after:
+                    yield _event(number, line)
+            while follow:
+                try:
+                    item = await asyncio.wait_for(queue.get(), KEEPALIVE_S)
+                except asyncio.TimeoutError:
+                    yield b": still here\n\n"
+                    continue
+                if item is None:
+                    return
+                if item[0] > after:
+                    yield _event(*item)
+        finally:
+            self._readers.discard(queue)
+
+    def close(self) -> None:
+        """End all streams."""
+        for queue in list(self._readers):
+            self._end(queue)
+
+    def _written(self, line: dict[str, Any]) -> None:
+        self._count += 1
+        text = json.dumps(line, separators=(",", ":"))
+        for queue in list(self._readers):
+            if queue.qsize() >= MAX_WAITING:
+                self._end(queue)
+            else:
+                queue.put_nowait((self._count, text))
+
+    def _end(self, queue: asyncio.Queue[tuple[int, str] | None]) -> None:
+        # The queue has room for one more than it ever holds: its end.
+        self._readers.discard(queue)
+        queue.put_nowait(None)
+
+
+def _event(number: int, line: str) -> bytes:
+    return f"id: {number}\ndata: {line}\n\n".encode()
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").split("\n")[:-1] if path.exists() else []

@@ -1,0 +1,70 @@
+"""What stands before every HTTP handler: the token, and one shape for all errors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from craft.protocol.errors import MalformedMessage
+from craft.wire.auth import accepts
+
+logger = logging.getLogger(__name__)
+
+OPEN_PATHS = frozenset({"/healthz"})
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def answer(value: object, status: int = 200) -> web.Response:
+    """Return ``value`` as JSON."""
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+def refusal(status: int, message: str, **more: str) -> web.Response:
+    """Return an error as JSON; ``field`` names the part of the request that is wrong."""
+    return answer({"error": message, **more}, status)
+
+
+@web.middleware
+async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn whatever a handler raises into an answer that says what is wrong."""
+    try:
+        return await handler(request)
+    except MalformedMessage as error:
+        return refusal(400, str(error), field=error.field)
+    except web.HTTPRequestEntityTooLarge as error:
+        return refusal(413, f"the body is too large: {error.text}")
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        response = refusal(405, f"{request.path} takes {allowed}, not {request.method}")
+        response.headers["Allow"] = allowed
+        return response
+    except web.HTTPNotFound:
+        return refusal(404, f"there is no {request.path} here")
+    except web.HTTPException as error:
+        return refusal(error.status, error.text or error.reason)
+    except Exception:
+        # The edge of the process for this request: the lighthouse must live on, whatever one request does.
+        logger.exception("%s %s failed", request.method, request.path)
+        return refusal(500, "the lighthouse failed on this request; its log has the traceback")
+
+
+def authentication(token: str) -> Middleware:
+    """Return the middleware that lets only bearers of ``token`` pass. It reads no body, so strangers cost little."""
+
+    @web.middleware
+    async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in OPEN_PATHS and not accepts(token, request.headers.get("Authorization")):
+            message = (
+                "the bearer token is missing or wrong: send 'Authorization: Bearer TOKEN' with the content of the"
+                " run directory's file 'token'"
+            )
+            response = refusal(401, message)
+            response.headers["WWW-Authenticate"] = "Bearer"
+            return response
+        return await handler(request)
+
+    return authenticate

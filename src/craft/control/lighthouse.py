@@ -1,0 +1,146 @@
+"""The parts of a lighthouse, put together: loop, journal, dispatch and heartbeats, on asyncio's clock."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from craft.control.dispatch import Dispatch
+from craft.control.durable import Durable, DurableFile, restore
+from craft.control.faults import faults_in
+from craft.control.feed import Feed
+from craft.control.heartbeat import DEFAULT_LIMIT_S, Heartbeats
+from craft.control.loop import GRACE_S, Loop
+from craft.control.sessions import Sessions
+from craft.control.status import AgentStatus, LighthouseStatus, Status, status_of
+from craft.decide.membership import JobState
+from craft.decide.policies import default_policies
+from craft.settings.rundir import RunDir
+from craft.telemetry.journal import Journal, read_lines
+from craft.telemetry.metrics import LineCounter
+
+RESTART_LIMITS = 3
+"""After a restart, hosts have this many heartbeat limits to come back: agents look for the lighthouse only so often."""
+
+
+@dataclass(frozen=True)
+class LighthouseSettings:
+    """What a lighthouse is started with."""
+
+    workers: int
+    """Slots of the job: the first generation waits for this many."""
+    min_workers: int = 1
+    on_loss: str = "redo"
+    heartbeat_limit_s: float = DEFAULT_LIMIT_S
+    """A host whose agent is silent for longer is lost."""
+    grace_s: float = GRACE_S
+    """How long a broken generation is left alone before its members are sent to meet again."""
+
+
+class AsyncioSurroundings:
+    """Time, timers and chance of a real process."""
+
+    def __init__(self, dispatch: Dispatch) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.tell = dispatch.tell
+
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+    def later(self, delay_s: float, call: Callable[[], None]) -> None:
+        self._loop.call_later(delay_s, call)
+
+    def nonce(self) -> str:
+        return secrets.token_hex(4)
+
+
+class FailStop:
+    """A store whose failure ends the lighthouse: it must not hand out what it could not make durable."""
+
+    def __init__(self, inner: DurableFile, broken: asyncio.Future[str]) -> None:
+        self._inner = inner
+        self._broken = broken
+
+    def save(self, durable: Durable) -> None:
+        try:
+            self._inner.save(durable)
+        except OSError as error:
+            if not self._broken.done():
+                self._broken.set_result(f"cannot make a generation durable: {error}")
+            raise
+
+
+class Lighthouse:
+    """One job's lighthouse. Lives in one asyncio loop; whatever is called here is called from its thread."""
+
+    def __init__(self, run: RunDir, settings: LighthouseSettings, url: str) -> None:
+        durable_file = DurableFile(run.generation)
+        durable = durable_file.load()
+        fresh = JobState(slots=settings.workers, min_workers=settings.min_workers)
+        state = restore(fresh, durable)
+        self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Gets a sentence if the lighthouse cannot go on."""
+        self.url = url
+        self.journal = Journal(run.journal)
+        self.lines = LineCounter()
+        self.journal.listen(self.lines)
+        self.feed = Feed(self.journal, run.journal)
+        # Microseconds, so that no restart can come back to a number that was used before.
+        self.dispatch = Dispatch(first_sequence=int(time.time() * 1e6))
+        around = AsyncioSurroundings(self.dispatch)
+        self.loop = Loop(
+            state,
+            policies=default_policies(settings.on_loss),
+            store=FailStop(durable_file, self.broken),
+            journal=self.journal,
+            around=around,
+            grace_s=settings.grace_s,
+            faults=faults_in(read_lines(run.journal)),
+        )
+        self._limit_s = settings.heartbeat_limit_s
+        self.heartbeats = Heartbeats(settings.heartbeat_limit_s, around, self._silent)
+        self.sessions = Sessions(self.loop, self.dispatch, self.heartbeats)
+        self._begin(state, again=durable is not None)
+
+    def _begin(self, state: JobState, again: bool) -> None:
+        number = state.generation.number if state.generation is not None else 0
+        started = {"event": "LighthouseStarted", "pid": os.getpid(), "url": self.url, "generation": number}
+        self.journal.write("event", {**started, "restarted": again, "slots": state.slots})
+        for host in sorted({view.member.host for view in state.having("waiting", "member")}):
+            self.heartbeats.expect(host, RESTART_LIMITS * self._limit_s)
+        if again:
+            self.dispatch.tell(state)
+
+    def status(self) -> Status:
+        """What the job looks like now."""
+        agents = [
+            AgentStatus(
+                host=session.host,
+                pid=session.pid,
+                connected=not session.closed,
+                silent_s=round(self.heartbeats.silent_s(session.host) or 0.0, 3),
+            )
+            for session in self.sessions.by_host.values()
+        ]
+        own = LighthouseStatus(pid=os.getpid(), url=self.url)
+        return status_of(self.loop.state, self.loop.reports, self.loop.faults, agents, own)
+
+    async def disconnect(self) -> None:
+        """End all connections; the journal stays open, since what arrived before is still being handled."""
+        self.feed.close()
+        await self.sessions.close()
+
+    def _silent(self, host: str, silent_s: float) -> None:
+        session = self.sessions.by_host.get(host)
+        if session is not None and session.closed:
+            reason = f"the connection of its agent closed and did not come back within {self._limit_s:g} s"
+        else:
+            reason = f"no sign of life of its agent for {silent_s:.2g} s"
+        self.loop.lose_host(host, reason)

@@ -1,0 +1,164 @@
+"""The lighthouse's loop: event -> decide -> actions. The only mutable state of the job.
+
+In: events (``handle``) and reports of agents (``handle_report``). Out, for every event and in this order: a new
+generation is made durable, the journal has the event and each action with its reason, everybody is told.
+One thread calls it; time, timers and chance come in from outside, so that a test can be the clock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from craft.control.durable import Store, durable_of
+from craft.control.edges import Edges, check
+from craft.control.faults import Fault, fault_of
+from craft.decide.membership import JobState, apply, observe
+from craft.decide.policies import Policy, decide
+from craft.protocol.actions import AnyAction, Propose, Reconfigure, Stop, Watch
+from craft.protocol.events import AnyEvent, GenerationStuck, HostLost, WorkerLost
+from craft.protocol.messages import HostReport, WorkerReport
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 0.25
+"""How long a broken generation is left alone: within it, a death would have shown."""
+
+
+class Writer(Protocol):
+    """What the loop needs of a journal."""
+
+    def write(self, kind: str, value: msgspec.Struct | dict[str, Any], **more: Any) -> None:
+        """Append one line."""
+
+
+class Surroundings(Protocol):
+    """What the loop needs of the process it runs in."""
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+
+    def later(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Call ``call`` after ``delay_s``, from the same thread."""
+
+    def nonce(self) -> str:
+        """A string that no other generation has in its name."""
+
+    def tell(self, state: JobState) -> None:
+        """Let everybody know what is now wanted."""
+
+
+class Loop:
+    """Owns the state of the job."""
+
+    def __init__(
+        self,
+        state: JobState,
+        *,
+        policies: Sequence[Policy],
+        store: Store,
+        journal: Writer,
+        around: Surroundings,
+        grace_s: float = GRACE_S,
+        faults: Sequence[Fault] = (),
+    ) -> None:
+        self._state = state
+        self._policies = policies
+        self._store = store
+        self._journal = journal
+        self._around = around
+        self._grace_s = grace_s
+        self._faults = list(faults)
+        self._watched: set[int] = set()
+        self.edges = Edges(lambda: self._state)
+
+    @property
+    def state(self) -> JobState:
+        return self._state
+
+    @property
+    def faults(self) -> Sequence[Fault]:
+        return tuple(self._faults)
+
+    @property
+    def reports(self) -> dict[str, WorkerReport]:
+        """The latest report of each worker, for whoever wants to show them."""
+        return {worker_id: seen.report for worker_id, seen in self.edges.seen.items()}
+
+    def handle(self, event: AnyEvent) -> tuple[AnyAction, ...]:
+        """Take an event in, do what is decided about it, and return that."""
+        before = self._state
+        known = observe(before, event)
+        actions = decide(self._policies, known, event)
+        self._state = known
+        self._write("event", event)
+        for action in actions:
+            self._carry_out(action)
+        # Told before the books are kept: every moment here is a moment in which all workers wait.
+        self._around.tell(self._state)
+        if known.generation != before.generation:
+            # Its members entered what was upcoming: durable since it was proposed, but not yet as what runs.
+            self._store.save(durable_of(self._state))
+        self._account(before, event)
+        return actions
+
+    def handle_report(self, report: HostReport) -> None:
+        """Take in what an agent reports; what is new in it becomes events. MalformedMessage: nothing was changed."""
+        check(report, self.edges.index)
+        for event in self.edges.events(report):
+            self.handle(event)
+
+    def lose_worker(self, worker_id: str, reason: str, source: str) -> tuple[AnyAction, ...]:
+        """Go on without a worker, because somebody other than its agent says so."""
+        return self.handle(WorkerLost(worker_id=worker_id, reason=reason, source=source, time=self._around.now()))
+
+    def lose_host(self, host: str, reason: str) -> tuple[AnyAction, ...]:
+        """Go on without all workers of a host; does nothing if none of them is left."""
+        actions: tuple[AnyAction, ...] = ()
+        for worker_id in sorted(self.edges.starting(host)):
+            actions += self.lose_worker(worker_id, reason, "heartbeat")
+        if self.edges.index.living(host):
+            actions += self.handle(HostLost(host=host, reason=reason, time=self._around.now()))
+        return actions
+
+    def _carry_out(self, action: AnyAction) -> None:
+        changed = apply(self._state, action, self._around.nonce())
+        made = None
+        if isinstance(action, Reconfigure | Propose | Stop):
+            # Durable before anyone is told: a restarted lighthouse must never use the number again.
+            self._store.save(durable_of(changed))
+            made = changed.upcoming if isinstance(action, Propose) else changed.generation
+        self._state = changed
+        if isinstance(action, Watch):
+            self._watch(action.generation)
+        if made is not None and not isinstance(action, Stop):
+            self._write("action", action, generation=made.number, name=made.name)
+        else:
+            self._write("action", action)
+
+    def _watch(self, generation: int) -> None:
+        if generation in self._watched:
+            return
+        self._watched.add(generation)
+        self._around.later(self._grace_s, lambda: self._look_again(generation))
+
+    def _look_again(self, generation: int) -> None:
+        current = self._state.generation
+        if current is not None and current.number == generation and generation in self._state.broken:
+            self.handle(GenerationStuck(generation=generation))
+
+    def _account(self, before: JobState, event: AnyEvent) -> None:
+        fault = fault_of(before, self._state, event, self._around.now())
+        if fault is not None:
+            self._faults.append(fault)
+            self._write("outcome", fault)
+
+    def _write(self, kind: str, value: msgspec.Struct, **more: Any) -> None:
+        try:
+            self._journal.write(kind, value, **more)
+        except OSError as error:
+            # The journal is a record; the job must not end because a disk is full.
+            logger.error("the journal cannot be written: %s", error)

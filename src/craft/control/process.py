@@ -1,0 +1,149 @@
+"""The lighthouse as a process: lock, listen, say where, serve until told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import fcntl
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from craft.control.lighthouse import Lighthouse, LighthouseSettings
+from craft.control.server import make_app
+from craft.protocol.errors import ConfigError, CraftError
+from craft.settings.rundir import RunDir, write_private
+from craft.wire.auth import ensure_token, write_token
+
+SHUTDOWN_LIMIT_S = 0.5
+BACKLOG = 1024
+_PR_SET_PDEATHSIG = 1
+_WILDCARDS = frozenset({"0.0.0.0", "::", ""})
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a lighthouse is reached."""
+
+    bind: str = "127.0.0.1"
+    port: int = 0
+    """0: the port of this run's earlier lighthouse if it is free, else any."""
+    host_address: str | None = None
+    """The name under which others reach it, where that is not the address it binds to."""
+
+
+def serve(
+    run: RunDir, settings: LighthouseSettings, place: Place, token_file: Path | None, say: Callable[[str], None]
+) -> None:
+    """Run a lighthouse until SIGTERM or SIGINT; ``say`` gets the one line that says where it listens."""
+    run.create()
+    lock = _lock(run)
+    try:
+        token = ensure_token(token_file if token_file is not None else run.token)
+        if token_file is not None:
+            # A copy, so that the run directory is all that 'craft status' and the others need.
+            write_token(run.token, token)
+        with _listen(place, run) as listener:
+            asyncio.run(_serve(run, settings, token, listener, _url(place, listener), say))
+    finally:
+        os.close(lock)
+
+
+async def _serve(
+    run: RunDir,
+    settings: LighthouseSettings,
+    token: str,
+    listener: socket.socket,
+    url: str,
+    say: Callable[[str], None],
+) -> None:
+    lighthouse = Lighthouse(run, settings, url)
+    runner = web.AppRunner(
+        make_app(lighthouse, token), access_log=None, shutdown_timeout=SHUTDOWN_LIMIT_S, handle_signals=False
+    )
+    await runner.setup()
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    try:
+        await web.SockSite(runner, listener, backlog=BACKLOG).start()
+        write_private(run.address, url.encode() + b"\n")
+        say(f"lighthouse listening on {url}, run directory {run.path}")
+        waiting = asyncio.ensure_future(ended.wait())
+        await asyncio.wait((waiting, lighthouse.broken), return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+    finally:
+        await lighthouse.disconnect()
+        await runner.cleanup()
+        lighthouse.journal.close()
+    if lighthouse.broken.done():
+        raise CraftError(lighthouse.broken.result())
+
+
+def _lock(run: RunDir) -> int:
+    """Take the run directory for this process; the kernel gives it free when the process ends, however that happens."""
+    fd = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        os.close(fd)
+        raise ConfigError(
+            f"the run directory {run.path} has a living lighthouse already (pid {pid or 'unknown'}):"
+            " use that one, end it, or name another directory with --dir"
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _listen(place: Place, run: RunDir) -> socket.socket:
+    if place.port == 0:
+        try:
+            return _bind(place.bind, _earlier_port(run))
+        except OSError:
+            # Somebody else has it by now.
+            pass
+    try:
+        return _bind(place.bind, place.port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            message = f"port {place.port} of {place.bind} is in use: choose another one with --port, or 0 for any"
+        else:
+            message = f"cannot listen on {place.bind} port {place.port}: {error.strerror or error}"
+        raise ConfigError(message) from None
+
+
+def _bind(address: str, port: int) -> socket.socket:
+    family = socket.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+    return socket.create_server((address, port), family=family, backlog=BACKLOG)
+
+
+def _earlier_port(run: RunDir) -> int:
+    """The port that workers of this run may still look for; 0 if there is none."""
+    try:
+        return urlsplit(run.address.read_text().strip()).port or 0
+    except (OSError, ValueError):
+        return 0
+
+
+def _url(place: Place, listener: socket.socket) -> str:
+    port = listener.getsockname()[1]
+    name = place.host_address or (socket.gethostname() if place.bind in _WILDCARDS else place.bind)
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """Have the kernel send SIGTERM when the thread that started this process ends; end now if it has ended already."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0) != 0:
+        raise ConfigError(f"--with-parent does not work here: {os.strerror(ctypes.get_errno())}")
+    if os.getppid() != parent_pid:
+        raise SystemExit(0)

@@ -1,0 +1,135 @@
+"""HTTP in: the lighthouse's public surface. Handlers check what arrives, hand it to the loop, and answer."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+from aiohttp import web
+
+from craft.control.guards import answer, authentication, errors, refusal
+from craft.control.lighthouse import Lighthouse
+from craft.protocol.actions import AnyAction
+from craft.protocol.errors import MalformedMessage
+from craft.protocol.events import StopRequested
+from craft.protocol.messages import FailureReport
+from craft.telemetry.metrics import CONTENT_TYPE, Sample, registry_of, render
+from craft.wire.codec import MAX_MESSAGE_BYTES, decode_as
+
+MAX_REASON_CHARS = 2000
+
+
+class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of ``POST /v1/actions``."""
+
+    action: str
+    """``stop`` is the only one there is."""
+    reason: str = "requested"
+
+
+def make_app(lighthouse: Lighthouse, token: str) -> web.Application:
+    """Return the application that serves ``lighthouse``."""
+    app = web.Application(client_max_size=MAX_MESSAGE_BYTES, middlewares=[errors, authentication(token)])
+    handlers = Handlers(lighthouse)
+    app.router.add_get("/healthz", handlers.healthz)
+    app.router.add_get("/v1/status", handlers.status)
+    app.router.add_get("/v1/events", handlers.events, allow_head=False)
+    app.router.add_get("/metrics", handlers.metrics)
+    app.router.add_post("/v1/failures", handlers.failures)
+    app.router.add_post("/v1/actions", handlers.actions)
+    app.router.add_get("/v1/agent", handlers.agent, allow_head=False)
+    return app
+
+
+class Handlers:
+    """One method per route."""
+
+    def __init__(self, lighthouse: Lighthouse) -> None:
+        self._lighthouse = lighthouse
+        self._loop = lighthouse.loop
+        self._registry = registry_of(self._sample)
+
+    async def healthz(self, request: web.Request) -> web.StreamResponse:
+        return answer({"ok": True})
+
+    async def status(self, request: web.Request) -> web.StreamResponse:
+        return answer(self._lighthouse.status())
+
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(body=render(self._registry), headers={"Content-Type": CONTENT_TYPE})
+
+    async def agent(self, request: web.Request) -> web.StreamResponse:
+        return await self._lighthouse.sessions.run(request)
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        follow = request.query.get("follow", "1")
+        if follow not in ("0", "1"):
+            raise MalformedMessage("follow must be 0 or 1", "follow")
+        last = request.headers.get("Last-Event-ID", "0")
+        if not (last.isascii() and last.isdigit() and len(last) < 16):
+            raise MalformedMessage("Last-Event-ID must be a number", "Last-Event-ID")
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        await response.prepare(request)
+        async for event in self._lighthouse.feed.stream(after=int(last), follow=follow == "1"):
+            await response.write(event)
+        return response
+
+    async def failures(self, request: web.Request) -> web.StreamResponse:
+        report = decode_as(await request.read(), FailureReport)
+        _check_reason(report.reason)
+        if report.worker_id is not None and report.host is None:
+            return self._fail_worker(report.worker_id, report.reason)
+        if report.host is not None and report.worker_id is None:
+            return self._fail_host(report.host, report.reason)
+        raise MalformedMessage("give exactly one of worker_id and host", "worker_id")
+
+    async def actions(self, request: web.Request) -> web.StreamResponse:
+        wanted = decode_as(await request.read(), ActionRequest)
+        _check_reason(wanted.reason)
+        if wanted.action != "stop":
+            raise MalformedMessage(f"unknown action {wanted.action[:40]!r}: there is only 'stop'", "action")
+        already = self._loop.state.stopping is not None
+        event = StopRequested(reason=wanted.reason)
+        done = () if already else self._loop.handle(event)
+        return _outcome(event, done, already)
+
+    def _fail_worker(self, worker_id: str, reason: str) -> web.StreamResponse:
+        index = self._loop.edges.index
+        if index.view(worker_id) is None and worker_id not in self._loop.edges.seen:
+            return refusal(404, f"there is no worker {worker_id!r}", field="worker_id")
+        event = {"event": "WorkerLost", "worker_id": worker_id, "reason": reason, "source": "api"}
+        already = index.gone(worker_id)
+        return _outcome(event, () if already else self._loop.lose_worker(worker_id, reason, "api"), already)
+
+    def _fail_host(self, host: str, reason: str) -> web.StreamResponse:
+        views = self._loop.state.workers
+        if host not in self._lighthouse.sessions.by_host and all(view.member.host != host for view in views):
+            return refusal(404, f"there is no host {host!r}", field="host")
+        already = not (self._loop.edges.index.living(host) or self._loop.edges.starting(host))
+        event = {"event": "HostLost", "host": host, "reason": reason}
+        return _outcome(event, self._loop.lose_host(host, reason), already)
+
+    def _sample(self) -> Sample:
+        status = self._lighthouse.status()
+        return Sample(
+            step=status.step,
+            total_steps=status.total_steps,
+            step_s=status.step_s,
+            generation=status.generation,
+            slots=status.slots,
+            faults=status.faults,
+            agents=sum(agent.connected for agent in status.agents),
+            state=status.state,
+            workers=Counter(worker.state for worker in status.workers),
+            metrics=status.metrics,
+            lines=self._lighthouse.lines.counts,
+        )
+
+
+def _check_reason(reason: str) -> None:
+    if len(reason) > MAX_REASON_CHARS:
+        raise MalformedMessage(f"reason has {len(reason)} characters, the limit is {MAX_REASON_CHARS}", "reason")
+
+
+def _outcome(event: msgspec.Struct | dict[str, str], actions: tuple[AnyAction, ...], already: bool) -> web.Response:
+    return answer({"event": event, "actions": actions, "already": already})

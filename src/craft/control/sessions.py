@@ -1,0 +1,130 @@
+"""Messages in: one WebSocket per agent, carrying its reports, and back the directives.
+
+A message that is not ours ends its own connection (code 1008, with the reason) and touches nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from craft.control.dispatch import Dispatch
+from craft.control.heartbeat import Heartbeats
+from craft.control.loop import Loop
+from craft.protocol.errors import MalformedMessage
+from craft.protocol.messages import HostReport
+from craft.wire.codec import MAX_MESSAGE_BYTES, decode
+
+logger = logging.getLogger(__name__)
+
+MAX_REASON_BYTES = 120
+"""A close frame has room for 123 bytes."""
+CLOSE_LIMIT_S = 0.5
+
+
+class Session:
+    """One connection of one agent."""
+
+    def __init__(self, socket: web.WebSocketResponse) -> None:
+        self.socket = socket
+        self.host = ""
+        self.pid = 0
+        self.sequence = -1
+
+    @property
+    def closed(self) -> bool:
+        return self.socket.closed
+
+
+class Sessions:
+    """The connections of all agents."""
+
+    def __init__(self, loop: Loop, dispatch: Dispatch, heartbeats: Heartbeats) -> None:
+        self._loop = loop
+        self._dispatch = dispatch
+        self._heartbeats = heartbeats
+        self._open: set[Session] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.by_host: dict[str, Session] = {}
+        """The newest connection of each host, open or closed."""
+
+    async def run(self, request: web.Request) -> web.WebSocketResponse:
+        """Serve one agent until its connection ends."""
+        socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, compress=False, timeout=CLOSE_LIMIT_S)
+        await socket.prepare(request)
+        session = Session(socket)
+        self._open.add(session)
+        sender = asyncio.create_task(self._send(socket))
+        try:
+            await self._receive(session)
+        finally:
+            self._open.discard(session)
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+        return socket
+
+    async def close(self) -> None:
+        """End every connection, saying that this lighthouse goes away."""
+        closing = (session.socket.close(code=WSCloseCode.GOING_AWAY, message=b"stopped") for session in self._open)
+        await asyncio.gather(*closing, return_exceptions=True)
+
+    async def _send(self, socket: web.WebSocketResponse) -> None:
+        # A connection that ends while something is sent is noticed by its receiving side.
+        with contextlib.suppress(ConnectionError):
+            await self._dispatch.serve(socket.send_str)
+
+    async def _receive(self, session: Session) -> None:
+        async for message in session.socket:
+            if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
+                continue
+            try:
+                self._take(session, message.data)
+            except MalformedMessage as error:
+                logger.warning("agent of host %s: %s", session.host or "unknown", error)
+                await session.socket.close(code=WSCloseCode.POLICY_VIOLATION, message=_short(error))
+                return
+            except Exception:
+                # The edge of this connection's task: the other agents, and the job, go on.
+                logger.exception("a report of host %s could not be handled", session.host)
+                await session.socket.close(code=WSCloseCode.INTERNAL_ERROR, message=b"see the lighthouse's log")
+                return
+
+    def _take(self, session: Session, data: bytes | str) -> None:
+        report = decode(data)
+        if not isinstance(report, HostReport):
+            raise MalformedMessage(f"an agent sends HostReport, not {type(report).__name__}", "$.type")
+        if not session.host:
+            self._introduce(session, report)
+        if report.host != session.host or report.pid != session.pid:
+            raise MalformedMessage("host and pid must stay the same on one connection", "$.host")
+        if self.by_host[session.host] is not session:
+            return
+        self._heartbeats.heard(session.host)
+        # Late or repeated: the newer report said it all, and later. It still is a sign of life.
+        if report.sequence > session.sequence:
+            session.sequence = report.sequence
+            self._loop.handle_report(report)
+
+    def _introduce(self, session: Session, report: HostReport) -> None:
+        other = self.by_host.get(report.host)
+        if other is not None and not other.closed:
+            if other.pid != report.pid and not self._heartbeats.is_silent(report.host):
+                raise MalformedMessage(f"host {report.host} has an agent already (pid {other.pid})", "$.host")
+            # The agent connected anew, and what is left of its old connection must not be heard any more.
+            task = asyncio.create_task(self._supersede(other))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        session.host, session.pid = report.host, report.pid
+        self.by_host[report.host] = session
+
+    async def _supersede(self, session: Session) -> None:
+        await session.socket.close(code=WSCloseCode.OK, message=b"a newer connection took over")
+
+
+def _short(error: MalformedMessage) -> bytes:
+    """The field and the message, as far as a close frame has room."""
+    text = str(error) if not error.field or error.field in str(error) else f"{error.field}: {error}"
+    return text.encode()[:MAX_REASON_BYTES].decode(errors="ignore").encode()

@@ -1,0 +1,154 @@
+"""Settings of ``craft run``: flag over ``CRAFT_*`` variable over ``craft.toml`` over default, with their origin."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from craft.decide.settle import LossAnswer
+from craft.protocol.errors import ConfigError
+from craft.settings.worker import WorkerSettings
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that ``craft run`` needs to know."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    as_module: bool = False
+    workers: int = 1
+    """Workers of this host."""
+    min_workers: int = 1
+    """Give up when fewer are left."""
+    on_loss: LossAnswer = "redo"
+    """What becomes of a lost worker's microbatches: redo (exact) or shrink (dropped)."""
+    threads: int = 1
+    """OMP_NUM_THREADS of every worker: part of the job's identity, since bits depend on it."""
+    port: int = 0
+    """Port of the lighthouse; 0 picks a free one."""
+    lighthouse: str | None = None
+    """URL of a running lighthouse; by default one is started."""
+    token_file: Path | None = None
+    check_bits: bool = True
+    """Compare the bits of one microbatch between all workers in the first step."""
+    digest_bytes: int = 65536
+    """How much of the state is compared between the workers in every step; 0 switches it off."""
+    bucket_mb: float = 25.0
+    """Size limit of a gradient bucket, in MiB."""
+    host: str = ""
+    """Name of this host."""
+    address: str = "127.0.0.1"
+    """Where workers on other hosts reach those of this one."""
+
+    @property
+    def worker_prefix(self) -> str:
+        """Worker ids are unique in the job: with a lighthouse of its own, a host needs no name in them."""
+        return "w" if self.lighthouse is None else f"{self.host}-w"
+
+    def worker_settings(self, worker_id: str, index: int, agent_socket: str, run_dir: Path) -> WorkerSettings:
+        return WorkerSettings(
+            worker_id=worker_id,
+            host=self.host,
+            address=self.address,
+            socket=agent_socket,
+            run_dir=run_dir,
+            local_rank=index,
+            slots=self.workers,
+            on_loss=self.on_loss,
+            check_bits=self.check_bits,
+            digest_bytes=self.digest_bytes,
+            bucket_mb=self.bucket_mb,
+        )
+
+
+_COMMAND = frozenset({"script", "arguments", "as_module"})
+"""Given on the command line alone."""
+
+
+def resolve(flags: Mapping[str, Any], config: Path | None) -> tuple[RunSettings, dict[str, str]]:
+    """Return the effective settings, and where each of them came from."""
+    values: dict[str, Any] = {"host": socket.gethostname(), "threads": _threads()}
+    origins = dict.fromkeys(RunSettings.__struct_fields__, "default")
+    for source, found in (
+        (str(config), _from_file(config)),
+        ("environment", _from_environment()),
+        ("flag", {name: value for name, value in flags.items() if value is not None}),
+    ):
+        values.update(found)
+        origins.update(dict.fromkeys(found, source))
+    try:
+        settings = msgspec.convert(values, RunSettings, strict=False, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"settings: {error}") from None
+    _check(settings)
+    return settings, origins
+
+
+def _check(settings: RunSettings) -> None:
+    if settings.workers < 1:
+        raise ConfigError(f"--workers {settings.workers}: a job needs at least 1 worker")
+    if not 1 <= settings.min_workers <= settings.workers and settings.lighthouse is None:
+        raise ConfigError(f"--min-workers {settings.min_workers} must be between 1 and --workers {settings.workers}")
+    if settings.threads < 1:
+        raise ConfigError(f"--threads {settings.threads}: a worker needs at least 1 thread")
+    if settings.lighthouse is not None and settings.token_file is None:
+        raise ConfigError("--lighthouse needs --token-file: the file with the token of that lighthouse")
+    if not settings.as_module and not Path(settings.script).is_file():
+        raise ConfigError(f"there is no script {settings.script}: give the path of a Python file (or a module with -m)")
+
+
+def _threads() -> int:
+    given = os.environ.get("OMP_NUM_THREADS", "1")
+    return int(given) if given.isdigit() else 1
+
+
+def _from_environment() -> dict[str, Any]:
+    names = (name for name in RunSettings.__struct_fields__ if name not in _COMMAND)
+    return {name: os.environ[key] for name in names if (key := f"CRAFT_{name.upper()}") in os.environ}
+
+
+def _from_file(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        values = tomllib.loads(path.read_text()).get("run", {})
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    for key in values:
+        if key not in RunSettings.__struct_fields__ or key in _COMMAND:
+            import difflib
+
+            near = difflib.get_close_matches(key, RunSettings.__struct_fields__, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"{path}: [run] has no setting {key!r}{hint}")
+    return dict(values)
+
+
+def write_effective(path: Path, settings: RunSettings, origins: Mapping[str, str]) -> None:
+    """Write the effective settings into the run directory, each with its origin."""
+    lines = ["[run]"]
+    for name, value in msgspec.to_builtins(settings, enc_hook=str).items():
+        if value is not None:
+            lines.append(f"{name} = {_toml(value)}  # {origins[name]}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def _toml(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _path(kind: type, value: object) -> object:
+    if kind is Path:
+        return Path(str(value))
+    raise NotImplementedError(kind)

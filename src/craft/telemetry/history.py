@@ -1,0 +1,81 @@
+"""Read a run's files back: what happened (the journal) and which worker committed which step when."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from craft.decide.faults import FaultCost, fault_cost
+from craft.telemetry.journal import read_lines
+
+_LOSSES = frozenset({"WorkerLost", "WorkerFailed", "HostLost"})
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a worker's ``steps.jsonl``."""
+
+    step: int
+    branch: int
+    time: float
+    generation: int
+    world_size: int
+    microbatches: tuple[int, ...]
+    plan: dict[int, str | None]
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a run left behind."""
+
+    journal: tuple[dict[str, Any], ...]
+    commits: dict[str, tuple[Commit, ...]]
+    """By worker, in the order in which it wrote them."""
+
+
+def read_run(path: Path) -> Run:
+    """Read the files of a run directory; the job may still be running."""
+    commits = {}
+    for file in sorted(path.glob("workers/*/steps.jsonl")):
+        lines = read_lines(file)
+        commits[file.parent.name] = tuple(msgspec.convert(line, Commit, strict=False) for line in lines)
+    return Run(journal=tuple(read_lines(path / "journal.jsonl")), commits=commits)
+
+
+def fault_costs(run: Run) -> list[FaultCost]:
+    """What each loss cost the others, from their commits around it. Losses answered by one generation count as one."""
+    costs: list[FaultCost] = []
+    losses: list[dict[str, Any]] = []
+    for line in run.journal:
+        if line.get("event") in _LOSSES:
+            losses.append(line)
+        elif line.get("action") == "Reconfigure" and losses:
+            costs.append(_cost(run, losses, int(line["generation"])))
+            losses = []
+    return costs
+
+
+def _cost(run: Run, losses: list[dict[str, Any]], generation: int) -> FaultCost:
+    seen = min(float(line["time"]) for line in losses)
+    what = ", ".join(str(line.get("worker_id") or line.get("host")) for line in losses)
+    times = sorted((commit.time, commit.generation) for commits in run.commits.values() for commit in commits)
+    before = [time for time, number in times if number < generation and time <= seen]
+    after = [time for time, number in times if number >= generation]
+    return fault_cost(
+        generation=generation,
+        what=what,
+        seen=seen,
+        last_commit=before[-1] if before else None,
+        resumed=after[0] if after else None,
+        step_s=_step_time(run, generation),
+    )
+
+
+def _step_time(run: Run, generation: int) -> float:
+    """Median time from commit to commit before ``generation``, over the last steps of one worker."""
+    for commits in run.commits.values():
+        times = [commit.time for commit in commits if commit.generation < generation][-21:]
+        if len(times) > 1:
+            return statistics.median(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+    return 0.0

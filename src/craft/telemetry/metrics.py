@@ -1,0 +1,96 @@
+"""Metrics in Prometheus' text format, made from a job's status at the moment they are asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Everything that is measured, at one moment."""
+
+    step: int = 0
+    total_steps: int | None = None
+    step_s: float = 0.0
+    generation: int = 0
+    slots: int = 0
+    faults: int = 0
+    agents: int = 0
+    state: str = ""
+    workers: Mapping[str, int] = field(default_factory=dict)
+    """How many workers are in which state."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the script logs."""
+    lines: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """How often each (kind, name) was written to the journal."""
+
+
+class JobCollector(Collector):
+    """Turns a Sample into metric families."""
+
+    def __init__(self, sample: Callable[[], Sample]) -> None:
+        self._sample = sample
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: without this the registry would take a sample when it is made."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        sample = self._sample()
+        yield GaugeMetricFamily("craft_step", "Committed steps.", value=sample.step)
+        if sample.total_steps is not None:
+            yield GaugeMetricFamily("craft_total_steps", "Steps that the job is to have.", value=sample.total_steps)
+        yield GaugeMetricFamily("craft_step_seconds", "Smoothed time from commit to commit.", value=sample.step_s)
+        yield GaugeMetricFamily("craft_generation", "Number of the current generation.", value=sample.generation)
+        yield GaugeMetricFamily("craft_slots", "Workers that the job is laid out for.", value=sample.slots)
+        yield GaugeMetricFamily("craft_agents", "Agents that are connected.", value=sample.agents)
+        yield CounterMetricFamily("craft_faults", "Losses of workers or hosts.", value=sample.faults)
+        yield from self._labelled(sample)
+
+    def _labelled(self, sample: Sample) -> Iterable[Metric]:
+        workers = GaugeMetricFamily("craft_workers", "Workers by state.", labels=["state"])
+        for state, count in sorted(sample.workers.items()):
+            workers.add_metric([state], count)
+        yield workers
+        job = GaugeMetricFamily("craft_job_state", "1 for the state that the job is in.", labels=["state"])
+        job.add_metric([sample.state], 1)
+        yield job
+        logged = GaugeMetricFamily("craft_metric", "What the script logs, as of the last step.", labels=["name"])
+        for name, value in sorted(sample.metrics.items()):
+            logged.add_metric([name], value)
+        yield logged
+        lines = CounterMetricFamily("craft_journal_lines", "Lines of the journal.", labels=["kind", "name"])
+        for (kind, name), count in sorted(sample.lines.items()):
+            lines.add_metric([kind, name], count)
+        yield lines
+
+
+class LineCounter:
+    """Counts journal lines by what they are about; a listener of a Journal."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+
+    def __call__(self, line: Mapping[str, object]) -> None:
+        kind = str(line.get("kind", ""))
+        self.counts[kind, str(line.get(kind, ""))] += 1
+
+
+def registry_of(sample: Callable[[], Sample]) -> CollectorRegistry:
+    """Return a registry of its own, which measures by calling ``sample``."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(JobCollector(sample))
+    return registry
+
+
+def render(registry: CollectorRegistry) -> bytes:
+    """Return the text that a scraper reads."""
+    return generate_latest(registry)

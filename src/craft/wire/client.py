@@ -1,0 +1,121 @@
+"""A small synchronous client of the lighthouse, for the command line. Standard library only: it imports fast."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from craft.protocol.errors import ConfigError, CraftError, Unauthorized, Unreachable
+from craft.settings.rundir import RunDir
+from craft.wire.auth import bearer, read_token
+from craft.wire.codec import MAX_MESSAGE_BYTES
+
+TIMEOUT_S = 5.0
+MAX_ANSWER_BYTES = 16 * MAX_MESSAGE_BYTES
+
+
+class Client:
+    """Talks to one lighthouse; every call is a connection of its own."""
+
+    def __init__(self, url: str, token: str, timeout_s: float = TIMEOUT_S) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or parts.hostname is None:
+            raise ConfigError(f"{url!r} is not a lighthouse's URL: it must look like http://HOST:PORT")
+        try:
+            port = parts.port or 80
+        except ValueError:
+            raise ConfigError(f"{url!r} is not a lighthouse's URL: its port is not a number up to 65535") from None
+        self.url = url
+        self._host, self._port = parts.hostname, port
+        self._token = token
+        self._timeout_s = timeout_s
+
+    @classmethod
+    def of_run(cls, run: RunDir) -> Client:
+        """Return a client of the lighthouse that a run directory names."""
+        return cls(run.read_address(), read_token(run.token))
+
+    def get_status(self) -> dict[str, Any]:
+        """Return the job's status."""
+        return self._ask("GET", "/v1/status")
+
+    def report_failure(
+        self, *, worker_id: str | None = None, host: str | None = None, reason: str = "reported"
+    ) -> dict[str, Any]:
+        """Have the job go on without a worker, or without a host's workers; returns the event and the actions."""
+        subject = {"worker_id": worker_id} if worker_id is not None else {"host": host}
+        return self._ask("POST", "/v1/failures", {**subject, "reason": reason})
+
+    def stop(self, reason: str = "requested") -> dict[str, Any]:
+        """Have the job stop."""
+        return self._ask("POST", "/v1/actions", {"action": "stop", "reason": reason})
+
+    def events(self, follow: bool = False) -> Iterator[dict[str, Any]]:
+        """Yield the lines of the journal; with ``follow``, also those to come, until the lighthouse ends."""
+        # The lighthouse sends something every 15 s, so that silence for longer than that means that it is gone.
+        connection = self._connect(timeout_s=60.0 if follow else self._timeout_s)
+        try:
+            response = self._send(connection, "GET", f"/v1/events?follow={int(follow)}", None)
+            if response.status != 200:
+                self._refused(response)
+            while line := self._line(response):
+                if line.startswith(b"data:"):
+                    yield json.loads(line[5:])
+        finally:
+            connection.close()
+
+    def _line(self, response: http.client.HTTPResponse) -> bytes:
+        try:
+            return response.readline(MAX_MESSAGE_BYTES)
+        except (OSError, http.client.HTTPException):
+            # It ended in the middle of a stream; what came so far is all there is.
+            return b""
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        connection = self._connect(self._timeout_s)
+        try:
+            response = self._send(connection, method, path, body)
+            if response.status != 200:
+                self._refused(response)
+            return self._object(response)
+        finally:
+            connection.close()
+
+    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+
+    def _send(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: dict[str, Any] | None
+    ) -> http.client.HTTPResponse:
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            connection.request(method, path, body=data, headers=bearer(self._token))
+            return connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise Unreachable(
+                f"no lighthouse answers at {self.url} ({error or type(error).__name__}): the job has ended, or its"
+                " lighthouse is being started again. If workers still run, 'craft lighthouse' brings it back",
+                address=self.url,
+            ) from None
+
+    def _object(self, response: http.client.HTTPResponse) -> dict[str, Any]:
+        try:
+            answer = json.loads(response.read(MAX_ANSWER_BYTES))
+        except (OSError, http.client.HTTPException, ValueError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise Unreachable(f"what answers at {self.url} is not a lighthouse", address=self.url)
+        return answer
+
+    def _refused(self, response: http.client.HTTPResponse) -> None:
+        message = str(self._object(response).get("error", response.reason))
+        if response.status in (401, 403):
+            raise Unauthorized(
+                f"the lighthouse at {self.url} does not accept our token: use the run directory of its job (--dir)"
+            )
+        if response.status < 500:
+            raise ConfigError(message)
+        raise CraftError(f"the lighthouse at {self.url} failed: {message}")

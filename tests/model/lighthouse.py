@@ -1,0 +1,202 @@
+"""What the lighthouse of the model can hear and do, and the faults that can happen to the whole world."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from craft.decide.ledger import Ledger
+from craft.decide.membership import JobState
+from craft.decide.policies import decide
+from craft.protocol.actions import Propose, Reconfigure, Stop
+from craft.protocol.events import (
+    AnyEvent,
+    ExchangeBroken,
+    GenerationEntered,
+    GenerationStuck,
+    WorkerFinished,
+    WorkerJoined,
+    WorkerLost,
+)
+from craft.protocol.membership import Member
+
+from .rules import Rules
+from .workers import Label, Moves
+from .world import Bounds, Target, Violation, Worker, World
+
+NONCES = "xyzuvw"
+
+
+def first_world(bounds: Bounds, rules: Rules) -> World:
+    """All workers have joined and the first generation is made, but nobody has heard of it yet."""
+    names = "abcdefgh"[: bounds.workers + bounds.joiners]
+    world = World(
+        workers=tuple(Worker(ledger=Ledger(worker_id=name)) for name in names),
+        job=JobState(slots=bounds.workers),
+        crashes=bounds.crashes,
+        cuts=bounds.cuts,
+        breaks=bounds.breaks,
+        restarts=bounds.restarts,
+    )
+    for name in names:
+        world = handled(world, WorkerJoined(member=Member(worker_id=name)), bounds, rules)
+    return world
+
+
+def moves(world: World, bounds: Bounds, rules: Rules) -> Moves:
+    """Every report that the lighthouse can take in now. A report may be late, lost or repeated."""
+    if world.job.stopping is not None:
+        return
+    for worker in world.workers:
+        for label, event in _news(world, worker):
+            yield label, handled(world, event, bounds, rules)
+    if bounds.late_news:
+        yield from _entries_in_any_order(world, bounds, rules)
+    elif _have_entered_together(world):
+        yield ("report", "all", "entered"), _entries(world, bounds, rules)
+
+
+def _news(world: World, worker: Worker) -> Iterator[tuple[Label, AnyEvent]]:
+    view = world.job.view(worker.name)
+    if worker.status == "running" and view is None:
+        yield ("report", worker.name, "joined"), WorkerJoined(member=Member(worker_id=worker.name))
+    elif worker.status == "finished" and (view is None or view.standing != "finished"):
+        yield ("report", worker.name, "finished"), WorkerFinished(worker_id=worker.name)
+    elif worker.status == "dead" and (view is None or view.standing != "lost"):
+        yield ("report", worker.name, "lost"), WorkerLost(worker_id=worker.name, reason="killed")
+
+
+def _have_entered_together(world: World) -> bool:
+    """Whether reports of entries would make a difference: only that all are in, or one is in the upcoming one, does."""
+    current, upcoming = world.job.generation, world.job.upcoming
+    running = list(world.having("running"))
+    if current is None or not any(worker.unreported for worker in running):
+        return False
+    if upcoming is not None and any(worker.number == upcoming.number for worker in running):
+        return True
+    return all(worker.number >= current.number for worker in running if current.rank_of(worker.name) is not None)
+
+
+def _entries(world: World, bounds: Bounds, rules: Rules) -> World:
+    for worker in world.having("running"):
+        if worker.unreported:
+            world = _entry(world, worker, worker.number, bounds, rules)
+    return world
+
+
+def _entries_in_any_order(world: World, bounds: Bounds, rules: Rules) -> Moves:
+    for worker in world.having("running"):
+        for number in worker.unreported:
+            label = ("report", worker.name, f"entered={number}")
+            yield label, _entry(world, worker, number, bounds, rules)
+
+
+def _entry(world: World, worker: Worker, number: int, bounds: Bounds, rules: Rules) -> World:
+    rest = tuple(other for other in worker.unreported if other > number)
+    world = world.with_worker(replace(worker, unreported=rest))
+    return handled(world, GenerationEntered(worker_id=worker.name, generation=number), bounds, rules)
+
+
+def handled(world: World, event: AnyEvent, bounds: Bounds, rules: Rules) -> World:
+    """observe, decide, apply; make durable; tell. The same report once more must change nothing."""
+    world = _handled(world, event, bounds, rules)
+    if rules.observe(world.job, event) != world.job:
+        raise Violation(f"the repeated report {event} is not ignored")
+    again = decide(rules.policies, world.job, event)
+    if any(isinstance(action, Reconfigure | Propose) for action in again):
+        raise Violation(f"the repeated report {event} leads to another generation: {again}")
+    return world
+
+
+def _handled(world: World, event: AnyEvent, bounds: Bounds, rules: Rules) -> World:
+    job = rules.observe(world.job, event)
+    durable, highest = world.durable, world.highest
+    for action in decide(rules.policies, job, event):
+        job = rules.apply(job, action, NONCES[world.lighthouses - 1])
+        made = None
+        if isinstance(action, Reconfigure):
+            made = job.generation
+        if isinstance(action, Propose):
+            made = job.upcoming
+        if made is not None:
+            if made.number <= highest:
+                raise Violation(f"generation number {made.number} is given out twice, now as {made.name}")
+            highest = made.number
+        if isinstance(action, Reconfigure | Propose | Stop):
+            durable = rules.durable_of(job)
+    world = replace(world, job=job, durable=durable, highest=highest)
+    _check_stop(world, bounds)
+    return _told(world)
+
+
+def _told(world: World) -> World:
+    target = Target(world.job.generation, world.job.upcoming)
+    if target in world.targets[-1:]:
+        return world
+    return replace(world, targets=(*world.targets, target))
+
+
+def _check_stop(world: World, bounds: Bounds) -> None:
+    stop = world.job.stopping
+    if stop is None:
+        return
+    members = world.job.members
+    if stop.exit_code != 0 and any(
+        worker.name in members and worker.ledger.committed is not None for worker in world.having("running")
+    ):
+        raise Violation(f"the job is given up though it could go on: {stop.reason}")
+    for worker in world.having("running"):
+        if worker.name in members and worker.ledger.committed != bounds.steps:
+            raise Violation(f"the job is stopped as finished, and {worker.name} has not committed every step")
+    if stop.exit_code == 0 and not any(worker.ledger.committed == bounds.steps for worker in world.workers):
+        raise Violation("the job is stopped as finished, and nobody has committed every step")
+
+
+def faults(world: World, bounds: Bounds, rules: Rules) -> Moves:
+    """Everything that can go wrong now."""
+    if world.job.stopping is not None:
+        return
+    for worker in world.having("running"):
+        if world.crashes:
+            after = replace(world, crashes=world.crashes - 1).with_worker(replace(worker, status="dead"))
+            if not bounds.late_news:
+                after = handled(after, WorkerLost(worker_id=worker.name, reason="killed"), bounds, rules)
+            yield ("CRASH", worker.name), after
+        if world.cuts and world.job.view(worker.name) is not None:
+            after = replace(world, cuts=world.cuts - 1).with_worker(replace(worker, status="cut"))
+            event = WorkerLost(worker_id=worker.name, reason="silent", source="heartbeat")
+            yield ("CUT OFF", worker.name), handled(after, event, bounds, rules)
+    if world.restarts:
+        yield ("RESTART", "lighthouse"), _restarted(world, bounds, rules)
+    if world.breaks and world.job.generation is not None:
+        yield from _broken(world, bounds, rules)
+
+
+def _restarted(world: World, bounds: Bounds, rules: Rules) -> World:
+    """A new lighthouse has only what was made durable; every worker reports its whole state again."""
+    fresh = JobState(slots=bounds.workers)
+    workers = tuple(
+        replace(worker, unreported=(worker.number,)) if worker.status == "running" and worker.number else worker
+        for worker in world.workers
+    )
+    world = replace(
+        world,
+        workers=workers,
+        job=rules.restore(fresh, world.durable),
+        restarts=world.restarts - 1,
+        lighthouses=world.lighthouses + 1,
+    )
+    return _told(world)
+
+
+def _broken(world: World, bounds: Bounds, rules: Rules) -> Moves:
+    current = world.job.generation
+    assert current is not None
+    inside = [worker for worker in world.having("running") if worker.number == current.number]
+    if inside:
+        after = replace(world, breaks=world.breaks - 1)
+        broken = ExchangeBroken(worker_id=inside[0].name, generation=current.number)
+        after = handled(after, broken, bounds, rules)
+        after = _handled(after, GenerationStuck(generation=current.number), bounds, rules)
+        yield ("BREAK", f"generation={current.name}"), after

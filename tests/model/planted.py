@@ -1,0 +1,86 @@
+"""Bugs to be found: the rules with one decision replaced by a plausible wrong one."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from craft.control.durable import Durable
+from craft.decide import ledger as ledgers
+from craft.decide.ledger import Ledger
+from craft.decide.membership import JobState, restarted
+from craft.decide.policies import (
+    LossPolicy,
+    Policy,
+    StopPolicy,
+    default_policies,
+)
+from craft.protocol.actions import AnyAction
+from craft.protocol.events import AnyEvent, WorkerFinished
+from craft.protocol.membership import Generation, Settlement
+
+from .rules import Rules
+
+
+def _result_is_enough(ledger: Ledger) -> bool:
+    return ledger.settled and ledger.result == ledger.generation
+
+
+COMMITS_WITHOUT_ACKNOWLEDGEMENTS = Rules(may_commit=_result_is_enough)
+
+
+def _idle_members_do_not_count(ledger: Ledger) -> bool:
+    busy = frozenset(ledger.members[owner] for owner in ledger.owners)
+    return ledger.settled and ledger.result == ledger.generation and ledger.acknowledged_by >= busy
+
+
+SKIPS_IDLE_MEMBERS = Rules(may_commit=_idle_members_do_not_count)
+
+
+def _keep_the_old_generation(ledger: Ledger, generation: Generation) -> Ledger:
+    return ledger if ledger.settled else ledgers.enter(ledger, generation)
+
+
+def _enter_only_to_settle(ledger: Ledger, settlement: Settlement, generation: Generation) -> Ledger:
+    if ledger.generation < generation.number:
+        ledger = ledgers.enter(ledger, generation)
+    return ledgers.settled(ledger, settlement)
+
+
+CLAIMS_WITHOUT_THE_PROMISE = Rules(enter=_keep_the_old_generation, settled=_enter_only_to_settle)
+
+
+def _forget_what_was_proposed(fresh: JobState, durable: Durable | None) -> JobState:
+    return restarted(fresh, durable.generation if durable is not None else None)
+
+
+REUSES_GENERATION_NUMBERS = Rules(restore=_forget_what_was_proposed)
+
+
+def _enter_with_old_state(ledger: Ledger, generation: Generation) -> Ledger:
+    members = tuple(replace(member, since=0) if ledger.generation > 0 else member for member in generation.members)
+    return ledgers.enter(ledger, replace(generation, members=members))
+
+
+RETURNS_WITH_OLD_STATE = Rules(enter=_enter_with_old_state)
+
+
+class _FinishedIsNeverMissed(LossPolicy):
+    def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
+        return () if isinstance(event, WorkerFinished) else super().decide(state, event)
+
+
+class _SparesKeepTheJobOpen(StopPolicy):
+    def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
+        if isinstance(event, WorkerFinished) and state.having("waiting"):
+            return ()
+        return super().decide(state, event)
+
+
+def _with(wrong: Policy) -> Rules:
+    """The built-in policies, with ``wrong`` in the place of the one that it is made from."""
+    policies = tuple(wrong if isinstance(wrong, type(policy)) else policy for policy in default_policies())
+    return Rules(policies=policies)
+
+
+WAITS_FOR_THE_FINISHED = _with(_FinishedIsNeverMissed())
+WAITS_FOR_SPARES = _with(_SparesKeepTheJobOpen())

@@ -1,0 +1,50 @@
+"""The functions of ``craft.decide`` that the search drives, as one value.
+
+A planted bug is this value with one function replaced; nothing is patched and nothing in ``src`` is edited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from craft.control.durable import Durable, durable_of, restore
+from craft.decide import ledger as ledgers
+from craft.decide import membership, policies
+from craft.decide.ledger import Ledger
+from craft.decide.membership import JobState
+from craft.decide.settle import LossAnswer, settle
+from craft.protocol.actions import AnyAction
+from craft.protocol.events import AnyEvent
+from craft.protocol.membership import Claim, Generation, Settlement
+
+SettleFn = Callable[[Sequence[Claim], Callable[[int], int], LossAnswer], Settlement]
+
+
+def _may_commit(ledger: Ledger) -> bool:
+    return ledger.may_commit
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Every decision that a worker or the lighthouse of the model makes."""
+
+    enter: Callable[[Ledger, Generation], Ledger] = ledgers.enter
+    claim: Callable[[Ledger], Claim] = ledgers.claim
+    settle: SettleFn = settle
+    settled: Callable[[Ledger, Settlement, Generation], Ledger] = lambda ledger, settlement, generation: (
+        ledgers.settled(ledger, settlement)
+    )
+    """Is given the generation too, for the sake of a planted bug that has not entered it yet."""
+    begin: Callable[[Ledger, int], Ledger] = ledgers.begin
+    hold: Callable[[Ledger, int], Ledger] = ledgers.hold
+    complete: Callable[[Ledger], Ledger] = ledgers.complete
+    acknowledged: Callable[[Ledger, str, int, int], Ledger] = ledgers.acknowledged
+    may_commit: Callable[[Ledger], bool] = _may_commit
+    commit: Callable[[Ledger], Ledger] = ledgers.commit
+    adopt: Callable[[Ledger, int], Ledger] = ledgers.adopt
+    observe: Callable[[JobState, AnyEvent], JobState] = membership.observe
+    apply: Callable[[JobState, AnyAction, str], JobState] = membership.apply
+    policies: tuple[policies.Policy, ...] = policies.default_policies()
+    durable_of: Callable[[JobState], Durable] = durable_of
+    restore: Callable[[JobState, Durable | None], JobState] = restore

@@ -1,0 +1,134 @@
+"""Visit every reachable state of small jobs, driving the very functions that the real one runs.
+
+``make test`` searches the worlds of ``SMALL``. ``CRAFT_MODEL=large`` adds those of ``LARGE``, which take minutes and
+several gigabytes.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from . import planted
+from .rules import Rules
+from .search import search
+from .world import Bounds
+
+SMALL = {
+    "two crashes": Bounds(crashes=2),
+    "two crashes, a joiner, an idle worker": Bounds(joiners=1, steps=2, microbatches=2, crashes=2),
+    "a crash, a restarted lighthouse, a joiner": Bounds(joiners=1, steps=2, microbatches=2, crashes=1, restarts=1),
+    "a worker cut off": Bounds(steps=2, cuts=1),
+    "a worker cut off and a crash, shrinking": Bounds(steps=2, microbatches=2, cuts=1, crashes=1, on_loss="shrink"),
+    "a worker cut off, a restarted lighthouse, a joiner, shrinking": Bounds(
+        workers=2, joiners=1, microbatches=2, cuts=1, restarts=1, on_loss="shrink"
+    ),
+    "a broken exchange and a crash": Bounds(steps=2, microbatches=2, breaks=1, crashes=1),
+    "late news of a crash, a restarted lighthouse, a joiner": Bounds(
+        workers=2, joiners=1, steps=2, microbatches=2, crashes=1, restarts=1, late_news=True
+    ),
+    "late news of a crash and a broken exchange, a joiner": Bounds(
+        workers=2, joiners=1, steps=2, microbatches=2, crashes=1, breaks=1, late_news=True
+    ),
+    "one worker alone": Bounds(workers=1, restarts=1, breaks=1),
+}
+
+LARGE = {
+    "two crashes, a restarted lighthouse, a joiner": Bounds(joiners=1, crashes=2, restarts=1),
+    "two crashes, a restarted lighthouse, a joiner, shrinking": Bounds(
+        joiners=1, steps=2, crashes=2, restarts=1, on_loss="shrink"
+    ),
+    "a worker cut off and a crash": Bounds(cuts=1, crashes=1),
+    "a worker cut off and a crash, a joiner": Bounds(joiners=1, steps=2, microbatches=2, cuts=1, crashes=1),
+    "late news of everything": Bounds(
+        workers=2, joiners=1, steps=2, microbatches=2, crashes=1, breaks=1, restarts=1, late_news=True
+    ),
+    "late news of two crashes, a joiner": Bounds(joiners=1, steps=2, microbatches=2, crashes=2, late_news=True),
+}
+
+WANTED = SMALL | (LARGE if os.environ.get("CRAFT_MODEL") == "large" else {})
+
+
+@pytest.fixture(autouse=True)
+def _without_garbage_collection() -> Iterator[None]:
+    """A search makes millions of small values and no cycles: looking for some takes a fifth of the time."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", WANTED)
+def test_every_promise_holds_in_every_reachable_world_and_the_end_can_be_reached_from_it(name: str) -> None:
+    """P2, P3: one history, each microbatch once, generations only grow, and nobody waits for ever."""
+    found = search(WANTED[name])
+
+    assert found.violation is None, f"\n{found.story}"
+    print(f"{name}: {found.num_worlds} worlds, {found.num_moves} moves")
+
+
+PLANTED = {
+    "commits without all acknowledgements": (
+        planted.COMMITS_WITHOUT_ACKNOWLEDGEMENTS,
+        Bounds(steps=2, crashes=1),
+        "does not hold the result in between",
+    ),
+    "asks only those who computed something": (
+        planted.SKIPS_IDLE_MEMBERS,
+        Bounds(steps=2, microbatches=2, crashes=1),
+        "does not hold the result in between",
+    ),
+    "commits under an old generation after claiming": (
+        planted.CLAIMS_WITHOUT_THE_PROMISE,
+        Bounds(steps=2, crashes=1),
+        "P3",
+    ),
+    "commits under an old generation after claiming, shrinking": (
+        planted.CLAIMS_WITHOUT_THE_PROMISE,
+        Bounds(steps=2, cuts=1, on_loss="shrink"),
+        "P3",
+    ),
+    "uses a generation number again after a restart": (
+        planted.REUSES_GENERATION_NUMBERS,
+        Bounds(workers=2, joiners=1, steps=2, microbatches=2, crashes=1, restarts=1),
+        "given out twice",
+    ),
+    "comes back with the state it had when it was left out": (
+        planted.RETURNS_WITH_OLD_STATE,
+        Bounds(workers=2, joiners=1, microbatches=2, crashes=1, breaks=1),
+        "does not hold the result in between",
+    ),
+    "waits for one that finished": (
+        planted.WAITS_FOR_THE_FINISHED,
+        Bounds(steps=2, crashes=1),
+        "the job never finishes",
+    ),
+    "waits for spares that never got a slot": (
+        planted.WAITS_FOR_SPARES,
+        Bounds(workers=2, joiners=1, steps=1, microbatches=2),
+        "the job never finishes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_search_finds_a_planted_bug_and_tells_its_story(name: str) -> None:
+    """P2, P3: a search that finds nothing is worth something only if it finds what is there."""
+    rules, bounds, expected = PLANTED[name]
+
+    found = search(bounds, rules)
+
+    assert found.violation is not None and expected in found.violation
+    assert found.story.endswith(found.violation)
+    assert found.story.startswith("at first, directive generation=1-x")
+
+
+def test_a_world_without_faults_has_one_generation_and_ends() -> None:
+    found = search(Bounds(steps=1), Rules())
+
+    assert found.violation is None
+    assert found.num_worlds > 100

@@ -1,0 +1,217 @@
+"""What a worker of the model can do next. Each function yields ``(label, next world)``; the decisions are the rules'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from craft.protocol.membership import DROPPED, Generation
+
+from .rules import Rules
+from .world import Ack, Bounds, Claimed, Share, Violation, Worker, World, is_news
+
+Label = tuple[str, ...]
+Moves = Iterator[tuple[Label, World]]
+
+
+def moves(world: World, bounds: Bounds, rules: Rules) -> Moves:
+    """Everything that some worker can do now without a fault."""
+    yield from _prepare(world)
+    for worker in world.having("running"):
+        yield from _hear(world, worker, rules)
+        yield from _follow(world, worker, rules)
+    for worker in world.having("running", "cut"):
+        yield from _settle(world, worker, bounds, rules)
+        if worker.acts:
+            yield from _hold(world, worker, rules)
+            yield from _complete(world, worker, bounds, rules)
+            yield from _commit(world, worker, bounds, rules)
+            yield from _adopt(world, worker, bounds, rules)
+            yield from _finish(world, worker, bounds)
+
+
+def _hear(world: World, worker: Worker, rules: Rules) -> Moves:
+    """A directive arrives: any that is still under way, in any order."""
+    for generation in {target.generation for target in world.targets}:
+        if generation is not None and is_news(worker, generation):
+            label = ("hear", worker.name, f"generation={generation.name}")
+            yield label, _enter(world, worker, generation, rules)
+
+
+def _prepare(world: World) -> Moves:
+    """The members of an upcoming generation hear of it and open its group in the background.
+
+    Its group opens only when every member is there, and nothing is done with it before: so they may all do it in one move.
+    """
+    for target in world.targets:
+        upcoming = target.upcoming
+        if upcoming is None:
+            continue
+        members = [worker for worker in world.having("running") if is_news(worker, upcoming)]
+        if len(members) == len(upcoming.members) and any(worker.prepared != upcoming for worker in members):
+            after = world
+            for worker in members:
+                outside = target.generation is None or target.generation.rank_of(worker.name) is None
+                after = after.with_worker(replace(worker, prepared=upcoming, outside=outside))
+            yield ("prepare", f"upcoming={upcoming.name}"), after
+
+
+def _enter(world: World, worker: Worker, generation: Generation, rules: Rules) -> World:
+    """Promise, then claim. What it sent under older generations may still arrive."""
+    entered = rules.enter(worker.ledger, generation)
+    prepared = worker.prepared
+    if prepared is not None and prepared.number <= generation.number:
+        prepared = None
+    worker = replace(
+        worker,
+        ledger=entered,
+        generation=generation,
+        prepared=prepared,
+        outside=prepared is not None and worker.outside,
+        hand=worker.hand if entered.result is not None else None,
+        joiners=frozenset(),
+        unreported=(*worker.unreported, generation.number),
+    )
+    return world.with_worker(worker, Claimed(worker.name, generation, rules.claim(entered)))
+
+
+def _follow(world: World, worker: Worker, rules: Rules) -> Moves:
+    """A joiner enters the generation it prepared for when the first claim of it arrives."""
+    upcoming = worker.prepared
+    if upcoming is not None and worker.outside and world.claims(upcoming.number):
+        yield ("follow", worker.name, f"generation={upcoming.name}"), _enter(world, worker, upcoming, rules)
+
+
+def _settle(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves:
+    generation = worker.generation
+    if generation is None or not worker.claims:
+        return
+    arrived = world.claims(generation.number)
+    if len(arrived) < len(generation.members):
+        return
+    claims = [arrived[name] for name in generation.worker_ids]
+    settlement = rules.settle(claims, bounds.size_of, bounds.on_loss)
+    _check_owners(settlement.owners, len(claims), bounds, settlement.level)
+    if worker.name in settlement.commits:
+        world = recorded(world, worker)
+    done = settlement.level == bounds.steps
+    worker = replace(
+        worker,
+        ledger=rules.settled(worker.ledger, settlement, generation),
+        level=settlement.level,
+        hand=None,
+        agreed=0,
+        joiners=frozenset(claim.worker_id for claim in claims if claim.committed is None) if done else frozenset(),
+    )
+    yield ("settle", worker.name, f"level={settlement.level}"), _contributed(world, worker)
+
+
+def _contributed(world: World, worker: Worker) -> World:
+    """Send this worker's share as soon as it holds all of it; idle members send theirs, with nothing but the word."""
+    ledger = worker.ledger
+    if not ledger.owners or ledger.pending:
+        return world.with_worker(worker)
+    share = Share(worker.name, ledger.generation, worker.level, _ready(worker), ledger.owners)
+    return world.with_worker(worker, share)
+
+
+def _ready(worker: Worker) -> int:
+    """The upcoming generation for which it is ready."""
+    return worker.prepared.number if worker.prepared is not None else 0
+
+
+def _hold(world: World, worker: Worker, rules: Rules) -> Moves:
+    if worker.ledger.pending:
+        microbatch = worker.ledger.pending[0]
+        worker = replace(worker, ledger=rules.hold(worker.ledger, microbatch))
+        yield ("hold", worker.name, f"microbatch={microbatch}"), _contributed(world, worker)
+
+
+def _complete(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves:
+    ledger = worker.ledger
+    if ledger.committed is None or ledger.result is not None or not ledger.owners:
+        return
+    shares = world.shares(ledger.generation, worker.level)
+    if len(shares) < len(ledger.members):
+        return
+    if any(share.owners != ledger.owners for share in shares.values()):
+        raise Violation(f"P2: members of generation {ledger.generation} do not agree on who owns what")
+    _check_owners(ledger.owners, len(ledger.members), bounds, worker.level)
+    worker = replace(
+        worker,
+        ledger=rules.complete(ledger),
+        hand=frozenset(microbatch for microbatch, owner in enumerate(ledger.owners) if owner != DROPPED),
+        agreed=min(share.ready for share in shares.values()),
+    )
+    acknowledgement = Ack(worker.name, ledger.generation, worker.level)
+    yield ("complete", worker.name, f"step={worker.level}"), world.with_worker(worker, acknowledgement)
+
+
+def _check_owners(owners: tuple[int, ...], num_ranks: int, bounds: Bounds, step: int) -> None:
+    lowest = 0 if bounds.on_loss == "redo" else DROPPED
+    if len(owners) != bounds.size_of(step) or any(not lowest <= owner < num_ranks for owner in owners):
+        raise Violation(f"P2: owners {owners} are not a partition of the microbatches of step {step}")
+
+
+def _commit(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves:
+    ledger = worker.ledger
+    if ledger.result is None:
+        return
+    for message in world.wire:
+        if isinstance(message, Ack):
+            ledger = rules.acknowledged(ledger, message.sender, message.generation, message.step)
+    if not rules.may_commit(ledger):
+        return
+    step = worker.level
+    world = recorded(world, worker)
+    ledger = rules.commit(ledger)
+    assert ledger.committed is not None
+    upcoming, agreed = worker.prepared, worker.agreed
+    worker = replace(worker, ledger=ledger, level=ledger.committed, hand=None, agreed=0)
+    label = ("commit", worker.name, f"step={step}")
+    if ledger.committed == bounds.steps:
+        yield label, world.with_worker(worker)
+    elif upcoming is not None and agreed == upcoming.number:
+        # All saw the same combined word, so all enter it at this very boundary.
+        yield (*label, f"enters={upcoming.name}"), _enter(world, worker, upcoming, rules)
+    else:
+        worker = replace(worker, ledger=rules.begin(ledger, bounds.size_of(ledger.committed)))
+        yield label, _contributed(world, worker)
+
+
+def recorded(world: World, worker: Worker) -> World:
+    """The worker commits what it has in hand: compare it with what others committed for the same step."""
+    step, hand = worker.ledger.committed, worker.hand
+    if step is None or hand is None:
+        raise Violation(f"P3: {worker.name} commits without a result")
+    if step > len(world.history):
+        raise Violation(f"P3: {worker.name} commits step {step} before anybody committed step {step - 1}")
+    if step == len(world.history):
+        return replace(world, history=(*world.history, hand))
+    if world.history[step] != hand:
+        raise Violation(
+            f"P3: {worker.name} commits step {step} made of microbatches {sorted(hand)},"
+            f" another committed it made of {sorted(world.history[step])}"
+        )
+    return world
+
+
+def _adopt(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves:
+    """A joiner takes the state of a donor that stands at the settled level."""
+    if worker.ledger.committed is not None:
+        return
+    donors = (world.worker(name) for name in worker.ledger.members if name != worker.name)
+    if any(donor.acts and donor.number == worker.number and donor.ledger.committed == worker.level for donor in donors):
+        adopted = replace(worker, ledger=rules.adopt(worker.ledger, worker.level))
+        yield ("adopt", worker.name, f"level={worker.level}"), world.with_worker(adopted)
+
+
+def _finish(world: World, worker: Worker, bounds: Bounds) -> Moves:
+    """The script ends; a donor leaves only when the joiners of its generation have their state."""
+    if worker.status != "running" or worker.ledger.committed != bounds.steps:
+        return
+    if worker.ledger.generation == worker.number and all(
+        world.worker(name).ledger.committed is not None for name in worker.joiners
+    ):
+        yield ("finish", worker.name), world.with_worker(replace(worker, status="finished"))

@@ -1,0 +1,241 @@
+"""The state of a small job: workers, what they sent each other, and the lighthouse. All of it frozen and hashable.
+
+What is left out, and why nothing is lost by it:
+
+* Blocks, buffers and words travel as one ``Share``: a member sends it once it holds all its microbatches, and whoever has
+  the shares of all members has the whole result.
+* What was sent may arrive at any later time, also after its sender died or left. That some of it never arrives needs no
+  transition of its own: nobody is obliged to take it, and a newer generation is always on offer.
+* The lighthouse hears of a death at once (unless ``Bounds.late_news``): that it hears later looks, to the workers, like a
+  directive that takes its time, and directives may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from craft.control.durable import Durable
+from craft.decide.ledger import Ledger
+from craft.decide.membership import JobState
+from craft.decide.settle import LossAnswer
+from craft.protocol.membership import Claim, Generation
+
+Status = Literal["running", "cut", "dead", "finished"]
+"""``cut``: declared lost, hears nothing from the lighthouse any more, and still runs."""
+
+
+class Violation(Exception):
+    """A promise does not hold in some reachable state."""
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """How large the world is, and what may go wrong in it."""
+
+    workers: int = 3
+    joiners: int = 0
+    steps: int = 3
+    microbatches: int = 3
+    on_loss: LossAnswer = "redo"
+    crashes: int = 0
+    cuts: int = 0
+    """Living workers that are declared lost."""
+    breaks: int = 0
+    """Exchanges that break though nobody is lost."""
+    restarts: int = 0
+    """Restarts of the lighthouse."""
+    late_news: bool = False
+    """Whether the lighthouse may hear of a death at any later time, and be told of a broken exchange before."""
+
+    def size_of(self, step: int) -> int:
+        return self.microbatches if step < self.steps else 0
+
+
+class Share(msgspec.Struct, frozen=True):
+    """A member's whole contribution to a step: the sums of what it holds, and its word."""
+
+    sender: str
+    generation: int
+    step: int
+    ready: int
+    owners: tuple[int, ...]
+
+
+class Ack(msgspec.Struct, frozen=True):
+    """Its sender has the whole result of the step."""
+
+    sender: str
+    generation: int
+    step: int
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """A member's claim, sent to all members of a generation."""
+
+    sender: str
+    generation: Generation
+    claim: Claim
+
+
+Message = Share | Ack | Claimed
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    ledger: Ledger
+    status: Status = "running"
+    generation: Generation | None = None
+    """The newest one it entered."""
+    level: int = 0
+    """The step in flight, also for a joiner that has no state yet."""
+    prepared: Generation | None = None
+    """The upcoming generation whose group it opens in the background."""
+    outside: bool = False
+    """Whether the generation that goes on meanwhile is one without it: then no word tells it when to enter."""
+    hand: frozenset[int] | None = None
+    """The microbatches that make up the result it has in hand."""
+    agreed: int = 0
+    """The generation that all were ready for, according to the combined word of the result in hand."""
+    joiners: frozenset[str] = frozenset()
+    """Once all steps are done: who still needs this worker's state."""
+    unreported: tuple[int, ...] = ()
+    """Generations it entered that the lighthouse may still hear of."""
+
+    @property
+    def name(self) -> str:
+        return self.ledger.worker_id
+
+    @property
+    def number(self) -> int:
+        return 0 if self.generation is None else self.generation.number
+
+    @property
+    def acts(self) -> bool:
+        """Whether it takes part in the exchange of the generation in its ledger."""
+        return self.status in ("running", "cut") and self.ledger.settled
+
+    @property
+    def claims(self) -> bool:
+        """Whether it waits for the claims of the generation it entered."""
+        settled = self.ledger.settled and self.ledger.generation == self.number
+        return self.status in ("running", "cut") and self.generation is not None and not settled
+
+
+class Target(msgspec.Struct, frozen=True):
+    """What a directive says."""
+
+    generation: Generation | None
+    upcoming: Generation | None
+
+
+class World(msgspec.Struct, frozen=True, kw_only=True):
+    workers: tuple[Worker, ...]
+    job: JobState
+    durable: Durable | None = None
+    wire: frozenset[Message] = frozenset()
+    targets: tuple[Target, ...] = ()
+    """Directives that are still on their way to somebody; the last one is current."""
+    history: tuple[frozenset[int], ...] = ()
+    """For each step that anybody ever committed: the microbatches in it."""
+    lighthouses: int = 1
+    """How many there have been so far."""
+    highest: int = 0
+    """The highest generation number that any of them gave out."""
+    crashes: int = 0
+    cuts: int = 0
+    breaks: int = 0
+    restarts: int = 0
+    """How many faults of each kind may still happen."""
+
+    def worker(self, name: str) -> Worker:
+        return next(worker for worker in self.workers if worker.name == name)
+
+    def having(self, *statuses: Status) -> Iterable[Worker]:
+        return (worker for worker in self.workers if worker.status in statuses)
+
+    def claims(self, number: int) -> dict[str, Claim]:
+        return {
+            message.sender: message.claim
+            for message in self.wire
+            if isinstance(message, Claimed) and message.generation.number == number
+        }
+
+    def shares(self, number: int, step: int) -> dict[str, Share]:
+        return {
+            message.sender: message
+            for message in self.wire
+            if isinstance(message, Share) and message.generation == number and message.step == step
+        }
+
+    def with_worker(self, changed: Worker, *sent: Message) -> World:
+        workers = tuple(changed if worker.name == changed.name else worker for worker in self.workers)
+        return replace(self, workers=workers, wire=self.wire | frozenset(sent) if sent else self.wire)
+
+
+def pruned(world: World, bounds: Bounds) -> World:
+    """Forget what can no longer matter to anybody, so that worlds that behave alike are equal."""
+    workers = tuple(_forgotten(world, worker, bounds) for worker in world.workers)
+    if workers != world.workers:
+        world = replace(world, workers=workers)
+    acting = [(worker.ledger.generation, worker.level) for worker in world.workers if worker.acts]
+    claiming = {worker.number for worker in world.workers if worker.claims}
+
+    def matters(message: Message) -> bool:
+        if isinstance(message, Claimed):
+            generation = message.generation
+            return generation.number in claiming or any(
+                worker.number < generation.number and generation.rank_of(worker.name) is not None
+                for worker in world.having("running")
+            )
+        return any(generation == message.generation and level <= message.step for generation, level in acting)
+
+    wire = frozenset(message for message in world.wire if matters(message))
+    older, current = world.targets[:-1], world.targets[-1:]
+    targets = tuple(target for target in older if _is_wanted(world, target)) + current
+    return replace(world, wire=wire, targets=targets)
+
+
+def _forgotten(world: World, worker: Worker, bounds: Bounds) -> Worker:
+    if worker.status == "cut" and _is_harmless(world, worker):
+        worker = replace(worker, status="dead")
+    if worker.status in ("dead", "finished"):
+        done = worker.status == "finished"
+        ledger = Ledger(worker_id=worker.name, committed=worker.ledger.committed if done else None)
+        return Worker(ledger=ledger, status=worker.status)
+    if worker.status == "cut" and worker.unreported:
+        return replace(worker, unreported=())
+    if len(worker.unreported) > 1 and not bounds.late_news:
+        return replace(worker, unreported=worker.unreported[-1:])
+    return worker
+
+
+def _is_harmless(world: World, worker: Worker) -> bool:
+    """Whether a worker that is cut off can neither come by another result nor be of use to anybody."""
+    generation, ledger = worker.generation, worker.ledger
+    if generation is None:
+        return True
+    others = frozenset(generation.worker_ids) - {worker.name}
+    if any(other.name in others and other.number <= generation.number for other in world.having("running", "cut")):
+        return False
+    if not ledger.settled:
+        return not others <= world.claims(generation.number).keys()
+    return ledger.result is None and not others <= world.shares(generation.number, worker.level).keys()
+
+
+def _is_wanted(world: World, target: Target) -> bool:
+    """Whether an older directive could still make a difference to somebody."""
+    generation, upcoming = target.generation, target.upcoming
+    if generation is not None and any(is_news(worker, generation) for worker in world.having("running")):
+        return True
+    return upcoming is not None and all(
+        is_news(worker, upcoming) and worker.status == "running" and worker.prepared != upcoming
+        for worker in world.workers
+        if upcoming.rank_of(worker.name) is not None
+    )
+
+
+def is_news(worker: Worker, generation: Generation) -> bool:
+    """Whether the worker can still enter this generation; one that is not newer than its own is ignored."""
+    return generation.number > worker.number and generation.rank_of(worker.name) is not None

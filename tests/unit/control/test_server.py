@@ -1,0 +1,238 @@
+"""The HTTP surface of a lighthouse in this process, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp.test_utils import BaseTestServer, TestServer
+
+from craft.control.lighthouse import Lighthouse, LighthouseSettings
+from craft.control.server import make_app
+from craft.protocol.membership import Member
+from craft.protocol.messages import HostReport, WorkerReport
+from craft.settings.rundir import RunDir
+from craft.wire.auth import bearer, make_token
+from craft.wire.codec import MAX_MESSAGE_BYTES
+
+TOKEN = make_token()
+
+
+class Place:
+    """A lighthouse with two workers, and a client that has its token."""
+
+    def __init__(self, lighthouse: Lighthouse, server: BaseTestServer, client: aiohttp.ClientSession) -> None:
+        self.lighthouse = lighthouse
+        self.client = client
+        self._server = server
+
+    def url(self, path: str) -> str:
+        return str(self._server.make_url("/")).rstrip("/") + path
+
+    async def ask(self, method: str, path: str, **more: Any) -> tuple[int, Any]:
+        async with self.client.request(method, self.url(path), **more) as response:
+            return response.status, await response.json()
+
+
+Story = Callable[[Place], Awaitable[None]]
+Play = Callable[[Story], None]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Play:
+    """Run a story against a lighthouse whose two workers have joined."""
+
+    async def main(story: Story) -> None:
+        lighthouse = Lighthouse(RunDir(tmp_path), LighthouseSettings(workers=2, heartbeat_limit_s=60.0), "http://here")
+        workers = tuple(
+            WorkerReport(member=Member(worker_id=name), pid=1, joined=True, metrics={"loss": 0.5})
+            for name in ("w0", "w1")
+        )
+        lighthouse.loop.handle_report(HostReport(host="a", pid=1, sequence=1, workers=workers))
+        async with (
+            TestServer(make_app(lighthouse, TOKEN)) as server,
+            aiohttp.ClientSession(headers=bearer(TOKEN)) as client,
+        ):
+            await story(Place(lighthouse, server, client))
+            await lighthouse.disconnect()
+        lighthouse.journal.close()
+
+    def run(story: Story) -> None:
+        coroutine: Coroutine[Any, Any, None] = main(story)
+        asyncio.run(coroutine)
+
+    return run
+
+
+@pytest.mark.parametrize("header", [None, "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer \xff"])
+@pytest.mark.parametrize("path", ["/v1/status", "/v1/events", "/metrics", "/v1/failures", "/v1/agent", "/nowhere"])
+def test_without_the_token_everything_but_healthz_is_refused_P6(play: Play, path: str, header: str | None) -> None:
+    async def story(place: Place) -> None:
+        headers = {} if header is None else {"Authorization": header}
+        async with (
+            aiohttp.ClientSession(headers=headers) as stranger,
+            stranger.get(place.url(path)) as response,
+            stranger.get(place.url("/healthz")) as health,
+        ):
+            assert response.status == 401
+            assert "token" in (await response.json())["error"]
+            assert health.status == 200
+
+    play(story)
+
+
+def test_status_has_the_documented_shape(play: Play) -> None:
+    async def story(place: Place) -> None:
+        code, status = await place.ask("GET", "/v1/status")
+        assert code == 200
+        assert (status["step"], status["generation"], status["state"], status["faults"]) == (0, 1, "running", 0)
+        assert status["workers"][0] == {
+            "worker_id": "w0",
+            "pid": 1,
+            "host": "a",
+            "rank": 0,
+            "state": "member",
+            "step": 0,
+        }
+        assert set(status["lighthouse"]) == {"pid", "url"}
+        assert {"fault_list", "metrics", "slots", "total_steps", "step_s", "reason"} <= set(status)
+
+    play(story)
+
+
+def test_a_reported_failure_is_carried_out_once(play: Play) -> None:
+    async def story(place: Place) -> None:
+        body = {"worker_id": "w1", "reason": "smoke"}
+        code, answer = await place.ask("POST", "/v1/failures", json=body)
+        assert (code, answer["already"]) == (200, False)
+        assert answer["event"]["event"] == "WorkerLost"
+        assert [action["action"] for action in answer["actions"]] == ["Fence", "Reconfigure"]
+        code, answer = await place.ask("POST", "/v1/failures", json=body)
+        assert (code, answer["already"], answer["actions"]) == (200, True, [])
+        assert place.lighthouse.loop.state.members == ("w0",)
+        assert len(place.lighthouse.loop.faults) == 1
+
+    play(story)
+
+
+def test_a_reported_host_takes_all_its_workers(play: Play) -> None:
+    async def story(place: Place) -> None:
+        code, answer = await place.ask("POST", "/v1/failures", json={"host": "a"})
+        assert (code, answer["event"]["event"]) == (200, "HostLost")
+        assert place.lighthouse.status().state == "failed"
+
+    play(story)
+
+
+BAD_REQUESTS = [
+    ("POST", "/v1/failures", b"", 400, ""),
+    ("POST", "/v1/failures", b"{", 400, ""),
+    ("POST", "/v1/failures", b"[]", 400, ""),
+    ("POST", "/v1/failures", b"{}", 400, "worker_id"),
+    ("POST", "/v1/failures", b'{"worker_id": 3}', 400, "worker_id"),
+    ("POST", "/v1/failures", b'{"worker": "w0"}', 400, "worker"),
+    ("POST", "/v1/failures", b'{"worker_id": "w0", "host": "a"}', 400, "worker_id"),
+    ("POST", "/v1/failures", b'{"worker_id": "w0", "reason": "' + b"x" * 3000 + b'"}', 400, "reason"),
+    ("POST", "/v1/failures", b'{"worker_id": "nobody"}', 404, "worker_id"),
+    ("POST", "/v1/failures", b'{"host": "nowhere"}', 404, "host"),
+    ("POST", "/v1/failures", b" " * (MAX_MESSAGE_BYTES + 1), 413, None),
+    ("POST", "/v1/actions", b'{"action": "dance"}', 400, "action"),
+    ("POST", "/v1/actions", b'{"reason": "x"}', 400, "action"),
+    ("GET", "/v1/events?follow=perhaps", None, 400, "follow"),
+    ("GET", "/v1/agent", None, 400, None),
+    ("GET", "/v1/nothing", None, 404, None),
+    ("DELETE", "/v1/status", None, 405, None),
+    ("GET", "/v1/failures", None, 405, None),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "code", "field"), BAD_REQUESTS)
+def test_bad_input_is_refused_by_name_and_changes_nothing(
+    play: Play, method: str, path: str, body: bytes | None, code: int, field: str | None
+) -> None:
+    async def story(place: Place) -> None:
+        before = place.lighthouse.loop.state
+        found, answer = await place.ask(method, path, data=None if body is None else io.BytesIO(body))
+        assert found == code
+        assert answer["error"]
+        if field is not None:
+            assert field in answer["field"]
+        assert place.lighthouse.loop.state == before
+
+    play(story)
+
+
+def test_stop_is_carried_out_once(play: Play) -> None:
+    async def story(place: Place) -> None:
+        code, answer = await place.ask("POST", "/v1/actions", json={"action": "stop", "reason": "enough"})
+        assert (code, answer["already"], answer["actions"][0]["exit_code"]) == (200, False, 0)
+        code, answer = await place.ask("POST", "/v1/actions", json={"action": "stop", "reason": "again"})
+        assert (code, answer["already"]) == (200, True)
+        assert place.lighthouse.status().reason == "enough"
+
+    play(story)
+
+
+def test_metrics_are_in_prometheus_format(play: Play) -> None:
+    async def story(place: Place) -> None:
+        async with place.client.get(place.url("/metrics")) as response:
+            text = await response.text()
+            assert response.headers["Content-Type"].startswith("text/plain")
+        assert "craft_generation 1.0" in text
+        assert 'craft_workers{state="member"} 2.0' in text
+        assert 'craft_metric{name="loss"} 0.5' in text
+        assert "craft_faults_total 0.0" in text
+
+    play(story)
+
+
+def test_random_requests_never_make_the_lighthouse_fail_P6(play: Play) -> None:
+    chance = random.Random(0)
+    paths = [
+        "/",
+        "/healthz",
+        "/v1/status",
+        "/v1/events?follow=0",
+        "/metrics",
+        "/v1/failures",
+        "/v1/actions",
+        "/v1/agent",
+    ]
+    pieces = [
+        '{"worker_id":',
+        '"w0"',
+        '{"host":',
+        "null",
+        "}",
+        "[",
+        '"\\ud800"',
+        "1e999",
+        '"action":"stop"',
+        ",",
+        "\x00",
+        "é",
+    ]
+
+    def body() -> bytes:
+        if chance.random() < 0.5:
+            return chance.randbytes(chance.randrange(60))
+        return "".join(chance.choice(pieces) for _ in range(chance.randrange(8))).encode()
+
+    async def story(place: Place) -> None:
+        for _ in range(300):
+            path = chance.choice(paths) + (f"/%{chance.randrange(256):02x}" if chance.random() < 0.2 else "")
+            headers = {"Last-Event-ID": chance.choice(["1", "-1", "x", "9" * 40])} if chance.random() < 0.3 else {}
+            method = chance.choice(["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+            async with place.client.request(method, place.url(path), data=body(), headers=headers) as response:
+                await response.read()
+                assert response.status < 500, (method, path)
+        code, _ = await place.ask("GET", "/v1/status")
+        assert code == 200
+
+    play(story)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from craft.protocol.errors import ConfigError
+from craft.settings.rundir import RunDir, find_run, write_private
+
+
+def test_a_run_directory_is_private(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "deep" / "run").create()
+    assert run.path.stat().st_mode & 0o777 == 0o700
+    assert run.create() == run
+    assert run.steps("w0").parent == run.log("w0").parent == run.worker("w0")
+
+
+def test_a_run_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot make the run directory"):
+        RunDir(tmp_path / "file" / "run").create()
+
+
+def test_the_newest_run_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for age, name in enumerate(("craft-run-b", "craft-run-a", "other")):
+        address = RunDir(tmp_path / name).create().address
+        address.write_text("http://x:1\n")
+        os.utime(address, (1000 + age, 1000 + age))
+    assert find_run().path.name == "craft-run-a"
+    assert find_run().read_address() == "http://x:1"
+    assert find_run(tmp_path / "other").path == tmp_path / "other"
+
+
+def test_without_a_run_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="craft run"):
+        find_run()
+    with pytest.raises(ConfigError, match="no run directory"):
+        find_run(tmp_path / "gone")
+    with pytest.raises(ConfigError, match="names no lighthouse"):
+        RunDir(tmp_path).read_address()
+
+
+def test_a_private_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    path.chmod(0o644)
+    write_private(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o600
