@@ -185,8 +185,6 @@ def main() -> None:
     kernel.adopt_orphans()
     import torch.utils.data
 
-    import craft.worker.join
-    import craft.worker.run
 
     torch.set_num_threads(torch.get_num_threads())
     ForkServer(socket.socket(fileno=fd)).serve()

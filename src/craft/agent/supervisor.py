@@ -20,8 +20,8 @@ from craft.agent.forkserver import Ended, Fork, Forked, Outgoing, Ready
 from craft.agent.relay import Relay
 from craft.protocol.errors import ConfigError, CraftError, Unreachable
 from craft.protocol.messages import Directive, Exited
-from craft.settings.rundir import RunDir
 from craft.settings.run import RunSettings
+from craft.settings.rundir import RunDir
 from craft.wire.auth import ensure_token, read_token
 
 logger = logging.getLogger(__name__)

@@ -33,6 +33,7 @@ class Display:
         self._task: Any = None
         self._journal = Tail(run_dir.journal)
         self._faults = 0
+        self._stopping = False
         self._last = (time.monotonic(), 0)
         self._rate = 0.0
         self._printed = 0.0
@@ -87,10 +88,11 @@ class Display:
 
     def _show_events(self) -> None:
         for line in self._journal.new_lines():
-            text = _sentence(line)
-            if line.get("event") in ("WorkerLost", "WorkerFailed", "HostLost"):
+            if line.get("outcome") == "Fault":
                 self._faults += 1
-            if text:
+            self._stopping = self._stopping or line.get("action") == "Stop"
+            text = _sentence(line)
+            if text and not self._stopping:
                 self._say(f"{time.strftime('%H:%M:%S', time.localtime(line['time']))}  {text}")
 
     def _say(self, text: str) -> None:

@@ -61,13 +61,14 @@ class Edges:
         for worker in reports:
             yield from self._arrived(worker, report.host)
         for worker in reports:
+            # Before its failure: divergence is the cause, and ends the job with its own sentence.
+            yield from self._values_of(worker)
             yield from self._failed(worker)
         for exited in report.exited:
             yield from self._exits(exited)
         yield from self._forgotten(report)
         for worker in reports:
             yield from self._broken(worker)
-            yield from self._values_of(worker)
 
     def starting(self, host: str) -> frozenset[str]:
         """Workers of ``host`` that were reported and have neither joined nor ended."""

@@ -137,6 +137,8 @@ class LossPolicy:
         if not survivors or (len(survivors) < state.min_workers and not state.having("finished")):
             return (*fences, Stop(reason=_too_few(len(survivors), state.min_workers), exit_code=EXIT_GIVEN_UP))
         reason = f"{_names(gone)} {_verb(event)}: {len(survivors)} survivors {self._then} its microbatches"
+        if isinstance(event, WorkerFinished) and event.complete:
+            reason = f"{_names(gone)} finished before it heard of generation {state.generation.number}"
         return (*fences, Reconfigure(members=survivors, reason=reason))
 
 
@@ -214,7 +216,7 @@ def _verb(event: AnyEvent) -> str:
     if isinstance(event, WorkerFailed):
         return f"failed ({event.error})"
     if isinstance(event, WorkerFinished):
-        return "finished and will not meet the others again" if event.complete else "left before the end"
+        return "left before the end"
     return f"lost ({event.reason})" if isinstance(event, WorkerLost | HostLost) else "lost"
 
 

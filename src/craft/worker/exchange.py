@@ -51,8 +51,6 @@ class Attempt:
         self.complete = False
         """The whole result is here; set before it is acknowledged."""
         self.error: Exception | None = None
-        self.digest: Callable[[], bytes] = bytes
-        """Computes the state's digest; called while the main thread computes."""
         self.frame_bytes = 1024
         self.buffers_like: Callable[[tuple[int, ...]], torch.Tensor] = lambda _: torch.empty(0)
         self._gradients = gradients
@@ -92,7 +90,6 @@ class Attempt:
 
     def _run(self) -> None:
         self.route.post(self.result)
-        digest = self.digest()
         flushed = 0
         for bucket in range(len(self.result)):
             while self._word is None and not flushed & (1 << bucket):
@@ -110,7 +107,7 @@ class Attempt:
                 raise _Cancelled
             if isinstance(item, Word):
                 self._word = item
-        self._exchange_word(msgspec.structs.replace(self._word, digest=digest))
+        self._exchange_word(self._word)
         self._acknowledge()
 
     def _exchange_bucket(self, bucket: int) -> None:

@@ -61,6 +61,7 @@ class Flight:
         self._route: Route | None = None
         self._result: Flats | None = None
         self._probe = b""
+        self._state_digest = b""
         self._late = False
         self._started = 0.0
         self._busy_s = 0.0
@@ -75,6 +76,8 @@ class Flight:
             self._regroup()
         if self._digest.due(self.step):
             self._digest.refresh(self._leaves())
+        # Now, while the state is that of the last commit: forward changes buffers.
+        self._state_digest = self._digest.digest(self.step)
         self._commitments.ledger = books.begin(self._commitments.ledger, self._size_of(self.step))
         self._start_attempt()
 
@@ -148,9 +151,7 @@ class Flight:
             self._route = Route(self._commitments.group, layout, ledger.owners)
         if self._result is None:
             self._result = Flats(layout)
-        step = self.step
-        attempt = Attempt(step, self._commitments.group, self._route, self.gradients, self._result.tensors)
-        attempt.digest = lambda: self._digest.digest(step)
+        attempt = Attempt(self.step, self._commitments.group, self._route, self.gradients, self._result.tensors)
         attempt.plan = tuple(None if owner == DROPPED else ledger.members[owner] for owner in ledger.owners)
         attempt.frame_bytes = self._frame_bytes()
         attempt.buffers_like = self._buffers.empty_like
@@ -196,6 +197,7 @@ class Flight:
             ready=self._commitments.ledger.generation,
             stop=self.stop_reason,
             resend=self._late,
+            digest=self._state_digest,
             probe=self._probe,
             buffers=changed,
             busy_s=self._busy_s,
@@ -218,6 +220,7 @@ class Flight:
         self._route, self._result = None, None
         settlement = self._commitments.regroup(self._size_of)
         self._digest.restart(settlement.level + 1)
+        self._state_digest = b""
         if self._commitments.ledger.worker_id in settlement.commits:
             assert attempt is not None
             self._committed(attempt)

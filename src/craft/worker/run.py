@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Sequence
 
-from craft.protocol.errors import ConfigError
+from craft.protocol.errors import BitsDiffer, ConfigError
 from craft.protocol.events import WorkerFailed
 from craft.worker import join
 from craft.worker.channel import Channel
@@ -37,6 +37,10 @@ def run_script(script: str, arguments: Sequence[str], *, as_module: bool, worker
             raise ConfigError(f"{script} ended without calling craft.join(): it is not a training script of CRAFT's")
     except SystemExit as error:
         code = _exit_code(error)
+    except BitsDiffer:
+        # Every worker raises it at the same step, and has said so already.
+        code = 1
+        traceback.print_exc()
     except BaseException as error:  # noqa: BLE001  (the edge of a process: it is reported, and decides the exit code)
         code = 1
         _report(channel, error, worker_id)

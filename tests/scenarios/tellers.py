@@ -1,0 +1,166 @@
+"""Tellers: what a block of a story leads to, in words. One for the lighthouse, one for ``settle``."""
+
+from __future__ import annotations
+
+from msgspec.structs import asdict, replace
+
+from craft.decide.membership import JobState, apply, observe, restarted
+from craft.decide.policies import Policy, decide, default_policies
+from craft.decide.settle import settle
+from craft.protocol.actions import AnyAction, Propose, Reconfigure
+from craft.protocol.errors import ProtocolViolation
+from craft.protocol.events import (
+    AnyEvent,
+    ExchangeBroken,
+    GenerationEntered,
+    GenerationStuck,
+    HostLost,
+    StateDiverged,
+    StopRequested,
+    WorkerFailed,
+    WorkerFinished,
+    WorkerJoined,
+    WorkerLost,
+)
+from craft.protocol.membership import DROPPED, Claim, Member
+
+from .story import Line
+
+
+class Lighthouse:
+    """observe, decide, apply; with what a real one would have made durable."""
+
+    def __init__(self) -> None:
+        self._state = JobState(slots=0)
+        self._policies: tuple[Policy, ...] = ()
+
+    def __call__(self, lines: tuple[Line, ...]) -> list[str]:
+        return [text for line in lines for text in self._tell(line)]
+
+    def _tell(self, line: Line) -> list[str]:
+        if line.verb == "job":
+            self._state = JobState(slots=line.number("slots") or 0, min_workers=line.number("min_workers", 1) or 0)
+            self._policies = default_policies(line.text("on_loss", "redo"))
+            return _shown(self._state)
+        if line.verb == "show":
+            return _shown(self._state)
+        if line.verb == "restart":
+            self._state = restarted(self._state, self._state.generation)
+            return _shown(self._state)
+        return self._handle(_event(line))
+
+    def _handle(self, event: AnyEvent) -> list[str]:
+        self._state = observe(self._state, event)
+        actions = decide(self._policies, self._state, event)
+        told = [_event_text(event)]
+        for action in actions:
+            self._state = apply(self._state, action, nonce="n")
+            told.append(_action_text(action, self._state))
+        return told if actions else [*told, "nothing to do"]
+
+
+def _event(line: Line) -> AnyEvent:
+    worker, reason = line.text("worker"), line.text("reason", "killed by SIGKILL")
+    match line.verb:
+        case "join":
+            return WorkerJoined(member=Member(worker_id=worker, host=line.text("host", "h1")))
+        case "lose":
+            return WorkerLost(worker_id=worker, reason=reason, source=line.text("source", "agent"))
+        case "lose-host":
+            return HostLost(host=line.text("host"), reason=line.text("reason", "silent for 1.0 s"))
+        case "fail":
+            error = line.text("error", "ValueError: bad sample")
+            step, microbatch = line.number("step"), line.number("microbatch")
+            return WorkerFailed(worker_id=worker, error=error, traceback="...", step=step, microbatch=microbatch)
+        case "finish":
+            return WorkerFinished(worker_id=worker, complete=line.text("complete", "yes") == "yes")
+        case "enter":
+            return GenerationEntered(worker_id=worker, generation=line.number("generation") or 0)
+        case "break":
+            return ExchangeBroken(worker_id=worker, generation=line.number("generation") or 0)
+        case "stuck":
+            return GenerationStuck(generation=line.number("generation") or 0)
+        case "diverge":
+            return StateDiverged(step=line.number("step") or 0, detail=line.text("detail"), worker_ids=(worker,))
+        case "stop":
+            return StopRequested(reason=line.text("reason"), exit_code=line.number("exit_code", 0) or 0)
+    raise ValueError(f"no such verb in a story of the lighthouse: {line.verb}")
+
+
+def _event_text(event: AnyEvent) -> str:
+    fields: dict[str, object] = asdict(event)
+    shown: dict[str, object] = {}
+    if isinstance(event, WorkerJoined):
+        shown = {"worker_id": event.member.worker_id, "host": event.member.host}
+    hidden = ("member", "time", "traceback", "pid", "digest", "detail")
+    shown |= {key: value for key, value in fields.items() if key not in hidden and value is not None}
+    return f"event  {type(event).__name__} {_pairs(shown)}"
+
+
+def _action_text(action: AnyAction, state: JobState) -> str:
+    fields = {key: value for key, value in asdict(action).items() if key not in ("reason", "traceback")}
+    made = state.upcoming if isinstance(action, Propose) else state.generation
+    if isinstance(action, Propose | Reconfigure) and made is not None:
+        fields = {"generation": made.number, "members": _members(made.members)}
+    return f'action {type(action).__name__} {_pairs(fields)}  "{action.reason}"'
+
+
+def _members(members: tuple[Member, ...]) -> str:
+    """Names in the order of ranks; one that came later than the others with the generation since which it is there."""
+    names = (member.worker_id + (f"@{member.since}" if member.since else "") for member in members)
+    return f"[{','.join(names)}]"
+
+
+def _pairs(fields: dict[str, object]) -> str:
+    return " ".join(f"{key}={value}" for key, value in fields.items())
+
+
+def _shown(state: JobState) -> list[str]:
+    fields: dict[str, object] = {"slots": state.slots, "min_workers": state.min_workers}
+    if state.generation is not None:
+        fields["generation"] = f"{state.generation.number}{_members(state.generation.members)}"
+    if state.upcoming is not None:
+        fields["upcoming"] = f"{state.upcoming.number}{_members(state.upcoming.members)}"
+    if state.recovering:
+        fields["recovering"] = "yes"
+    views = [f"       {view.member.worker_id} {view.standing} entered={view.entered}" for view in state.workers]
+    return [f"state  {_pairs(fields)}", *views]
+
+
+class Settling:
+    """``settle`` on one block: a line that begins with the verb, then one line for each member, in the order of ranks."""
+
+    def __call__(self, lines: tuple[Line, ...]) -> list[str]:
+        head, *members = lines
+        steps, microbatches = head.number("steps", 100) or 0, head.number("microbatches") or 0
+        claims = [_claim(line) for line in members]
+
+        def size_of(step: int) -> int:
+            return microbatches if step < steps else 0
+
+        try:
+            answer = settle(claims, size_of, "shrink" if head.text("on_loss") == "shrink" else "redo")
+        except ProtocolViolation as violation:
+            return [f"violation: {violation}"]
+        told = [f"level={answer.level}"]
+        if answer.commits:
+            told.append(f"commit {','.join(answer.commits)}")
+        for rank, claim in enumerate(claims):
+            share = [microbatch for microbatch, owner in enumerate(answer.owners) if owner == rank]
+            todo = set(share) - (set(claim.held) if claim.committed == answer.level else set())
+            told.append(f"{claim.worker_id} owns={share}" + (f" computes={sorted(todo)}" if todo else ""))
+        dropped = [microbatch for microbatch, owner in enumerate(answer.owners) if owner == DROPPED]
+        told += [f"given out anew: {list(answer.given)}"] if answer.given else []
+        told += [f"dropped: {dropped}"] if dropped else []
+        return told
+
+
+def _claim(line: Line) -> Claim:
+    claim = Claim(
+        worker_id=line.verb,
+        committed=line.number("committed"),
+        result=line.number("result"),
+        held=line.numbers("held"),
+        pending=line.numbers("pending"),
+    )
+    return replace(claim, committed=None) if line.text("joiner") == "yes" else claim

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from craft.decide.settle import LossAnswer, settle
+from craft.protocol.errors import ProtocolViolation
+from craft.protocol.membership import DROPPED, Claim, Settlement
+
+STEP = 7
+
+
+@st.composite
+def claims_and_size(draw: st.DrawFn) -> tuple[list[Claim], int]:
+    """Claims as they can be: step 7 in flight; laggards hold the result of step 6; joiners have nothing."""
+    size = draw(st.integers(1, 12))
+    kinds = draw(st.lists(st.sampled_from(["here", "laggard", "joiner"]), min_size=1, max_size=6))
+    assume("here" in kinds)
+    here = [rank for rank, kind in enumerate(kinds) if kind == "here"]
+    place = st.tuples(st.sampled_from(here), st.sampled_from(["held", "pending", "nobody"]))
+    places = draw(st.lists(place, min_size=size, max_size=size))
+    no_result = "laggard" in kinds
+    claims = []
+    for rank, kind in enumerate(kinds):
+        mine = {at: tuple(m for m, p in enumerate(places) if p == (rank, at)) for at in ("held", "pending")}
+        name = f"w{rank}"
+        if kind == "joiner":
+            claims.append(Claim(worker_id=name, committed=None))
+        elif kind == "laggard":
+            claims.append(Claim(worker_id=name, committed=STEP - 1, result=3, held=(0,)))
+        else:
+            result = None if no_result else draw(st.sampled_from([None, 2, 3]))
+            claims.append(Claim(worker_id=name, committed=STEP, result=result, **mine))
+    return claims, size
+
+
+def settled(claims: list[Claim], size: int, on_loss: LossAnswer = "redo") -> Settlement:
+    return settle(claims, lambda step: size, on_loss)
+
+
+@given(claims_and_size())
+def test_every_member_comes_to_the_same_answer(case: tuple[list[Claim], int]) -> None:
+    """P3: each has its own copy of the claims, as it came over the network."""
+    claims, size = case
+    copies = msgspec.msgpack.decode(msgspec.msgpack.encode(claims), type=list[Claim])
+
+    assert settled(copies, size) == settled(claims, size)
+
+
+@given(claims_and_size())
+def test_every_microbatch_is_owned_once_and_never_by_a_joiner(case: tuple[list[Claim], int]) -> None:
+    """P2: each microbatch has exactly one owner that can compute it."""
+    claims, size = case
+
+    answer = settled(claims, size)
+
+    assert len(answer.owners) == size
+    assert all(claims[owner].committed is not None for owner in answer.owners)
+
+
+@given(claims_and_size())
+def test_what_is_held_or_begun_stays_where_it_is_and_is_not_given_out(case: tuple[list[Claim], int]) -> None:
+    """P1: a retry never recomputes what a survivor still holds."""
+    claims, size = case
+    answer = settled(claims, size)
+    assume(answer.level == STEP)
+
+    kept = {m: rank for rank, claim in enumerate(claims) if claim.committed == STEP for m in claim.held + claim.pending}
+
+    assert all(answer.owners[m] == rank for m, rank in kept.items())
+    assert not set(answer.given) & set(kept)
+    if kept:
+        assert set(answer.given) == set(range(size)) - set(kept)
+
+
+@given(claims_and_size())
+def test_laggards_commit_what_another_has_committed(case: tuple[list[Claim], int]) -> None:
+    """P3: no worker is behind by more than what it has in hand."""
+    claims, size = case
+    laggards = tuple(claim.worker_id for claim in claims if claim.committed == STEP - 1)
+    assume(laggards)
+
+    answer = settled(claims, size)
+
+    assert answer.commits == laggards
+    assert answer.level == STEP
+
+
+@given(claims_and_size())
+def test_a_result_is_committed_only_if_all_with_state_hold_the_very_same(case: tuple[list[Claim], int]) -> None:
+    """P3: results of different generations may differ, and are not committed together."""
+    claims, size = case
+    assume(all(claim.committed in (None, STEP) for claim in claims))
+    results = {claim.result for claim in claims if claim.committed == STEP}
+
+    answer = settled(claims, size)
+
+    if len(results) == 1 and None not in results:
+        assert answer.level == STEP + 1
+        assert answer.commits == tuple(claim.worker_id for claim in claims if claim.committed == STEP)
+    else:
+        assert answer.level == STEP
+        assert answer.commits == ()
+
+
+@given(claims_and_size())
+def test_shrink_drops_what_nobody_has_and_never_everything(case: tuple[list[Claim], int]) -> None:
+    claims, size = case
+    redo, shrink = settled(claims, size), settled(claims, size, "shrink")
+    laggards = any(claim.committed == STEP - 1 for claim in claims)
+
+    assert (shrink.level, shrink.commits) == (redo.level, redo.commits)
+    dropped = [m for m, owner in enumerate(shrink.owners) if owner == DROPPED]
+    if laggards or redo.level > STEP:
+        assert shrink == redo
+    else:
+        assert dropped == list(redo.given)
+        assert len(dropped) < size
+        assert shrink.given == ()
+
+
+def test_what_is_missing_goes_to_those_with_the_least_to_do() -> None:
+    claims = [
+        Claim(worker_id="a", committed=5, held=(0, 1)),
+        Claim(worker_id="b", committed=5, pending=(2, 3)),
+    ]
+
+    answer = settled(claims, 6)
+
+    assert answer.owners == (0, 0, 1, 1, 0, 0)
+    assert answer.given == (4, 5)
+
+
+def test_a_microbatch_that_two_hold_is_used_once() -> None:
+    """P2: the lower rank's copy counts; both have the same bits."""
+    claims = [Claim(worker_id="a", committed=5, held=(0, 1)), Claim(worker_id="b", committed=5, held=(1,))]
+
+    assert settled(claims, 2).owners == (0, 0)
+
+
+def test_past_the_last_step_there_is_nothing_to_own() -> None:
+    claims = [Claim(worker_id="a", committed=5, result=1, held=(0,))]
+
+    answer = settle(claims, lambda step: 1 if step < 6 else 0)
+
+    assert (answer.level, answer.owners) == (6, ())
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        [Claim(worker_id="a", committed=6), Claim(worker_id="b", committed=5)],
+        [Claim(worker_id="a", committed=7), Claim(worker_id="b", committed=5, result=2)],
+        [Claim(worker_id="a", committed=None), Claim(worker_id="b", committed=None)],
+    ],
+)
+def test_claims_that_the_commit_rule_excludes_end_the_job(claims: list[Claim]) -> None:
+    """P3: better to stop than to split the history."""
+    with pytest.raises(ProtocolViolation):
+        settled(claims, 2)
