@@ -1,6 +1,6 @@
 """Visit every reachable state of small jobs, driving the very functions that the real one runs.
 
-``make test`` searches the worlds of ``SMALL``. ``CRAFT_MODEL=large`` adds those of ``LARGE``, which take minutes and
+``make test`` searches the worlds of ``SMALL``. ``MODEL_SEARCH=large`` adds those of ``LARGE``, which take minutes and
 several gigabytes.
 """
 
@@ -49,7 +49,7 @@ LARGE = {
     "late news of two crashes, a joiner": Bounds(joiners=1, steps=2, microbatches=2, crashes=2, late_news=True),
 }
 
-WANTED = SMALL | (LARGE if os.environ.get("CRAFT_MODEL") == "large" else {})
+WANTED = SMALL | (LARGE if os.environ.get("MODEL_SEARCH") == "large" else {})
 
 
 @pytest.fixture(autouse=True)

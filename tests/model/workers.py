@@ -27,13 +27,13 @@ def moves(world: World, bounds: Bounds, rules: Rules) -> Moves:
             yield from _hold(world, worker, rules)
             yield from _complete(world, worker, bounds, rules)
             yield from _commit(world, worker, bounds, rules)
-            yield from _adopt(world, worker, bounds, rules)
+            yield from _adopt(world, worker, rules)
             yield from _finish(world, worker, bounds)
 
 
 def _hear(world: World, worker: Worker, rules: Rules) -> Moves:
     """A directive arrives: any that is still under way, in any order."""
-    for generation in {target.generation for target in world.targets}:
+    for generation in dict.fromkeys(target.generation for target in world.targets):
         if generation is not None and is_news(worker, generation):
             label = ("hear", worker.name, f"generation={generation.name}")
             yield label, _enter(world, worker, generation, rules)
@@ -197,7 +197,7 @@ def recorded(world: World, worker: Worker) -> World:
     return world
 
 
-def _adopt(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves:
+def _adopt(world: World, worker: Worker, rules: Rules) -> Moves:
     """A joiner takes the state of a donor that stands at the settled level."""
     if worker.ledger.committed is not None:
         return

@@ -8,6 +8,8 @@ What is left out, and why nothing is lost by it:
   transition of its own: nobody is obliged to take it, and a newer generation is always on offer.
 * The lighthouse hears of a death at once (unless ``Bounds.late_news``): that it hears later looks, to the workers, like a
   directive that takes its time, and directives may.
+* A worker ends only after the joiners of its generation have its state: whoever joins at the very end has no other donor.
+* At least one of the first workers is never lost, since a job whose state is lost everywhere cannot go on.
 """
 
 from __future__ import annotations
@@ -49,6 +51,10 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """Restarts of the lighthouse."""
     late_news: bool = False
     """Whether the lighthouse may hear of a death at any later time, and be told of a broken exchange before."""
+
+    def __post_init__(self) -> None:
+        if self.crashes + self.cuts >= self.workers:
+            raise ValueError("somebody who has the state must be left")
 
     def size_of(self, step: int) -> int:
         return self.microbatches if step < self.steps else 0

@@ -183,8 +183,12 @@ def main() -> None:
     fd, agent_pid = int(sys.argv[1]), int(sys.argv[2])
     kernel.end_with_parent(agent_pid)
     kernel.adopt_orphans()
+    # What every worker needs, once for all: torch's optimizers import its compiler, which takes about as long as torch.
+    import torch._dynamo
     import torch.utils.data
 
+    import craft.worker.job
+    import craft.worker.run  # noqa: F401
 
     torch.set_num_threads(torch.get_num_threads())
     ForkServer(socket.socket(fileno=fd)).serve()

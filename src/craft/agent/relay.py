@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from typing import Any
 
 import aiohttp
 from msgspec.structs import replace
@@ -87,7 +88,7 @@ class Relay:
                     logger.info("the lighthouse at %s is out of reach: %s", self._url, error)
                 await asyncio.sleep(_RECONNECT_S)
 
-    async def _converse(self, connection: aiohttp.ClientWebSocketResponse) -> None:
+    async def _converse(self, connection: aiohttp.ClientWebSocketResponse[Any]) -> None:
         sending = asyncio.create_task(self._send_reports(connection))
         try:
             async for message in connection:
@@ -101,7 +102,7 @@ class Relay:
         finally:
             sending.cancel()
 
-    async def _send_reports(self, connection: aiohttp.ClientWebSocketResponse) -> None:
+    async def _send_reports(self, connection: aiohttp.ClientWebSocketResponse[Any]) -> None:
         try:
             while True:
                 self._changed.clear()

@@ -145,8 +145,9 @@ class Supervisor:
         raise Unreachable("the fork server ended, and its workers with it")
 
     async def _start_workers(self) -> None:
-        ready = asyncio.create_task(self._forks_ready.wait())
-        await asyncio.wait({ready, self._over}, return_when=asyncio.FIRST_COMPLETED)
+        ready = asyncio.ensure_future(self._forks_ready.wait())
+        either: set[asyncio.Future[Any]] = {ready, self._over}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
         if self._over.done():
             return

@@ -51,16 +51,15 @@ class GlooGroup:
         # A client of its own: a shared one would wait for the store calls of an opening that hangs.
         client = dist.TCPStore(leader.address, leader.store_port, wait_for_workers=False, timeout=limit)
         store = dist.PrefixStore(f"craft/{generation.name}", client)
-        device, port = _device(address)
-        store.set(f"port/{self.rank}", f"{address} {port}")
+        device, (host, port) = _device(address)
+        store.set(f"address/{self.rank}", f"{host} {port}")
         options = dist.ProcessGroupGloo._Options()
         options._devices = [device]
         options._timeout = limit
         options._threads = 1
         self._gloo = dist.ProcessGroupGloo(store, self.rank, self.size, options)
-        peers = store.multi_get([f"port/{rank}" for rank in range(self.size)])
-        addresses = [value.decode().rsplit(" ", 1) for value in peers]
-        others = {(host, int(peer_port)) for host, peer_port in addresses} - {(address, port)}
+        published = [value.decode().split(" ") for value in store.multi_get([f"address/{r}" for r in range(self.size)])]
+        others = {(peer_host, int(peer_port)) for peer_host, peer_port in published} - {(host, port)}
         found = sockets.connections(port, others)
         with self._lock:
             self._connections = found
@@ -120,12 +119,12 @@ class _GlooPending:
             raise self._group.error(error, self._peer) from error
 
 
-def _device(address: str) -> tuple[Any, int]:
-    """Create a Gloo device and tell on which port it listens."""
+def _device(address: str) -> tuple[Any, tuple[str, int]]:
+    """Create a Gloo device and tell where it listens, in numbers: ``address`` may be a name, connections know none."""
     with _device_lock:
-        before = sockets.listening_ports()
+        before = sockets.listening_addresses()
         device = dist.ProcessGroupGloo.create_device(hostname=address)
-        new = sockets.listening_ports() - before
+        new = sockets.listening_addresses() - before
     if len(new) != 1:
-        raise OSError(f"expected one new listening port of Gloo's, found {sorted(new)}")
+        raise OSError(f"expected one new listening socket of Gloo's, found {sorted(new)}")
     return device, new.pop()

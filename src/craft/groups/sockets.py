@@ -27,14 +27,14 @@ def _sockets() -> Iterator[socket.socket]:
             copy.close()
 
 
-def listening_ports() -> set[int]:
-    """Ports on which this process listens."""
-    ports = set()
+def listening_addresses() -> set[tuple[str, int]]:
+    """Where this process listens: numeric address and port."""
+    found = set()
     for copy in _sockets():
         with copy:
             if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                ports.add(int(copy.getsockname()[1]))
-    return ports
+                found.add(_numeric(copy.getsockname()))
+    return found
 
 
 def connections(own_port: int, peer_addresses: Collection[tuple[str, int]]) -> list[socket.socket]:
@@ -43,7 +43,9 @@ def connections(own_port: int, peer_addresses: Collection[tuple[str, int]]) -> l
     for copy in _sockets():
         try:
             listening = copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            ours = not listening and (copy.getsockname()[1] == own_port or _peer(copy) in peer_addresses)
+            ours = not listening and (
+                copy.getsockname()[1] == own_port or _numeric(copy.getpeername()) in peer_addresses
+            )
         except OSError:
             ours = False
         if ours:
@@ -53,9 +55,9 @@ def connections(own_port: int, peer_addresses: Collection[tuple[str, int]]) -> l
     return found
 
 
-def _peer(copy: socket.socket) -> tuple[str, int]:
-    host, port = copy.getpeername()[:2]
-    return str(host).removeprefix("::ffff:"), int(port)
+def _numeric(name: tuple[str, int]) -> tuple[str, int]:
+    """Address and port of a socket's name; an IPv4 address is the same however the socket speaks of it."""
+    return str(name[0]).removeprefix("::ffff:"), int(name[1])
 
 
 def cut(found: Collection[socket.socket]) -> None:

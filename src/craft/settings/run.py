@@ -144,6 +144,14 @@ def write_effective(path: Path, settings: RunSettings, origins: Mapping[str, str
     path.write_text("\n".join(lines) + "\n")
 
 
+def read_effective(path: Path) -> dict[str, Any]:
+    """Read the effective settings of a run back, without their origins."""
+    try:
+        return dict(tomllib.loads(path.read_text()).get("run", {}))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
 def _toml(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 

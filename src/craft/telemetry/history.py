@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from pathlib import Path
 from typing import Any
@@ -77,5 +78,5 @@ def _step_time(run: Run, generation: int) -> float:
     for commits in run.commits.values():
         times = [commit.time for commit in commits if commit.generation < generation][-21:]
         if len(times) > 1:
-            return statistics.median(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+            return statistics.median(later - earlier for earlier, later in itertools.pairwise(times))
     return 0.0

@@ -1,1 +1,8 @@
-"""Public test tools: fault injection, and a checker for the history of a run."""
+"""For tests of jobs: place a fault at a named point of a step, and check what a run left behind (``craft.testing.history``)."""
+
+from __future__ import annotations
+
+from craft.testing.faults import Fault, InjectedError, arm
+from craft.worker.points import reach
+
+__all__ = ["Fault", "InjectedError", "arm", "reach"]

@@ -13,7 +13,7 @@ import torch
 from blake3 import blake3
 
 from craft.decide import ledger as books
-from craft.protocol.errors import BitsDiffer, GroupError
+from craft.protocol.errors import BitsDiffer
 from craft.protocol.membership import DROPPED, Settlement
 from craft.protocol.word import Combined, Record, Word
 from craft.snapshots.state import Leaf, RotatingDigest, tensor_bytes
@@ -41,6 +41,7 @@ class Flight:
         leaves: Callable[[], list[Leaf]],
         size_of: Callable[[int], int],
         on_settled: Callable[[Settlement], None],
+        on_broken: Callable[[Attempt], None],
     ) -> None:
         self.gradients = gradients
         self.stop_reason: str | None = None
@@ -56,6 +57,7 @@ class Flight:
         self._leaves = leaves
         self._size_of = size_of
         self._on_settled = on_settled
+        self._on_broken = on_broken
         self._records: dict[int, Record] = {}
         self._attempt: Attempt | None = None
         self._route: Route | None = None
@@ -104,11 +106,17 @@ class Flight:
     def start(self, microbatch: int, weight: float) -> None:
         """The user's code computes ``microbatch`` now."""
         last = self._commitments.ledger.pending == (microbatch,)
-        flushed = self._attempt.flushed if last and self._attempt is not None else None
+        flushed = self._overlap if last else None
         self._buffers.restore()
         self.gradients.start(max(microbatch, 0), self._size_of(self.step), flushed)
         self.gradients.weigh(weight)
         self._started = time.perf_counter()
+
+    def _overlap(self, bucket: int) -> None:
+        """A bucket is ready while backward goes on; the last one is left to the main thread."""
+        reach("flushed", self.step)
+        if self._attempt is not None and bucket < len(self.gradients.layout.buckets) - 1:
+            self._exchange.give(self._attempt, bucket)
 
     def hold(self, microbatch: int, scalars: dict[str, float], more: bool) -> None:
         """The user's code is done with ``microbatch``: its gradient is ours until the step is committed."""
@@ -148,18 +156,17 @@ class Flight:
         """Let the exchange thread post its receives; it then waits for what this worker computes."""
         ledger, layout = self._commitments.ledger, self.gradients.layout
         if self._route is None or self._route.owners != ledger.owners:
-            self._route = Route(self._commitments.group, layout, ledger.owners)
+            self._route = Route(self._commitments.group, layout, ledger.owners, self._word_bytes())
         if self._result is None:
             self._result = Flats(layout)
         attempt = Attempt(self.step, self._commitments.group, self._route, self.gradients, self._result.tensors)
         attempt.plan = tuple(None if owner == DROPPED else ledger.members[owner] for owner in ledger.owners)
-        attempt.frame_bytes = self._frame_bytes()
         attempt.buffers_like = self._buffers.empty_like
+        attempt.post()
         self._attempt = attempt
-        self._exchange.start(attempt)
 
-    def _frame_bytes(self) -> int:
-        """Room for an ordinary word, the same on every member; a longer one takes a second round."""
+    def _word_bytes(self) -> int:
+        """Room for an ordinary word, the same on every member; of a longer one the rest follows."""
         ledger = self._commitments.ledger
         most = max((len([o for o in ledger.owners if o == rank]) for rank in range(len(ledger.members))), default=1)
         return 192 + most * (96 + len(self.gradients.layout.params) // 8)
@@ -168,8 +175,8 @@ class Flight:
         """Exchange what is held; True if that committed the step."""
         attempt = self._attempt
         assert attempt is not None
-        attempt.speak(self._word(attempt))
-        if attempt.outcome():
+        self._exchange.wait()
+        if attempt.finish(self._word(attempt)):
             assert attempt.combined is not None
             if attempt.combined.resend:
                 self._late = False
@@ -180,9 +187,7 @@ class Flight:
             self._commitments.all_acknowledged()
             self._committed(attempt)
             return True
-        if not isinstance(attempt.error, GroupError):
-            assert attempt.error is not None
-            raise attempt.error
+        self._on_broken(attempt)
         self._commitments.await_move()
         return False
 
@@ -207,16 +212,11 @@ class Flight:
         """Follow into the newest generation; afterwards the step in flight is committed, or goes on under a new plan."""
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
-            attempt.cancel()
-            if attempt.outcome() and self._usable(attempt):
-                # Everybody had acknowledged it before the old generation ended.
+            # The old group is aborted already, so both return at once.
+            self._exchange.wait()
+            attempt.drain()
+            if self._usable(attempt):
                 self._commitments.completed()
-                self._commitments.all_acknowledged()
-                self._committed(attempt)
-                attempt = None
-            elif self._usable(attempt):
-                self._commitments.completed()
-        # Operations of the old group may still write into these.
         self._route, self._result = None, None
         settlement = self._commitments.regroup(self._size_of)
         self._digest.restart(settlement.level + 1)

@@ -208,7 +208,8 @@ class Job:
     def branch(self) -> int:
         return self._commitments.ledger.branch
 
-    def where(self) -> tuple[int | None, int | None]:
-        """(step, microbatch) that the script is in; (None, None) before the first step."""
-        current = self._training.current if self._training is not None else None
-        return (None, None) if current is None else (current.number, current.microbatch)
+
+def place_of(job: Job) -> tuple[int | None, int | None]:
+    """(step, microbatch) that the script is in; (None, None) before the first step. No business of the script's."""
+    current = job._training.current if job._training is not None else None
+    return (None, None) if current is None else (current.number, current.microbatch)

@@ -71,13 +71,13 @@ class Meeting:
     def _open(self, generation: Generation) -> None:
         rank = generation.rank_of(self._worker_id)
         assert rank is not None
-        reach("opening", self.step)
+        reach("opening", self.step, rank)
         try:
             group = GlooGroup(generation, rank, self._address)
         except GroupError as error:
             self.broke(generation.number, error)
             return
-        reach("opened", self.step)
+        reach("opened", self.step, rank)
         with self._change:
             if self._generation is generation and self._fenced is None:
                 self._group = group

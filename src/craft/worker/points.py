@@ -1,22 +1,26 @@
-"""Named points of a step at which tests place a fault. Nothing listens unless ``craft.testing`` was armed.
+"""Named points of a job at which tests place a fault. Nothing listens unless ``craft.testing`` was armed.
 
-Points on the main thread: join, batch, flushed, committed, entering, claimed. On the exchange thread: blocks_sent,
-result_sent, before_acknowledge, acknowledging. On the opening thread: opening, opened.
+On the main thread, in this order: join, entering, claimed, batch, flushed (each bucket of the last microbatch, during its
+backward), committed. On the exchange thread: blocks_sent, result_part (sent to one peer, perhaps not yet to the next),
+result_sent (these three for each bucket), before_acknowledge, acknowledging. On the opening thread: opening, opened.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-_listener: Callable[[str, int], None] | None = None
+Listener = Callable[[str, int, int | None], None]
+
+_listener: Listener | None = None
 
 
-def listen(listener: Callable[[str, int], None] | None) -> None:
-    """Call ``listener(point, step)`` whenever a point is reached; None ends that."""
+def listen(listener: Listener | None) -> None:
+    """Call ``listener(point, step, rank)`` whenever a point is reached; None ends that."""
     global _listener
     _listener = listener
 
 
-def reach(point: str, step: int) -> None:
+def reach(point: str, step: int, rank: int | None = None) -> None:
+    """Say that this worker is at ``point`` of ``step``; ``rank`` where it is not that of the generation it acts under."""
     if _listener is not None:
-        _listener(point, step)
+        _listener(point, step, rank)

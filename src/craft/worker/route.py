@@ -7,7 +7,7 @@ The buffers live as long as the plan does, which in steady state is as long as t
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -17,17 +17,20 @@ from craft.groups.group import Group, Pending
 from craft.protocol.errors import GroupError
 from craft.worker.gradients import Gradients
 from craft.worker.layout import Layout
+from craft.worker.points import reach
 
 logger = logging.getLogger(__name__)
 
-_RESULT, _BUFFERS = 0, 1
-_FIRST_BLOCK = 2
+_WORD, _REST, _BUFFERS, _ROUND = 0, 1, 2, 3
+"""Tags of what goes once per step; a round of the acknowledgement takes one each."""
+_FIRST_BUCKET = 64
+_LENGTH_BYTES = 4
 
 
 class Route:
     """The way of one plan through one group. A group of one needs no connections: ``group`` is None then."""
 
-    def __init__(self, group: Group | None, layout: Layout, owners: Sequence[int]) -> None:
+    def __init__(self, group: Group | None, layout: Layout, owners: Sequence[int], word_bytes: int) -> None:
         self._group = group
         self._layout = layout
         self.owners = tuple(owners)
@@ -38,10 +41,16 @@ class Route:
         self._most_blocks = max((len(blocks) for blocks in self._blocks.values()), default=0)
         self._chunks = [[bucket.chunk(rank, self._size) for rank in range(self._size)] for bucket in layout.buckets]
         self._num_present = sum(1 for owner in owners if owner >= 0)
+        self._words = {peer: torch.zeros(word_bytes, dtype=torch.uint8) for peer in self._peers}
+        self._word = torch.zeros(word_bytes, dtype=torch.uint8)
+        self._signal = torch.zeros(1, dtype=torch.uint8)
+        self._signals = [torch.zeros(1, dtype=torch.uint8) for _ in range((self._size - 1).bit_length())]
         self._inbox = [self._buffers(bucket) for bucket in range(len(layout.buckets))]
         self._sent: list[Pending] = []
         self._blocks_due: list[list[Pending]] = []
         self._results_due: list[Pending] = []
+        self._words_due: list[Pending] = []
+        self._signals_due: list[Pending] = []
 
     def _buffers(self, bucket: int) -> dict[Node, torch.Tensor]:
         chunk = self._chunks[bucket][self._rank]
@@ -52,8 +61,11 @@ class Route:
             for node in self._blocks[peer]
         }
 
-    def _tag(self, bucket: int, what: int) -> int:
-        return bucket * (_FIRST_BLOCK + self._most_blocks) + what
+    def _result_tag(self, bucket: int) -> int:
+        return _FIRST_BUCKET + bucket * (1 + self._most_blocks)
+
+    def _block_tag(self, bucket: int, position: int) -> int:
+        return self._result_tag(bucket) + 1 + position
 
     def post(self, result: Sequence[torch.Tensor]) -> None:
         """Post every receive of the step, before anything is sent: what arrives early goes straight to its place."""
@@ -61,18 +73,23 @@ class Route:
         group = self._group
         if group is None:
             return
+        self._words_due = [group.recv(self._words[peer], peer, _WORD) for peer in self._peers]
+        self._signals_due = [
+            group.recv(signal, (self._rank - (1 << number)) % self._size, _ROUND + number)
+            for number, signal in enumerate(self._signals)
+        ]
         for bucket, chunks in enumerate(self._chunks):
             inbox = self._inbox[bucket]
             self._blocks_due.append(
                 [
-                    group.recv(inbox[node], peer, self._tag(bucket, _FIRST_BLOCK + position))
+                    group.recv(inbox[node], peer, self._block_tag(bucket, position))
                     for peer in self._peers
                     for position, node in enumerate(self._blocks[peer])
                     if inbox[node].numel()
                 ]
             )
             self._results_due += [
-                group.recv(result[bucket][chunks[peer]], peer, self._tag(bucket, _RESULT))
+                group.recv(result[bucket][chunks[peer]], peer, self._result_tag(bucket))
                 for peer in self._peers
                 if chunks[peer].stop > chunks[peer].start
             ]
@@ -84,7 +101,7 @@ class Route:
             for peer in self._peers:
                 chunk = self._chunks[bucket][peer]
                 if chunk.stop > chunk.start:
-                    self._send(flat[chunk], peer, self._tag(bucket, _FIRST_BLOCK + position))
+                    self._send(flat[chunk], peer, self._block_tag(bucket, position))
 
     def reduce(self, bucket: int, gradients: Gradients, result: Sequence[torch.Tensor]) -> None:
         """Sum this rank's chunk along the tree and divide it by the number of microbatches."""
@@ -102,31 +119,78 @@ class Route:
         if self._num_present > 1:
             total.div_(self._num_present)
 
-    def send_result(self, bucket: int, result: Sequence[torch.Tensor]) -> None:
-        """Send the sum of this rank's chunk to all."""
+    def send_result(self, bucket: int, result: Sequence[torch.Tensor], step: int) -> None:
+        """Send the sum of this rank's chunk to all; ``step`` is for the points of tests."""
         chunk = self._chunks[bucket][self._rank]
         if chunk.stop > chunk.start:
             for peer in self._peers:
-                self._send(result[bucket][chunk], peer, self._tag(bucket, _RESULT))
+                self._send(result[bucket][chunk], peer, self._result_tag(bucket))
+                reach("result_part", step)
 
     def share_buffers(self, flat: torch.Tensor, source: int) -> None:
         """Bring the module buffers from ``source`` to everybody."""
         assert self._group is not None
-        tag = self._tag(len(self._layout.buckets), _BUFFERS)
         if self._rank == source:
             for peer in self._peers:
-                self._send(flat, peer, tag)
+                self._send(flat, peer, _BUFFERS)
         else:
-            self._group.recv(flat, source, tag).wait()
+            self._group.recv(flat, source, _BUFFERS).wait()
+
+    def send_word(self, data: bytes) -> None:
+        """Send this member's word to all: its length, and what of it fits into the frame."""
+        room = self._word.numel() - _LENGTH_BYTES
+        frame = len(data).to_bytes(_LENGTH_BYTES, "little") + data[:room]
+        self._word[: len(frame)] = _tensor(frame)
+        rest = _tensor(data[room:]) if len(data) > room else None
+        for peer in self._peers:
+            self._send(self._word, peer, _WORD)
+            if rest is not None:
+                self._send(rest, peer, _REST)
+
+    def words(self, own: bytes) -> list[bytes]:
+        """Return every member's word, in the order of ranks."""
+        for due in self._words_due:
+            due.wait()
+        return [own if rank == self._rank else self._word_of(rank) for rank in range(self._size)]
+
+    def _word_of(self, peer: int) -> bytes:
+        frame = self._words[peer].numpy().tobytes()
+        length = int.from_bytes(frame[:_LENGTH_BYTES], "little")
+        data = frame[_LENGTH_BYTES : _LENGTH_BYTES + length]
+        if length > len(data):
+            assert self._group is not None
+            rest = torch.empty(length - len(data), dtype=torch.uint8)
+            self._group.recv(rest, peer, _REST).wait()
+            data += rest.numpy().tobytes()
+        return data
+
+    def acknowledge(self, sent_first: Callable[[], None]) -> None:
+        """Say that the whole result is here; returns once every member, idle ones included, has said so.
+
+        In round k each tells the one 2**k ahead of it what it has heard so far: after log2(size) rounds, of everybody.
+        ``sent_first`` is called after the first message has gone out.
+        """
+        for number, due in enumerate(self._signals_due):
+            self._send(self._signal, (self._rank + (1 << number)) % self._size, _ROUND + number)
+            if number == 0:
+                sent_first()
+            due.wait()
 
     def wait_results(self) -> None:
         for due in self._results_due:
             due.wait()
 
+    def wait_sent(self) -> None:
+        """Everybody has acknowledged, so everything has arrived: this only collects the completions."""
+        for pending in self._sent:
+            pending.wait()
+        self._sent = []
+
     def drain(self) -> None:
         """Wait for every operation, until it is done or has failed: only then are its buffers nobody's but ours."""
         pending = [*self._sent, *self._results_due, *(due for bucket in self._blocks_due for due in bucket)]
-        self._sent, self._results_due, self._blocks_due = [], [], []
+        pending += [*self._words_due, *self._signals_due]
+        self._sent, self._results_due, self._blocks_due, self._words_due, self._signals_due = [], [], [], [], []
         for each in pending:
             try:
                 each.wait()
@@ -136,6 +200,10 @@ class Route:
     def _send(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
         assert self._group is not None
         self._sent.append(self._group.send(tensor, peer, tag))
+
+
+def _tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def _sum_into(out: torch.Tensor, parts: dict[Node, torch.Tensor], num_microbatches: int) -> torch.Tensor:

@@ -16,6 +16,7 @@ from craft.protocol.errors import BitsDiffer, ConfigError
 from craft.protocol.events import WorkerFailed
 from craft.worker import join
 from craft.worker.channel import Channel
+from craft.worker.job import place_of
 
 _MAX_TRACEBACK_CHARS = 20_000
 
@@ -62,7 +63,7 @@ def _report(channel: Channel | None, error: BaseException, worker_id: str) -> No
     if channel is None:
         return
     job = join.joined()
-    step, microbatch = job.where() if job is not None else (None, None)
+    step, microbatch = place_of(job) if job is not None else (None, None)
     channel.report(
         failed=WorkerFailed(
             worker_id=worker_id,

@@ -89,6 +89,7 @@ class Training:
             self.leaves,
             self.source.size_of,
             self._settled,
+            self._exchange_broke,
         )
 
     def leaves(self) -> list[Leaf]:
@@ -200,8 +201,8 @@ class Training:
         self._emit(GenerationEntered(worker_id=ledger.worker_id, generation=generation))
 
     def _exchange_broke(self, attempt: Attempt) -> None:
-        """On the exchange thread: say at once that the group broke; the main thread may be computing for long."""
-        if attempt.group is not None and isinstance(attempt.error, GroupError):
+        """Say at once that the group broke; also on the exchange thread, since the main thread may compute for long."""
+        if attempt.group is not None and attempt.error is not None:
             self._meeting.broke(attempt.group.generation, attempt.error)
 
     def _diverged(self, error: BitsDiffer) -> None:

@@ -96,7 +96,7 @@ def test_what_is_held_and_begun_survives_a_change_of_rank() -> None:
     entered = enter(ledger, generation(2, "bc"))
 
     assert entered.owners == (DROPPED, DROPPED, 0, 0, DROPPED, DROPPED)
-    assert (entered.held, entered.pending) == ({2}, (3,))
+    assert (entered.held, entered.pending) == (frozenset({2}), (3,))
     assert claim(entered).held == (2,)
     assert claim(entered).pending == (3,)
 
@@ -154,7 +154,7 @@ def test_a_settlement_that_says_go_on_drops_the_result_and_keeps_what_is_held() 
 
     after = settled(a, settle([claim(a), claim(b)], lambda step: 3))
 
-    assert (after.committed, after.result, after.held) == (0, None, {0})
+    assert (after.committed, after.result, after.held) == (0, None, frozenset({0}))
     assert after.settled
 
 

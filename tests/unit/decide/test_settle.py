@@ -24,7 +24,7 @@ def claims_and_size(draw: st.DrawFn) -> tuple[list[Claim], int]:
     no_result = "laggard" in kinds
     claims = []
     for rank, kind in enumerate(kinds):
-        mine = {at: tuple(m for m, p in enumerate(places) if p == (rank, at)) for at in ("held", "pending")}
+        held, begun = (tuple(m for m, p in enumerate(places) if p == (rank, at)) for at in ("held", "pending"))
         name = f"w{rank}"
         if kind == "joiner":
             claims.append(Claim(worker_id=name, committed=None))
@@ -32,7 +32,7 @@ def claims_and_size(draw: st.DrawFn) -> tuple[list[Claim], int]:
             claims.append(Claim(worker_id=name, committed=STEP - 1, result=3, held=(0,)))
         else:
             result = None if no_result else draw(st.sampled_from([None, 2, 3]))
-            claims.append(Claim(worker_id=name, committed=STEP, result=result, **mine))
+            claims.append(Claim(worker_id=name, committed=STEP, result=result, held=held, pending=begun))
     return claims, size
 
 

@@ -1,0 +1,164 @@
+"""Place a fault at a named point of a step, in one worker or in several.
+
+A test gives faults to a whole job through the environment, and the job's script arms them before it joins:
+
+    CRAFT_TEST_FAULTS='[{"point": "blocks_sent", "step": 5, "rank": 2}]' craft run --workers 4 train.py
+
+    from craft import testing       # in train.py
+    testing.arm()
+    job = craft.join()
+
+The points that CRAFT itself reaches are listed in ``craft.worker.points``; a script adds its own with
+``testing.reach("forward", step.number)``. A fault strikes once in a job, and says so before it does: on the worker's
+standard error, and in the file ``struck/<index>`` of the run directory, which holds the worker's id.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from craft.protocol.errors import ConfigError, CraftError
+from craft.settings.testing import FAULTS, read_faults
+from craft.settings.worker import WorkerSettings
+from craft.worker import points
+
+_AFTER_LIMIT_S = 30.0
+
+
+class InjectedError(CraftError):
+    """What a fault of kind ``raise`` raises."""
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What happens, and where: to the first worker that fits."""
+
+    point: str
+    """Name of the point."""
+    kind: Literal["kill", "stop", "raise", "sleep"] = "kill"
+    """SIGKILL or SIGSTOP to the own process, an InjectedError, or a pause of ``seconds``."""
+    step: int | None = None
+    """Number of the step; None: any."""
+    worker: str | None = None
+    """The worker it hits; None: any."""
+    rank: int | None = None
+    """The rank it hits, in the generation that the worker acts under at that moment; None: any."""
+    occurrence: int = 1
+    """Strike when the point is reached for this time, counted in each process; points of each bucket come several times."""
+    after: str | None = None
+    """Wait at the point until this other one was reached in the same step by another thread, and strike then."""
+    seconds: float = 0.0
+    """How long a ``sleep`` is."""
+
+
+def arm(faults: Sequence[Fault] | None = None) -> None:
+    """Place ``faults`` in this process; by default those in the environment variable ``CRAFT_TEST_FAULTS``, if any."""
+    wanted = _from_environment() if faults is None else faults
+    points.listen(_Armed(wanted, WorkerSettings.from_environment()) if wanted else None)
+
+
+def _from_environment() -> Sequence[Fault]:
+    text = read_faults()
+    if text is None:
+        return ()
+    try:
+        return msgspec.json.decode(text, type=tuple[Fault, ...])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{FAULTS} is not a JSON list of faults: {error}") from None
+
+
+class _Armed:
+    """Listens to the points of this process, on whichever thread they are reached."""
+
+    def __init__(self, faults: Sequence[Fault], settings: WorkerSettings) -> None:
+        self._worker_id = settings.worker_id
+        self._run_dir = settings.run_dir
+        self._faults = faults
+        self._counts = [0] * len(self._faults)
+        self._awaited = frozenset(fault.after for fault in self._faults)
+        self._reached: set[tuple[str, int]] = set()
+        # Guards counts and what was reached: main, exchange and opening threads all come here.
+        self._change = threading.Condition()
+
+    def __call__(self, point: str, step: int, rank: int | None) -> None:
+        if point in self._awaited:
+            with self._change:
+                self._reached.add((point, step))
+                self._change.notify_all()
+        for index, fault in enumerate(self._faults):
+            if fault.point == point and self._fits(fault, step, rank) and self._due(index):
+                self._wait_for_other(fault, step)
+                if self._claim(index):
+                    self._strike(fault, step)
+
+    def _fits(self, fault: Fault, step: int, rank: int | None) -> bool:
+        if fault.step not in (None, step) or fault.worker not in (None, self._worker_id):
+            return False
+        return fault.rank is None or fault.rank == (_current_rank() if rank is None else rank)
+
+    def _due(self, index: int) -> bool:
+        with self._change:
+            self._counts[index] += 1
+            return self._counts[index] == self._faults[index].occurrence
+
+    def _wait_for_other(self, fault: Fault, step: int) -> None:
+        if fault.after is None:
+            return
+        wanted = (fault.after, step)
+        with self._change:
+            if not self._change.wait_for(lambda: wanted in self._reached, _AFTER_LIMIT_S):
+                raise InjectedError(f"{fault.after} of step {step} was not reached while {fault.point} waited for it")
+
+    def _claim(self, index: int) -> bool:
+        """True in the one process of the job that the fault strikes."""
+        if self._run_dir is None:
+            return True
+        try:
+            _struck(self._run_dir).mkdir(exist_ok=True)
+            with (_struck(self._run_dir) / str(index)).open("x") as file:
+                file.write(self._worker_id)
+        except FileExistsError:
+            return False
+        return True
+
+    def _strike(self, fault: Fault, step: int) -> None:
+        # Straight to the file descriptor: a process that is about to be killed flushes nothing.
+        os.write(2, b"craft.testing: struck by " + msgspec.json.encode(fault) + b"\n")
+        if fault.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault.kind == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif fault.kind == "raise":
+            raise InjectedError(f"a test wanted an error at {fault.point} of step {step}")
+        else:
+            time.sleep(fault.seconds)
+
+
+def _current_rank() -> int | None:
+    """This worker's rank; None before it has joined."""
+    # Only now: this loads torch, and whoever reaches a point in a job has it already.
+    from craft.worker.join import joined
+
+    job = joined()
+    return job.rank if job is not None else None
+
+
+def _struck(run_dir: Path) -> Path:
+    return run_dir / "struck"
+
+
+def struck(run_dir: Path) -> dict[int, str]:
+    """Which faults of a job have struck, by their index, and which worker each of them hit."""
+    return {int(file.name): file.read_text() for file in sorted(_struck(run_dir).glob("*"))}
+
+
+def encode(faults: Sequence[Fault]) -> dict[str, str]:
+    """The environment variable that gives ``faults`` to a job."""
+    return {FAULTS: msgspec.json.encode(faults).decode()}

@@ -1,0 +1,279 @@
+"""Check P1 to P3 on the files that a run left behind.
+
+    python -m craft.testing.history RUN [REFERENCE]
+
+REFERENCE is the directory of a run in which nothing failed, or its digest. Exit code 0: every promise held; 1: some did
+not, and each violation is a sentence on standard output; 2: RUN is no run directory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from craft.protocol.errors import ConfigError
+from craft.settings.run import read_effective
+from craft.settings.rundir import RunDir
+from craft.telemetry.history import Commit, Run, read_run
+from craft.telemetry.journal import read_lines
+
+Place = tuple[int, int]
+"""(branch, step): history is in this order."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check found."""
+
+    steps: int
+    """Number of committed steps."""
+    digest: str | None
+    """Of the final state, where every worker that finished has the same."""
+    dropped: tuple[tuple[int, int], ...]
+    """(step, microbatch) of each microbatch that nobody computed; only under ``shrink``."""
+    violations: tuple[str, ...]
+    """One sentence each; none if every promise held."""
+
+
+def check(run_dir: Path, reference: Path | str | None = None) -> Report:
+    """Read the files of a run that has ended and look for violations of P1, P2 and P3.
+
+    ``reference`` is the directory of an undisturbed run, or its digest; without it the final state is only compared
+    between the workers.
+    """
+    run = _read(run_dir)
+    digests = final_digests(run)
+    dropped = _dropped(run)
+    violations = [
+        *_bits(run, digests, reference),
+        *_coverage(run),
+        *_ownership(run),
+        *_drops(run, dropped, read_effective(RunDir(run_dir).config).get("on_loss", "redo")),
+        *itertools.chain.from_iterable(_own_history(worker_id, run.commits[worker_id]) for worker_id in run.commits),
+        *_one_history(run),
+        *_generations(run),
+        *_metrics(run, list(read_lines(RunDir(run_dir).metrics))),
+    ]
+    return Report(
+        steps=_num_steps(run),
+        digest=next(iter(digests.values())) if len(set(digests.values())) == 1 else None,
+        dropped=dropped,
+        violations=tuple(violations),
+    )
+
+
+def final_digests(run: Run) -> dict[str, str | None]:
+    """The digest of each worker that finished."""
+    return {line["worker_id"]: line["digest"] for line in _events(run, "WorkerFinished") if line["complete"]}
+
+
+def _read(run_dir: Path) -> Run:
+    run = read_run(run_dir) if run_dir.is_dir() else None
+    if run is None or not run.journal:
+        raise ConfigError(f"{run_dir} is not the directory of a run: it has no journal")
+    return run
+
+
+def _events(run: Run, name: str) -> list[dict[str, Any]]:
+    return [line for line in run.journal if line.get("event") == name]
+
+
+def _num_steps(run: Run) -> int:
+    places = [_place(commit) for commits in run.commits.values() for commit in commits]
+    return max(places)[1] + 1 if places else 0
+
+
+def _place(commit: Commit) -> Place:
+    return commit.branch, commit.step
+
+
+def _by_place(run: Run) -> dict[Place, dict[str, Commit]]:
+    """Who committed what, in the order of history."""
+    found: dict[Place, dict[str, Commit]] = {}
+    for worker_id, commits in run.commits.items():
+        for commit in commits:
+            found.setdefault(_place(commit), {})[worker_id] = commit
+    return dict(sorted(found.items()))
+
+
+def _bits(run: Run, digests: Mapping[str, str | None], reference: Path | str | None) -> Iterator[str]:
+    """P1: the final state is that of the undisturbed run, on every worker that finished."""
+    if not digests:
+        yield "P1: no worker finished"
+    for digest in sorted(set(map(str, digests.values()))):
+        if len(set(digests.values())) > 1:
+            holders = ", ".join(worker_id for worker_id, other in digests.items() if str(other) == digest)
+            yield f"P1: workers finished with different states: {holders} with {digest}"
+    expected = _digest_of(reference) if isinstance(reference, Path) else reference
+    if expected is not None:
+        for worker_id, digest in digests.items():  # type: ignore[assignment]
+            if digest != expected:
+                yield f"P1: {worker_id} finished with the state {digest}, the reference with {expected}"
+    for line in _events(run, "StateDiverged"):
+        yield f"P1: the state diverged at step {line['step']}: {line['detail']}"
+
+
+def _digest_of(reference: Path) -> str:
+    found = set(final_digests(_read(reference)).values())
+    if len(found) != 1 or None in found:
+        raise ConfigError(f"{reference} is no reference: its workers finished with {len(found)} different states")
+    return str(found.pop())
+
+
+def _coverage(run: Run) -> Iterator[str]:
+    """P2: every step is committed, and whoever finished had committed the last one."""
+    steps = _num_steps(run)
+    committed = {commit.step for commits in run.commits.values() for commit in commits}
+    for step in sorted(set(range(steps)) - committed):
+        yield f"P2: step {step} of {steps} was committed by nobody"
+    for line in _events(run, "WorkerFinished"):
+        own = run.commits.get(line["worker_id"], ())
+        last = own[-1].step if own else None
+        if line["complete"] and (line["step"] != steps or last != steps - 1):
+            yield (
+                f"P2: {line['worker_id']} finished after {line['step']} steps, of which the last that it wrote down"
+                f" is {last}, but the job has {steps}"
+            )
+
+
+def _ownership(run: Run) -> Iterator[str]:
+    """P2: each microbatch is in the plan once and belongs to a worker of the job."""
+    known = set(run.commits) | {line["member"]["worker_id"] for line in _events(run, "WorkerJoined")}
+    for (_, step), commits in _by_place(run).items():
+        for worker_id, commit in commits.items():
+            if sorted(commit.plan) != list(range(len(commit.plan))) or not commit.plan:
+                yield f"P2: step {step}: the plan of {worker_id} has microbatches {sorted(commit.plan)}, with gaps"
+            for microbatch, owner in commit.plan.items():
+                if owner is not None and owner not in known:
+                    yield f"P2: step {step}: microbatch {microbatch} belongs to {owner}, which is no worker of the job"
+            planned = tuple(sorted(microbatch for microbatch, owner in commit.plan.items() if owner == worker_id))
+            if planned != commit.microbatches:
+                yield (
+                    f"P2: step {step}: {worker_id} wrote down microbatches {list(commit.microbatches)} as its own,"
+                    f" and its plan says {list(planned)}"
+                )
+
+
+def _dropped(run: Run) -> tuple[tuple[int, int], ...]:
+    found = {
+        (commit.step, microbatch)
+        for commits in run.commits.values()
+        for commit in commits
+        for microbatch, owner in commit.plan.items()
+        if owner is None
+    }
+    return tuple(sorted(found))
+
+
+def _drops(run: Run, dropped: tuple[tuple[int, int], ...], on_loss: str) -> Iterator[str]:
+    """P2: a microbatch is dropped only under ``shrink``, and the journal says so."""
+    journaled = {(line["step"], microbatch) for line in _events(run, "StepRetried") for microbatch in line["dropped"]}
+    for step, microbatch in dropped:
+        if on_loss != "shrink":
+            yield f"P2: step {step}: microbatch {microbatch} was computed by nobody, though lost ones are to be redone"
+        elif (step, microbatch) not in journaled:
+            yield f"P2: step {step}: microbatch {microbatch} was dropped, and the journal does not say so"
+
+
+def _own_history(worker_id: str, commits: tuple[Commit, ...]) -> Iterator[str]:
+    """P3: a worker's steps grow by one, and its generations never go down; only a new branch may go back."""
+    for before, after in itertools.pairwise(commits):
+        if after.branch < before.branch:
+            yield f"P3: {worker_id} went back from branch {before.branch} to {after.branch}"
+        elif after.branch == before.branch and after.step != before.step + 1:
+            yield f"P3: {worker_id} committed step {after.step} after step {before.step}"
+        elif after.step > before.step + 1:
+            yield f"P3: {worker_id} began branch {after.branch} at step {after.step}, after step {before.step}"
+        if after.generation < before.generation:
+            yield (
+                f"P3: {worker_id} committed step {after.step} under generation {after.generation},"
+                f" after step {before.step} under generation {before.generation}"
+            )
+
+
+def _one_history(run: Run) -> Iterator[str]:
+    """P3: whoever committed a step, dead or alive, committed the same; and under no older generation than the step before."""
+    newest, newest_step = 0, -1
+    for (_, step), commits in _by_place(run).items():
+        first_id, first = next(iter(commits.items()))
+        for worker_id, commit in commits.items():
+            for microbatch in sorted(first.plan.keys() | commit.plan.keys()):
+                ours, theirs = first.plan.get(microbatch), commit.plan.get(microbatch)
+                if ours != theirs:
+                    yield (
+                        f"P3: step {step}: microbatch {microbatch} is by {ours} according to {first_id},"
+                        f" and by {theirs} according to {worker_id}"
+                    )
+            if commit.generation < newest:
+                yield (
+                    f"P3: {worker_id} committed step {step} under generation {commit.generation},"
+                    f" when step {newest_step} had been committed under generation {newest}"
+                )
+        top = max(commit.generation for commit in commits.values())
+        if top > newest:
+            newest, newest_step = top, step
+
+
+def _generations(run: Run) -> Iterator[str]:
+    """P3: a generation has one membership, and only its members commit under it."""
+    members = {
+        line["generation"]: tuple(line["members"])
+        for line in run.journal
+        if line.get("action") in ("Reconfigure", "Propose")
+    }
+    sizes: dict[int, int] = {}
+    for worker_id, commits in run.commits.items():
+        for commit in commits:
+            number = commit.generation
+            if number not in members:
+                yield f"P3: {worker_id} committed step {commit.step} under generation {number}, which was never made"
+                continue
+            size = sizes.setdefault(number, len(members[number]))
+            if commit.world_size != size:
+                yield (
+                    f"P3: {worker_id} committed step {commit.step} with {commit.world_size} workers, but generation"
+                    f" {number} has {size}"
+                )
+            if worker_id not in members[number]:
+                yield f"P3: {worker_id} committed step {commit.step} under generation {number}, in which it is not"
+
+
+def _metrics(run: Run, lines: list[dict[str, Any]]) -> Iterator[str]:
+    """Every step is in ``metrics.jsonl`` once, in order."""
+    counts = Counter(int(line["step"]) for line in lines)
+    rolled_back = any(commit.branch for commits in run.commits.values() for commit in commits)
+    for step in range(_num_steps(run)):
+        if counts[step] == 0 or (counts[step] > 1 and not rolled_back):
+            yield f"P3: step {step} is in metrics.jsonl {counts[step]} times"
+    for step in sorted(set(counts) - set(range(_num_steps(run)))):
+        yield f"P3: step {step} is in metrics.jsonl, and nobody committed it"
+    for before, after in itertools.pairwise(int(line["step"]) for line in lines):
+        if after < before and not rolled_back:
+            yield f"P3: metrics.jsonl has step {after} after step {before}"
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) not in (1, 2):
+        print("usage: python -m craft.testing.history RUN [REFERENCE]", file=sys.stderr)
+        return 2
+    reference = next((Path(name) if Path(name).is_dir() else name for name in arguments[1:]), None)
+    try:
+        report = check(Path(arguments[0]), reference)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for violation in report.violations:
+        print(violation)
+    if not report.violations:
+        dropped = f", {len(report.dropped)} microbatches dropped" if report.dropped else ""
+        print(f"P1 to P3 hold: {report.steps} steps, state {report.digest}{dropped}")
+    return 1 if report.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

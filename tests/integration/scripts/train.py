@@ -1,0 +1,99 @@
+"""A small job with all that makes bits hard to keep: dropout, batch norm, random data, a schedule, a moving average.
+
+Its own points for faults: forward and backward (each microbatch), update (after the inner loop of each step).
+"""
+
+import argparse
+import faulthandler
+import signal
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import Dataset
+
+import craft
+from craft import testing
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=10)
+parser.add_argument("--loaders", type=int, default=0, help="loader processes of each worker")
+options = parser.parse_args()
+
+# A test whose job hangs asks for the stacks of all threads.
+faulthandler.register(signal.SIGUSR1, all_threads=True)
+testing.arm()
+
+
+class Noisy(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Draws random numbers for every sample, as augmentation does."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self._inputs = torch.randn(160, 16, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        sample = self._inputs[index]
+        return sample + 0.1 * torch.randn(16), (sample[:4].sum() > 0).long()
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(16, 64)
+        self.norm = torch.nn.BatchNorm1d(64)
+        self.middle = torch.nn.Linear(64, 64)
+        self.last = torch.nn.Linear(64, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(F.relu(self.first(x)))
+        testing.reach("forward", job.step)
+        hidden = F.dropout(F.relu(self.middle(hidden)), 0.2, self.training)
+        hidden.register_hook(lambda _: testing.reach("backward", job.step))  # type: ignore[no-untyped-call]
+        return self.last(hidden)  # type: ignore[no-any-return]
+
+
+class MovingAverage:
+    """Of the parameters; follows the job because it is registered."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._averages = {name: param.detach().clone() for name, param in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, model: torch.nn.Module) -> None:
+        for name, param in model.named_parameters():
+            self._averages[name].lerp_(param, 0.1)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self._averages
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._averages = state
+
+
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.steps)
+average = MovingAverage(model)
+
+job = craft.join()
+model = job.replicate(model)
+job.register(optimizer=optimizer, scheduler=scheduler, average=average)
+for step in job.steps(
+    Noisy(), global_batch=32, microbatches=8, steps=options.steps, seed=1, num_workers=options.loaders
+):
+    optimizer.zero_grad()
+    for x, y in step:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        step.log(loss=loss)
+    testing.reach("update", step.number)
+    clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    scheduler.step()
+    average.update(model)

@@ -1,0 +1,111 @@
+"""Finding and cutting TCP connections among this process's own sockets."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from craft.groups import sockets
+
+Connection = tuple[socket.socket, socket.socket, socket.socket]
+
+
+@pytest.fixture
+def connection() -> Iterator[Connection]:
+    """A listening socket, and both ends of a connection to it."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+        server.accept()[0] as accepted,
+    ):
+        for each in (server, client, accepted):
+            each.settimeout(10)
+        yield server, client, accepted
+
+
+def names(found: list[socket.socket]) -> set[tuple[object, object]]:
+    """Both ends of each connection, as this process sees them; closes the duplicates."""
+    ends = set()
+    for copy in found:
+        with copy:
+            ends.add((copy.getsockname(), copy.getpeername()))
+    return ends
+
+
+def ends_of(one: socket.socket) -> tuple[object, object]:
+    return one.getsockname(), one.getpeername()
+
+
+def test_a_listening_socket_is_known_by_its_address_until_it_is_closed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        assert address in sockets.listening_addresses()
+
+    assert address not in sockets.listening_addresses()
+
+
+def test_an_ipv4_address_is_the_same_on_a_socket_that_speaks_both() -> None:
+    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)), server.accept()[0] as accepted:
+            peer = accepted.getpeername()
+            assert peer[0] == "::ffff:127.0.0.1"
+            found = sockets.connections(-1, {("127.0.0.1", peer[1])})
+            assert names(found) == {ends_of(accepted)}
+
+
+def test_accepted_connections_are_found_by_the_port_that_accepted_them(connection: Connection) -> None:
+    server, _, accepted = connection
+
+    assert names(sockets.connections(server.getsockname()[1], set())) == {ends_of(accepted)}
+
+
+def test_connections_are_found_by_the_address_they_lead_to(connection: Connection) -> None:
+    server, client, _ = connection
+
+    assert names(sockets.connections(-1, {server.getsockname()})) == {ends_of(client)}
+
+
+def test_neither_listening_nor_foreign_sockets_are_found(connection: Connection) -> None:
+    assert sockets.connections(-1, {("127.0.0.1", 1)}) == []
+
+
+def test_sockets_that_are_not_tcp_are_left_alone() -> None:
+    left, right = socket.socketpair()
+    with left, right, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        udp.bind(("127.0.0.1", 0))
+        assert udp.getsockname() not in sockets.listening_addresses()
+        assert sockets.connections(udp.getsockname()[1], set()) == []
+
+
+def test_a_cut_ends_both_directions_and_leaves_the_listening_socket(connection: Connection) -> None:
+    server, client, accepted = connection
+
+    sockets.cut(sockets.connections(server.getsockname()[1], set()))
+
+    assert client.recv(1) == b""
+    assert accepted.recv(1) == b""
+    with socket.create_connection(server.getsockname()) as again, server.accept()[0] as accepted_again:
+        again.sendall(b"x")
+        assert accepted_again.recv(1) == b"x"
+
+
+def test_what_is_cut_already_may_be_cut_again(connection: Connection) -> None:
+    server, _, _ = connection
+    port = server.getsockname()[1]
+    twice = sockets.connections(port, set()) + sockets.connections(port, set())
+
+    sockets.cut(twice)
+
+    assert all(copy.fileno() == -1 for copy in twice)
+
+
+def test_a_cut_keeps_no_file_descriptor(connection: Connection) -> None:
+    server, _, _ = connection
+    found = sockets.connections(server.getsockname()[1], set())
+
+    sockets.cut(found)
+
+    assert {copy.fileno() for copy in found} == {-1}

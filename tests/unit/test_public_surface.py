@@ -1,0 +1,73 @@
+"""The whole public surface, as literal lists: whoever adds or removes a name says so here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import craft
+
+IMPORTED_BY = "import sys, craft; print(sorted(name for name in sys.modules if name.partition('.')[0] == 'torch'))"
+
+
+def public_names(kind: type) -> list[str]:
+    return sorted(name for name in dir(kind) if not name.startswith("_"))
+
+
+def test_craft_exports_exactly_these_names() -> None:
+    assert sorted(craft.__all__) == [
+        "BitsDiffer",
+        "ConfigError",
+        "CraftError",
+        "Fenced",
+        "GroupError",
+        "Job",
+        "Step",
+        "Unreachable",
+        "events",
+        "join",
+    ]
+
+
+def test_every_exported_name_is_there_and_the_list_is_sorted() -> None:
+    assert craft.__all__ == sorted(craft.__all__) == dir(craft)
+    assert all(getattr(craft, name) is not None for name in craft.__all__)
+
+
+def test_importing_craft_imports_no_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORTED_BY], capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_job_has_exactly_these_attributes() -> None:
+    assert public_names(craft.Job) == [
+        "branch",
+        "device",
+        "epoch",
+        "generation",
+        "is_leader",
+        "local_rank",
+        "num_replicas",
+        "on",
+        "rank",
+        "register",
+        "replica_rank",
+        "replicate",
+        "step",
+        "steps",
+        "stop",
+        "worker_id",
+        "world_size",
+    ]
+
+
+def test_the_methods_of_a_step_are_log_and_weight() -> None:
+    assert public_names(craft.Step) == ["log", "weight"]
+
+
+def test_a_name_that_is_not_exported_is_an_attribute_error_that_names_it() -> None:
+    with pytest.raises(AttributeError, match="module 'craft' has no attribute 'nonsense'"):
+        craft.nonsense  # noqa: B018
