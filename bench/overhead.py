@@ -10,16 +10,18 @@ quick try:
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.jobs import CraftJob, Job, TorchftJob, exit_on_sigterm
+from bench.jobs import CraftJob, Job, JobFailed, TorchftJob, exit_on_sigterm
 from bench.report import environment, finish
 
 SCRIPT = "overhead_worker.py"
@@ -37,8 +39,8 @@ class Cell:
     blocks: dict[str, list[dict[str, float]]] = field(default_factory=dict)
 
 
-def run_job(system: str, cell: Cell, pairs: int, args: argparse.Namespace, folder: Path) -> None:
-    """Run one job of ``pairs`` block pairs and add them to ``cell``."""
+def run_job(system: str, cell: Cell, pairs: int, args: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
+    """Run one job and return its block pairs; the first job of ``cell`` calibrates it."""
     blocks = folder / "blocks.json"
     options = {
         "--system": system,
@@ -62,31 +64,39 @@ def run_job(system: str, cell: Cell, pairs: int, args: argparse.Namespace, folde
         job.wait(START_LIMIT_S + 3 * expected_s)
     found = json.loads(blocks.read_text())
     cell.samples = found["samples"]
-    cell.blocks.setdefault(system, []).extend(found["blocks"])
+    pairs_found: list[dict[str, float]] = found["blocks"]
+    return pairs_found
 
 
-def pairs_in_round(total: int, turn: int, rounds: int) -> int:
-    return total * (turn + 1) // rounds - total * turn // rounds
+def schedule(args: argparse.Namespace, cells: list[Cell]) -> Iterator[tuple[str, Cell, int]]:
+    """Yield (system, cell, pairs): the systems take turns, and every cell comes once a round."""
+    for turn, cell, system in itertools.product(range(args.rounds), cells, args.systems):
+        wanted = args.pairs if system == "craft" else args.torchft_pairs
+        # Long steps average over more of the noise in one block, and would take the whole time.
+        wanted = wanted if cell.step_ms < 60 else (wanted + 1) // 2
+        pairs = wanted * (turn + 1) // args.rounds - wanted * turn // args.rounds
+        if pairs:
+            yield system, cell, pairs
 
 
-def run(args: argparse.Namespace, folder: Path) -> list[Cell]:
+def run(args: argparse.Namespace, folder: Path) -> tuple[list[Cell], list[dict[str, str]]]:
+    """Return the cells, and the jobs that failed, which must not end the benchmark."""
+    failed = []
     cells = [Cell(workers, step_ms, args.samples) for step_ms in args.step_ms for workers in args.workers]
-    for turn in range(args.rounds):
-        for number, cell in enumerate(cells):
-            for system in args.systems:
-                wanted = args.pairs if system == "craft" else args.torchft_pairs
-                # Long steps average over more of the noise in one block, and would take the whole time.
-                wanted = wanted if cell.step_ms < 60 else (wanted + 1) // 2
-                pairs = pairs_in_round(wanted, turn, args.rounds)
-                if pairs == 0:
-                    continue
-                run_job(system, cell, pairs, args, folder / f"{turn}-{number}-{system}")
-                last = cell.blocks[system][-pairs:]
-                ratio = sum(block["system_s"] for block in last) / sum(block["ddp_s"] for block in last)
-                step_ms = sum(block["ddp_s"] for block in last) / (pairs * args.steps_per_block) * 1e3
-                what = f"round {turn + 1} {system}, {cell.workers} workers, {cell.samples} samples"
-                print(f"{what}: DDP step {step_ms:.1f} ms, ratio of means {ratio:.3f}", flush=True)
-    return cells
+    for number, (system, cell, pairs) in enumerate(schedule(args, cells)):
+        what = f"{system}, {cell.workers} workers, {cell.step_ms:.0f} ms"
+        try:
+            blocks = run_job(system, cell, pairs, args, folder / f"{number}-{system}")
+        except JobFailed as error:
+            failed.append({"system": system, "error": str(error)})
+            print(f"{what}: FAILED, {error}", flush=True)
+            continue
+        cell.blocks.setdefault(system, []).extend(blocks)
+        ddp_s, system_s = sum(block["ddp_s"] for block in blocks), sum(block["system_s"] for block in blocks)
+        step_ms = ddp_s / (pairs * args.steps_per_block) * 1e3
+        figures = f"DDP step {step_ms:.1f} ms, {pairs} pairs, ratio of means {system_s / ddp_s:.3f}"
+        print(f"{what} ({cell.samples} samples per worker): {figures}", flush=True)
+    return cells, failed
 
 
 def parse() -> argparse.Namespace:
@@ -111,7 +121,7 @@ def main() -> int:
     exit_on_sigterm()
     result: dict[str, Any] = {"benchmark": "overhead", "environment": environment()}
     with tempfile.TemporaryDirectory() as temporary:
-        cells = run(args, args.keep or Path(temporary))
+        cells, result["failed"] = run(args, (args.keep or Path(temporary)).resolve())
     result["settings"] = {"steps_per_block": args.steps_per_block, "rounds": args.rounds}
     result["cells"] = [vars(cell) for cell in cells]
     return finish(result, args.out)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -124,19 +125,23 @@ def schedule(args: argparse.Namespace) -> Iterator[tuple[int, str]]:
                 yield turn, system
 
 
-def run(args: argparse.Namespace, folder: Path) -> dict[str, list[Recovery]]:
-    samples = args.samples or calibrate(args, folder)
-    args.samples = samples
+def run(args: argparse.Namespace, folder: Path) -> tuple[dict[str, list[Recovery]], list[dict[str, str]]]:
+    """Return the recoveries of each system, and the jobs that failed, which must not end the benchmark."""
     found: dict[str, list[Recovery]] = {system: [] for system in args.systems}
+    failed = []
     for turn, system in schedule(args):
         moment = random.Random(f"{args.seed} {turn}")
-        with SYSTEMS[system](args, samples, folder / f"{turn}-{system}") as job:
-            for lost in range(args.kills_per_job):
-                recovery = measure_kill(job, args.workers - lost, moment)
-                found[system].append(recovery)
-                figures = f"step {recovery.step_s * 1e3:.1f} ms, recovery {recovery.recovery_s * 1e3:.1f} ms"
-                print(f"round {turn + 1} {system}: {figures}", flush=True)
-    return found
+        try:
+            with SYSTEMS[system](args, args.samples, folder / f"{turn}-{system}") as job:
+                for lost in range(args.kills_per_job):
+                    recovery = measure_kill(job, args.workers - lost, moment)
+                    found[system].append(recovery)
+                    figures = f"step {recovery.step_s * 1e3:.1f} ms, recovery {recovery.recovery_s * 1e3:.1f} ms"
+                    print(f"round {turn + 1} {system}: {figures}", flush=True)
+        except JobFailed as error:
+            failed.append({"system": system, "error": str(error)})
+            print(f"round {turn + 1} {system}: FAILED, {error}", flush=True)
+    return found, failed
 
 
 def parse() -> argparse.Namespace:
@@ -161,9 +166,11 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     args = parse()
     exit_on_sigterm()
-    result = {"benchmark": "recovery", "environment": environment()}
+    result: dict[str, Any] = {"benchmark": "recovery", "environment": environment()}
     with tempfile.TemporaryDirectory() as temporary:
-        found = run(args, args.keep or Path(temporary))
+        folder = (args.keep or Path(temporary)).resolve()
+        args.samples = args.samples or calibrate(args, folder)
+        found, result["failed"] = run(args, folder)
     settings = ("workers", "microbatches", "samples", "kills_per_job", "step_ms", "seed")
     result["settings"] = {name: getattr(args, name) for name in settings} | {"tuned_ms": TUNED_MS}
     result["kills"] = {system: [asdict(recovery) for recovery in kills] for system, kills in found.items()}

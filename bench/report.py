@@ -13,7 +13,7 @@ import platform
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -176,6 +176,13 @@ def summarize_overhead(result: dict[str, Any]) -> Summary:
     )
 
 
+def _failure_checks(result: dict[str, Any]) -> list[Check]:
+    """A job of CRAFT that did not come through weighs more than any figure; one of torchft is only told."""
+    systems = [failure["system"] for failure in result["failed"]]
+    told = ", ".join(f"{system} {systems.count(system)}" for system in sorted(set(systems))) or "none"
+    return [Check("jobs that failed", told, "none of CRAFT", "craft" not in systems)]
+
+
 def _interval(ratio: Estimate) -> str:
     return f"{ratio.value:.3f} ({ratio.low:.3f}-{ratio.high:.3f})"
 
@@ -199,6 +206,7 @@ def finish(result: dict[str, Any], out: Path) -> int:
     """Write ``<benchmark>.json``, ``.txt`` and ``.png`` under ``out``, print the verdict, and return an exit status."""
     name = result["benchmark"]
     summary = summarize_recovery(result) if name == "recovery" else summarize_overhead(result)
+    summary = replace(summary, checks=(*summary.checks, *_failure_checks(result)))
     out.mkdir(parents=True, exist_ok=True)
     whole = {**result, "summary": summary.figures, "checks": [asdict(check) for check in summary.checks]}
     (out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")

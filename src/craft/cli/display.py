@@ -38,7 +38,7 @@ class Display:
         self._rate = 0.0
         self._printed = 0.0
         self._first_commit: float | None = None
-        self._say(f"craft: {settings.workers} workers, run directory {run_dir.path}")
+        self.say(f"craft: {settings.workers} workers, run directory {run_dir.path}")
 
     def show(self, supervisor: Supervisor) -> None:
         """Bring the display up to date."""
@@ -62,7 +62,7 @@ class Display:
             self._show_bar(leader, workers)
         elif now - self._printed >= _PLAIN_INTERVAL_S:
             self._printed = now
-            self._say(self._line(leader, workers))
+            self.say(self._line(leader, workers))
 
     def _line(self, leader: WorkerReport, workers: int) -> str:
         total = f"/{leader.total_steps}" if leader.total_steps else ""
@@ -93,9 +93,10 @@ class Display:
             self._stopping = self._stopping or line.get("action") == "Stop"
             text = _sentence(line)
             if text and not self._stopping:
-                self._say(f"{time.strftime('%H:%M:%S', time.localtime(line['time']))}  {text}")
+                self.say(f"{time.strftime('%H:%M:%S', time.localtime(line['time']))}  {text}")
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Print a line above the progress bar."""
         self._console.print(text, markup=False)
 
     def close(self) -> None:
@@ -107,19 +108,19 @@ class Display:
         """What was done, what went wrong, what it cost."""
         self._show_events()
         if outcome.traceback:
-            self._say(outcome.traceback.rstrip())
+            self.say(outcome.traceback.rstrip())
         run = read_run(self._run_dir.path)
         steps = max((commits[-1].step + 1 for commits in run.commits.values() if commits), default=0)
         costs = fault_costs(run)
         word = "finished" if outcome.exit_code == 0 else f"ended with exit code {outcome.exit_code}"
-        self._say(f"craft: {word}: {outcome.reason}")
+        self.say(f"craft: {word}: {outcome.reason}")
         training_s = time.time() - self._first_commit if self._first_commit is not None else wall_s
-        self._say(
+        self.say(
             f"  {steps} steps in {wall_s:.1f} s, {self._faults} faults, goodput {100 * goodput(training_s, costs):.2f}%"
         )
         for cost in costs:
             lost = "the job ended before the next step" if cost.lost_s is None else f"{1000 * cost.lost_s:.0f} ms lost"
-            self._say(f"  generation {cost.generation}: {cost.what}: {lost}")
+            self.say(f"  generation {cost.generation}: {cost.what}: {lost}")
 
 
 def _sentence(line: dict[str, Any]) -> str:

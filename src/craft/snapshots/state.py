@@ -85,7 +85,7 @@ def _plain(name: str, value: Any) -> bytes:
         return str(getattr(value, "__qualname__", type(value).__qualname__)).encode()
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         return _plain(name, value.item())
-    if hasattr(value, "tobytes") and hasattr(value, "dtype"):
+    if hasattr(value, "tobytes") and hasattr(value, "dtype") and not value.dtype.hasobject:
         return f"{value.dtype}{value.shape}".encode() + bytes(value.tobytes())
     if isinstance(value, set | frozenset):
         return msgspec.json.encode(sorted(map(str, value)))
@@ -99,8 +99,10 @@ def digest(leaves: list[Leaf]) -> str:
     """One hash over all leaves, names included."""
     hasher = blake3()
     for leaf in sorted(leaves, key=lambda each: each.name):
-        hasher.update(leaf.name.encode())
-        hasher.update(leaf.data())
+        for part in (leaf.name.encode(), leaf.data()):
+            # With its length: the same bytes cut elsewhere are another state.
+            hasher.update(len(part).to_bytes(8, "little"))
+            hasher.update(part)
     return str(hasher.hexdigest())
 
 

@@ -1,7 +1,8 @@
 """Module buffers: batch norm's statistics and the like.
 
-Every microbatch starts from the buffers of the last commit; after the step they are what microbatch 0 made of them. So
-they depend neither on who computed what nor on how many workers there are.
+Every microbatch starts from the buffers that the step began with; after the step they are what microbatch 0 made of them.
+So they depend neither on who computed what nor on how many workers there are. What code between the steps makes of them
+stays, as it does without CRAFT: it runs on every worker.
 """
 
 from __future__ import annotations
@@ -10,58 +11,68 @@ from collections.abc import Sequence
 
 import torch
 
+from craft.protocol.errors import ConfigError
+
 _COMPARE_BYTES = 1 << 20
 """Larger buffers are taken as changed only if torch counted a change; smaller ones are compared (batch norm is not counted)."""
 
 
 class Buffers:
-    """The buffers of the replicated modules, as of the last commit, and as microbatch 0 left them."""
+    """The buffers of the replicated modules: as the step began with them, and as microbatch 0 left them."""
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
-        places: dict[int, tuple[torch.nn.Module, str]] = {}
+        places: dict[int, _Place] = {}
         for root in modules:
-            for module in root.modules():
+            for prefix, module in root.named_modules():
                 for name, buffer in module._buffers.items():
                     if buffer is not None:
-                        places.setdefault(id(buffer), (module, name))
+                        places.setdefault(id(buffer), _Place(module, name, f"{prefix}.{name}".lstrip(".")))
         self._places = list(places.values())
-        self._committed = [self._get(place).detach().clone() for place in self._places]
-        self._versions = [self._get(place)._version for place in self._places]
+        self._tensors = [each for place in self._places if (each := place.get()) is not None]
+        """What is registered at each place; a microbatch may put another tensor there, which ends with it."""
+        self._committed = [_copy(each) for each in self._tensors]
+        self._versions = [each._version for each in self._tensors]
         self._first: dict[int, torch.Tensor] = {}
 
     def __len__(self) -> int:
         return len(self._places)
 
-    @staticmethod
-    def _get(place: tuple[torch.nn.Module, str]) -> torch.Tensor:
-        buffer = place[0]._buffers[place[1]]
-        assert buffer is not None
-        return buffer
-
     def _changed(self, index: int) -> bool:
-        buffer, committed = self._get(self._places[index]), self._committed[index]
-        if buffer.shape != committed.shape:
+        buffer, committed = self._places[index].get(), self._committed[index]
+        if buffer is None or buffer.shape != committed.shape or buffer.dtype != committed.dtype:
             return True
-        if buffer.numel() * buffer.element_size() > _COMPARE_BYTES:
-            return buffer._version != self._versions[index]
+        if _nbytes(buffer) > _COMPARE_BYTES:
+            return buffer is not self._tensors[index] or buffer._version != self._versions[index]
         # As bits: a NaN is equal to itself, and -0.0 is not 0.0.
         return not torch.equal(_bits(buffer), _bits(committed))
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put the buffers back to the last commit; before every microbatch."""
-        for index in range(len(self._places)):
+        """Put the buffers back to what the step began with; before every microbatch."""
+        for index, place in enumerate(self._places):
+            # Back to the tensor itself first: another one may hang on the graph of the microbatch that made it.
+            place.put(self._tensors[index])
             if self._changed(index):
-                self._put(index, self._committed[index])
+                self._take_committed(index)
+
+    def _take_committed(self, index: int) -> None:
+        self._tensors[index].copy_(self._committed[index])
+        self._versions[index] = self._tensors[index]._version
 
     @torch.no_grad()
     def keep_first(self) -> None:
         """Microbatch 0 was computed here: keep what it made of the buffers."""
-        self._first = {
-            index: self._get(self._places[index]).detach().clone()
-            for index in range(len(self._places))
-            if self._changed(index)
-        }
+        self._first = {index: self._value(index) for index in range(len(self._places)) if self._changed(index)}
+
+    def _value(self, index: int) -> torch.Tensor:
+        """A copy of a buffer, of the kind that every other worker has room for."""
+        buffer, committed, place = self._places[index].get(), self._committed[index], self._places[index]
+        if buffer is None or buffer.shape != committed.shape or buffer.dtype != committed.dtype:
+            raise ConfigError(
+                f"the buffer {place.full_name} was {_kind(committed)} and became {_kind(buffer)} in the forward pass:"
+                " a buffer keeps its shape and type; what grows or comes and goes belongs into a plain attribute"
+            )
+        return _copy(buffer)
 
     @property
     def changed(self) -> tuple[int, ...]:
@@ -87,22 +98,44 @@ class Buffers:
             size = _nbytes(committed)
             _bits(committed).copy_(packed[offset : offset + size])
             offset += size
+            # Whether or not it changed here: this worker may have computed nothing.
+            self._take_committed(index)
         self.restore()
 
-    def reload(self) -> None:
-        """Take the buffers as they are now for those of the last commit; after state was loaded."""
+    @torch.no_grad()
+    def begin(self) -> None:
+        """A step begins: take the buffers as they are, with whatever code between the steps made of them."""
         for index, place in enumerate(self._places):
-            self._committed[index] = self._get(place).detach().clone()
-            self._versions[index] = self._get(place)._version
+            buffer = place.get()
+            if buffer is None:
+                raise ConfigError(f"the buffer {place.full_name} is gone: buffers stay registered while a job trains")
+            if self._changed(index):
+                self._committed[index] = _copy(buffer)
+            self._tensors[index], self._versions[index] = buffer, buffer._version
 
-    def _put(self, index: int, value: torch.Tensor) -> None:
-        buffer = self._get(self._places[index])
-        if buffer.shape == value.shape:
-            buffer.copy_(value)
-        else:
-            module, name = self._places[index]
-            module._buffers[name] = buffer = value.clone()
-        self._versions[index] = buffer._version
+
+class _Place:
+    """Where a buffer is registered."""
+
+    def __init__(self, module: torch.nn.Module, name: str, full_name: str) -> None:
+        self._module = module
+        self._name = name
+        self.full_name = full_name
+
+    def get(self) -> torch.Tensor | None:
+        return self._module._buffers.get(self._name)
+
+    def put(self, tensor: torch.Tensor) -> None:
+        self._module._buffers[self._name] = tensor
+
+
+def _kind(tensor: torch.Tensor | None) -> str:
+    return "nothing" if tensor is None else f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that is contiguous, so that bytes can be written into it."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

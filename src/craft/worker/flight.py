@@ -74,6 +74,7 @@ class Flight:
 
     def begin(self) -> None:
         """A step begins; enter a newer generation first, if there is one."""
+        self._buffers.begin()
         if self._commitments.moved:
             self._regroup()
         if self._digest.due(self.step):

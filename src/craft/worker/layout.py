@@ -9,6 +9,8 @@ import torch
 _ALIGN = 16
 """Chunk boundaries fall on multiples of this many elements, so that every chunk is well aligned."""
 _FIRST_BUCKET_BYTES = 1 << 20
+_WORTH_OVERLAPPING_BYTES = 4 << 20
+"""Below this, sending in parts while backward goes on costs more than it saves."""
 
 
 class Bucket:
@@ -53,6 +55,8 @@ class Layout:
         self.buckets: list[Bucket] = []
         self.place: dict[int, tuple[int, int]] = {}
         """Index of a parameter -> (bucket, position in it)."""
+        total = sum(param.numel() * param.element_size() for param in params if param.requires_grad)
+        first_bytes = min(bucket_bytes, _FIRST_BUCKET_BYTES if total > _WORTH_OVERLAPPING_BYTES else total)
         open_buckets: dict[tuple[torch.dtype, torch.device], list[tuple[int, torch.nn.Parameter]]] = {}
         sizes: dict[tuple[torch.dtype, torch.device], int] = {}
         for index in reversed(range(len(self.params))):
@@ -60,7 +64,7 @@ class Layout:
             if not param.requires_grad:
                 continue
             kind = (param.dtype, param.device)
-            limit = bucket_bytes if self.buckets else min(bucket_bytes, _FIRST_BUCKET_BYTES)
+            limit = bucket_bytes if self.buckets else first_bytes
             size = param.numel() * param.element_size()
             if open_buckets.get(kind) and sizes[kind] + size > limit:
                 self._close(open_buckets.pop(kind))

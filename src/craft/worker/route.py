@@ -1,6 +1,7 @@
 """How the blocks of one plan travel: who sends which tree node to whom, and into which buffers it is received.
 
 Flat: rank j owns chunk j of every bucket, receives all blocks of it, sums them along the tree, and sends the sum to all.
+Between two there is a shorter way for as many bytes: each sends its blocks whole, and both sum everything.
 The buffers live as long as the plan does, which in steady state is as long as the generation.
 """
 
@@ -39,7 +40,12 @@ class Route:
         self._peers = [rank for rank in range(self._size) if rank != self._rank]
         self._blocks = {rank: cover(share_of(owners, rank), len(owners)) for rank in range(self._size)}
         self._most_blocks = max((len(blocks) for blocks in self._blocks.values()), default=0)
-        self._chunks = [[bucket.chunk(rank, self._size) for rank in range(self._size)] for bucket in layout.buckets]
+        self._sums_all = self._size <= 2
+        owners_of_chunks = 1 if self._sums_all else self._size
+        self._chunks = [
+            [bucket.chunk(0 if self._sums_all else rank, owners_of_chunks) for rank in range(self._size)]
+            for bucket in layout.buckets
+        ]
         self._num_present = sum(1 for owner in owners if owner >= 0)
         self._words = {peer: torch.zeros(word_bytes, dtype=torch.uint8) for peer in self._peers}
         self._word = torch.zeros(word_bytes, dtype=torch.uint8)
@@ -91,7 +97,7 @@ class Route:
             self._results_due += [
                 group.recv(result[bucket][chunks[peer]], peer, self._result_tag(bucket))
                 for peer in self._peers
-                if chunks[peer].stop > chunks[peer].start
+                if chunks[peer].stop > chunks[peer].start and not self._sums_all
             ]
 
     def send_blocks(self, bucket: int, gradients: Gradients) -> None:
@@ -122,7 +128,7 @@ class Route:
     def send_result(self, bucket: int, result: Sequence[torch.Tensor], step: int) -> None:
         """Send the sum of this rank's chunk to all; ``step`` is for the points of tests."""
         chunk = self._chunks[bucket][self._rank]
-        if chunk.stop > chunk.start:
+        if chunk.stop > chunk.start and not self._sums_all:
             for peer in self._peers:
                 self._send(result[bucket][chunk], peer, self._result_tag(bucket))
                 reach("result_part", step)

@@ -62,8 +62,8 @@ class Step:
 
     def _microbatches(self) -> Iterator[Any]:
         training = self._training
+        training.begin()
         flight, source = training.flight, training.source
-        flight.begin()
         while (microbatch := training.next_microbatch()) is not None:
             place = 0 if microbatch == PROBE else microbatch
             data = source.fetch(self.number, place)

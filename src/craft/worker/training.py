@@ -115,7 +115,6 @@ class Training:
                 ", ".join(unequal.worker_ids), unequal.source, unequal.first, unequal.source,
             )  # fmt: skip
             self._report(unequal=unequal)
-        self._buffers.reload()
         self._report(total_steps=self.total_steps)
         self._settled(settlement)
         self._last_commit = time.time()
@@ -124,11 +123,16 @@ class Training:
         if self._ended:
             return False
         self._meeting.step = self.commitments.step
-        if not self.flight.gradients.layout.fits():
-            # The user froze or unfroze parameters; every worker does so at the same step.
-            self.flight.gradients.detach()
-            self.flight = self._new_flight()
         return self.total_steps is None or self.commitments.step < self.total_steps
+
+    def begin(self) -> None:
+        """The inner loop of a step begins."""
+        if not self.flight.gradients.layout.fits():
+            # Code between the steps froze or unfroze parameters, and does so on every worker.
+            self.flight.gradients.detach()
+            probe_wanted, self.flight = self.flight.probe_wanted, self._new_flight()
+            self.flight.probe_wanted = probe_wanted
+        self.flight.begin()
 
     def next_microbatch(self) -> int | None:
         """What the inner loop computes next; the data source is told what to expect."""

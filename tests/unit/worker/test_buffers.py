@@ -1,0 +1,254 @@
+"""Every microbatch starts from the buffers of the step's beginning, and every step ends with those of microbatch 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from craft.protocol.errors import ConfigError
+from craft.worker.buffers import Buffers
+
+
+class Holder(torch.nn.Module):
+    """A module with one buffer, which ``change`` changes."""
+
+    value: torch.Tensor
+
+    def __init__(self, value: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("value", value)
+
+
+def bits(tensor: torch.Tensor) -> list[int]:
+    return list(tensor.detach().contiguous().view(-1).view(torch.uint8).tolist())
+
+
+def step(owner: Buffers, others: list[Buffers]) -> None:
+    """What a step does with the buffers once all microbatches are computed and ``owner`` has computed microbatch 0."""
+    changed = owner.changed
+    packed = owner.pack()
+    for each in others:
+        room = each.empty_like(changed)
+        room.copy_(packed)
+        each.commit(changed, room)
+    owner.commit(changed, packed)
+
+
+LARGE = 1 << 19
+"""More bytes in float32 than are compared bit by bit."""
+
+
+def in_place(module: Holder) -> None:
+    module.value.add_(1)
+
+
+def replaced(module: Holder) -> None:
+    module.value = module.value + 1
+
+
+@pytest.mark.parametrize("size", [3, LARGE])
+@pytest.mark.parametrize("change", [in_place, replaced])
+def test_a_change_in_a_microbatch_is_gone_before_the_next(change: Callable[[Holder], None], size: int) -> None:
+    module = Holder(torch.zeros(size))
+    buffers = Buffers([module])
+
+    for _ in range(2):
+        buffers.restore()
+        assert module.value.eq(0).all()
+        change(module)
+        assert module.value.eq(1).all()
+
+
+@pytest.mark.parametrize("size", [3, LARGE])
+@pytest.mark.parametrize("change", [in_place, replaced])
+def test_after_a_step_every_worker_has_what_microbatch_0_made(change: Callable[[Holder], None], size: int) -> None:
+    modules = [Holder(torch.zeros(size)) for _ in range(3)]
+    workers = [Buffers([module]) for module in modules]
+
+    for number in range(1, 3):
+        # The third one is idle: it computes nothing at all.
+        for worker, module in zip(workers[:2], modules[:2], strict=True):
+            worker.restore()
+            change(module)
+        workers[1].keep_first()
+        # A later microbatch on the same worker leaves no trace.
+        workers[1].restore()
+        change(modules[1])
+        change(modules[1])
+        step(workers[1], [workers[0], workers[2]])
+
+        assert all(module.value.eq(number).all() for module in modules)
+
+
+def test_a_buffer_that_is_replaced_is_the_registered_tensor_again_afterwards() -> None:
+    """Whoever holds the tensor itself sees what the module has, and no graph of a past microbatch hangs on it."""
+    weight = torch.ones(3, requires_grad=True)
+    module = Holder(torch.zeros(3))
+    registered = module.value
+    buffers = Buffers([module])
+
+    for number in (1, 2):
+        buffers.restore()
+        module.value = module.value + weight
+        module.value.sum().backward()
+        buffers.keep_first()
+        step(buffers, [])
+        assert module.value is registered
+        assert not module.value.requires_grad
+        assert module.value.eq(number).all()
+
+
+def test_batch_norm_travels_whole_and_bit_for_bit() -> None:
+    torch.manual_seed(0)
+    modules = [torch.nn.BatchNorm1d(5) for _ in range(2)]
+    workers = [Buffers([module]) for module in modules]
+
+    modules[0](torch.randn(7, 5))
+    modules[1](torch.randn(7, 5))
+    expected = {name: buffer.clone() for name, buffer in modules[0].named_buffers()}
+    workers[0].keep_first()
+    step(workers[0], [workers[1]])
+
+    for module in modules:
+        assert {name: bits(buffer) for name, buffer in module.named_buffers()} == {
+            name: bits(buffer) for name, buffer in expected.items()
+        }
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.arange(12.0).reshape(3, 4).t(),
+        torch.arange(16.0).reshape(1, 2, 2, 4).to(memory_format=torch.channels_last),
+        torch.zeros(2, dtype=torch.bfloat16),
+        torch.tensor(3),
+        torch.zeros(2, dtype=torch.complex64),
+        torch.tensor([True, False]),
+    ],
+    ids=["transposed", "channels_last", "bfloat16", "scalar", "complex", "bool"],
+)
+def test_a_buffer_of_any_kind_travels(value: torch.Tensor) -> None:
+    modules = [Holder(value.clone()) for _ in range(2)]
+    workers = [Buffers([module]) for module in modules]
+
+    modules[0].value.copy_(~value if value.dtype is torch.bool else value * 2 + 1)
+    expected = bits(modules[0].value)
+    assert expected != bits(value)
+    workers[0].keep_first()
+    step(workers[0], [workers[1]])
+
+    assert [bits(module.value) for module in modules] == [expected, expected]
+    assert modules[1].value.stride() == value.stride()
+
+
+def test_negative_zero_is_a_change_and_a_nan_that_stays_is_none() -> None:
+    module = torch.nn.Module()
+    module.register_buffer("zero", torch.zeros(1))
+    module.register_buffer("nan", torch.full((1,), float("nan")))
+    buffers = Buffers([module])
+
+    module.zero.copy_(torch.tensor(-0.0))
+    buffers.keep_first()
+
+    assert buffers.changed == (0,)
+
+
+def test_a_buffer_that_two_modules_share_counts_once() -> None:
+    shared = torch.zeros(2)
+
+    assert len(Buffers([Holder(shared), Holder(shared)])) == 1
+
+
+def test_without_a_change_there_is_nothing_to_send() -> None:
+    module = Holder(torch.zeros(2))
+    buffers = Buffers([module])
+
+    buffers.keep_first()
+
+    assert buffers.changed == ()
+    step(buffers, [])
+    assert module.value.eq(0).all()
+
+
+@pytest.mark.parametrize("size", [3, LARGE])
+@pytest.mark.parametrize("change", [in_place, replaced])
+def test_what_code_between_the_steps_made_of_a_buffer_stays(change: Callable[[Holder], None], size: int) -> None:
+    module = Holder(torch.zeros(size))
+    buffers = Buffers([module])
+    buffers.begin()
+    buffers.restore()
+    step(buffers, [])
+
+    change(module)
+    buffers.begin()
+
+    for _ in range(2):
+        buffers.restore()
+        assert module.value.eq(1).all()
+        module.value.fill_(7)
+    step(buffers, [])
+    assert module.value.eq(1).all()
+
+
+def test_between_the_steps_a_buffer_may_grow() -> None:
+    module = Holder(torch.zeros(2))
+    buffers = Buffers([module])
+
+    module.value = torch.ones(7)
+    buffers.begin()
+    buffers.restore()
+    module.value.add_(1)
+    buffers.keep_first()
+    step(buffers, [])
+
+    assert bits(module.value) == bits(torch.full((7,), 2.0))
+
+
+def test_a_buffer_that_was_taken_away_between_the_steps_is_an_error_that_names_it() -> None:
+    module = Holder(torch.zeros(2))
+    buffers = Buffers([module])
+
+    del module.value
+
+    with pytest.raises(ConfigError, match="the buffer value is gone"):
+        buffers.begin()
+
+
+def grow(module: Holder) -> None:
+    module.value = torch.zeros(7)
+
+
+def convert(module: Holder) -> None:
+    module.value = module.value.double()
+
+
+def remove(module: Holder) -> None:
+    module._buffers["value"] = None
+
+
+@pytest.mark.parametrize(
+    ("change", "became"),
+    [(grow, "torch.float32 of shape (7,)"), (convert, "torch.float64 of shape (2,)"), (remove, "nothing")],
+)
+def test_a_buffer_that_becomes_another_kind_is_refused_by_name(change: Callable[[Holder], None], became: str) -> None:
+    module = Holder(torch.zeros(2))
+    buffers = Buffers([torch.nn.Sequential(torch.nn.Identity(), module)])
+
+    change(module)
+
+    with pytest.raises(ConfigError) as caught:
+        buffers.keep_first()
+    assert str(caught.value).startswith(f"the buffer 1.value was torch.float32 of shape (2,) and became {became} in the")
+
+
+@pytest.mark.parametrize("change", [grow, convert, remove])
+def test_in_any_other_microbatch_such_a_change_is_undone(change: Callable[[Holder], None]) -> None:
+    module = Holder(torch.ones(2))
+    buffers = Buffers([module])
+
+    change(module)
+    buffers.restore()
+
+    assert bits(module.value) == bits(torch.ones(2))
