@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 _LEAVE_S = 3.0
 """Workers that are told to end have this long before they are killed."""
 _START_S = 60.0
+_RESTART_S = 0.1
+_OWN_HOST_LIMIT_S = 10.0
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +71,7 @@ class Supervisor:
             async with server:
                 tasks.append(asyncio.create_task(self._guarded(self.relay.follow_lighthouse())))
                 tasks.append(asyncio.create_task(self._guarded(self._serve_forks())))
+                tasks.append(asyncio.create_task(self._guarded(self._keep_lighthouse())))
                 tasks.append(asyncio.create_task(self._tick()))
                 await self._start_workers()
                 outcome = await self._over
@@ -108,21 +111,34 @@ class Supervisor:
             self.token = read_token(self._settings.token_file)
             return
         self.token = ensure_token(self._settings.token_file or self._run_dir.token)
+        self._lighthouse = await self._start_lighthouse()
+        self.url = self._run_dir.read_address()
+
+    async def _start_lighthouse(self) -> asyncio.subprocess.Process:
         command = [sys.executable, "-m", "craft.cli.main", "lighthouse", "--with-parent"]
         command += ["--dir", str(self._run_dir.path), "--workers", str(self._settings.workers)]
         command += ["--min-workers", str(self._settings.min_workers), "--on-loss", self._settings.on_loss]
-        command += ["--port", str(self._settings.port)]
+        # With one host there is nobody to go on without it: silence of a busy machine must not end the job.
+        command += ["--port", str(self._settings.port), "--heartbeat-limit", str(_OWN_HOST_LIMIT_S)]
         if self._settings.token_file is not None:
             command += ["--token-file", str(self._settings.token_file)]
-        self._lighthouse = await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True
         )
-        assert self._lighthouse.stdout is not None and self._lighthouse.stderr is not None
-        line = await asyncio.wait_for(self._lighthouse.stdout.readline(), _START_S)
+        assert process.stdout is not None and process.stderr is not None
+        line = await asyncio.wait_for(process.stdout.readline(), _START_S)
         if not line:
-            said = (await self._lighthouse.stderr.read()).decode(errors="replace").strip()
+            said = (await process.stderr.read()).decode(errors="replace").strip()
             raise ConfigError(said.removeprefix("craft lighthouse: ") or "the lighthouse did not start")
-        self.url = self._run_dir.read_address()
+        return process
+
+    async def _keep_lighthouse(self) -> None:
+        """Start the lighthouse again whenever it ends; training does not wait for it."""
+        while self._lighthouse is not None:
+            code = await self._lighthouse.wait()
+            logger.info("the lighthouse ended with %s: starting it again", code)
+            await asyncio.sleep(_RESTART_S)
+            self._lighthouse = await self._start_lighthouse()
 
     async def _serve_forks(self) -> None:
         """Start the fork server and follow what it says."""

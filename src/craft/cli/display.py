@@ -132,6 +132,8 @@ def _sentence(line: dict[str, Any]) -> str:
         return f"{line['worker_id']} failed in its script: {line['error']}"
     if event == "HostLost":
         return f"host {line['host']} lost: {line['reason']}"
+    if event == "LighthouseStarted":
+        return "the lighthouse was started again" if line.get("restarted") else ""
     if event == "ParametersUnequal":
         return f"warning: {', '.join(line['worker_ids'])} began with other parameters; all now have those of {line['source']}"
     if event == "StateDiverged":

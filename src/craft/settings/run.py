@@ -64,7 +64,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             socket=agent_socket,
             run_dir=run_dir,
             local_rank=index,
-            slots=self.workers,
+            slots=self.workers if self.lighthouse is None else 0,
             on_loss=self.on_loss,
             check_bits=self.check_bits,
             digest_bytes=self.digest_bytes,

@@ -23,7 +23,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: Path | None = None
     local_rank: int = 0
     slots: int = 1
-    """Places in the job's layout: the default number of microbatches."""
+    """Places in the job's layout: the default number of microbatches. 0: as many as the first generation has members."""
     on_loss: LossAnswer = "redo"
     check_bits: bool = True
     """Compute microbatch 0 on every worker in the first step and compare the bits."""

@@ -58,7 +58,7 @@ def fault_costs(run: Run) -> list[FaultCost]:
 
 
 def _cost(run: Run, losses: list[dict[str, Any]], generation: int) -> FaultCost:
-    seen = min(float(line["time"]) for line in losses)
+    seen = min(float(line.get("seen", line["time"])) for line in losses)
     what = ", ".join(str(line.get("worker_id") or line.get("host")) for line in losses)
     times = sorted((commit.time, commit.generation) for commits in run.commits.values() for commit in commits)
     before = [time for time, number in times if number < generation and time <= seen]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import deque
@@ -49,7 +50,9 @@ class Chronicle:
             "plan": dict(enumerate(plan)),
         }
         os.write(self._steps, json.dumps(line, separators=(",", ":")).encode() + b"\n")
-        self._recent.append((step, json.dumps({"step": step, "time": line["time"], **metrics}, separators=(",", ":"))))
+        # JSON has no NaN: a metric that is not finite is null.
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self._recent.append((step, json.dumps({"step": step, "time": line["time"], **finite}, separators=(",", ":"))))
         if members[0] == worker_id:
             self._write_metrics()
 

@@ -75,6 +75,7 @@ class Ahead(Sampler[Place]):
         self._next = (0, 0)
         self.issued: set[tuple[int, int]] = set()
         """What was given to the loader processes and not been used yet."""
+        self._used: set[tuple[int, int]] = set()
 
     def expect(self, step: int, share: tuple[int, ...]) -> None:
         """From ``step`` on, fetch ``share`` of each step."""
@@ -82,6 +83,12 @@ class Ahead(Sampler[Place]):
             self._share = share
             self._next = (step, 0)
         self.issued = {key for key in self.issued if key[0] >= step}
+        self._used = {key for key in self._used if key[0] >= step}
+
+    def use(self, step: int, microbatch: int) -> None:
+        """It has arrived and is used: not to be fetched again unless it is asked for."""
+        self.issued.discard((step, microbatch))
+        self._used.add((step, microbatch))
 
     def urge(self, step: int, microbatch: int) -> None:
         self._urgent.append(self._order.place(step, microbatch))
@@ -100,9 +107,9 @@ class Ahead(Sampler[Place]):
                 self._next = (step + 1, 0)
                 continue
             self._next = (step, position + 1)
-            microbatch = self._share[position]
-            if microbatch < self._order.size_of(step) and (step, microbatch) not in self.issued:
-                return self._order.place(step, microbatch)
+            key = (step, self._share[position])
+            if key[1] < self._order.size_of(step) and key not in self.issued and key not in self._used:
+                return self._order.place(*key)
         return None
 
 
@@ -156,7 +163,7 @@ class MapSource:
             got, data = next(loader)
             if got[0] >= step:
                 self._fetched[got] = data
-        self._ahead.issued.discard(key)
+        self._ahead.use(step, microbatch)
         return self._fetched.pop(key)
 
     def _start(self) -> Iterator[Any]:
@@ -192,6 +199,7 @@ class StreamSource:
         self._seed = seed
         self._total_steps = total_steps
         self._open: dict[int, tuple[int, Iterator[Any]]] = {}
+        """Microbatch -> (the step of its next item, iterator)."""
         self._ahead: dict[tuple[int, int], Any] = {}
 
     def size_of(self, step: int) -> int:
@@ -207,19 +215,25 @@ class StreamSource:
         self._ahead = {key: data for key, data in self._ahead.items() if key[0] >= step}
 
     def fetch(self, step: int, microbatch: int) -> Any:
+        # Handed out for good: the script may change it. Asked for again, it is read again.
         key = (step, microbatch)
-        if key not in self._ahead:
-            self._ahead[key] = self._draw(step, microbatch)
-        return self._ahead[key]
+        return self._ahead.pop(key) if key in self._ahead else self._draw(step, microbatch)
 
     def more(self, step: int, microbatch: int) -> bool:
-        return self.fetch(step, microbatch) is not ENDED
+        # Past the last step nothing is drawn: it would be waited for, and thrown away.
+        if self.size_of(step) == 0:
+            return False
+        self._ahead[step, microbatch] = self.fetch(step, microbatch)
+        return self._ahead[step, microbatch] is not ENDED
 
     def _draw(self, step: int, microbatch: int) -> Any:
+        seed = seeds.derive(self._seed, seeds.DATA, step, microbatch)
         position, iterator = self._open.get(microbatch, (-1, iter(())))
         if position != step:
-            iterator = self._stream(microbatch, self._microbatches, step)
-        seeds.seed_all(seeds.derive(self._seed, seeds.DATA, step, microbatch))
+            seeds.seed_all(seed)
+            iterator = iter(self._stream(microbatch, self._microbatches, step))
+        # Again: whether the stream was opened just now must not show in the item.
+        seeds.seed_all(seed)
         self._open[microbatch] = (step + 1, iterator)
         return next(iterator, ENDED)
 

@@ -46,6 +46,8 @@ class Attempt:
         self.complete = False
         """The whole result is here; set before it is acknowledged."""
         self.error: GroupError | None = None
+        self.bug: Exception | None = None
+        """Anything else that went wrong on the exchange thread; the main thread raises it."""
         self._route = route
         self._gradients = gradients
         self._next = 0
@@ -70,6 +72,8 @@ class Attempt:
 
     def finish(self, word: Word) -> bool:
         """Exchange what is left and say ``word``; True if every member has acknowledged the whole result."""
+        if self.bug is not None:
+            raise self.bug
         try:
             if self.error is None:
                 self._finish(word)
@@ -149,6 +153,9 @@ class ExchangeThread:
                 item.set()
                 continue
             attempt, bucket = item
-            attempt.overlap(bucket)
+            try:
+                attempt.overlap(bucket)
+            except Exception as error:  # noqa: BLE001  (the edge of a thread: the main thread raises it)
+                attempt.bug = error
             if attempt.error is not None:
                 self._on_error(attempt)

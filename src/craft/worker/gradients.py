@@ -89,8 +89,10 @@ class Gradients:
         # In this order: the exchange thread may look for the node at any moment, and must find it in one place or the other.
         self.nodes[leaf.node] = leaf.merged
         self._active = None
-        self._expected = leaf.count
-        self._learned = True
+        if any(leaf.count):
+            # One without any gradient, as when its stream has ended, says nothing about the next.
+            self._expected = leaf.count
+            self._learned = True
         for sibling in leaf.siblings:
             self.release(self.nodes.pop(sibling))
         if leaf.siblings:
@@ -181,22 +183,26 @@ class _Leaf:
         self.count[index] += 1
         if self._done[bucket]:
             self._add_late(index, bucket)
-        elif self._expected is not None:
-            if self.count[index] <= self._expected[index]:
-                self._missing[bucket] -= 1
+        elif self._expected is not None and self.count[index] <= self._expected[index]:
+            self._missing[bucket] -= 1
             if self._missing[bucket] == 0:
                 self._flush(bucket)
 
+    @torch.no_grad()
     def _add_late(self, index: int, bucket: int) -> None:
-        if self.weight != 1.0:
+        param = self._layout.params[index]
+        view = self.flats.views[bucket][self._layout.place[index][1]]
+        assert param.grad is not None
+        if self.count[index] == 1:
+            # Not added to the zeros that stand for an absent one: they would turn -0.0 into 0.0.
+            torch.mul(param.grad, self.weight, out=view) if self.weight != 1.0 else view.copy_(param.grad)
+        elif self.weight != 1.0:
             raise ConfigError(
                 "a microbatch with a weight of its own got gradients from more backward() calls than the one before it:"
                 " call backward() once per microbatch, or equally often in each"
             )
-        param = self._layout.params[index]
-        view = self.flats.views[bucket][self._layout.place[index][1]]
-        assert param.grad is not None
-        view.add_(param.grad)
+        else:
+            view.add_(param.grad)
         param.grad = None
         self.late = True
 

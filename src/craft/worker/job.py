@@ -90,7 +90,7 @@ class Job:
         self._not_training("steps")
         if not self._modules:
             raise ConfigError("job.steps() before job.replicate(model): there is nothing to train yet")
-        count = microbatches if microbatches is not None else self._settings.slots
+        count = microbatches if microbatches is not None else self._settings.slots or self.world_size
         source, total_steps, settings = make_source(
             data,
             global_batch=global_batch,

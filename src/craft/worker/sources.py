@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from craft.protocol.errors import ConfigError
@@ -31,6 +31,10 @@ def make_source(
     for name, value in (("steps", steps), ("epochs", epochs)):
         if value is not None:
             _check_number(name, value)
+    if num_workers is not None:
+        _check_number("num_workers", num_workers, at_least=0)
+    if not isinstance(seed, int):
+        raise ConfigError(f"job.steps(seed={seed!r}): seed is a whole number")
     if steps is not None and epochs is not None:
         raise ConfigError("job.steps(steps=..., epochs=...): give one of them, not both")
     settings: Settings = {"microbatches": microbatches, "steps": steps, "epochs": epochs, "seed": seed}
@@ -40,6 +44,11 @@ def make_source(
             " that returns an iterator over the batches of one microbatch"
         )
     if callable(data) and not hasattr(data, "__getitem__") and not isinstance(data, DataLoader):
+        if collate_fn is not None or num_workers or shuffle:
+            raise ConfigError(
+                "job.steps(collate_fn=..., num_workers=..., shuffle=...) with a stream: it gives whole microbatches, in its"
+                " own order and from where it likes; leave these out"
+            )
         return _stream(data, microbatches, steps, epochs, seed, global_batch, settings)
     options: dict[str, Any] = {}
     drop_last = False
@@ -80,9 +89,9 @@ def make_source(
     return source, total, settings
 
 
-def _check_number(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"job.steps({name}={value!r}): {name} is a whole number of at least 1")
+def _check_number(name: str, value: object, at_least: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+        raise ConfigError(f"job.steps({name}={value!r}): {name} is a whole number of at least {at_least}")
 
 
 def _stream(
@@ -110,8 +119,9 @@ def _take_over(
     """What a DataLoader was built with, used for microbatches instead of its own batches."""
     if isinstance(loader.dataset, IterableDataset):
         raise ConfigError("the DataLoader has an IterableDataset: pass a function stream(...) instead, see job.steps")
+    batches = _batches(loader)
     if shuffle is None:
-        shuffle = _shuffles(loader.sampler)
+        shuffle = _shuffles(batches.sampler, len(loader.dataset))  # type: ignore[arg-type]
     workers = loader.num_workers if num_workers is None else num_workers
     options: dict[str, Any] = {"pin_memory": loader.pin_memory}
     if workers > 0:
@@ -121,18 +131,34 @@ def _take_over(
             "timeout": loader.timeout,
             "prefetch_factor": loader.prefetch_factor,
         }
-    batch = global_batch if global_batch is not None else loader.batch_size
-    return loader.dataset, collate_fn or loader.collate_fn, workers, shuffle, batch, bool(loader.drop_last), options
+    batch = global_batch if global_batch is not None else batches.batch_size
+    return loader.dataset, collate_fn or loader.collate_fn, workers, shuffle, batch, batches.drop_last, options
 
 
-def _shuffles(sampler: object) -> bool:
+def _batches(loader: DataLoader[Any]) -> BatchSampler:
+    """How the loader makes batches; given by its arguments, or as a batch sampler."""
+    if loader.batch_sampler is None:
+        raise ConfigError(
+            "the DataLoader has batch_size=None, so that its dataset gives whole batches: pass a dataset of single samples,"
+            " or a function stream(...), see job.steps"
+        )
+    if type(loader.batch_sampler) is not BatchSampler:
+        raise ConfigError(_unknown_order(loader.batch_sampler))
+    return loader.batch_sampler
+
+
+def _shuffles(sampler: object, length: int) -> bool:
     if isinstance(sampler, SequentialSampler):
         return False
-    if isinstance(sampler, RandomSampler) and not sampler.replacement:
+    if isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == length:
         return True
     if isinstance(sampler, DistributedSampler):
         return bool(sampler.shuffle)
-    raise ConfigError(
-        f"the DataLoader has a {type(sampler).__qualname__}, whose order CRAFT cannot take over:"
-        " pass shuffle=True or shuffle=False to job.steps, or put the order into the dataset"
+    raise ConfigError(_unknown_order(sampler))
+
+
+def _unknown_order(sampler: object) -> str:
+    return (
+        f"the DataLoader has a {type(sampler).__qualname__}, whose order CRAFT cannot take over: put the order into the"
+        " dataset (torch.utils.data.Subset can), and pass shuffle=True or shuffle=False to job.steps"
     )

@@ -66,13 +66,14 @@ class Step:
         flight, source = training.flight, training.source
         while (microbatch := training.next_microbatch()) is not None:
             place = 0 if microbatch == PROBE else microbatch
+            self.microbatch, self._scalars = place, {}
             data = source.fetch(self.number, place)
             if data is ENDED:
+                self.microbatch = None
                 flight.hold_empty(microbatch)
                 continue
             flight.start(microbatch, source.weight(self.number, place))
             seeds.seed_all(seeds.derive(training.seed, seeds.COMPUTE, self.number, place))
-            self.microbatch, self._scalars = place, {}
             reach("batch", self.number)
             yield data
             self.microbatch = None
@@ -98,6 +99,8 @@ class Steps:
                 training.current = step
                 yield step
                 if not step.done:
+                    # Where the loop was left is no fault of a microbatch's: it would be left there by the next worker, too.
+                    step.microbatch = None
                     raise ConfigError(
                         f"step {step.number} was not iterated to its end:"
                         " `for batch in step` must run until it stops by itself"
