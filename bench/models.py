@@ -74,18 +74,21 @@ def endless_batches(dataset: Samples, batch_size: int, rank: int, world_size: in
         epoch += 1
 
 
-def fit_samples(target_s: float, measure: Callable[[int], float], sizes: Sequence[int] = (16, 128)) -> int:
-    """Return how many samples make ``measure(samples)`` take about ``target_s``.
+def fit_samples(target_s: float, measure: Callable[[int], float], sizes: Sequence[int] = (16, 64, 256, 1024)) -> int:
+    """Return how many samples, a multiple of 4, make ``measure(samples)`` take about ``target_s``.
 
-    A line through two sizes gives a first answer, a third measurement at that answer corrects it. The result is a
-    multiple of 4 between 4 and 2048, so that a noisy machine still gives a usable one.
+    Growing sizes are measured until one takes too long; the answer lies on the line between the last two. A measurement
+    there corrects it once, and not by much, so that a disturbed one cannot lead far astray.
     """
-
-    def usable(samples: float) -> int:
-        return int(min(max(round(samples / 4) * 4, 4), 2048))
-
-    small, large = sizes
-    small_s, large_s = measure(small), measure(large)
+    points = [(0, 0.0)]
+    for size in sizes:
+        points.append((size, measure(size)))
+        if points[-1][1] >= target_s:
+            break
+    (small, small_s), (large, large_s) = points[-2:]
+    if small == 0 and large_s >= target_s:
+        return large
     slope = max((large_s - small_s) / (large - small), 1e-6)
-    guess = usable(small + (target_s - small_s) / slope)
-    return usable(guess + (target_s - measure(guess)) / slope)
+    guess = max(round((small + (target_s - small_s) / slope) / 4) * 4, 4)
+    better = guess + (target_s - measure(guess)) / slope
+    return round(min(max(better, 0.75 * guess), 1.25 * guess) / 4) * 4

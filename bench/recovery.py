@@ -113,7 +113,7 @@ def calibrate(args: argparse.Namespace, folder: Path) -> int:
         print(f"calibration: {samples} samples per microbatch, {step_s * 1e3:.1f} ms a step", flush=True)
         return float(step_s)
 
-    return fit_samples(args.step_ms / 1e3, measure, sizes=(8, 64))
+    return fit_samples(args.step_ms / 1e3, measure, sizes=(8, 32, 128))
 
 
 def schedule(args: argparse.Namespace) -> Iterator[tuple[int, str]]:

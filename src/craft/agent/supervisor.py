@@ -49,7 +49,10 @@ class Supervisor:
         self._run_dir = run_dir
         self._watch = watch
         self._over: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._interrupted: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._living: dict[str, int] = {}
+        self._failed: set[str] = set()
+        """Workers that ended with an error after the job was over."""
         self._all_ended = asyncio.Event()
         self._lighthouse: asyncio.subprocess.Process | None = None
         self._fork_server: asyncio.subprocess.Process | None = None
@@ -74,8 +77,7 @@ class Supervisor:
                 tasks.append(asyncio.create_task(self._guarded(self._keep_lighthouse())))
                 tasks.append(asyncio.create_task(self._tick()))
                 await self._start_workers()
-                outcome = await self._over
-                await self._end_workers(outcome)
+                outcome = await self._see_out(await self._over)
         finally:
             for task in tasks:
                 task.cancel()
@@ -102,7 +104,12 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
             outcome = Outcome(exit_code=code, reason=f"interrupted by {signal.Signals(number).name}")
-            loop.add_signal_handler(number, self._finish, outcome)
+            loop.add_signal_handler(number, self._interrupt, outcome)
+
+    def _interrupt(self, outcome: Outcome) -> None:
+        if not self._interrupted.done():
+            self._interrupted.set_result(outcome)
+        self._finish(outcome)
 
     async def _find_lighthouse(self) -> None:
         if self._settings.lighthouse is not None:
@@ -196,6 +203,8 @@ class Supervisor:
 
     def _ended(self, message: Ended) -> None:
         self._living.pop(message.worker_id, None)
+        if self._over.done() and message.exit_code != 0:
+            self._failed.add(message.worker_id)
         assert self.relay is not None
         self.relay.ended(
             Exited(
@@ -226,19 +235,37 @@ class Supervisor:
             self._watch(self)
             await asyncio.sleep(0.1)
 
-    async def _end_workers(self, outcome: Outcome) -> None:
-        """Let them end by themselves after a good end; else ask them to, and then do not ask."""
-        if outcome.exit_code != 0:
-            for worker_id in list(self._living):
-                self._signal(worker_id, signal.SIGTERM)
+    async def _see_out(self, outcome: Outcome) -> Outcome:
+        """The job is over: let workers come to the end of their scripts after a good end; else end them."""
+        if outcome.exit_code == 0:
+            ended = asyncio.ensure_future(self._all_ended.wait())
+            either: set[asyncio.Future[Any]] = {ended, self._interrupted}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            outcome = self._interrupted.result() if self._interrupted.done() else self._after_training(outcome)
         if self._living:
-            limit = None if outcome.exit_code == 0 else _LEAVE_S
-            try:
-                await asyncio.wait_for(self._all_ended.wait(), limit)
-            except asyncio.TimeoutError:
-                for worker_id in list(self._living):
-                    self._signal(worker_id, signal.SIGKILL)
+            await self._end_workers()
         self._watch(self)
+        return outcome
+
+    def _after_training(self, outcome: Outcome) -> Outcome:
+        """What a script does after its last step may fail, too."""
+        assert self.relay is not None
+        failed = next((report.failed for report in self.relay.reports().values() if report.failed is not None), None)
+        if failed is None or failed.worker_id not in self._failed:
+            return outcome
+        reason = f"{failed.error} (worker {failed.worker_id}, after the last step)"
+        return Outcome(exit_code=1, reason=reason, traceback=failed.traceback)
+
+    async def _end_workers(self) -> None:
+        """Ask them to end, and after a while do not ask."""
+        for worker_id in list(self._living):
+            self._signal(worker_id, signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._all_ended.wait(), _LEAVE_S)
+        except asyncio.TimeoutError:
+            for worker_id in list(self._living):
+                self._signal(worker_id, signal.SIGKILL)
 
     async def _end_helpers(self) -> None:
         if self._fork_writer is not None:

@@ -94,6 +94,9 @@ class Edges:
             seen.generation = report.generation
             if self.index.lives(worker_id):
                 yield GenerationEntered(worker_id=worker_id, generation=report.generation)
+        if report.complete and self.index.lives(worker_id):
+            # It needs nobody any more, and no generation may wait for it: its script may run on for long.
+            yield WorkerFinished(worker_id=worker_id, step=report.step, digest=report.digest, complete=True)
 
     def _failed(self, report: WorkerReport) -> Iterator[AnyEvent]:
         seen = self.seen[report.member.worker_id]

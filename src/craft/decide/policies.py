@@ -23,6 +23,7 @@ from craft.protocol.events import (
     WorkerJoined,
     WorkerLost,
 )
+from craft.protocol.membership import Member
 
 EXIT_FINISHED = 0
 EXIT_BUG = 1
@@ -98,14 +99,16 @@ class FormPolicy:
             event, WorkerJoined | WorkerLost | WorkerFailed | WorkerFinished | HostLost
         ):
             return ()
-        waiting = tuple(view.member.worker_id for view in state.having("waiting"))
+        # In the order of their names, not of their coming: ranks are then what RANK says in a worker's environment.
+        members = sorted((view.member for view in state.having("waiting")), key=_by_name)
+        waiting = tuple(member.worker_id for member in members)
         missing = state.slots - state.absent - len(waiting)
         if missing > 0:
             return ()
         if len(waiting) < state.min_workers:
             return (Stop(reason=_too_few(len(waiting), state.min_workers), exit_code=EXIT_GIVEN_UP),)
-        members = waiting[: state.slots]
-        return (Reconfigure(members=members, reason=f"all {len(members)} workers joined"),)
+        chosen = waiting[: state.slots]
+        return (Reconfigure(members=chosen, reason=f"all {len(chosen)} workers joined"),)
 
 
 class LossPolicy:
@@ -196,6 +199,11 @@ class RecoverPolicy:
 def default_policies(on_loss: str = "redo") -> tuple[Policy, ...]:
     """The built-in policies, in the order in which they are asked."""
     return (StopPolicy(), FormPolicy(), LossPolicy(on_loss), RecoverPolicy(), BrokenPolicy(), JoinPolicy())
+
+
+def _by_name(member: Member) -> tuple[str, int, str]:
+    """w10 comes after w9."""
+    return member.host, len(member.worker_id), member.worker_id
 
 
 def _subjects(state: JobState, event: AnyEvent) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -18,6 +19,8 @@ class Chronicle:
         self._steps: int | None = None
         self._metrics_path: Path | None = None
         self._metrics: int | None = None
+        self._written = -1
+        """Size of ``metrics.jsonl`` when this worker last wrote to it."""
         # What was not written by a leader that is gone is written by the next one.
         self._recent: deque[tuple[int, str]] = deque(maxlen=16)
         if run_dir is not None:
@@ -56,26 +59,43 @@ class Chronicle:
         if members[0] == worker_id:
             self._write_metrics()
 
+    def complete(self) -> None:
+        """The job is over, and the leader may be gone: write what it did not."""
+        if self._steps is not None:
+            self._write_metrics()
+
     def _write_metrics(self) -> None:
         if self._metrics is None:
             assert self._metrics_path is not None
-            last = _last_step(self._metrics_path)
             self._metrics = _append_to(self._metrics_path)
-            self._recent = deque((entry for entry in self._recent if entry[0] > last), maxlen=16)
-        while self._recent:
-            os.write(self._metrics, self._recent.popleft()[1].encode() + b"\n")
+        # A leader that is declared lost, and may still live, must not write what the next one writes; nor must two who end.
+        fcntl.lockf(self._metrics, fcntl.LOCK_EX)
+        try:
+            if os.fstat(self._metrics).st_size != self._written:
+                last, torn = _last_step(self._metrics)
+                if torn:
+                    # A full disk cut the last line short: end it, so that it does not swallow the next one.
+                    os.write(self._metrics, b"\n")
+                self._recent = deque((entry for entry in self._recent if entry[0] > last), maxlen=16)
+            while self._recent:
+                os.write(self._metrics, self._recent.popleft()[1].encode() + b"\n")
+            self._written = os.fstat(self._metrics).st_size
+        finally:
+            fcntl.lockf(self._metrics, fcntl.LOCK_UN)
 
 
 def _append_to(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
-def _last_step(path: Path) -> int:
-    """The step of the last line of ``metrics.jsonl``; -1 if there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 65536))
-            lines = file.read().splitlines()
-    except FileNotFoundError:
-        return -1
-    return int(json.loads(lines[-1])["step"]) if lines else -1
+def _last_step(fd: int) -> tuple[int, bool]:
+    """The step of the last whole line of ``metrics.jsonl`` (-1 if there is none), and whether something follows it."""
+    size = os.fstat(fd).st_size
+    begin = max(0, size - 65536)
+    *whole, rest = os.pread(fd, size - begin, begin).split(b"\n")
+    for line in reversed(whole):
+        try:
+            return int(json.loads(line)["step"]), bool(rest)
+        except ValueError:
+            continue
+    return -1, bool(rest)

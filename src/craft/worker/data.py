@@ -160,9 +160,9 @@ class MapSource:
         if key not in self._ahead.issued:
             self._ahead.urge(step, microbatch)
         while key not in self._fetched:
-            got, data = next(loader)
-            if got[0] >= step:
-                self._fetched[got] = data
+            (got_step, got_microbatch), data = next(loader)
+            if got_step >= step:
+                self._fetched[got_step, got_microbatch] = data
         self._ahead.use(step, microbatch)
         return self._fetched.pop(key)
 
@@ -172,6 +172,8 @@ class MapSource:
                 _OrNothing(self._fetcher),
                 sampler=self._ahead,
                 batch_size=None,
+                # By default it would turn the user's tuples into lists and arrays into tensors.
+                collate_fn=_as_it_is,
                 num_workers=self._num_workers,
                 **self._loader_options,
             )
@@ -180,6 +182,10 @@ class MapSource:
 
     def close(self) -> None:
         self._loader = None
+
+
+def _as_it_is(item: Any) -> Any:
+    return item
 
 
 class _OrNothing(Dataset[Any]):

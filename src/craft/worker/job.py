@@ -50,6 +50,11 @@ class Job:
                 raise ConfigError(
                     "the model is wrapped in DistributedDataParallel: pass the plain module, CRAFT replaces it"
                 )
+        for name, value in (*model.named_parameters(), *model.named_buffers()):
+            if torch.nn.parameter.is_lazy(value):
+                raise ConfigError(
+                    f"{name} has no shape yet: run one batch through the model before job.replicate(model)"
+                )
         self._not_training("replicate")
         if any(module is model for module in self._modules.values()):
             return model

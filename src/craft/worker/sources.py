@@ -76,7 +76,7 @@ def make_source(
         drop_last=drop_last,
     )
     total = steps if steps is not None else (epochs or 0) * order.steps_per_pass
-    settings |= {"global_batch": global_batch, "samples": len(data), "shuffle": shuffle}
+    settings |= {"global_batch": global_batch, "samples": len(data), "shuffle": shuffle, "drop_last": drop_last}
     source = MapSource(
         data,
         order,
@@ -159,6 +159,6 @@ def _shuffles(sampler: object, length: int) -> bool:
 
 def _unknown_order(sampler: object) -> str:
     return (
-        f"the DataLoader has a {type(sampler).__qualname__}, whose order CRAFT cannot take over: put the order into the"
-        " dataset (torch.utils.data.Subset can), and pass shuffle=True or shuffle=False to job.steps"
+        f"the DataLoader has a {type(sampler).__qualname__}, whose order CRAFT cannot take over: pass its dataset to"
+        " job.steps, with shuffle=True or shuffle=False (torch.utils.data.Subset leaves samples out)"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 
@@ -51,11 +52,12 @@ def check_conditions(group: Group | None, worker_ids: Sequence[str], conditions:
                     f"worker {worker_id} has {key}={values[key]!r} and {worker_ids[0]} has {first[key]!r}:"
                     " bits would depend on who computes what; make them the same"
                 )
-        for key, value in values["settings"].items():
-            if value != first["settings"].get(key):
+        for key in sorted(first["settings"].keys() | values["settings"].keys()):
+            mine, theirs = first["settings"].get(key), values["settings"].get(key)
+            if theirs != mine:
                 raise ConfigError(
-                    f"worker {worker_id} calls job.steps with {key}={value!r} and {worker_ids[0]} with"
-                    f" {first['settings'].get(key)!r}: every worker must pass the same"
+                    f"worker {worker_id} calls job.steps with {key}={theirs!r} and {worker_ids[0]} with {mine!r}:"
+                    " every worker must pass the same"
                 )
 
 
@@ -68,6 +70,7 @@ def make_equal(group: Group | None, worker_ids: Sequence[str], leaves: Sequence[
     everyone = [data.decode() for data in gather(group, own.encode())]
     if len(set(everyone)) == 1:
         return None
+    _check_structure(group, worker_ids, leaves)
     differing = _first_difference(group, leaves)
     unequal = [rank for rank, value in enumerate(everyone) if value != everyone[0]]
     for leaf in leaves:
@@ -76,23 +79,47 @@ def make_equal(group: Group | None, worker_ids: Sequence[str], leaves: Sequence[
     still = [data.decode() for data in gather(group, digest(list(leaves)).encode())]
     if len(set(still)) != 1:
         raise ConfigError(
-            f"workers begin with different values of {_first_difference(group, leaves)}, which is not a tensor and cannot"
-            f" be copied from {worker_ids[0]}: make it the same in every worker"
+            f"workers begin with different values of {_first_difference(group, leaves)}, which cannot be copied from"
+            f" {worker_ids[0]}: make it the same in every worker (only tensors that state_dict() gives themselves, not as"
+            " copies, can be)"
         )
     return ParametersUnequal(
         worker_ids=tuple(worker_ids[rank] for rank in unequal), source=worker_ids[0], first=differing
     )
 
 
+def _check_structure(group: Group, worker_ids: Sequence[str], leaves: Sequence[Leaf]) -> None:
+    """Raise ConfigError, on every worker, unless all have entries of the same names, types and shapes."""
+    own = [(leaf.name, _kind(leaf.value)) for leaf in leaves]
+    everyone = [
+        msgspec.json.decode(data, type=list[tuple[str, str]]) for data in gather(group, msgspec.json.encode(own))
+    ]
+    first = everyone[0]
+    for worker_id, other in zip(worker_ids, everyone, strict=True):
+        for mine, theirs in itertools.zip_longest(first, other):
+            if mine == theirs:
+                continue
+            if mine is not None and theirs is not None and mine[0] == theirs[0]:
+                name, what = mine[0], f"{mine[1]} and {theirs[1]}"
+            else:
+                name = (mine or theirs)[0]
+                what = f"which {worker_id if mine is not None else worker_ids[0]} does not have there"
+            raise ConfigError(
+                f"workers {worker_ids[0]} and {worker_id} have models or registered objects of different structure,"
+                f" first in {name} ({what}): build the same in every worker"
+            )
+
+
+def _kind(value: torch.Tensor | bytes) -> str:
+    return f"{value.dtype}{tuple(value.shape)}" if isinstance(value, torch.Tensor) else "a plain value"
+
+
 def _first_difference(group: Group, leaves: Sequence[Leaf]) -> str:
+    """Name of the first entry that is not the same everywhere; the structure is."""
     everyone = [
         msgspec.json.decode(data, type=list[tuple[str, str]])
         for data in gather(group, msgspec.json.encode(digests(list(leaves))))
     ]
-    if any([name for name, _ in other] != [name for name, _ in everyone[0]] for other in everyone):
-        raise ConfigError(
-            "workers have models or registered objects of different structure: build the same in every worker"
-        )
     for position, (name, value) in enumerate(everyone[0]):
         if any(other[position][1] != value for other in everyone):
             return name

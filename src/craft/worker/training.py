@@ -177,11 +177,16 @@ class Training:
 
     def end(self) -> None:
         """Every step is committed here; leave only when it is everywhere, as far as the others are still there."""
-        try:
-            gather(self.commitments.group, b"")
-        except GroupError as error:
-            # Whoever is left has all results in hand: they need nothing more from this worker.
-            logger.info("left while others were leaving: %s", error)
+        while True:
+            try:
+                # Once this returns, everybody has come here: nobody needs anything from this worker any more.
+                gather(self.commitments.group, b"")
+                break
+            except GroupError as error:
+                self._meeting.broke(self.commitments.ledger.generation, error)
+                self.commitments.await_move()
+                self._settled(self.commitments.regroup(self.source.size_of))
+        self._chronicle.complete()
         self._report(complete=True, step=self.commitments.step, digest=digest(self.leaves()))
 
     def close(self) -> None:

@@ -1,0 +1,386 @@
+"""The script's side of a job, alone in this process: what the loop gives, and what it refuses with which sentence."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+import torch.nn.functional as F
+
+from craft.protocol import events
+from craft.protocol.errors import ConfigError
+from craft.protocol.membership import Generation, Member
+from craft.protocol.messages import Directive
+from craft.settings.worker import WorkerSettings
+from craft.worker.job import Job
+from craft.worker.meeting import Meeting
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def alone(**settings: Any) -> Job:
+    """A job of one worker."""
+    meeting = Meeting("w0", "127.0.0.1", lambda *_: None)
+    generation = Generation(number=1, nonce="alone", members=(Member(worker_id="w0"),))
+    meeting.direct(Directive(sequence=1, generation=generation))
+    return Job(WorkerSettings(**settings), meeting, None)
+
+
+def model() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+
+def dataset(length: int) -> list[Batch]:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(3, generator=generator), torch.randn(1, generator=generator)) for _ in range(length)]
+
+
+def loss_of(net: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    return F.mse_loss(net(batch[0]), batch[1])
+
+
+def grads(net: torch.nn.Module) -> list[torch.Tensor]:
+    found = [param.grad for param in net.parameters()]
+    return [grad.clone() for grad in found if grad is not None]
+
+
+def train(job: Job, net: torch.nn.Module, batch: Any) -> None:
+    loss_of(net, batch).backward()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(("global_batch", "microbatches"), [(8, 1), (8, 4), (8, 3), (7, 5), (3, 8)])
+def test_the_gradient_is_the_mean_over_the_global_batch(global_batch: int, microbatches: int) -> None:
+    """As of one big batch in plain PyTorch, also where microbatches are uneven and for the last, partial batch."""
+    data, net, plain = dataset(18), model(), model()
+    job = alone()
+    job.replicate(net)
+    seen: list[list[int]] = []
+
+    for step in job.steps(
+        [(index, *sample) for index, sample in enumerate(data)],
+        global_batch=global_batch,
+        microbatches=microbatches,
+        epochs=1,
+    ):
+        indices = []
+        for index, x, y in step:
+            indices += index.tolist()
+            train(job, net, (x, y))
+        seen.append(indices)
+        plain.zero_grad()
+        inputs, targets = (torch.stack(column) for column in zip(*(data[index] for index in indices), strict=True))
+        train(job, plain, (inputs, targets))
+        for found, expected in zip(grads(net), grads(plain), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+    assert sorted(itertools.chain.from_iterable(seen)) == list(range(18))
+    assert [len(indices) for indices in seen[:-1]] == [global_batch] * (len(seen) - 1)
+
+
+def test_weighed_by_tokens_the_gradient_is_the_mean_over_all_tokens() -> None:
+    """Sentences of different lengths, each microbatch a mean over its own tokens: all tokens count the same."""
+    lengths = [5, 1, 2, 7, 3, 4, 6, 1]
+    generator = torch.Generator().manual_seed(2)
+    data = [torch.randn(length, 3, generator=generator) for length in lengths]
+    net, plain = model(), model()
+    job = alone()
+    job.replicate(net)
+
+    for step in job.steps(data, global_batch=8, microbatches=3, steps=1, collate_fn=torch.cat):
+        for tokens in step:
+            step.weight(len(tokens))
+            loss = net(tokens).square().mean()
+            loss.backward()
+            step.log(loss=loss)
+    whole = plain(torch.cat(data)).square().mean()
+    whole.backward()
+
+    assert step.metrics["loss"] == pytest.approx(whole.item())
+    for found, expected in zip(grads(net), grads(plain), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_weights_go_with_parameters_that_are_used_only_in_some_microbatches() -> None:
+    net = torch.nn.ModuleList([torch.nn.Linear(1, 1, bias=False) for _ in range(3)])
+    job = alone()
+    job.replicate(net)
+
+    for step in job.steps(list(range(6)), global_batch=6, microbatches=6, steps=2, shuffle=False):
+        for index in step:
+            step.weight(float(index + 1))
+            branch = net[int(index) % 2]
+            branch(torch.ones(1, 1)).sum().backward()
+        total = sum(range(1, 7))
+        assert net[0].weight.grad.item() == pytest.approx((1 + 3 + 5) / total)
+        assert net[1].weight.grad.item() == pytest.approx((2 + 4 + 6) / total)
+        assert net[2].weight.grad is None
+
+
+def test_metrics_are_means_over_the_samples() -> None:
+    job = alone()
+    job.replicate(model())
+
+    for step in job.steps(list(range(7)), global_batch=7, microbatches=3, steps=1, shuffle=False):
+        for batch in step:
+            step.log(mean=batch.float().mean(), constant=2.0)
+
+    assert step.metrics == {"constant": pytest.approx(2.0), "mean": pytest.approx(3.0)}
+
+
+@pytest.mark.parametrize("when", ["before the inner loop", "after it"])
+def test_parameters_may_be_unfrozen_anywhere_between_the_steps(when: str) -> None:
+    """From the next inner loop on they get the mean over the global batch like all others."""
+    data, net, plain = dataset(8), model(), model()
+    net[0].requires_grad_(False)
+    job = alone()
+    job.replicate(net)
+    train(job, plain, tuple(torch.stack(column) for column in zip(*data, strict=True)))
+
+    counts = []
+    for step in job.steps(data, global_batch=8, microbatches=4, steps=4):
+        if when == "before the inner loop" and step.number == 2:
+            net[0].requires_grad_(True)
+        for batch in step:
+            train(job, net, batch)
+        counts.append(len(grads(net)))
+        if when == "after it" and step.number == 1:
+            net[0].requires_grad_(True)
+
+    assert counts == [2, 2, 4, 4]
+    for found, expected in zip(grads(net), grads(plain), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_what_update_code_makes_of_a_buffer_stays() -> None:
+    net = model()
+    net.register_buffer("mask", torch.zeros(2))
+    job = alone()
+    job.replicate(net)
+
+    seen = []
+    for step in job.steps(dataset(4), global_batch=4, microbatches=2, steps=3):
+        for batch in step:
+            seen.append(net.mask.tolist())
+            train(job, net, batch)
+        net.mask.add_(1)
+
+    assert seen == [[0, 0], [0, 0], [1, 1], [1, 1], [2, 2], [2, 2]]
+
+
+def test_a_model_that_is_frozen_altogether_still_steps() -> None:
+    net = model().requires_grad_(False)
+    job = alone()
+    job.replicate(net)
+
+    for step in job.steps(dataset(4), global_batch=4, microbatches=2, steps=2):
+        for batch in step:
+            step.log(loss=loss_of(net, batch))
+
+    assert job.step == 2
+    assert step.metrics["loss"] > 0
+
+
+def test_a_job_alone_knows_its_place() -> None:
+    job = alone(local_rank=0)
+    job.replicate(model())
+    assert (job.rank, job.world_size, job.local_rank, job.replica_rank, job.num_replicas) == (0, 1, 0, 0, 1)
+    assert (job.is_leader, job.worker_id, job.generation, job.branch) == (True, "w0", 1, 0)
+    assert (job.step, job.epoch) == (0, 0)
+    places = []
+
+    for step in job.steps(dataset(8), global_batch=3, epochs=2):
+        places.append((step.number, job.step, job.epoch))
+        for _ in step:
+            pass
+
+    assert places == [(0, 0, 0), (1, 1, 0), (2, 2, 0), (3, 3, 1), (4, 4, 1), (5, 5, 1)]
+    assert job.step == 6
+
+
+def test_random_numbers_of_compute_and_update_depend_on_the_place_alone() -> None:
+    def numbers(disturb: bool) -> list[float]:
+        job = alone()
+        job.replicate(model())
+        found = []
+        for step in job.steps(dataset(4), global_batch=4, microbatches=2, steps=3, seed=9):
+            for _ in step:
+                found.append(torch.rand(1).item())
+                if disturb:
+                    torch.rand(7)
+            found.append(torch.rand(1).item())
+        return found
+
+    calm = numbers(False)
+
+    assert numbers(True) == calm
+    assert len(set(calm)) == 9
+
+
+@pytest.mark.parametrize("where", ["inside", "outside"])
+def test_a_stop_ends_the_loop_after_the_step_in_flight_or_the_next_one(where: str) -> None:
+    job = alone()
+    job.replicate(model())
+    stops: list[events.StopRequested] = []
+    job.on(events.StopRequested, stops.append)
+
+    for step in job.steps(dataset(4), global_batch=4, microbatches=2, steps=100):
+        for _ in step:
+            if step.number == 3 and where == "inside":
+                job.stop("good enough")
+        if step.number == 3 and where == "outside":
+            job.stop("good enough")
+
+    assert job.step == (4 if where == "inside" else 5)
+    assert [event.reason for event in stops] == ["good enough"]
+
+
+def test_after_the_loop_the_model_is_the_scripts_own_again() -> None:
+    net = model()
+    job = alone()
+    job.replicate(net)
+    for step in job.steps(dataset(4), global_batch=4, steps=1):
+        for batch in step:
+            train(job, net, batch)
+    net.zero_grad()
+
+    train(job, net, tuple(torch.stack(column) for column in zip(*dataset(4), strict=True)))
+
+    assert len(grads(net)) == 4
+
+
+def empty(microbatch: int, num_microbatches: int, start_step: int) -> Iterator[Any]:
+    return iter(())
+
+
+def test_streams_without_any_data_are_an_error() -> None:
+    job = alone()
+    job.replicate(model())
+
+    with pytest.raises(ConfigError, match="the stream ended before it gave any data: there is nothing to train on"):
+        for step in job.steps(empty, microbatches=2):
+            for _ in step:
+                pass
+
+
+def break_inner(job: Job) -> None:
+    for step in job.steps(dataset(4), global_batch=4, microbatches=2, steps=2):
+        for _ in step:
+            break
+
+
+def skip_inner(job: Job) -> None:
+    for _ in job.steps(dataset(4), global_batch=4, microbatches=2, steps=2):
+        continue
+
+
+def iterate_twice(job: Job) -> None:
+    for step in job.steps(dataset(4), global_batch=4, microbatches=2, steps=2):
+        for _ in itertools.chain(step, step):
+            pass
+
+
+def weigh_outside(job: Job) -> None:
+    for step in job.steps(dataset(4), global_batch=4, microbatches=2, steps=2):
+        step.weight(1)
+
+
+def weigh(job: Job, value: float) -> None:
+    for step in job.steps(dataset(4), global_batch=4, microbatches=2, steps=2):
+        for _ in step:
+            step.weight(value)
+
+
+def call_again(job: Job, call: str) -> None:
+    job.steps(dataset(4), global_batch=4, steps=2)
+    if call == "steps":
+        job.steps(dataset(4), global_batch=4, steps=2)
+    elif call == "replicate":
+        job.replicate(model())
+    else:
+        job.register(optimizer=torch.optim.SGD(model().parameters()))
+
+
+NOT_ENDED = "step 0 was not iterated to its end: `for batch in step` must run until it stops by itself"
+ONCE = "the loop has begun, and there is one in a script"
+
+
+@pytest.mark.parametrize(
+    ("misuse", "sentence"),
+    [
+        (break_inner, NOT_ENDED),
+        (skip_inner, NOT_ENDED),
+        (iterate_twice, "step 0 was iterated twice: each step has one inner loop"),
+        (weigh_outside, "step.weight(n) belongs into the inner loop: it weighs the microbatch that is being computed"),
+        (lambda job: weigh(job, -1), "step.weight(-1.0): a weight is a finite number of at least 0"),
+        (lambda job: weigh(job, float("nan")), "step.weight(nan): a weight is a finite number of at least 0"),
+        (lambda job: weigh(job, float("inf")), "step.weight(inf): a weight is a finite number of at least 0"),
+        (lambda job: call_again(job, "steps"), f"job.steps() after job.steps(): {ONCE}"),
+        (lambda job: call_again(job, "replicate"), f"job.replicate() after job.steps(): {ONCE}"),
+        (lambda job: call_again(job, "register"), f"job.register() after job.steps(): {ONCE}"),
+        (lambda job: job.stop(), "job.stop() before job.steps(): there is no loop to end"),
+        (
+            lambda job: job.register(thing=7),
+            "register(thing=...) got a int, which has no state_dict and load_state_dict",
+        ),
+        (
+            lambda job: [job.register(one=torch.optim.SGD(model().parameters())) for _ in range(2)],
+            "register(one=...): something else is registered under this name",
+        ),
+        (
+            lambda job: job.on(int, print),  # type: ignore[type-var]
+            "job.on(<class 'int'>, ...): the first argument is an event type of craft.events",
+        ),
+    ],
+)
+def test_misuse_is_refused_with_a_sentence(misuse: Callable[[Job], object], sentence: str) -> None:
+    job = alone()
+    job.replicate(model())
+
+    with pytest.raises(ConfigError) as caught:
+        misuse(job)
+
+    assert str(caught.value) == sentence
+
+
+def test_a_loop_without_a_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"job.steps\(\) before job.replicate\(model\): there is nothing to train yet"):
+        alone().steps(dataset(4), global_batch=4, steps=1)
+
+
+def test_a_model_whose_forward_exchanges_statistics_is_refused_by_the_name_of_the_module() -> None:
+    with pytest.raises(ConfigError) as caught:
+        alone().replicate(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.SyncBatchNorm(2)))
+
+    assert str(caught.value) == (
+        "1 is a SyncBatchNorm, which exchanges statistics inside the forward pass and so would make a microbatch depend on"
+        " who computes the others: use BatchNorm or GroupNorm instead"
+    )
+
+
+def test_a_model_that_is_wrapped_already_is_refused() -> None:
+    dist: Any = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(ConfigError, match="pass the plain module, CRAFT replaces it"):
+            alone().replicate(torch.nn.parallel.DistributedDataParallel(model()))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_model_without_shapes_yet_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"0.weight has no shape yet: run one batch through the model before"):
+        alone().replicate(torch.nn.Sequential(torch.nn.LazyLinear(2)))
+
+
+def test_the_same_model_and_the_same_object_may_be_given_twice() -> None:
+    job, net = alone(), model()
+    optimizer = torch.optim.SGD(net.parameters())
+
+    assert job.replicate(job.replicate(net)) is net
+    job.register(optimizer=optimizer)
+    job.register(optimizer=optimizer)
