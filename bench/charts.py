@@ -12,8 +12,13 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-LABELS = {"craft": "CRAFT", "torchft": "torchft\n(README settings)", "torchft-tuned": "torchft tuned\n(500 ms limits)"}
-COLORS = {"craft": "#1f6f8b", "torchft": "#b0563a", "torchft-tuned": "#d9a05b"}
+LABELS = {
+    "craft": "CRAFT",
+    "ddp": "DDP again",
+    "torchft": "torchft\n(README settings)",
+    "torchft-tuned": "torchft tuned\n(500 ms limits)",
+}
+COLORS = {"craft": "#1f6f8b", "ddp": "#888888", "torchft": "#b0563a", "torchft-tuned": "#d9a05b"}
 BAR_COLOR = "#555555"
 
 

@@ -56,6 +56,7 @@ def run_job(system: str, cell: Cell, pairs: int, args: argparse.Namespace, folde
     if system == "craft":
         job = CraftJob(folder, SCRIPT, script_args, cell.workers)
     else:
+        # A job of DDP against itself is started in the same way, and leaves the lighthouse alone.
         # Nobody may start alone, or one worker would be a step ahead of the others and of their barriers.
         job = TorchftJob(folder, SCRIPT, script_args, cell.workers, min_replicas=cell.workers)
     # Twice the step's target leaves room for a slow system; a stuck one still ends.
@@ -103,14 +104,14 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--step-ms", type=float, nargs="+", default=[30.0, 120.0], help="DDP steps to calibrate for")
-    parser.add_argument("--pairs", type=int, default=40, help="block pairs of CRAFT; half as many for steps over 60 ms")
+    parser.add_argument("--pairs", type=int, default=50, help="block pairs of CRAFT; half as many for steps over 60 ms")
     parser.add_argument("--torchft-pairs", type=int, default=12, help="the same for torchft")
     parser.add_argument(
         "--rounds", type=int, default=2, help="jobs that the pairs are spread over, per cell and system"
     )
     parser.add_argument("--steps-per-block", type=int, default=20)
     parser.add_argument("--samples", type=int, default=0, help="samples per worker, instead of a calibration")
-    parser.add_argument("--systems", nargs="+", choices=["craft", "torchft"], default=["craft", "torchft"])
+    parser.add_argument("--systems", nargs="+", choices=["craft", "torchft", "ddp"], default=["craft", "torchft"])
     parser.add_argument("--keep", type=Path, help="keep the jobs' folders here instead of in a temporary one")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""One worker of an overhead job: trains blocks of steps in turns with CRAFT (or torchft) and with plain DDP.
+"""One worker of an overhead job: trains blocks of steps in turns with CRAFT (or torchft) and plain DDP.
 
 Both sides live in the same process and hold their own copy of the same model. A side is an iterator whose ``next``
 trains one step, so a block of the other side runs where a training script's loop body would go on after
@@ -92,7 +92,7 @@ def calibrate(target_s: float, dataset: Samples, rank: int, workers: int) -> int
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--system", choices=["craft", "torchft"], required=True)
+    parser.add_argument("--system", choices=["craft", "torchft", "ddp"], required=True)
     parser.add_argument("--rank", type=int, default=int(os.environ.get("RANK", "0")))
     parser.add_argument("--workers", type=int, default=int(os.environ.get("WORLD_SIZE", "1")))
     parser.add_argument("--lighthouse", help="address of torchft_lighthouse")
@@ -114,6 +114,8 @@ def main() -> None:
     num_pairs = args.warmup_pairs + args.pairs
     if args.system == "craft":
         system = craft_side(dataset, samples, args.workers, steps=num_pairs * args.steps_per_block)
+    elif args.system == "ddp":
+        system = ddp_side(dataset, samples, args.rank, args.workers)
     else:
         system = torchft_side(dataset, samples, args.rank, args.workers, args.lighthouse)
     ddp = ddp_side(dataset, samples, args.rank, args.workers)

@@ -84,7 +84,10 @@ def test_every_sample_is_in_exactly_one_committed_step_of_a_pass_in_spite_of_a_l
     for number in range(2):
         places = [(step, microbatch) for step, plan in plans(result).items() for microbatch in plan]
         samples = Counter(
-            index for step, microbatch in places if step // 3 == number for index in order.place(step, microbatch).indices
+            index
+            for step, microbatch in places
+            if step // 3 == number
+            for index in order.place(step, microbatch).indices
         )
         assert samples == Counter(range(22))
 
@@ -135,8 +138,6 @@ def test_a_stop_by_one_worker_ends_all_at_the_same_step(jobs: Jobs, how: str, st
 
     assert_ended(result, steps)
     assert len(result.digests) == 1
-    assert {line["reason"] for line in result.events("StopRequested")} == {"w1 has seen enough"}
-    assert "finished: w1 has seen enough" in result.output
     # As many microbatches as workers, where the script does not say.
     assert all(sorted(plan) == [0, 1, 2] for plan in plans(result).values())
 

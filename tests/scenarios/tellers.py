@@ -83,7 +83,7 @@ def _event(line: Line) -> AnyEvent:
         case "diverge":
             return StateDiverged(step=line.number("step") or 0, detail=line.text("detail"), worker_ids=(worker,))
         case "stop":
-            return StopRequested(reason=line.text("reason"), exit_code=line.number("exit_code", 0) or 0)
+            return StopRequested(reason=line.text("reason"))
     raise ValueError(f"no such verb in a story of the lighthouse: {line.verb}")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 from msgspec.structs import replace
 
-from craft.protocol.errors import MalformedMessage, Unauthorized
+from craft.protocol.errors import ConfigError, MalformedMessage, Unauthorized
 from craft.protocol.messages import Directive, Exited, HostReport, WorkerReport
 from craft.wire import codec
 from craft.wire.auth import bearer
@@ -29,7 +29,7 @@ class Relay:
         self.report = HostReport(host=host, pid=os.getpid(), sequence=0)
         self.directive: Directive | None = None
         self.connected = asyncio.Event()
-        self._url = url
+        self.url = url
         self._token = token
         self._on_directive = on_directive
         self._changed = asyncio.Event()
@@ -76,22 +76,25 @@ class Relay:
             while True:
                 try:
                     async with session.ws_connect(
-                        f"{self._url}/v1/agent", max_msg_size=codec.MAX_MESSAGE_BYTES, autoping=True
+                        f"{self.url}/v1/agent", max_msg_size=codec.MAX_MESSAGE_BYTES, autoping=True
                     ) as connection:
                         self.connected.set()
                         await self._converse(connection)
                 except aiohttp.WSServerHandshakeError as error:
                     if error.status in (401, 403):
-                        raise Unauthorized(f"the lighthouse at {self._url} does not accept our token") from None
-                    logger.warning("the lighthouse at %s answers %s", self._url, error.status)
+                        raise Unauthorized(f"the lighthouse at {self.url} does not accept our token") from None
+                    logger.warning("the lighthouse at %s answers %s", self.url, error.status)
                 except (aiohttp.ClientError, OSError) as error:
-                    logger.info("the lighthouse at %s is out of reach: %s", self._url, error)
+                    logger.info("the lighthouse at %s is out of reach: %s", self.url, error)
                 await asyncio.sleep(_RECONNECT_S)
 
     async def _converse(self, connection: aiohttp.ClientWebSocketResponse[Any]) -> None:
         sending = asyncio.create_task(self._send_reports(connection))
         try:
-            async for message in connection:
+            while True:
+                message = await connection.receive()
+                if message.type == aiohttp.WSMsgType.CLOSE and message.data == aiohttp.WSCloseCode.POLICY_VIOLATION:
+                    raise ConfigError(f"the lighthouse at {self.url} refuses this agent: {message.extra}")
                 if message.type != aiohttp.WSMsgType.TEXT:
                     break
                 directive = codec.decode(message.data)

@@ -129,13 +129,15 @@ class Supervisor:
         command += ["--port", str(self._settings.port), "--heartbeat-limit", str(_OWN_HOST_LIMIT_S)]
         if self._settings.token_file is not None:
             command += ["--token-file", str(self._settings.token_file)]
-        process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True
-        )
-        assert process.stdout is not None and process.stderr is not None
+        with self._run_dir.lighthouse_log.open("ab") as log:
+            before = log.tell()
+            process = await asyncio.create_subprocess_exec(
+                *command, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
+            )
+        assert process.stdout is not None
         line = await asyncio.wait_for(process.stdout.readline(), _START_S)
         if not line:
-            said = (await process.stderr.read()).decode(errors="replace").strip()
+            said = self._run_dir.lighthouse_log.read_bytes()[before:].decode(errors="replace").strip()
             raise ConfigError(said.removeprefix("craft lighthouse: ") or "the lighthouse did not start")
         return process
 
@@ -146,6 +148,10 @@ class Supervisor:
             logger.info("the lighthouse ended with %s: starting it again", code)
             await asyncio.sleep(_RESTART_S)
             self._lighthouse = await self._start_lighthouse()
+            # Usually the same as before, unless somebody took its port meanwhile.
+            self.url = self._run_dir.read_address()
+            if self.relay is not None:
+                self.relay.url = self.url
 
     async def _serve_forks(self) -> None:
         """Start the fork server and follow what it says."""

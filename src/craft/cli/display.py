@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from craft.decide.faults import goodput
+from craft.decide.plan import cost_of_loss
 from craft.settings.run import RunSettings
 from craft.settings.rundir import RunDir
 from craft.telemetry.history import fault_costs, read_run
@@ -51,6 +52,7 @@ class Display:
             return
         now = time.monotonic()
         if self._first_commit is None:
+            self._explain_cost(leader)
             self._first_commit = time.time()
             self._last = (now, leader.step)
         if now - self._last[0] >= 1.0:
@@ -63,6 +65,15 @@ class Display:
         elif now - self._printed >= _PLAIN_INTERVAL_S:
             self._printed = now
             self.say(self._line(leader, workers))
+
+    def _explain_cost(self, leader: WorkerReport) -> None:
+        microbatches, workers = leader.microbatches, self._settings.workers
+        if microbatches is not None and workers > 1 and self._settings.lighthouse is None:
+            cost = cost_of_loss(microbatches, workers)
+            self.say(
+                f"{microbatches} microbatches over {workers} workers: after the loss of one, a step computes"
+                f" {cost:.2f} times as long"
+            )
 
     def _line(self, leader: WorkerReport, workers: int) -> str:
         total = f"/{leader.total_steps}" if leader.total_steps else ""
@@ -145,6 +156,8 @@ def _sentence(line: dict[str, Any]) -> str:
             if redone
             else f"microbatches {dropped} are dropped"
         )
+    if action == "WindDown":
+        return f"ends after the step in flight: {line['reason']}"
     if action == "Reconfigure":
         return f"generation {line['generation']}: {line['reason']}"
     return ""

@@ -117,7 +117,7 @@ def stop(run_dir: Path | None, reason: str) -> None:
       craft stop --reason "enough"
     """
     answer = _client(run_dir).stop(reason)
-    click.echo("the job was stopping already" if answer["already"] else "the job stops")
+    click.echo("the job was stopping already" if answer["already"] else "the job ends after the step in flight")
 
 
 def _lines(run_dir: Path | None, follow: bool) -> Any:

@@ -27,6 +27,7 @@ def directive_of(state: JobState, sequence: int) -> Directive:
         upcoming=state.upcoming,
         # Every lost worker must end, however it was lost: one that still runs somewhere has no other way to know.
         fenced=tuple(view.member.worker_id for view in state.having("lost")),
+        winding_down=state.winding_down,
         stopping=stop is not None,
         exit_code=stop.exit_code if stop is not None else 0,
         reason=stop.reason if stop is not None else "",

@@ -27,6 +27,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     highest: int = 0
     lost: tuple[Member, ...] = ()
     """Workers that must not act any more; one of them may still be running somewhere."""
+    winding_down: str | None = None
     stopping: Stop | None = None
 
 
@@ -66,6 +67,7 @@ def durable_of(state: JobState) -> Durable:
         upcoming=state.upcoming,
         highest=state.highest,
         lost=tuple(view.member for view in state.having("lost")),
+        winding_down=state.winding_down,
         stopping=state.stopping,
     )
 
@@ -88,5 +90,6 @@ def restore(fresh: JobState, durable: Durable | None) -> JobState:
         ),
         upcoming=durable.upcoming,
         highest=max(state.highest, durable.highest),
+        winding_down=durable.winding_down,
         stopping=durable.stopping,
     )

@@ -88,7 +88,7 @@ class Handlers:
         _check_reason(wanted.reason)
         if wanted.action != "stop":
             raise MalformedMessage(f"unknown action {wanted.action[:40]!r}: there is only 'stop'", "action")
-        already = self._loop.state.stopping is not None
+        already = self._loop.state.stopping is not None or self._loop.state.winding_down is not None
         event = StopRequested(reason=wanted.reason)
         done = () if already else self._loop.handle(event)
         return _outcome(event, done, already)

@@ -79,7 +79,7 @@ def status_of(
         slots=state.slots,
         total_steps=first.total_steps if first is not None else None,
         step_s=first.step_s if first is not None else 0.0,
-        reason=stop.reason if stop is not None else "",
+        reason=stop.reason if stop is not None else state.winding_down or "",
         exit_code=stop.exit_code if stop is not None else None,
         upcoming=state.upcoming.number if state.upcoming is not None else None,
         agents=tuple(agents),
@@ -92,6 +92,8 @@ def state_word(state: JobState) -> str:
         if state.having("waiting", "member"):
             return "stopping"
         return "finished" if state.stopping.exit_code == 0 else "failed"
+    if state.winding_down is not None:
+        return "stopping"
     return "running" if state.generation is not None else "forming"
 
 

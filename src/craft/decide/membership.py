@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from craft.protocol.actions import AnyAction, Fence, Propose, Reconfigure, Stop, Watch
+from craft.protocol.actions import AnyAction, Fence, Propose, Reconfigure, Stop, Watch, WindDown
 from craft.protocol.events import (
     AnyEvent,
     ExchangeBroken,
@@ -57,6 +57,8 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     broken: tuple[int, ...] = ()
     """Generations of which a member said that its exchange broke."""
     failures: tuple[WorkerFailed, ...] = ()
+    winding_down: str | None = None
+    """Why the workers are to leave their loops, if they are."""
     stopping: Stop | None = None
 
     def view(self, worker_id: str) -> WorkerView | None:
@@ -151,6 +153,8 @@ def apply(state: JobState, action: AnyAction, nonce: str) -> JobState:
         return replace(state, upcoming=made, highest=made.number)
     if isinstance(action, Fence):
         return _gone(state, action.worker_id, "lost")
+    if isinstance(action, WindDown):
+        return replace(state, winding_down=state.winding_down or action.reason)
     if isinstance(action, Stop):
         return state if state.stopping is not None else replace(state, stopping=action)
     assert isinstance(action, Watch)

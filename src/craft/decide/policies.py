@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from craft.decide.membership import JobState
-from craft.protocol.actions import AnyAction, Fence, Propose, Reconfigure, Stop, Watch
+from craft.protocol.actions import AnyAction, Fence, Propose, Reconfigure, Stop, Watch, WindDown
 from craft.protocol.events import (
     AnyEvent,
     ExchangeBroken,
@@ -54,7 +54,9 @@ class StopPolicy:
 
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
         if isinstance(event, StopRequested):
-            return (Stop(reason=event.reason, exit_code=event.exit_code),)
+            if state.generation is None:
+                return (Stop(reason=event.reason, exit_code=EXIT_FINISHED),)
+            return (WindDown(reason=event.reason),)
         if isinstance(event, StateDiverged):
             return (Stop(reason=f"state diverged: {event.detail}", exit_code=EXIT_BUG),)
         if isinstance(event, WorkerFailed):
@@ -88,7 +90,8 @@ class StopPolicy:
         if state.generation is None and (state.having("waiting") or state.absent < state.slots):
             # Nothing has begun yet: the others, who may not even have joined, can still do the whole job.
             return ()
-        return (Stop(reason="every worker finished", exit_code=EXIT_FINISHED),)
+        reason = f", as asked: {state.winding_down}" if state.winding_down is not None else ""
+        return (Stop(reason=f"every worker finished{reason}", exit_code=EXIT_FINISHED),)
 
 
 class FormPolicy:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import queue
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed
 
 from craft.groups import sockets
-from craft.protocol.errors import GroupAborted, GroupBroken, GroupTimeout
+from craft.protocol.errors import GroupAborted, GroupBroken, GroupError, GroupTimeout
 from craft.protocol.membership import Generation
 
 # The names that torch does not export by type.
@@ -20,6 +22,8 @@ dist: Any = torch.distributed
 _NO_LIMIT = timedelta(days=30)
 # Creating a device and finding its port among this process's sockets must not overlap with another group's.
 _device_lock = threading.Lock()
+
+_Answer: TypeAlias = "queue.SimpleQueue[GroupError | None]"
 
 
 def host_store(address: str) -> Any:
@@ -37,9 +41,11 @@ class GlooGroup:
         self.rank = rank
         self.size = len(generation.members)
         self._aborted = threading.Event()
-        # Guards ``_connections``: abort() may be called by any thread while open() is about to fill it.
+        # Guards ``_connections`` and ``_answers``: abort() may be called by any thread, also while open() is under way.
         self._lock = threading.Lock()
         self._connections: list[Any] = []
+        self._answers: set[_Answer] = set()
+        self._questions: queue.SimpleQueue[tuple[list[_GlooPending], _Answer] | None] = queue.SimpleQueue()
         limit = timedelta(seconds=open_timeout_s)
         try:
             self._open(generation, address, limit)
@@ -63,6 +69,7 @@ class GlooGroup:
         found = sockets.connections(port, others)
         with self._lock:
             self._connections = found
+        threading.Thread(target=self._wait_loop, name=f"craft-wait-{self.generation}", daemon=True).start()
         if self._aborted.is_set():
             self.abort()
 
@@ -73,18 +80,54 @@ class GlooGroup:
         return self._start(lambda: self._gloo.recv([tensor], peer, tag), peer)
 
     def all_reduce(self, tensor: torch.Tensor) -> _GlooPending:
-        return self._start(lambda: self._gloo.allreduce([tensor]), -1)
+        options = dist.AllreduceOptions()
+        options.timeout = _NO_LIMIT
+        return self._start(lambda: self._gloo.allreduce([tensor], options), -1)
 
     def _start(self, call: Any, peer: int) -> _GlooPending:
+        if self._aborted.is_set():
+            raise self._gone()
         try:
             return _GlooPending(self, call(), peer)
         except RuntimeError as error:
             raise self.error(error, peer) from error
 
+    def wait_all(self, pending: Sequence[_GlooPending]) -> None:
+        answer: _Answer = queue.SimpleQueue()
+        with self._lock:
+            self._answers.add(answer)
+        if not self._aborted.is_set():
+            self._questions.put((list(pending), answer))
+            error = answer.get()
+            if error is not None:
+                raise error
+        if self._aborted.is_set():
+            raise self._gone()
+        with self._lock:
+            self._answers.discard(answer)
+
+    def _wait_loop(self) -> None:
+        """Wait in Gloo for whoever calls ``wait_all``.
+
+        Gloo forgets an operation that was half done when its connection ended: nothing ever frees who waits for it. So it
+        is this thread that waits, and that is left behind then, with the group.
+        """
+        while (question := self._questions.get()) is not None:
+            pending, answer = question
+            error = None
+            for each in pending:
+                error = error or each.finish()
+            answer.put(error)
+        # Here, because the end of a group waits for its own threads, one of which may hang in the same way.
+        self._gloo = None
+
+    def _gone(self) -> GroupAborted:
+        return GroupAborted(f"generation {self.generation} was aborted", self.generation)
+
     def error(self, error: RuntimeError, peer: int) -> GroupAborted | GroupBroken:
         """Map what torch raised to the tree of errors."""
         if self._aborted.is_set():
-            return GroupAborted(f"generation {self.generation} was aborted", self.generation)
+            return self._gone()
         first_line = str(error).partition("\n")[0]
         return GroupBroken(f"generation {self.generation}: rank {peer}: {first_line}", self.generation, peer)
 
@@ -96,7 +139,11 @@ class GlooGroup:
         self._aborted.set()
         with self._lock:
             found, self._connections = self._connections, []
+            answers, self._answers = self._answers, set()
         sockets.cut(found)
+        for answer in answers:
+            answer.put(self._gone())
+        self._questions.put(None)
 
     def close(self) -> None:
         self.abort()
@@ -109,14 +156,19 @@ class _GlooPending:
         self._peer = peer
 
     def wait(self) -> None:
+        self._group.wait_all([self])
+
+    def finish(self) -> GroupError | None:
+        """Block until Gloo is done with it, if ever; return what went wrong. On the waiting thread only."""
         # Gloo hands a completion out once: a second wait on the same operation would block for ever.
         work, self._work = self._work, None
         if work is None:
-            return
+            return None
         try:
             work.wait(_NO_LIMIT)
         except RuntimeError as error:
-            raise self._group.error(error, self._peer) from error
+            return self._group.error(error, self._peer)
+        return None
 
 
 def _device(address: str) -> tuple[Any, tuple[str, int]]:

@@ -3,7 +3,7 @@
 The calls, in order, and who makes them:
 
 1. ``open`` by a thread of its own, since it may hang when a member dies meanwhile; such a thread is simply left behind.
-2. ``send``, ``recv``, ``all_reduce`` by the exchange thread (and by the main thread between steps, never both at once).
+2. ``send``, ``recv``, ``all_reduce`` by the main thread, or by the exchange thread during backward, never both at once.
    They return at once with a ``Pending``; its ``wait`` blocks, and raises GroupError when the group is aborted or broken.
 3. ``abort`` by any thread, at any moment, as often as one likes: whoever is blocked in ``wait`` comes out in milliseconds.
 4. ``close`` when nobody uses it any more.

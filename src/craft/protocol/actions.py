@@ -35,6 +35,10 @@ class Watch(Action, frozen=True, kw_only=True, tag=True):
     generation: int
 
 
+class WindDown(Action, frozen=True, kw_only=True, tag=True):
+    """Let every worker leave its loop at the same step boundary, with nothing lost."""
+
+
 class Stop(Action, frozen=True, kw_only=True, tag=True):
     """End the job with this exit code."""
 
@@ -42,4 +46,4 @@ class Stop(Action, frozen=True, kw_only=True, tag=True):
     traceback: str | None = None
 
 
-AnyAction = Reconfigure | Propose | Fence | Watch | Stop
+AnyAction = Reconfigure | Propose | Fence | Watch | WindDown | Stop

@@ -110,10 +110,9 @@ class StateDiverged(Event, frozen=True, kw_only=True, tag=True):
 
 
 class StopRequested(Event, frozen=True, kw_only=True, tag=True):
-    """Somebody wants the job to end: a person, a signal, the script itself."""
+    """Somebody wants the job to end at the next step boundary: a person, or the script itself."""
 
     reason: str
-    exit_code: int = 0
 
 
 AnyEvent = (

@@ -1,7 +1,8 @@
 """Messages between worker, agent and lighthouse.
 
 All are level-triggered: a *report* is the whole state of its sender, a *directive* the whole target of its receiver.
-Losing, repeating or reordering one does no harm, since the next one says everything again; ``sequence`` drops old ones.
+Losing, repeating or reordering one does no harm, since the next one says everything again. The lighthouse drops a report
+whose ``sequence`` is old; a worker ignores a directive whose generation is.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     unequal: ParametersUnequal | None = None
     retried: StepRetried | None = None
     """The last settlement that lost work, for the journal."""
-    stop: str | None = None
-    """Why the script asked the job to stop."""
+    microbatches: int | None = None
+    """Into how many the global batch is cut, once the loop has begun."""
     complete: bool = False
     """Whether every step of the job is committed here."""
     digest: str | None = None
@@ -80,7 +81,10 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What to prepare for, and to enter at a step boundary when all are ready."""
     fenced: tuple[str, ...] = ()
     """Workers that must end."""
+    winding_down: str | None = None
+    """Why every worker is to leave its loop at the next step boundary, if it is."""
     stopping: bool = False
+    """The job is over."""
     exit_code: int = 0
     reason: str = ""
     traceback: str | None = None

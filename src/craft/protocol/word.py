@@ -40,8 +40,6 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Hash of the gradient of microbatch 0, where every worker computed it to compare bits."""
     buffers: tuple[int, ...] = ()
     """Module buffers that microbatch 0 changed: sent by its owner after the word."""
-    busy_s: float = 0.0
-    """Time this member spent computing in this step."""
 
 
 class Combined(msgspec.Struct, frozen=True, kw_only=True):

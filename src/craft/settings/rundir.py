@@ -49,6 +49,11 @@ class RunDir:
         """Locked by the living lighthouse of this directory; holds its process id."""
         return self.path / "lighthouse.lock"
 
+    @property
+    def lighthouse_log(self) -> Path:
+        """What the lighthouse has to say to people, where ``craft run`` started it."""
+        return self.path / "lighthouse.log"
+
     def worker(self, worker_id: str) -> Path:
         return self.path / "workers" / worker_id
 

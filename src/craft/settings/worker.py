@@ -38,6 +38,15 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         values = {name: os.environ[key] for name, key in _KEYS.items() if key in os.environ}
         return msgspec.convert(values, cls, strict=False, dec_hook=_path)
 
+    def shared(self) -> dict[str, int | float | str | bool | None]:
+        """What must be the same on every worker of the job."""
+        return {
+            "on_loss": self.on_loss,
+            "check_bits": self.check_bits,
+            "digest_bytes": self.digest_bytes,
+            "bucket_mb": self.bucket_mb,
+        }
+
     def to_environment(self) -> Mapping[str, str]:
         """The variables from which ``from_environment`` makes this value again."""
         values = msgspec.structs.asdict(self)

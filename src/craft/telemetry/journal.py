@@ -30,7 +30,7 @@ class Journal:
         return lambda: self._listeners.remove(listener)
 
     def write(self, kind: str, value: msgspec.Struct | dict[str, Any], **more: Any) -> None:
-        """Append one line: ``kind`` is event, decision, action or outcome. A value's own time is kept as ``seen``."""
+        """Append one line: ``kind`` is event, action or outcome. A value's own time is kept as ``seen``."""
         fields = dict(value) if isinstance(value, dict) else msgspec.to_builtins(value)
         if "time" in fields:
             # ``time`` is when the line was written, so that lines are in the order of their times.

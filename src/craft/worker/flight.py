@@ -6,7 +6,6 @@ the step is committed, with ``start`` and ``hold`` around each microbatch. Failu
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -65,8 +64,6 @@ class Flight:
         self._probe = b""
         self._state_digest = b""
         self._late = False
-        self._started = 0.0
-        self._busy_s = 0.0
 
     @property
     def step(self) -> int:
@@ -113,7 +110,6 @@ class Flight:
         self._buffers.restore()
         self.gradients.start(max(microbatch, 0), self._size_of(self.step), flushed)
         self.gradients.weigh(weight)
-        self._started = time.perf_counter()
 
     def _overlap(self, bucket: int) -> None:
         """A bucket is ready while backward goes on; the last one is left to the main thread."""
@@ -129,7 +125,6 @@ class Flight:
         leaf = self.gradients.finish(_hash if microbatch == 0 and self.probe_wanted else None)
         if leaf.digest:
             self._probe = leaf.digest
-        self._busy_s += time.perf_counter() - self._started
         self._keep(
             Record(
                 microbatch=microbatch,
@@ -156,7 +151,7 @@ class Flight:
         self._commitments.ledger = books.hold(self._commitments.ledger, record.microbatch)
 
     def _start_attempt(self) -> None:
-        """Let the exchange thread post its receives; it then waits for what this worker computes."""
+        """Post the receives of the step in flight under the plan as it is now."""
         ledger, layout = self._commitments.ledger, self.gradients.layout
         if self._route is None or self._route.owners != ledger.owners:
             self._route = Route(self._commitments.group, layout, ledger.owners, self._word_bytes())
@@ -208,7 +203,6 @@ class Flight:
             digest=self._state_digest,
             probe=self._probe,
             buffers=changed,
-            busy_s=self._busy_s,
         )
 
     def _regroup(self) -> None:
@@ -260,7 +254,6 @@ class Flight:
         self._records.clear()
         self._attempt = None
         self._late = False
-        self._busy_s = 0.0
         self.combined, self.plan = combined, attempt.plan
         reach("committed", combined.step)
 

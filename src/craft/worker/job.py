@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from craft.decide.plan import cost_of_loss
 from craft.protocol.errors import ConfigError
 from craft.protocol.events import Event
 from craft.settings.worker import WorkerSettings
@@ -54,6 +53,11 @@ class Job:
             if torch.nn.parameter.is_lazy(value):
                 raise ConfigError(
                     f"{name} has no shape yet: run one batch through the model before job.replicate(model)"
+                )
+        for name, param in model.named_parameters():
+            if param.device.type != "cpu":
+                raise ConfigError(
+                    f"parameter {name} is on {param.device}: only models on the CPU can be replicated yet"
                 )
         self._not_training("replicate")
         if any(module is model for module in self._modules.values()):
@@ -117,20 +121,12 @@ class Job:
             source=source,
             seed=seed,
             total_steps=total_steps,
-            conditions=Conditions.here(self.device, settings),
+            conditions=Conditions.here(self.device, settings | self._settings.shared()),
             emit=self._emit,
         )
-        self._explain_cost(count)
+        if self._channel is not None:
+            self._channel.report(microbatches=count)
         return Steps(self._training)
-
-    def _explain_cost(self, microbatches: int) -> None:
-        if self.is_leader and self.world_size > 1:
-            cost = cost_of_loss(microbatches, self.world_size)
-            print(
-                f"craft: {microbatches} microbatches over {self.world_size} workers;"
-                f" after a loss a step computes {cost:.2f} times as long until it is replaced",
-                flush=True,
-            )
 
     def on(self, event: type[E], handler: Callable[[E], None]) -> None:
         """Call ``handler`` with each event of this type, on the main thread at a safe point."""
@@ -191,8 +187,7 @@ class Job:
 
     @property
     def device(self) -> torch.device:
-        if torch.cuda.is_available():
-            return torch.device("cuda", self.local_rank % torch.cuda.device_count())
+        """Where this worker computes: the CPU, until there is a group for other devices."""
         return torch.device("cpu")
 
     @property

@@ -34,12 +34,15 @@ class Meeting:
         self._group: GlooGroup | None = None
         self._opened = False
         self._fenced: str | None = None
+        self.winding_down: str | None = None
+        """Why the lighthouse wants the loop to end, if it does."""
         self.step = 0
         """The step in flight, for the points of the opening thread."""
 
     def direct(self, directive: Directive) -> None:
         """Follow a directive; an old or repeated one changes nothing."""
         generation = directive.generation
+        self.winding_down = directive.winding_down
         with self._change:
             if self._worker_id in directive.fenced:
                 self._fence(f"worker {self._worker_id} was declared lost; the job goes on without it")

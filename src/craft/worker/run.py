@@ -58,8 +58,16 @@ def _exit_code(error: SystemExit) -> int:
     return 1
 
 
+def _story(error: BaseException) -> str:
+    """The traceback, from the user's script on."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+
+
 def _report(channel: Channel | None, error: BaseException, worker_id: str) -> None:
-    traceback.print_exc()
+    print(_story(error), file=sys.stderr, end="")
     if channel is None:
         return
     job = join.joined()
@@ -68,7 +76,7 @@ def _report(channel: Channel | None, error: BaseException, worker_id: str) -> No
         failed=WorkerFailed(
             worker_id=worker_id,
             error="".join(traceback.format_exception_only(type(error), error)).strip()[-2000:],
-            traceback=traceback.format_exc()[-_MAX_TRACEBACK_CHARS:],
+            traceback=_story(error)[-_MAX_TRACEBACK_CHARS:],
             step=step,
             microbatch=microbatch,
             time=time.time(),

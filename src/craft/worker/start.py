@@ -56,8 +56,8 @@ def check_conditions(group: Group | None, worker_ids: Sequence[str], conditions:
             mine, theirs = first["settings"].get(key), values["settings"].get(key)
             if theirs != mine:
                 raise ConfigError(
-                    f"worker {worker_id} calls job.steps with {key}={theirs!r} and {worker_ids[0]} with {mine!r}:"
-                    " every worker must pass the same"
+                    f"worker {worker_id} has {key}={theirs!r} and {worker_ids[0]} has {mine!r}:"
+                    " every worker must pass the same to job.steps, and every host the same to craft run"
                 )
 
 

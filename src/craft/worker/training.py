@@ -136,7 +136,7 @@ class Training:
 
     def next_microbatch(self) -> int | None:
         """What the inner loop computes next; the data source is told what to expect."""
-        self.flight.stop_reason = self.stop_reason
+        self.flight.stop_reason = self.stop_reason or self._meeting.winding_down
         try:
             microbatch = self.flight.next_microbatch()
         except BitsDiffer as error:
@@ -172,7 +172,7 @@ class Training:
         now = time.time()
         elapsed, self._last_commit = now - self._last_commit, now
         self._step_s = elapsed if not self._step_s else self._step_s + _SMOOTHING * (elapsed - self._step_s)
-        self._report(urgent=False, step=number + 1, metrics=metrics, step_s=self._step_s, stop=combined.stop)
+        self._report(urgent=False, step=number + 1, metrics=metrics, step_s=self._step_s)
         return metrics
 
     def end(self) -> None:

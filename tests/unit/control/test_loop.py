@@ -170,10 +170,19 @@ def test_a_lost_host_is_one_fault(running: Lab, worker: MakeWorker) -> None:
     assert running.loop.state.stopping is not None
 
 
-def test_losses_while_the_job_stops_are_no_faults(running: Lab, worker: MakeWorker, dead: MakeExit) -> None:
-    running.loop.handle(StopRequested(reason="enough"))
+def test_losses_after_the_job_is_over_are_no_faults(running: Lab, worker: MakeWorker, dead: MakeExit) -> None:
+    running.loop.handle(StateDiverged(step=1, detail="bits", worker_ids=("w0", "w1")))
     running.report(worker("w0", generation=1), worker("w1", generation=1), exited=(dead("w1", signal=15),))
     assert not running.loop.faults
+
+
+def test_a_loss_while_the_job_winds_down_is_answered_like_any_other(
+    running: Lab, worker: MakeWorker, dead: MakeExit
+) -> None:
+    running.loop.handle(StopRequested(reason="enough"))
+    assert running.loop.state.winding_down == "enough" and running.loop.state.stopping is None
+    running.report(worker("w0", generation=1), worker("w1", generation=1), exited=(dead("w1", signal=9),))
+    assert running.generation == 2 and len(running.loop.faults) == 1
 
 
 def test_late_reports_of_a_lost_worker_change_nothing(running: Lab, worker: MakeWorker) -> None:

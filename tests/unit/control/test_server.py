@@ -171,7 +171,7 @@ def test_bad_input_is_refused_by_name_and_changes_nothing(
 def test_stop_is_carried_out_once(play: Play) -> None:
     async def story(place: Place) -> None:
         code, answer = await place.ask("POST", "/v1/actions", json={"action": "stop", "reason": "enough"})
-        assert (code, answer["already"], answer["actions"][0]["exit_code"]) == (200, False, 0)
+        assert (code, answer["already"], answer["actions"][0]["action"]) == (200, False, "WindDown")
         code, answer = await place.ask("POST", "/v1/actions", json={"action": "stop", "reason": "again"})
         assert (code, answer["already"]) == (200, True)
         assert place.lighthouse.status().reason == "enough"

@@ -23,7 +23,7 @@ def test_the_state_of_the_job_in_one_word(
     lab.report(worker("w0"), worker("w1"))
     assert of(lab).state == "running"
     lab.loop.handle(StopRequested(reason="enough"))
-    assert (of(lab).state, of(lab).reason, of(lab).exit_code) == ("stopping", "enough", 0)
+    assert (of(lab).state, of(lab).reason, of(lab).exit_code) == ("stopping", "enough", None)
     lab.report(worker("w0"), worker("w1"), exited=tuple(dead(name, signal=None, exit_code=0) for name in ("w0", "w1")))
     assert of(lab).state == "finished"
 

@@ -92,7 +92,7 @@ def test_a_buffer_that_is_replaced_is_the_registered_tensor_again_afterwards() -
     for number in (1, 2):
         buffers.restore()
         module.value = module.value + weight
-        module.value.sum().backward()
+        torch.autograd.backward(module.value.sum())
         buffers.keep_first()
         step(buffers, [])
         assert module.value is registered
@@ -144,12 +144,10 @@ def test_a_buffer_of_any_kind_travels(value: torch.Tensor) -> None:
 
 
 def test_negative_zero_is_a_change_and_a_nan_that_stays_is_none() -> None:
-    module = torch.nn.Module()
-    module.register_buffer("zero", torch.zeros(1))
-    module.register_buffer("nan", torch.full((1,), float("nan")))
-    buffers = Buffers([module])
+    zero = Holder(torch.zeros(1))
+    buffers = Buffers([zero, Holder(torch.full((1,), float("nan")))])
 
-    module.zero.copy_(torch.tensor(-0.0))
+    zero.value.copy_(torch.tensor(-0.0))
     buffers.keep_first()
 
     assert buffers.changed == (0,)
@@ -240,7 +238,9 @@ def test_a_buffer_that_becomes_another_kind_is_refused_by_name(change: Callable[
 
     with pytest.raises(ConfigError) as caught:
         buffers.keep_first()
-    assert str(caught.value).startswith(f"the buffer 1.value was torch.float32 of shape (2,) and became {became} in the")
+    assert str(caught.value).startswith(
+        f"the buffer 1.value was torch.float32 of shape (2,) and became {became} in the"
+    )
 
 
 @pytest.mark.parametrize("change", [grow, convert, remove])

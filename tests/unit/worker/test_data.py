@@ -174,7 +174,7 @@ def stream_source(streams: Streams, total_steps: int | None = None) -> StreamSou
 
 def follow(one: StreamSource, first_step: int, microbatch: int) -> list[object]:
     """What a worker does with a stream from a step on, until it ends."""
-    items = []
+    items: list[object] = []
     for step in itertools.count(first_step):
         one.expect(step, (microbatch,))
         item = one.fetch(step, microbatch)
@@ -243,7 +243,7 @@ def test_a_stream_without_items_has_ended_from_the_beginning_and_stays_so() -> N
 
 
 def test_a_stream_may_be_any_iterable() -> None:
-    one = StreamSource(lambda *_: [7, 8], microbatches=1, seed=0, total_steps=None)  # type: ignore[arg-type, return-value]
+    one = StreamSource(lambda *_: [7, 8], microbatches=1, seed=0, total_steps=None)  # type: ignore[arg-type]
 
     assert [one.fetch(step, 0) for step in range(2)] == [7, 8]
     assert one.fetch(2, 0) is ENDED

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given
@@ -13,8 +11,6 @@ from craft.decide.tree import Node, cover, fold
 from craft.protocol.errors import ConfigError
 from craft.worker.gradients import Gradients
 from craft.worker.layout import Layout
-
-Backward = Callable[[int], None]
 
 
 class Model(torch.nn.Module):
@@ -48,7 +44,7 @@ def plain(model: Model, losses: list[torch.Tensor], weight: float = 1.0) -> torc
     for param in model.params:
         param.grad = None
     for loss in losses:
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
     grads = [torch.zeros_like(param) if param.grad is None else param.grad for param in model.params]
     for param in model.params:
         param.grad = None
@@ -63,7 +59,7 @@ def hold(gradients: Gradients, microbatch: int, size: int, *losses: torch.Tensor
     gradients.start(microbatch, size, None)
     gradients.weigh(weight)
     for loss in losses:
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
     gradients.finish()
 
 
@@ -113,7 +109,7 @@ def test_any_number_of_backward_calls_over_any_parameters_gives_what_autograd_ac
         gradients.clear()
         gradients.start(microbatch, size, lambda _: None)
         for used in calls:
-            model.loss(microbatch, *sorted(used)).backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(model.loss(microbatch, *sorted(used)))
         leaf = gradients.finish()
 
         assert bits(flat(gradients, (microbatch, microbatch + 1))) == bits(expected)
@@ -148,7 +144,7 @@ def flushed_in(gradients: Gradients, microbatch: int, *losses: torch.Tensor) -> 
     flushed: list[int] = []
     gradients.start(microbatch, 8, flushed.append)
     for loss in losses:
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
     early = len(flushed)
     gradients.finish()
     return flushed, early
@@ -178,11 +174,11 @@ def test_a_gradient_after_its_bucket_was_flushed_is_told_as_late() -> None:
     hold(gradients, 0, 4, model.loss(0))
 
     gradients.start(1, 4, lambda _: None)
-    model.loss(1).backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(model.loss(1))
     on_time = gradients.finish()
     gradients.start(2, 4, lambda _: None)
-    model.loss(2).backward()  # type: ignore[no-untyped-call]
-    model.loss(3).backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(model.loss(2))
+    torch.autograd.backward(model.loss(3))
     late = gradients.finish()
 
     assert (on_time.late, late.late) == (False, True)
@@ -196,7 +192,7 @@ def test_a_microbatch_without_data_does_not_make_the_next_one_late() -> None:
 
     empty = gradients.hold_empty(1, 4)
     gradients.start(2, 4, lambda _: None)
-    model.loss(2).backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(model.loss(2))
     leaf = gradients.finish()
 
     assert empty.present == b"\0"
@@ -209,17 +205,17 @@ def test_a_second_backward_of_a_weighted_microbatch_that_nobody_expected_is_an_e
     hold(gradients, 0, 4, model.loss(0))
     gradients.start(1, 4, None)
     gradients.weigh(2.5)
-    model.loss(1).backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(model.loss(1))
 
     with pytest.raises(ConfigError, match=r"call backward\(\) once per microbatch, or equally often in each"):
-        model.loss(1).backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(model.loss(1))
 
 
 def test_a_weight_after_backward_has_begun_is_refused() -> None:
     model = Model()
     gradients = gradients_of(model)
     gradients.start(0, 2, None)
-    model.loss(0).backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(model.loss(0))
 
     with pytest.raises(ConfigError, match=r"step.weight\(n\) must be called before backward\(\)"):
         gradients.weigh(3.0)
@@ -232,7 +228,7 @@ def test_a_parameter_that_is_used_twice_counts_once() -> None:
     def loss() -> torch.Tensor:
         return (inputs @ weight @ weight.t()).sin().sum()
 
-    loss().backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(loss())
     assert weight.grad is not None
     expected = bits(weight.grad.view(-1))
     gradients = Gradients(Layout([weight], 1024))
@@ -248,7 +244,7 @@ def test_a_frozen_parameter_has_no_place_and_is_absent() -> None:
     gradients = gradients_of(model)
 
     gradients.start(0, 2, None)
-    model.loss(0).backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(model.loss(0))
     leaf = gradients.finish()
 
     assert leaf.present == bytes([0b101])
@@ -269,7 +265,7 @@ def test_backward_outside_of_a_microbatch_is_nobodys_business() -> None:
     model = Model()
     gradients_of(model)
 
-    model.loss(0).backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(model.loss(0))
 
     assert all(param.grad is not None for param in model.params)
 
@@ -280,7 +276,7 @@ def test_a_detached_layout_takes_no_gradients() -> None:
     gradients.detach()
 
     gradients.start(0, 1, None)
-    model.loss(0).backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(model.loss(0))
 
     assert all(param.grad is not None for param in model.params)
 
@@ -301,7 +297,7 @@ def test_what_is_computed_only_for_its_digest_is_not_held() -> None:
     gradients = gradients_of(model)
     expected = bits(plain(model, [model.loss(0)]))
     gradients.start(0, 2, None)
-    model.loss(0).backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(model.loss(0))
 
     found = gradients.discard(lambda flats: bytes(bits(torch.cat([each.view(-1) for each in flats.tensors]))))
 

@@ -84,4 +84,8 @@ def test_a_layout_fits_until_a_parameter_is_frozen_or_unfrozen() -> None:
 
 
 def test_a_model_that_is_frozen_altogether_has_no_buckets() -> None:
-    assert Layout([param.requires_grad_(False) for param in params(2, 2)], 1024).buckets == []
+    frozen = params(2, 2)
+    for param in frozen:
+        param.requires_grad_(False)
+
+    assert Layout(frozen, 1024).buckets == []

@@ -174,30 +174,79 @@ def test_a_batch_sampler_with_batches_of_its_own_is_refused(batches: Any) -> Non
         make(DataLoader(DATASET, batch_sampler=batches), steps=1)  # type: ignore[arg-type]
 
 
-REFUSED: list[tuple[Any, dict[str, Any], str]] = [
-    (DATASET, {}, "job.steps(global_batch=...) is missing: the number of samples in one step, over all workers"),
-    (DATASET, {"global_batch": 4}, "job.steps() needs steps=... or epochs=...: when is the job finished?"),
-    (DATASET, {"global_batch": 4, "steps": 1, "epochs": 1}, "job.steps(steps=..., epochs=...): give one of them, not both"),
-    (DATASET, {"global_batch": 0, "steps": 1}, "job.steps(global_batch=0): global_batch is a whole number of at least 1"),
-    (DATASET, {"global_batch": 2.5, "steps": 1}, "job.steps(global_batch=2.5): global_batch is a whole number of at least 1"),
-    (DATASET, {"global_batch": 4, "steps": -1}, "job.steps(steps=-1): steps is a whole number of at least 1"),
-    (DATASET, {"global_batch": 4, "epochs": True}, "job.steps(epochs=True): epochs is a whole number of at least 1"),
-    (DATASET, {"global_batch": 4, "steps": 1, "microbatches": 0}, "job.steps(microbatches=0): microbatches is a whole number of at least 1"),
-    (DATASET, {"global_batch": 4, "steps": 1, "num_workers": -2}, "job.steps(num_workers=-2): num_workers is a whole number of at least 0"),
-    (DATASET, {"global_batch": 4, "steps": 1, "seed": "x"}, "job.steps(seed='x'): seed is a whole number"),
-    ([], {"global_batch": 4, "steps": 1}, "the dataset has 0 samples: not enough for one step of 4"),
-    (DataLoader(DATASET, batch_size=32, drop_last=True), {"steps": 1}, "the dataset has 20 samples: not enough for one step of 32"),  # type: ignore[arg-type]
-    (7, {"global_batch": 4, "steps": 1}, "job.steps(int): data is a dataset with __getitem__ and __len__, a DataLoader, or a function"),
-    (Endless(), {"global_batch": 4, "steps": 1}, "an IterableDataset has no samples by number: pass a function stream(microbatch, num_microbatches, start_step) that returns an iterator over the batches of one microbatch"),
-    (DataLoader(Endless()), {"steps": 1}, "the DataLoader has an IterableDataset: pass a function stream(...) instead, see job.steps"),
-    (DataLoader(DATASET, batch_size=None), {"steps": 1, "global_batch": 4}, "the DataLoader has batch_size=None, so that its dataset gives whole batches: pass a dataset of single samples, or a function stream(...), see job.steps"),  # type: ignore[arg-type]
-    (stream, {"epochs": 1}, "job.steps(epochs=...) with a stream: a stream has one pass; leave epochs out, or give steps"),
-    (stream, {"num_workers": 2}, "job.steps(collate_fn=..., num_workers=..., shuffle=...) with a stream: it gives whole microbatches, in its own order and from where it likes; leave these out"),
-]  # fmt: skip
+def number(name: str, value: object, least: int = 1) -> str:
+    return f"job.steps({name}={value!r}): {name} is a whole number of at least {least}"
 
 
-@pytest.mark.parametrize(("data", "changes", "sentence"), REFUSED, ids=range(len(REFUSED)))
-def test_what_cannot_work_is_refused_with_a_sentence(data: Any, changes: dict[str, Any], sentence: str) -> None:
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "no batch": (
+        DATASET,
+        {},
+        "job.steps(global_batch=...) is missing: the number of samples in one step, over all workers",
+    ),
+    "no end": (DATASET, {"global_batch": 4}, "job.steps() needs steps=... or epochs=...: when is the job finished?"),
+    "two ends": (
+        DATASET,
+        {"global_batch": 4, "steps": 1, "epochs": 1},
+        "job.steps(steps=..., epochs=...): give one of them, not both",
+    ),
+    "batch of 0": (DATASET, {"global_batch": 0, "steps": 1}, number("global_batch", 0)),
+    "batch of 2.5": (DATASET, {"global_batch": 2.5, "steps": 1}, number("global_batch", 2.5)),
+    "negative steps": (DATASET, {"global_batch": 4, "steps": -1}, number("steps", -1)),
+    "epochs yes": (DATASET, {"global_batch": 4, "epochs": True}, number("epochs", True)),
+    "no microbatches": (DATASET, {"global_batch": 4, "steps": 1, "microbatches": 0}, number("microbatches", 0)),
+    "negative workers": (DATASET, {"global_batch": 4, "steps": 1, "num_workers": -2}, number("num_workers", -2, 0)),
+    "a word for a seed": (
+        DATASET,
+        {"global_batch": 4, "steps": 1, "seed": "x"},
+        "job.steps(seed='x'): seed is a whole number",
+    ),
+    "no samples": ([], {"global_batch": 4, "steps": 1}, "the dataset has 0 samples: not enough for one step of 4"),
+    "too few samples": (
+        DataLoader(DATASET, batch_size=32, drop_last=True),  # type: ignore[arg-type]
+        {"steps": 1},
+        "the dataset has 20 samples: not enough for one step of 32",
+    ),
+    "no data": (
+        7,
+        {"global_batch": 4, "steps": 1},
+        "job.steps(int): data is a dataset with __getitem__ and __len__, a DataLoader, or a function",
+    ),
+    "samples without numbers": (
+        Endless(),
+        {"global_batch": 4, "steps": 1},
+        "an IterableDataset has no samples by number: pass a function stream(microbatch, num_microbatches, start_step)"
+        " that returns an iterator over the batches of one microbatch",
+    ),
+    "a loader of such": (
+        DataLoader(Endless()),
+        {"steps": 1},
+        "the DataLoader has an IterableDataset: pass a function stream(...) instead, see job.steps",
+    ),
+    "a loader of batches": (
+        DataLoader(DATASET, batch_size=None),  # type: ignore[arg-type]
+        {"steps": 1, "global_batch": 4},
+        "the DataLoader has batch_size=None, so that its dataset gives whole batches: pass a dataset of single samples,"
+        " or a function stream(...), see job.steps",
+    ),
+    "a stream with passes": (
+        stream,
+        {"epochs": 1},
+        "job.steps(epochs=...) with a stream: a stream has one pass; leave epochs out, or give steps",
+    ),
+    "a stream with loaders": (
+        stream,
+        {"num_workers": 2},
+        "job.steps(collate_fn=..., num_workers=..., shuffle=...) with a stream: it gives whole microbatches, in its own"
+        " order and from where it likes; leave these out",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_refused_with_a_sentence(case: str) -> None:
+    data, changes, sentence = REFUSED[case]
+
     with pytest.raises(ConfigError) as caught:
         make(data, **changes)
 

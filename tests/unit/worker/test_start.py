@@ -134,7 +134,8 @@ def test_equal_conditions_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("device", "NVIDIA H100"), ("torch_version", "1.0"), ("num_threads", 64), ("deterministic", True)]
+    ("key", "value"),
+    [("device", "NVIDIA H100"), ("torch_version", "1.0"), ("num_threads", 64), ("deterministic", True)],
 )
 def test_a_condition_that_differs_is_named_with_both_values(key: str, value: Any) -> None:
     found = checked(lambda rank: msgspec.structs.replace(HERE, **{key: value}) if rank == 1 else HERE)
@@ -148,12 +149,14 @@ def test_a_condition_that_differs_is_named_with_both_values(key: str, value: Any
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"seed": 1, "microbatches": 4}, "seed=1 and w0 with 0"),
-        ({"seed": 0, "microbatches": 4, "samples": 9}, "samples=9 and w0 with None"),
-        ({"seed": 0}, "microbatches=None and w0 with 4"),
+        ({"seed": 1, "microbatches": 4}, "seed=1 and w0 has 0"),
+        ({"seed": 0, "microbatches": 4, "samples": 9}, "samples=9 and w0 has None"),
+        ({"seed": 0}, "microbatches=None and w0 has 4"),
     ],
 )
 def test_a_setting_that_differs_or_is_missing_is_named_with_both_values(settings: dict[str, Any], told: str) -> None:
     found = checked(lambda rank: msgspec.structs.replace(HERE, settings=settings) if rank == 2 else HERE)
 
-    assert sentence(found) == f"worker w2 calls job.steps with {told}: every worker must pass the same"
+    assert sentence(found) == (
+        f"worker w2 has {told}: every worker must pass the same to job.steps, and every host the same to craft run"
+    )

@@ -7,7 +7,7 @@ import torch
 import craft
 
 parser = argparse.ArgumentParser()
-parser.add_argument("how", choices=["stop-inside", "stop-outside", "break-inner", "break-outer"])
+parser.add_argument("how", choices=["stop-inside", "stop-outside", "break-inner"])
 options = parser.parse_args()
 
 torch.manual_seed(0)
@@ -24,6 +24,4 @@ for step in job.steps(torch.ones(12, 1), global_batch=12, steps=1000):
             break
     if chosen and options.how == "stop-outside":
         job.stop("w1 has seen enough")
-    if step.number == 3 and options.how == "break-outer":
-        break
 print(f"ended after {job.step} steps")

@@ -38,5 +38,5 @@ for step in job.steps(data, global_batch=BATCH, microbatches=4, epochs=2, shuffl
         assert found.grad is not None and expected.grad is not None
         torch.testing.assert_close(found.grad, expected.grad, rtol=1e-5, atol=1e-7)
         with torch.no_grad():
-            found -= 0.1 * found.grad
+            found.sub_(0.1 * found.grad)
 assert job.step == 4

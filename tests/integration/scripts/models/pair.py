@@ -28,8 +28,8 @@ for step in job.steps(loader, microbatches=7, epochs=3, seed=7):
         real = torch.stack([sample for (sample,) in samples])
         made = maker(torch.randn(len(real), 4))
         judged = judge(made.detach().bfloat16())
-        F.softplus(judged).mean().backward()
-        F.softplus(-judge(real.bfloat16())).mean().backward()
+        F.softplus(judged).mean().backward()  # type: ignore[no-untyped-call]
+        F.softplus(-judge(real.bfloat16())).mean().backward()  # type: ignore[no-untyped-call]
         if step.number % 2:
             for param in judge.parameters():
                 param.requires_grad_(False)
