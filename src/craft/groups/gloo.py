@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -74,37 +74,39 @@ class GlooGroup:
             self.abort()
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> _GlooPending:
-        return self._start(lambda: self._gloo.send([tensor], peer, tag), peer)
+        return self._start(lambda gloo: gloo.send([tensor], peer, tag), peer)
 
     def recv(self, tensor: torch.Tensor, peer: int, tag: int) -> _GlooPending:
-        return self._start(lambda: self._gloo.recv([tensor], peer, tag), peer)
+        return self._start(lambda gloo: gloo.recv([tensor], peer, tag), peer)
 
     def all_reduce(self, tensor: torch.Tensor) -> _GlooPending:
         options = dist.AllreduceOptions()
         options.timeout = _NO_LIMIT
-        return self._start(lambda: self._gloo.allreduce([tensor], options), -1)
+        return self._start(lambda gloo: gloo.allreduce([tensor], options), -1)
 
-    def _start(self, call: Any, peer: int) -> _GlooPending:
-        if self._aborted.is_set():
+    def _start(self, call: Callable[[Any], Any], peer: int) -> _GlooPending:
+        gloo = self._gloo
+        if gloo is None:
             raise self._gone()
         try:
-            return _GlooPending(self, call(), peer)
+            return _GlooPending(self, call(gloo), peer)
         except RuntimeError as error:
             raise self.error(error, peer) from error
 
     def wait_all(self, pending: Sequence[_GlooPending]) -> None:
+        if not pending:
+            return
         answer: _Answer = queue.SimpleQueue()
         with self._lock:
+            if self._aborted.is_set():
+                raise self._gone()
             self._answers.add(answer)
-        if not self._aborted.is_set():
-            self._questions.put((list(pending), answer))
-            error = answer.get()
-            if error is not None:
-                raise error
-        if self._aborted.is_set():
-            raise self._gone()
+        self._questions.put((list(pending), answer))
+        error = answer.get()
         with self._lock:
             self._answers.discard(answer)
+        if error is not None:
+            raise error
 
     def _wait_loop(self) -> None:
         """Wait in Gloo for whoever calls ``wait_all``.
@@ -136,8 +138,8 @@ class GlooGroup:
         return self._aborted.is_set()
 
     def abort(self) -> None:
-        self._aborted.set()
         with self._lock:
+            self._aborted.set()
             found, self._connections = self._connections, []
             answers, self._answers = self._answers, set()
         sockets.cut(found)

@@ -5,16 +5,18 @@ The calls, in order, and who makes them:
 1. ``open`` by a thread of its own, since it may hang when a member dies meanwhile; such a thread is simply left behind.
 2. ``send``, ``recv``, ``all_reduce`` by the main thread, or by the exchange thread during backward, never both at once.
    They return at once with a ``Pending``; its ``wait`` blocks, and raises GroupError when the group is aborted or broken.
+   ``wait_all`` waits for several, which costs as much as waiting for one.
 3. ``abort`` by any thread, at any moment, as often as one likes: whoever is blocked in ``wait`` comes out in milliseconds.
 4. ``close`` when nobody uses it any more.
 
-A group that raised once is of no use any more, and neither are the buffers it was given: an operation that is still
-pending may write into them.
+A group that raised once is of no use any more, and neither are the buffers that it was to receive into: an operation that
+is still pending may write into them.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -41,6 +43,9 @@ class Group(Protocol):
 
     def all_reduce(self, tensor: torch.Tensor) -> Pending:
         """Sum a small tensor over all members, in place. Done here means that everybody has called it."""
+
+    def wait_all(self, pending: Sequence[Any]) -> None:
+        """Wait for operations of this group; raises what the first of them to fail would."""
 
     def abort(self) -> None:
         """Free everybody who is blocked in this group, here and (by the closed connections) at the peers."""

@@ -97,7 +97,6 @@ class Attempt:
         self.complete = True
         reach("before_acknowledge", self.step)
         self._route.acknowledge(lambda: reach("acknowledging", self.step))
-        self._route.wait_sent()
 
     def _exchange_bucket(self, then_send: Callable[[], None] | None = None) -> None:
         bucket = self._next
@@ -112,10 +111,6 @@ class Attempt:
         self._route.send_result(bucket, self.result, self.step)
         reach("result_sent", self.step)
         self._next += 1
-
-    def drain(self) -> None:
-        """After an abort: wait until nothing of the old group can touch our buffers any more."""
-        self._route.drain()
 
 
 class ExchangeThread:

@@ -209,11 +209,11 @@ class Flight:
         """Follow into the newest generation; afterwards the step in flight is committed, or goes on under a new plan."""
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
-            # The old group is aborted already, so both return at once.
+            # The old group is aborted already, so this returns at once.
             self._exchange.wait()
-            attempt.drain()
             if self._usable(attempt):
                 self._commitments.completed()
+        # What the old group was to receive into may still be written to.
         self._route, self._result = None, None
         settlement = self._commitments.regroup(self._size_of)
         self._digest.restart(settlement.level + 1)

@@ -7,7 +7,6 @@ The buffers live as long as the plan does, which in steady state is as long as t
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,12 +14,9 @@ import torch
 from craft.decide.plan import share_of
 from craft.decide.tree import Node, cover, fold
 from craft.groups.group import Group, Pending
-from craft.protocol.errors import GroupError
 from craft.worker.gradients import Gradients
 from craft.worker.layout import Layout
 from craft.worker.points import reach
-
-logger = logging.getLogger(__name__)
 
 _WORD, _REST, _BUFFERS, _ROUND = 0, 1, 2, 3
 """Tags of what goes once per step; a round of the acknowledgement takes one each."""
@@ -112,8 +108,7 @@ class Route:
     def reduce(self, bucket: int, gradients: Gradients, result: Sequence[torch.Tensor]) -> None:
         """Sum this rank's chunk along the tree and divide it by the number of microbatches."""
         if self._group is not None:
-            for due in self._blocks_due[bucket]:
-                due.wait()
+            self._group.wait_all(self._blocks_due[bucket])
         chunk = self._chunks[bucket][self._rank]
         out = result[bucket][chunk]
         if not out.numel():
@@ -155,8 +150,8 @@ class Route:
 
     def words(self, own: bytes) -> list[bytes]:
         """Return every member's word, in the order of ranks."""
-        for due in self._words_due:
-            due.wait()
+        if self._group is not None:
+            self._group.wait_all(self._words_due)
         return [own if rank == self._rank else self._word_of(rank) for rank in range(self._size)]
 
     def _word_of(self, peer: int) -> bytes:
@@ -180,28 +175,14 @@ class Route:
             self._send(self._signal, (self._rank + (1 << number)) % self._size, _ROUND + number)
             if number == 0:
                 sent_first()
-            due.wait()
-
-    def wait_results(self) -> None:
-        for due in self._results_due:
-            due.wait()
-
-    def wait_sent(self) -> None:
-        """Everybody has acknowledged, so everything has arrived: this only collects the completions."""
-        for pending in self._sent:
-            pending.wait()
+            assert self._group is not None
+            # With the last one everybody has acknowledged, and all that was sent has arrived: only to be done with it.
+            self._group.wait_all([due] if number < len(self._signals_due) - 1 else [due, *self._sent])
         self._sent = []
 
-    def drain(self) -> None:
-        """Wait for every operation, until it is done or has failed: only then are its buffers nobody's but ours."""
-        pending = [*self._sent, *self._results_due, *(due for bucket in self._blocks_due for due in bucket)]
-        pending += [*self._words_due, *self._signals_due]
-        self._sent, self._results_due, self._blocks_due, self._words_due, self._signals_due = [], [], [], [], []
-        for each in pending:
-            try:
-                each.wait()
-            except GroupError as error:
-                logger.debug("ended with: %s", error)
+    def wait_results(self) -> None:
+        if self._group is not None:
+            self._group.wait_all(self._results_due)
 
     def _send(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
         assert self._group is not None
