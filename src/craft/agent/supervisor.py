@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ import msgspec
 
 from craft.agent.forkserver import Ended, Fork, Forked, Outgoing, Ready
 from craft.agent.relay import Relay
-from craft.protocol.errors import ConfigError, CraftError, Unreachable
+from craft.protocol.errors import ConfigError, CraftError, Unauthorized, Unreachable
 from craft.protocol.messages import Directive, Exited
 from craft.settings.run import RunSettings
 from craft.settings.rundir import RunDir
 from craft.wire.auth import ensure_token, read_token
+from craft.wire.client import Client
 
 logger = logging.getLogger(__name__)
 
@@ -116,10 +118,29 @@ class Supervisor:
             self.url = self._settings.lighthouse.rstrip("/")
             assert self._settings.token_file is not None
             self.token = read_token(self._settings.token_file)
+            await self._greet_lighthouse()
             return
         self.token = ensure_token(self._settings.token_file or self._run_dir.token)
         self._lighthouse = await self._start_lighthouse()
         self.url = self._run_dir.read_address()
+
+    async def _greet_lighthouse(self) -> None:
+        """Make sure that it is there and accepts our token, before anything is started; it may be starting, too."""
+        client = Client(self.url, self.token)
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                await asyncio.to_thread(client.get_status)
+                return
+            except Unauthorized:
+                file = self._settings.token_file
+                raise Unauthorized(f"the lighthouse at {self.url} does not accept the token in {file}") from None
+            except Unreachable:
+                if self._over.done():
+                    return
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(_RESTART_S)
 
     async def _start_lighthouse(self) -> asyncio.subprocess.Process:
         command = [sys.executable, "-m", "craft.cli.main", "lighthouse", "--with-parent"]

@@ -80,7 +80,7 @@ def _new_run_dir(path: Path | None) -> RunDir:
 
 
 def _refuse(error: CraftError) -> int:
-    from craft.protocol.errors import ConfigError
+    from craft.protocol.errors import ConfigError, Unauthorized
 
     click.echo(f"craft run: {error}", err=True)
-    return 2 if isinstance(error, ConfigError) else 3
+    return 2 if isinstance(error, ConfigError | Unauthorized) else 3

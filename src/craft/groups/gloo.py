@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import select
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -12,6 +13,7 @@ import torch
 import torch.distributed
 
 from craft.groups import sockets
+from craft.groups.store import Rendezvous
 from craft.protocol.errors import GroupAborted, GroupBroken, GroupError, GroupTimeout
 from craft.protocol.membership import Generation
 
@@ -23,13 +25,10 @@ _NO_LIMIT = timedelta(days=30)
 # Creating a device and finding its port among this process's sockets must not overlap with another group's.
 _device_lock = threading.Lock()
 
+# Gloo itself tells of a connection that ended within milliseconds, unless the end came in the middle of a message.
+_HALF_DONE_S = 1.0
+
 _Answer: TypeAlias = "queue.SimpleQueue[GroupError | None]"
-
-
-def host_store(address: str) -> Any:
-    """Start the rendezvous store that this worker hosts for every generation in which it is rank 0."""
-    # An open port says nothing about the interface: the server listens on all of them.
-    return dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=300))
 
 
 class GlooGroup:
@@ -41,8 +40,9 @@ class GlooGroup:
         self.rank = rank
         self.size = len(generation.members)
         self._aborted = threading.Event()
-        # Guards ``_connections`` and ``_answers``: abort() may be called by any thread, also while open() is under way.
+        # Guards the next three: abort() may be called by any thread, also while open() is under way.
         self._lock = threading.Lock()
+        self._over: GroupError | None = None
         self._connections: list[Any] = []
         self._answers: set[_Answer] = set()
         self._questions: queue.SimpleQueue[tuple[list[_GlooPending], _Answer] | None] = queue.SimpleQueue()
@@ -53,23 +53,21 @@ class GlooGroup:
             raise GroupTimeout(f"generation {generation.number} did not meet: {error}", self.generation) from error
 
     def _open(self, generation: Generation, address: str, limit: timedelta) -> None:
-        leader = generation.members[0]
-        # A client of its own: a shared one would wait for the store calls of an opening that hangs.
-        client = dist.TCPStore(leader.address, leader.store_port, wait_for_workers=False, timeout=limit)
-        store = dist.PrefixStore(f"craft/{generation.name}", client)
+        store = Rendezvous(generation, self.rank, limit.total_seconds())
         device, (host, port) = _device(address)
-        store.set(f"address/{self.rank}", f"{host} {port}")
+        store.set(f"address/{self.rank}", f"{host} {port}".encode())
         options = dist.ProcessGroupGloo._Options()
         options._devices = [device]
         options._timeout = limit
         options._threads = 1
         self._gloo = dist.ProcessGroupGloo(store, self.rank, self.size, options)
-        published = [value.decode().split(" ") for value in store.multi_get([f"address/{r}" for r in range(self.size)])]
+        published = [store.get(f"address/{rank}").decode().split(" ") for rank in range(self.size)]
         others = {(peer_host, int(peer_port)) for peer_host, peer_port in published} - {(host, port)}
         found = sockets.connections(port, others)
         with self._lock:
             self._connections = found
-        threading.Thread(target=self._wait_loop, name=f"craft-wait-{self.generation}", daemon=True).start()
+        for loop in (self._wait_loop, self._watch_loop):
+            threading.Thread(target=loop, name=f"craft-group-{self.generation}", daemon=True).start()
         if self._aborted.is_set():
             self.abort()
 
@@ -98,8 +96,8 @@ class GlooGroup:
             return
         answer: _Answer = queue.SimpleQueue()
         with self._lock:
-            if self._aborted.is_set():
-                raise self._gone()
+            if self._over is not None:
+                raise self._over
             self._answers.add(answer)
         self._questions.put((list(pending), answer))
         error = answer.get()
@@ -123,6 +121,26 @@ class GlooGroup:
         # Here, because the end of a group waits for its own threads, one of which may hang in the same way.
         self._gloo = None
 
+    def _watch_loop(self) -> None:
+        """Answer in Gloo's stead when a connection ends and Gloo says nothing."""
+        poller = select.poll()
+        with self._lock:
+            for connection in self._connections:
+                poller.register(connection, select.POLLRDHUP)
+        # In turns, because after an abort the descriptors may be somebody else's.
+        while not self._aborted.is_set() and not poller.poll(1000):
+            pass
+        if not self._aborted.wait(_HALF_DONE_S):
+            self._end(GroupBroken(f"generation {self.generation}: a connection ended", self.generation))
+
+    def _end(self, error: GroupError) -> None:
+        """From now on, whoever waits or will wait gets ``error``."""
+        with self._lock:
+            self._over = error
+            answers, self._answers = self._answers, set()
+        for answer in answers:
+            answer.put(error)
+
     def _gone(self) -> GroupAborted:
         return GroupAborted(f"generation {self.generation} was aborted", self.generation)
 
@@ -138,13 +156,11 @@ class GlooGroup:
         return self._aborted.is_set()
 
     def abort(self) -> None:
+        self._aborted.set()
         with self._lock:
-            self._aborted.set()
             found, self._connections = self._connections, []
-            answers, self._answers = self._answers, set()
         sockets.cut(found)
-        for answer in answers:
-            answer.put(self._gone())
+        self._end(self._gone())
         self._questions.put(None)
 
     def close(self) -> None:
@@ -177,7 +193,7 @@ def _device(address: str) -> tuple[Any, tuple[str, int]]:
     """Create a Gloo device and tell where it listens, in numbers: ``address`` may be a name, connections know none."""
     with _device_lock:
         before = sockets.listening_addresses()
-        device = dist.ProcessGroupGloo.create_device(hostname=address)
+        device = dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
         new = sockets.listening_addresses() - before
     if len(new) != 1:
         raise OSError(f"expected one new listening socket of Gloo's, found {sorted(new)}")

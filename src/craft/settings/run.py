@@ -42,7 +42,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     token_file: Path | None = None
     check_bits: bool = True
     """Compare the bits of one microbatch between all workers in the first step."""
-    digest_bytes: int = 65536
+    digest_bytes: int = 32768
     """How much of the state is compared between the workers in every step; 0 switches it off."""
     bucket_mb: float = 25.0
     """Size limit of a gradient bucket, in MiB."""

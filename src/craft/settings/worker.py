@@ -27,7 +27,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     on_loss: LossAnswer = "redo"
     check_bits: bool = True
     """Compute microbatch 0 on every worker in the first step and compare the bits."""
-    digest_bytes: int = 65536
+    digest_bytes: int = 32768
     """How much of the state is hashed in each step to find silent divergence; 0 switches it off."""
     bucket_mb: float = 25.0
     """Size limit of a gradient bucket; the first one is at most 1 MiB, so that the exchange begins early."""

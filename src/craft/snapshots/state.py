@@ -116,9 +116,9 @@ class _Piece(msgspec.Struct, frozen=True):
     begin: int
     end: int
 
-    def data(self) -> bytes:
+    def data(self) -> memoryview:
         assert isinstance(self.leaf.value, torch.Tensor)
-        return bytes(memoryview(tensor_bytes(self.leaf.value))[self.begin : self.end])
+        return memoryview(tensor_bytes(self.leaf.value))[self.begin : self.end]
 
 
 class RotatingDigest:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import msgspec
 
 
 class Chronicle:
@@ -22,7 +23,7 @@ class Chronicle:
         self._written = -1
         """Size of ``metrics.jsonl`` when this worker last wrote to it."""
         # What was not written by a leader that is gone is written by the next one.
-        self._recent: deque[tuple[int, str]] = deque(maxlen=16)
+        self._recent: deque[tuple[int, bytes]] = deque(maxlen=16)
         if run_dir is not None:
             folder = run_dir / "workers" / worker_id
             folder.mkdir(parents=True, exist_ok=True)
@@ -52,10 +53,9 @@ class Chronicle:
             "microbatches": [microbatch for microbatch, owner in enumerate(plan) if owner == worker_id],
             "plan": dict(enumerate(plan)),
         }
-        os.write(self._steps, json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        os.write(self._steps, msgspec.json.encode(line) + b"\n")
         # JSON has no NaN: a metric that is not finite is null.
-        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._recent.append((step, json.dumps({"step": step, "time": line["time"], **finite}, separators=(",", ":"))))
+        self._recent.append((step, msgspec.json.encode({"step": step, "time": line["time"], **metrics})))
         if members[0] == worker_id:
             self._write_metrics()
 
@@ -78,7 +78,7 @@ class Chronicle:
                     os.write(self._metrics, b"\n")
                 self._recent = deque((entry for entry in self._recent if entry[0] > last), maxlen=16)
             while self._recent:
-                os.write(self._metrics, self._recent.popleft()[1].encode() + b"\n")
+                os.write(self._metrics, self._recent.popleft()[1] + b"\n")
             self._written = os.fstat(self._metrics).st_size
         finally:
             fcntl.lockf(self._metrics, fcntl.LOCK_UN)

@@ -20,7 +20,7 @@ from craft.decide.word import combine
 from craft.groups.group import Group
 from craft.protocol.errors import GroupError
 from craft.protocol.word import Combined, Word
-from craft.worker.gradients import Gradients
+from craft.worker.gradients import Flats, Gradients
 from craft.worker.points import reach
 from craft.worker.route import Route
 
@@ -31,9 +31,7 @@ _decode = msgspec.msgpack.Decoder(Word).decode
 class Attempt:
     """One try at exchanging a step under one generation. The main thread owns it; ``overlap`` runs on the exchange thread."""
 
-    def __init__(
-        self, step: int, group: Group | None, route: Route, gradients: Gradients, result: list[torch.Tensor]
-    ) -> None:
+    def __init__(self, step: int, group: Group | None, route: Route, gradients: Gradients, result: Flats) -> None:
         self.step = step
         self.group = group
         self.result = result
@@ -57,7 +55,7 @@ class Attempt:
     def post(self) -> None:
         """Post every receive; what arrives early goes straight to its place."""
         try:
-            self._route.post(self.result)
+            self._route.post(self.result.tensors)
         except GroupError as error:
             self.error = error
 
@@ -83,7 +81,7 @@ class Attempt:
 
     def _finish(self, word: Word) -> None:
         data = _encode(word)
-        while self._next < len(self.result) - 1:
+        while self._next < len(self.result.tensors) - 1:
             self._exchange_bucket()
         # The word goes out right behind the last blocks: it arrives in the same wake-up.
         self._exchange_bucket(lambda: self._route.send_word(data))
@@ -100,15 +98,15 @@ class Attempt:
 
     def _exchange_bucket(self, then_send: Callable[[], None] | None = None) -> None:
         bucket = self._next
-        if bucket < len(self.result):
+        if bucket < len(self.result.tensors):
             self._route.send_blocks(bucket, self._gradients)
         if then_send is not None:
             then_send()
-        if bucket >= len(self.result):
+        if bucket >= len(self.result.tensors):
             return
         reach("blocks_sent", self.step)
-        self._route.reduce(bucket, self._gradients, self.result)
-        self._route.send_result(bucket, self.result, self.step)
+        self._route.reduce(bucket, self._gradients, self.result.tensors)
+        self._route.send_result(bucket, self.result.tensors, self.step)
         reach("result_sent", self.step)
         self._next += 1
 

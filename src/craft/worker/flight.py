@@ -72,6 +72,8 @@ class Flight:
     def begin(self) -> None:
         """A step begins; enter a newer generation first, if there is one."""
         self._buffers.begin()
+        # Before anything else: what this worker was to compute is its own, and must not be taken for lost.
+        self._commitments.ledger = books.begin(self._commitments.ledger, self._size_of(self.step))
         if self._commitments.moved:
             self._regroup()
         if self._digest.due(self.step):
@@ -157,7 +159,7 @@ class Flight:
             self._route = Route(self._commitments.group, layout, ledger.owners, self._word_bytes())
         if self._result is None:
             self._result = Flats(layout)
-        attempt = Attempt(self.step, self._commitments.group, self._route, self.gradients, self._result.tensors)
+        attempt = Attempt(self.step, self._commitments.group, self._route, self.gradients, self._result)
         attempt.plan = tuple(None if owner == DROPPED else ledger.members[owner] for owner in ledger.owners)
         attempt.buffers_like = self._buffers.empty_like
         attempt.post()
@@ -260,10 +262,12 @@ class Flight:
     @torch.no_grad()
     def _hand_over(self, attempt: Attempt, combined: Combined, num_present: int) -> None:
         present = int.from_bytes(combined.present, "little")
-        for bucket, flat in zip(self.gradients.layout.buckets, attempt.result, strict=True):
+        for bucket, flat, views in zip(
+            self.gradients.layout.buckets, attempt.result.tensors, attempt.result.views, strict=True
+        ):
             if combined.total_weight not in (0.0, float(num_present)):
                 flat.mul_(num_present / combined.total_weight)
-            for index, param, view in zip(bucket.param_indices, bucket.params, bucket.views(flat), strict=True):
+            for index, param, view in zip(bucket.param_indices, bucket.params, views, strict=True):
                 param.grad = view if present >> index & 1 else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from craft.groups.gloo import host_store
+from craft.groups.store import Store
 from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import Broken, Directive, WorkerReport
 from craft.settings.worker import WorkerSettings
@@ -49,7 +49,7 @@ def join() -> Job:
         alone = Generation(number=1, nonce="alone", members=(_member(settings),))
         meeting.direct(Directive(sequence=1, generation=alone))
     else:
-        store = host_store(settings.address)
+        store = Store(settings.address)
         _stores.append(store)
         member = Member(
             worker_id=settings.worker_id, host=settings.host, address=settings.address, store_port=store.port
@@ -62,7 +62,7 @@ def join() -> Job:
 
 
 # A store lives as long as the process: a generation may be meeting there at any time.
-_stores: list[object] = []
+_stores: list[Store] = []
 
 
 def _member(settings: WorkerSettings) -> Member:

@@ -108,7 +108,11 @@ class Route:
     def reduce(self, bucket: int, gradients: Gradients, result: Sequence[torch.Tensor]) -> None:
         """Sum this rank's chunk along the tree and divide it by the number of microbatches."""
         if self._group is not None:
-            self._group.wait_all(self._blocks_due[bucket])
+            due = self._blocks_due[bucket]
+            if bucket == len(self._blocks_due) - 1:
+                # The words come right behind the last blocks: one wait for both.
+                due, self._words_due = [*due, *self._words_due], []
+            self._group.wait_all(due)
         chunk = self._chunks[bucket][self._rank]
         out = result[bucket][chunk]
         if not out.numel():
@@ -118,7 +122,7 @@ class Route:
             parts[node] = gradients.find(node).tensors[bucket][chunk]
         total = _sum_into(out, parts, len(self.owners))
         if self._num_present > 1:
-            total.div_(self._num_present)
+            _divide(total, self._num_present)
 
     def send_result(self, bucket: int, result: Sequence[torch.Tensor], step: int) -> None:
         """Send the sum of this rank's chunk to all; ``step`` is for the points of tests."""
@@ -151,6 +155,7 @@ class Route:
     def words(self, own: bytes) -> list[bytes]:
         """Return every member's word, in the order of ranks."""
         if self._group is not None:
+            # Nothing is due any more, unless there was no bucket to exchange.
             self._group.wait_all(self._words_due)
         return [own if rank == self._rank else self._word_of(rank) for rank in range(self._size)]
 
@@ -187,6 +192,14 @@ class Route:
     def _send(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
         assert self._group is not None
         self._sent.append(self._group.send(tensor, peer, tag))
+
+
+def _divide(total: torch.Tensor, count: int) -> None:
+    """Divide in place; by a power of two a multiplication gives the same bits, and is faster."""
+    if count & (count - 1) == 0:
+        total.mul_(1.0 / count)
+    else:
+        total.div_(count)
 
 
 def _tensor(data: bytes) -> torch.Tensor:

@@ -38,6 +38,9 @@ def run_script(script: str, arguments: Sequence[str], *, as_module: bool, worker
             raise ConfigError(f"{script} ended without calling craft.join(): it is not a training script of CRAFT's")
     except SystemExit as error:
         code = _exit_code(error)
+        if code != 0:
+            # As any exception: a fault where one worker raises it, a bug where the next one does, too.
+            _report(channel, error, worker_id)
     except BitsDiffer:
         # Every worker raises it at the same step, and has said so already.
         code = 1

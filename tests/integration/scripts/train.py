@@ -18,6 +18,7 @@ from craft import testing
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=10)
+parser.add_argument("--width", type=int, default=64, help="of the hidden layers; 2000 makes messages of several MB")
 parser.add_argument("--loaders", type=int, default=0, help="loader processes of each worker")
 options = parser.parse_args()
 
@@ -44,10 +45,10 @@ class Noisy(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 class Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first = torch.nn.Linear(16, 64)
-        self.norm = torch.nn.BatchNorm1d(64)
-        self.middle = torch.nn.Linear(64, 64)
-        self.last = torch.nn.Linear(64, 2)
+        self.first = torch.nn.Linear(16, options.width)
+        self.norm = torch.nn.BatchNorm1d(options.width)
+        self.middle = torch.nn.Linear(options.width, options.width)
+        self.last = torch.nn.Linear(options.width, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.norm(F.relu(self.first(x)))

@@ -21,7 +21,8 @@ import psutil
 import torch
 import torch.distributed
 
-from craft.groups.gloo import GlooGroup, host_store
+from craft.groups.gloo import GlooGroup
+from craft.groups.store import Store
 from craft.protocol.errors import GroupBroken, GroupError
 from craft.protocol.membership import Generation, Member
 
@@ -48,13 +49,13 @@ class Player:
     """One member, in its own process. Its methods are what the director can ask for."""
 
     def __init__(self) -> None:
-        self.store = host_store("127.0.0.1")
+        self.store = Store("127.0.0.1")
         self.groups: dict[int, GlooGroup] = {}
         self._calls: dict[str, _Call] = {}
         self._foreign: socket.socket | None = None
 
     def store_port(self) -> int:
-        return int(self.store.port)
+        return self.store.port
 
     def open(self, generation: Generation, rank: int, address: str, limit_s: float) -> int:
         group = GlooGroup(generation, rank, address, limit_s)
@@ -76,6 +77,14 @@ class Player:
         for each in [*reversed(pending), *pending]:
             each.wait()
         return [target.item() for target in targets]
+
+    def post(self, number: int, num_bytes: int, peer: int) -> None:
+        """Begin to receive; ``finish`` waits for it."""
+        self._target = torch.zeros(num_bytes, dtype=torch.uint8)
+        self._posted = self.groups[number].recv(self._target, peer, 0)
+
+    def finish(self) -> None:
+        self._posted.wait()
 
     def send_much(self, number: int, num_bytes: int, peer: int) -> None:
         self.groups[number].send(torch.zeros(num_bytes, dtype=torch.uint8), peer, 0).wait()
@@ -121,22 +130,21 @@ class Player:
         self._foreign.sendall(data)
         return self._foreign.recv(len(data), socket.MSG_WAITALL)
 
-    def open_default_group(self, port: int, rank: int, size: int) -> None:
+    def open_default_group(self, path: str, rank: int, size: int) -> None:
         """The script's own use of torch.distributed."""
-        store = dist.TCPStore("127.0.0.1", port, wait_for_workers=False)
-        dist.init_process_group("gloo", store=dist.PrefixStore("script", store), rank=rank, world_size=size)
+        dist.init_process_group("gloo", store=dist.FileStore(path, size), rank=rank, world_size=size)
 
     def default_all_reduce(self, value: float) -> float:
         tensor = torch.tensor([value])
         dist.all_reduce(tensor)
         return tensor.item()
 
-    def store_survives(self, port: int, key: str) -> str:
-        """Use the hosted store, and that of a peer, through a new client and by the server's own."""
-        self.store.set(key, "own")
-        client = dist.TCPStore("127.0.0.1", port, wait_for_workers=False)
-        client.set(key, "peer")
-        return f"{self.store.get(key).decode()} {client.get(key).decode()}"
+    def await_member(self, name: str, rank: int) -> None:
+        """Wait until a member has come to the store that this one hosts."""
+        deadline = time.monotonic() + LIMIT_S
+        while name not in self.store._gatherings or rank not in self.store._gatherings[name].brought:
+            assert time.monotonic() < deadline, "it does not come"
+            os.sched_yield()
 
 
 class _Call(threading.Thread):

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from .cast import AT_ONCE_S, LIMIT_S, Cast, open_group
 
-FLOATS = 1 << 24
-BYTES = 4 * FLOATS
+BYTES = 1 << 26
 
 
 def queued_bytes() -> int:
@@ -28,7 +27,7 @@ def wait_for_queue(size: int) -> None:
 def test_abort_frees_who_sends_to_a_peer_that_stopped_half_way_P5(cast: Cast) -> None:
     sender, receiver = cast.actors(2)
     assert [outcome.error for outcome in open_group(1, [sender, receiver])] == ["", ""]
-    receiver.ask("begin", "half", "recv", 1, FLOATS, 0, 0)
+    receiver.ask("post", 1, BYTES, 0)
     receiver.stop()
 
     sender.ask("begin", "half", "send_much", 1, BYTES, 1)
@@ -38,10 +37,27 @@ def test_abort_frees_who_sends_to_a_peer_that_stopped_half_way_P5(cast: Cast) ->
     assert sender.ask("end", "half", AT_ONCE_S).error == "GroupAborted"
 
 
+def test_a_connection_that_ends_half_way_is_broken_without_an_abort_P5(cast: Cast) -> None:
+    """Both members live: nobody would see a death, and nobody would abort."""
+    receiver, sender = cast.actors(2)
+    assert [outcome.error for outcome in open_group(1, [receiver, sender])] == ["", ""]
+    receiver.ask("post", 1, BYTES, 1)
+    receiver.ask("begin", "half", "finish")
+    receiver.stop()
+    sender.ask("begin", "half", "send_much", 1, BYTES, 0)
+    wait_for_queue(1 << 16)
+    assert sender.ask("abort", 1).took_s < AT_ONCE_S
+    receiver._signal(signal.SIGCONT)
+
+    assert receiver.ask("end", "half", LIMIT_S).error == "GroupBroken"
+    assert receiver.ask("finish").error == "GroupBroken"
+
+
 def test_abort_frees_who_receives_from_a_peer_that_died_half_way_P5(cast: Cast) -> None:
     receiver, sender = cast.actors(2)
     assert [outcome.error for outcome in open_group(1, [receiver, sender])] == ["", ""]
-    receiver.ask("begin", "half", "recv", 1, FLOATS, 1, 0)
+    receiver.ask("post", 1, BYTES, 1)
+    receiver.ask("begin", "half", "finish")
     # It reads nothing for a while, so that most of the message is still to be sent when the sender dies.
     receiver.stop()
     sender.ask("begin", "half", "send_much", 1, BYTES, 0)

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from craft.groups.gloo import GlooGroup, host_store
+from craft.groups.gloo import GlooGroup
+from craft.groups.store import Store
 from craft.protocol.errors import CraftError
 from craft.protocol.membership import Generation, Member
 
@@ -34,7 +35,7 @@ class _Member(threading.Thread, Generic[T]):
 
 def together(size: int, act: Callable[[GlooGroup], T]) -> list[T | CraftError | None]:
     """Let ``size`` members meet and each call ``act``; returns what each got, or the error of ours that it raised."""
-    store = host_store("127.0.0.1")
+    store = Store("127.0.0.1")
     members = tuple(Member(worker_id=f"w{rank}", store_port=store.port) for rank in range(size))
     generation = Generation(number=1, nonce="test", members=members)
     threads = [_Member(generation, rank, act) for rank in range(size)]

@@ -1,0 +1,256 @@
+"""``craft run`` as a person meets it: what it refuses, how it ends, what it says, and what it leaves behind (nothing)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from craft.testing import Fault
+from craft.wire.auth import make_token, write_token
+
+from .jobs import CRAFT, LIMIT_S, TRAIN, Job, Jobs, References, describe, wait_for
+
+LONG = ("--steps", "100000")
+"""More steps than any test waits for."""
+
+
+def craft(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command that is to answer at once."""
+    return subprocess.run([*CRAFT, *arguments], cwd=cwd, capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def script(folder: Path, text: str) -> Path:
+    path = folder / "script.py"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+@pytest.fixture
+def running(jobs: Jobs) -> Job:
+    """A job of two workers in the middle of its training."""
+    job = jobs.start(TRAIN, *LONG, workers=2)
+    job.reach_step(3)
+    return job
+
+
+# What is refused: one sentence on standard error, exit code 2, and nothing was started.
+
+
+def refused(folder: Path, *arguments: str) -> str:
+    """What ``craft run`` says when it refuses to run."""
+    done = craft("run", *arguments, cwd=folder)
+    assert (done.returncode, done.stdout) == (2, ""), done.stdout + done.stderr
+    assert done.stderr.startswith("craft run: ") and done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+def test_an_unknown_script_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    assert "there is no script nowhere.py" in refused(tmp_path, "--dir", "run", "nowhere.py")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_zero_workers_are_refused(tmp_path: Path) -> None:
+    assert "at least 1 worker" in refused(tmp_path, "--workers", "0", "--dir", "run", str(TRAIN))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_setting_is_refused_with_a_suggestion(tmp_path: Path) -> None:
+    (tmp_path / "craft.toml").write_text("[run]\nworker = 4\n")
+    message = refused(tmp_path, "--config", "craft.toml", "--dir", "run", str(TRAIN))
+    assert "craft.toml: [run] has no setting 'worker'; did you mean workers?" in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = craft("run", "--port", str(port), "--dir", "run", str(TRAIN), cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.startswith(f"craft run: port {port} of 127.0.0.1 is in use") and done.stderr.count("\n") == 1
+
+
+def test_the_directory_of_another_job_is_refused(tmp_path: Path, running: Job) -> None:
+    """First while that job is running, then when it has ended."""
+    directory = str(running.run_dir)
+    assert "belongs to a job that is running" in refused(tmp_path, "--dir", directory, str(TRAIN))
+    assert craft("stop", "--dir", directory, cwd=tmp_path).returncode == 0
+    assert running.wait().exit_code == 0
+    assert "holds the files of an earlier job" in refused(tmp_path, "--dir", directory, str(TRAIN))
+
+
+def test_a_wrong_token_is_refused_before_anything_is_started(tmp_path: Path, running: Job) -> None:
+    token = tmp_path / "token"
+    write_token(token, make_token())
+    url = (running.run_dir / "address").read_text().strip()
+    options = ("--lighthouse", url, "--token-file", str(token), "--dir", "run")
+    done = craft("run", *options, str(TRAIN), cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr == f"craft run: the lighthouse at {url} does not accept the token in {token}\n"
+    assert not list((tmp_path / "run").glob("workers/*"))
+
+
+# How a script ends.
+
+
+def test_a_script_that_never_joins_is_a_bug(jobs: Jobs, tmp_path: Path) -> None:
+    result = jobs.run(script(tmp_path, "print('hello')"), workers=2)
+    assert result.exit_code == 1, describe(result)
+    assert "ended without calling craft.join()" in result.output
+
+
+def test_a_script_that_leaves_its_loop_early_has_finished(jobs: Jobs, tmp_path: Path) -> None:
+    text = """
+        import sys
+        import torch, craft
+        job = craft.join()
+        model = job.replicate(torch.nn.Linear(2, 1))
+        for step in job.steps(torch.utils.data.TensorDataset(torch.ones(64, 2)), global_batch=8, steps=100):
+            for (x,) in step:
+                model(x).sum().backward()
+            if step.number == 5:
+                sys.exit()
+    """
+    result = jobs.run(script(tmp_path, text), workers=2)
+    assert result.exit_code == 0, describe(result)
+
+
+@pytest.mark.parametrize("before_join", [True, False])
+def test_an_exit_code_of_the_scripts_own_is_a_bug_like_an_exception(
+    jobs: Jobs, tmp_path: Path, before_join: bool
+) -> None:
+    place = "" if before_join else "import craft; craft.join()"
+    result = jobs.run(script(tmp_path, f"import sys\n{place}\nsys.exit(7)\n"), workers=2)
+    assert result.exit_code == 1, describe(result)
+    assert "SystemExit: 7" in result.output
+
+
+# How a job is ended from outside.
+
+
+def assert_all_gone(job: Job, limit_s: float = 15) -> None:
+    wait_for(lambda: not job.processes(), "workers, fork server and lighthouse end", limit_s)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+def test_an_interrupted_job_ends_with_everything_it_started(running: Job, number: signal.Signals, code: int) -> None:
+    running.process.send_signal(number)
+    result = running.wait()
+    assert result.exit_code == code, describe(result)
+    assert f"interrupted by {number.name}" in result.output
+    assert "Traceback" not in result.output + result.errors
+
+
+def test_workers_and_lighthouse_do_not_outlive_a_killed_agent(running: Job) -> None:
+    assert len(running.processes()) == 4
+    running.process.kill()
+    running.process.wait()
+    assert_all_gone(running)
+
+
+def test_a_killed_fork_server_ends_the_job_with_a_sentence(running: Job) -> None:
+    running.helper("craft.agent.forkserver").kill()
+    result = running.wait()
+    assert result.exit_code == 3, describe(result)
+    assert "the fork server ended, and its workers with it" in result.output
+
+
+def test_a_job_gives_up_below_its_minimum_of_workers(jobs: Jobs) -> None:
+    faults = [Fault(point="batch", step=3, rank=1)]
+    result = jobs.run(TRAIN, *LONG, workers=2, options=["--min-workers", "2"], faults=faults)
+    assert result.exit_code == 3, describe(result)
+    assert "1 workers are left and --min-workers is 2" in result.output
+
+
+# What a job says of itself.
+
+
+def test_the_summary_lists_faults_and_what_they_cost(jobs: Jobs) -> None:
+    result = jobs.run(faults=[Fault(point="batch", step=5, rank=1)], workers=3)
+    assert result.exit_code == 0, describe(result)
+    (victim,) = result.struck.values()
+    lines = result.output.splitlines()
+    assert any(line.endswith(f"{victim} lost: killed by SIGKILL") for line in lines), result.output
+    assert any("10 steps in" in line and "1 faults, goodput" in line for line in lines), result.output
+    assert any(line.startswith(f"  generation 2: {victim}: ") and line.endswith(" ms lost") for line in lines)
+
+
+def test_the_status_of_a_job_has_the_documented_shape(running: Job, tmp_path: Path) -> None:
+    victim = running.members()[1]
+    running.kill(victim)
+    wait_for(lambda: len(running.members()) == 1, "a generation without the victim")
+    done = craft("status", "--dir", str(running.run_dir), "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    status = json.loads(done.stdout)
+    assert isinstance(status["step"], int) and status["step"] >= 3
+    assert (status["generation"], status["state"], status["faults"]) == (2, "running", 1)
+    assert status["lighthouse"].keys() >= {"pid", "url"}
+    workers = {worker["worker_id"]: worker for worker in status["workers"]}
+    assert all(worker.keys() >= {"worker_id", "pid", "host", "rank", "state", "step"} for worker in workers.values())
+    assert (workers[victim]["rank"], workers[victim]["state"]) == (None, "lost")
+    (other,) = workers.keys() - {victim}
+    assert (workers[other]["rank"], workers[other]["pid"]) == (0, running.pids()[other])
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["leader", "other"])
+def test_a_reported_worker_is_fenced_and_the_others_go_on_exactly_P1_P3(
+    jobs: Jobs, references: References, rank: int
+) -> None:
+    steps = ("--steps", "60")
+    job = jobs.start(TRAIN, *steps, workers=3)
+    job.reach_step(10)
+    victim = job.members()[rank]
+    pid = job.pids()[victim]
+    answer = job.client.report_failure(worker_id=victim, reason="its fan is loud")
+    assert [action["action"] for action in answer["actions"]] == ["Fence", "Reconfigure"]
+    wait_for(lambda: pid not in job.pids().values(), "the fenced worker ends", 10)
+    result = job.wait()
+    result.assert_exact(references.digest(*steps), faults=1, steps=60)
+    assert "its fan is loud" in result.output
+
+
+def test_help_answers_at_once(tmp_path: Path) -> None:
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        assert "craft run --workers 4" in craft("--help", cwd=tmp_path).stdout
+        times.append(time.perf_counter() - began)
+    assert statistics.median(times) < 0.5
+
+
+def test_importing_craft_loads_no_torch() -> None:
+    code = "import sys, craft, craft.cli.main; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=LIMIT_S).returncode == 0
+
+
+def test_a_script_runs_alone_outside_of_craft_run_with_the_same_bits_P1(tmp_path: Path, references: References) -> None:
+    """As a job of one worker; it writes no files, so that its state is printed by the script itself."""
+    text = f"""
+        import runpy, sys
+        from craft.snapshots.state import digest
+        from craft.worker import join
+        sys.argv = ["train.py"]
+        runpy.run_path({str(TRAIN)!r}, run_name="__main__")
+        print(digest(join.joined()._training.leaves()))
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script(tmp_path, text))],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == references.digest()
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
