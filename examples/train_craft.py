@@ -1,6 +1,6 @@
 """The same script as ``train_plain.py``, as a job that survives the loss of its workers.
 
-    craft run --workers 4 examples/train_craft.py
+craft run --workers 4 examples/train_craft.py
 """
 
 import torch

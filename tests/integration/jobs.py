@@ -202,6 +202,7 @@ class Job:
 
     def kill(self, *workers: str) -> None:
         """SIGKILL to workers, at the same instant: all are stopped before the first one dies."""
+        wait_for(lambda: self._reported().keys() >= set(workers), "they have joined")
         pids = [self._reported()[worker] for worker in workers]
         for number in (signal.SIGSTOP, signal.SIGKILL) if len(pids) > 1 else (signal.SIGKILL,):
             for pid in pids:

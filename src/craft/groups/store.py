@@ -61,6 +61,8 @@ class Store:
         # Guards the gatherings: each member is served by a thread of its own.
         self._change = threading.Condition()
         self._gatherings: dict[str, _Gathering] = {}
+        self._newest = 0
+        """The newest generation that has met here."""
         threading.Thread(target=self._accept_loop, name="craft-store", daemon=True).start()
 
     def _accept_loop(self) -> None:
@@ -86,10 +88,12 @@ class Store:
     def _gather(self, bring: Bring) -> dict[str, bytes] | None:
         """Wait until all members of the generation have brought their entries; None if that is of no use any more."""
         with self._change:
+            if bring.number < self._newest:
+                return None
             gathering = self._gatherings.setdefault(bring.name, _Gathering(bring.number))
             gathering.brought[bring.rank] = bring.entries
             if len(gathering.brought) == bring.size:
-                self._forget_before(bring.number)
+                self._met(bring.number)
             self._change.notify_all()
             self._change.wait_for(
                 lambda: len(gathering.brought) >= bring.size or gathering.outdated, min(bring.limit_s, _LONGEST_WAIT_S)
@@ -98,8 +102,9 @@ class Store:
                 return None
             return {key: value for entries in gathering.brought.values() for key, value in entries.items()}
 
-    def _forget_before(self, number: int) -> None:
-        """Those who still wait for an older generation wait in vain: its members have moved on."""
+    def _met(self, number: int) -> None:
+        """Those who still wait for an older generation wait in vain: its rank 0, whose store this is, has moved on."""
+        self._newest = number
         for name, gathering in list(self._gatherings.items()):
             if gathering.number < number:
                 gathering.outdated = True

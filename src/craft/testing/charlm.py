@@ -84,7 +84,7 @@ def main() -> None:
         optimizer.zero_grad()
         for x, y in step:
             loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             step.log(loss=loss)
         clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

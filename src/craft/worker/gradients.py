@@ -40,7 +40,7 @@ class Gradients:
         self._learned = False
         self._active: _Leaf | None = None
         self._hooks = [
-            param.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
+            param.register_post_accumulate_grad_hook(self._hook(index))
             for index, param in enumerate(layout.params)
             if param.requires_grad
         ]

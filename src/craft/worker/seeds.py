@@ -20,7 +20,7 @@ def derive(seed: int, purpose: str, *place: int) -> int:
 def seed_all(value: int) -> None:
     """Seed every generator that user code commonly draws from: torch (CPU and CUDA), numpy and random."""
     torch.default_generator.manual_seed(value)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(value)
     random.seed(value)
     # Seeded only if something has imported it: importing numpy for a script that does without would be a waste.

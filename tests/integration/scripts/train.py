@@ -54,7 +54,7 @@ class Net(torch.nn.Module):
         hidden = self.norm(F.relu(self.first(x)))
         testing.reach("forward", job.step)
         hidden = F.dropout(F.relu(self.middle(hidden)), 0.2, self.training)
-        hidden.register_hook(lambda _: testing.reach("backward", job.step))  # type: ignore[no-untyped-call]
+        hidden.register_hook(lambda _: testing.reach("backward", job.step))
         return self.last(hidden)  # type: ignore[no-any-return]
 
 
@@ -91,7 +91,7 @@ for step in job.steps(
     optimizer.zero_grad()
     for x, y in step:
         loss = F.cross_entropy(model(x), y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         step.log(loss=loss)
     testing.reach("update", step.number)
     clip_grad_norm_(model.parameters(), 1.0)

@@ -17,7 +17,7 @@ from craft.protocol.membership import Generation, Member
 from .cast import AT_ONCE_S, LIMIT_S
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def store() -> Store:
     return Store("127.0.0.1")
 
@@ -89,6 +89,16 @@ def test_who_waits_for_an_old_generation_is_freed_by_a_newer_one(store: Store) -
 
     assert [visitor.outcome(AT_ONCE_S) for visitor in visitors] == [[b"", b""]] * 2
     assert waiting.outcome(AT_ONCE_S) == "not every member came, or a newer generation was there first"
+
+
+def test_who_comes_for_an_old_generation_after_a_newer_one_met_is_sent_away(store: Store) -> None:
+    new = generation_of(store, 36, 2)
+    for visitor in [Visitor(new, rank, b"") for rank in range(2)]:
+        visitor.outcome()
+
+    late = Visitor(generation_of(store, 35, 2), 1, b"")
+
+    assert late.outcome(AT_ONCE_S) == "not every member came, or a newer generation was there first"
 
 
 def test_a_member_that_comes_again_brings_what_it_brought_last(store: Store) -> None:

@@ -29,11 +29,11 @@ for step in job.steps(data, global_batch=BATCH, microbatches=4, epochs=2, shuffl
     for samples in step:
         if step.number % 2:
             step.weight(sum(map(len, samples)))
-        loss_of(model, samples).backward()  # type: ignore[no-untyped-call]
+        loss_of(model, samples).backward()
     plain.load_state_dict(model.state_dict())
     plain.zero_grad()
     begin = BATCH * (step.number % 2)
-    loss_of(plain, data[begin : begin + BATCH]).backward()  # type: ignore[no-untyped-call]
+    loss_of(plain, data[begin : begin + BATCH]).backward()
     for found, expected in zip(model.parameters(), plain.parameters(), strict=True):
         assert found.grad is not None and expected.grad is not None
         torch.testing.assert_close(found.grad, expected.grad, rtol=1e-5, atol=1e-7)

@@ -28,13 +28,13 @@ for step in job.steps(loader, microbatches=7, epochs=3, seed=7):
         real = torch.stack([sample for (sample,) in samples])
         made = maker(torch.randn(len(real), 4))
         judged = judge(made.detach().bfloat16())
-        F.softplus(judged).mean().backward()  # type: ignore[no-untyped-call]
-        F.softplus(-judge(real.bfloat16())).mean().backward()  # type: ignore[no-untyped-call]
+        F.softplus(judged).mean().backward()
+        F.softplus(-judge(real.bfloat16())).mean().backward()
         if step.number % 2:
             for param in judge.parameters():
                 param.requires_grad_(False)
             loss = F.softplus(-judge(made.bfloat16()).float()).mean()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             for param in judge.parameters():
                 param.requires_grad_(True)
             step.log(loss=loss)

@@ -109,7 +109,7 @@ for step in job.steps(Images(), global_batch=16, microbatches=7, steps=8, seed=3
     optimizer.zero_grad()
     for x, y in step:
         loss = F.cross_entropy(model(x), y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         step.log(loss=loss)
     norm = clip_grad_norm_(model.parameters(), 0.5)
     for param in model.parameters():
