@@ -55,6 +55,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """Microbatches of the step in flight whose gradients it holds."""
     pending: tuple[int, ...] = ()
     """Microbatches of the step in flight that it was given and has not computed yet."""
+    started: bool = False
+    """Whether it has found that all began from the same state. If one has, all have the same, and none checks again."""
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):

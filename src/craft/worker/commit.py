@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 
 import msgspec
+from msgspec.structs import replace
 
 from craft.decide import ledger as books
 from craft.decide.ledger import Ledger
@@ -33,6 +34,8 @@ class Commitments:
         self.ledger = Ledger(worker_id=worker_id)
         self.generation: Generation | None = None
         self.group: Group | None = None
+        self.started = False
+        """Whether the members are known to have begun from the same state."""
         self.lost: tuple[str, ...] = ()
         """Members of the generation before that are not in this one."""
         self._meeting = meeting
@@ -62,14 +65,16 @@ class Commitments:
             generation, group = self._meeting.enter()
             reach("entering", self.step)
             self.ledger = books.enter(self.ledger, generation)
+            claim = replace(books.claim(self.ledger), started=self.started)
             try:
-                claims = [_decode(data) for data in gather(group, _encode(books.claim(self.ledger)))]
+                claims = [_decode(data) for data in gather(group, _encode(claim))]
             except GroupError as error:
                 logger.info("generation %d broke while it settled: %s", generation.number, error)
                 self._meeting.broke(generation.number, error)
                 self.await_move()
                 continue
             reach("claimed", self.step)
+            self.started = any(other.started for other in claims)
             settlement = settle(claims, size_of, self._on_loss)
             self.ledger = books.settled(self.ledger, settlement)
             before = self.generation.worker_ids if self.generation is not None else ()

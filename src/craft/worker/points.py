@@ -1,9 +1,9 @@
 """Named points of a job at which tests place a fault. Nothing listens unless ``craft.testing`` was armed.
 
-On the main thread, in this order: join, entering, claimed, batch, flushed (each bucket of the last microbatch, during its
-backward), blocks_sent, result_part (sent to one peer, perhaps not yet to the next), result_sent (these three for each
-bucket; on the exchange thread for those exchanged during backward), before_acknowledge, acknowledging, committed. On the
-opening thread: opening, opened.
+On the main thread, in this order: join, entering, claimed, started, batch, flushed (each bucket of the last microbatch,
+during its backward), blocks_sent, result_part (sent to one peer, perhaps not yet to the next), result_sent (these three
+for each bucket; on the exchange thread for those exchanged during backward), before_acknowledge, acknowledging,
+committed. On the opening thread: opening, opened.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from craft.worker.gather import gather
 from craft.worker.gradients import Gradients
 from craft.worker.layout import Layout
 from craft.worker.meeting import Meeting
+from craft.worker.points import reach
 from craft.worker.start import Conditions, check_conditions, make_equal
 
 if TYPE_CHECKING:
@@ -98,26 +99,31 @@ class Training:
 
     def start(self) -> None:
         """Meet the others, and make sure that all begin from the same state under the same conditions."""
-        while True:
-            settlement = self.commitments.regroup(self.source.size_of)
-            group, members = self.commitments.group, self.commitments.ledger.members
+        settlement = self.commitments.regroup(self.source.size_of)
+        # A loss meanwhile leads to another round, unless somebody has come through: then all have, and may be on their way.
+        while not self.commitments.started:
             try:
-                check_conditions(group, members, self._conditions)
-                unequal = make_equal(group, members, self.leaves())
+                self._compare()
+                self.commitments.started = True
             except GroupError as error:
                 self._meeting.broke(self.commitments.ledger.generation, error)
                 self.commitments.await_move()
-                continue
-            break
+                settlement = self.commitments.regroup(self.source.size_of)
+        reach("started", self.commitments.step)
+        self._report(total_steps=self.total_steps)
+        self._settled(settlement)
+        self._last_commit = time.time()
+
+    def _compare(self) -> None:
+        group, members = self.commitments.group, self.commitments.ledger.members
+        check_conditions(group, members, self._conditions)
+        unequal = make_equal(group, members, self.leaves())
         if unequal is not None:
             logger.warning(
                 "workers %s began with other parameters than %s (first: %s): all now have those of %s",
                 ", ".join(unequal.worker_ids), unequal.source, unequal.first, unequal.source,
             )  # fmt: skip
             self._report(unequal=unequal)
-        self._report(total_steps=self.total_steps)
-        self._settled(settlement)
-        self._last_commit = time.time()
 
     def wants_more(self) -> bool:
         if self._ended:
