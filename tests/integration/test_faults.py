@@ -1,12 +1,13 @@
 """Workers that die at every point of a step, by SIGKILL to real processes: the others end with the same bits (P1 to P3).
 
-Each test of one loss is run with the leader as the victim, who hosts the store of its generation, and with another.
+Most jobs lose two workers, one after the other: first the leader, who hosts the store of its generation, then another.
 """
 
 from __future__ import annotations
 
 import time
 
+import psutil
 import pytest
 
 from craft.testing import Fault
@@ -14,7 +15,9 @@ from craft.testing import Fault
 from .jobs import TRAIN, Jobs, References, Result, describe, wait_for
 
 STEPS = 10
-VICTIMS = pytest.mark.parametrize("rank", [0, 2], ids=["leader", "other"])
+LEADER, OTHER = 0, 2
+LONGER = ("--steps", "60")
+"""For tests that kill from outside, while the job goes on."""
 
 
 def run_with(jobs: Jobs, *faults: Fault, workers: int = 4) -> Result:
@@ -24,14 +27,24 @@ def run_with(jobs: Jobs, *faults: Fault, workers: int = 4) -> Result:
     return result
 
 
-@pytest.mark.parametrize("worker", ["w0", "w3"])
-def test_a_worker_that_dies_as_it_joins_is_not_waited_for_P1(jobs: Jobs, references: References, worker: str) -> None:
-    result = run_with(jobs, Fault(point="join", worker=worker))
-    result.assert_exact(references.digest(), faults=1, steps=STEPS)
+def first_the_leader_then_another(point: str, occurrence: int = 1, after: str | None = None) -> list[Fault]:
+    return [
+        Fault(point=point, step=step, rank=rank, occurrence=occurrence, after=after)
+        for step, rank in ((3, LEADER), (6, OTHER))
+    ]
 
 
-@VICTIMS
-@pytest.mark.parametrize("point", ["opening", "opened"])
+# Before the first step.
+
+
+def test_workers_that_die_as_they_join_are_not_waited_for_P1(jobs: Jobs, references: References) -> None:
+    result = run_with(jobs, Fault(point="join", worker="w0"), Fault(point="join", worker="w3"))
+    result.assert_exact(references.digest(), faults=2, steps=STEPS)
+
+
+@pytest.mark.parametrize(
+    ("point", "rank"), [("opening", LEADER), ("opened", OTHER), ("started", LEADER), ("started", OTHER)]
+)
 def test_a_worker_that_dies_while_the_first_group_opens_is_left_out_P1(
     jobs: Jobs, references: References, point: str, rank: int
 ) -> None:
@@ -39,7 +52,7 @@ def test_a_worker_that_dies_while_the_first_group_opens_is_left_out_P1(
     result.assert_exact(references.digest(), faults=1, steps=STEPS)
 
 
-@VICTIMS
+@pytest.mark.parametrize("rank", [LEADER, OTHER])
 def test_the_first_batch_of_a_worker_that_dies_before_it_is_redone_P1_P2(
     jobs: Jobs, references: References, rank: int
 ) -> None:
@@ -47,61 +60,91 @@ def test_the_first_batch_of_a_worker_that_dies_before_it_is_redone_P1_P2(
     result.assert_exact(references.digest(), faults=1, steps=STEPS)
 
 
-@VICTIMS
-def test_a_worker_that_dies_in_forward_is_redone_P1_P2(jobs: Jobs, references: References, rank: int) -> None:
-    result = run_with(jobs, Fault(point="forward", step=5, rank=rank, occurrence=2))
-    result.assert_exact(references.digest(), faults=1, steps=STEPS)
+# Along a step.
 
 
-@VICTIMS
+@pytest.mark.parametrize("point", ["forward", "backward"])
+def test_a_worker_that_dies_in_its_second_microbatch_is_redone_P1_P2(
+    jobs: Jobs, references: References, point: str
+) -> None:
+    result = run_with(jobs, *first_the_leader_then_another(point, occurrence=2))
+    result.assert_exact(references.digest(), faults=2, steps=STEPS)
+    assert [line["step"] for line in result.events("StepRetried")] == [3, 6]
+
+
 def test_a_worker_that_dies_in_backward_with_buckets_already_exchanged_is_redone_P1_P2(
-    jobs: Jobs, references: References, rank: int
+    jobs: Jobs, references: References
 ) -> None:
     """It dies when its second bucket of three is ready, and the whole of the first one was exchanged."""
-    result = run_with(jobs, Fault(point="flushed", step=5, rank=rank, occurrence=2, after="result_sent"))
-    result.assert_exact(references.digest(), faults=1, steps=STEPS)
-    (retried,) = result.events("StepRetried")
-    assert (retried["step"], len(retried["given"])) == (5, 2)
+    result = run_with(jobs, *first_the_leader_then_another("flushed", occurrence=2, after="result_sent"))
+    result.assert_exact(references.digest(), faults=2, steps=STEPS)
+    assert [line["step"] for line in result.events("StepRetried")] == [3, 6]
 
 
-@VICTIMS
-@pytest.mark.parametrize("occurrence", [1, 2, 8])
+@pytest.mark.parametrize("occurrence", [1, 2, 5])
 def test_a_result_that_reached_some_and_not_others_is_not_committed_by_anybody_P3(
-    jobs: Jobs, references: References, rank: int, occurrence: int
+    jobs: Jobs, references: References, occurrence: int
 ) -> None:
-    """It dies between two sends of its part of a bucket; there are three buckets and three peers."""
-    result = run_with(jobs, Fault(point="result_part", step=5, rank=rank, occurrence=occurrence))
-    result.assert_exact(references.digest(), faults=1, steps=STEPS)
-
-
-@pytest.mark.parametrize("rank", [0, 1, 2, 3])
-@pytest.mark.parametrize("point", ["before_acknowledge", "acknowledging"])
-def test_an_acknowledgement_that_reached_some_and_not_others_leads_to_one_history_P3(
-    jobs: Jobs, references: References, point: str, rank: int
-) -> None:
-    result = run_with(jobs, Fault(point=point, step=5, rank=rank))
-    result.assert_exact(references.digest(), faults=1, steps=STEPS)
-
-
-@VICTIMS
-def test_a_worker_that_dies_in_the_update_code_costs_no_microbatch_P1_P2(
-    jobs: Jobs, references: References, rank: int
-) -> None:
-    result = run_with(jobs, Fault(point="update", step=5, rank=rank))
-    result.assert_exact(references.digest(), faults=1, steps=STEPS)
-
-
-@pytest.mark.parametrize("second", [0, 1], ids=["then the leader", "then another"])
-@pytest.mark.parametrize("point", ["opening", "opened", "entering", "claimed"])
-def test_a_second_worker_that_dies_while_the_first_is_replaced_leads_to_a_third_generation_P1_P3(
-    jobs: Jobs, references: References, point: str, second: int
-) -> None:
-    """The first one to die has the highest rank, so that the others keep theirs."""
-    result = run_with(jobs, Fault(point="batch", step=5, rank=3), Fault(point=point, step=5, rank=second, kind="kill"))
+    """It dies between two sends of its part of a bucket; there are three buckets, and three peers or two."""
+    result = run_with(jobs, *first_the_leader_then_another("result_part", occurrence=occurrence))
     result.assert_exact(references.digest(), faults=2, steps=STEPS)
 
 
-def test_a_death_while_a_broken_group_is_entered_by_some_only_is_survived_P1_P3(
+@pytest.mark.parametrize("point", ["before_acknowledge", "acknowledging"])
+def test_an_acknowledgement_that_reached_some_and_not_others_leads_to_one_history_P3(
+    jobs: Jobs, references: References, point: str
+) -> None:
+    """Three die, in groups of four, of three and of two."""
+    faults = [Fault(point=point, step=step, rank=rank) for step, rank in ((2, 3), (4, 1), (6, 0))]
+    result = run_with(jobs, *faults)
+    result.assert_exact(references.digest(), faults=3, steps=STEPS)
+
+
+def test_a_worker_that_dies_in_the_update_code_costs_no_microbatch_P1_P2(jobs: Jobs, references: References) -> None:
+    result = run_with(jobs, *first_the_leader_then_another("update"))
+    result.assert_exact(references.digest(), faults=2, steps=STEPS)
+
+
+@pytest.mark.parametrize(
+    ("point", "rank"),
+    [
+        ("batch", LEADER),
+        ("result_part", LEADER),
+        ("before_acknowledge", LEADER),
+        ("acknowledging", LEADER),
+        ("acknowledging", OTHER),
+        ("committed", LEADER),
+        ("update", LEADER),
+        ("update", OTHER),
+    ],
+)
+def test_a_death_in_the_last_step_leaves_nobody_behind_P1_P3(
+    jobs: Jobs, references: References, point: str, rank: int
+) -> None:
+    result = run_with(jobs, Fault(point=point, step=STEPS - 1, rank=rank))
+    result.assert_exact(references.digest(), faults=1, steps=STEPS)
+
+
+# While the survivors of an earlier loss regroup.
+
+
+@pytest.mark.parametrize("point", ["opening", "opened", "entering", "claimed"])
+def test_a_second_worker_that_dies_while_the_first_is_replaced_leads_to_a_third_generation_P1_P3(
+    jobs: Jobs, references: References, point: str
+) -> None:
+    """Twice in a job of six: first the leader is the second one to die, then another. The first has the highest rank."""
+    result = run_with(
+        jobs,
+        Fault(point="batch", step=3, rank=5),
+        Fault(point=point, step=3, rank=0),
+        Fault(point="batch", step=6, rank=3),
+        Fault(point=point, step=6, rank=1),
+        workers=6,
+    )
+    result.assert_exact(references.digest(), faults=4, steps=STEPS)
+
+
+def test_a_death_while_only_some_have_entered_a_generation_is_survived_P1_P3(
     jobs: Jobs, references: References
 ) -> None:
     """One is late to the second generation, and another dies before the late one has come."""
@@ -114,54 +157,44 @@ def test_a_death_while_a_broken_group_is_entered_by_some_only_is_survived_P1_P3(
     result.assert_exact(references.digest(), faults=2, steps=STEPS)
 
 
-@pytest.mark.parametrize("ranks", [(0, 1), (1, 3)], ids=["with the leader", "without the leader"])
-def test_two_workers_that_die_at_the_same_instant_are_both_redone_P1(
-    jobs: Jobs, references: References, ranks: tuple[int, int]
-) -> None:
-    steps = "60"
-    job = jobs.start(TRAIN, "--steps", steps)
+# Several at once.
+
+
+def test_two_workers_that_die_at_the_same_instant_are_both_redone_P1(jobs: Jobs, references: References) -> None:
+    """Twice in a job of five: once the leader is among them, once not."""
+    job = jobs.start(TRAIN, *LONGER, workers=5)
     job.reach_step(10)
-    members = job.members()
-    job.kill(*(members[rank] for rank in ranks))
-    job.wait().assert_exact(references.digest("--steps", steps), faults=2, steps=60)
+    job.kill(*job.members()[:2])
+    wait_for(lambda: len(job.members()) == 3, "a generation of three")
+    job.reach_step(job.steps() + 10)
+    job.kill(*job.members()[1:])
+    job.wait().assert_exact(references.digest(*LONGER), faults=4, steps=60)
 
 
-@pytest.mark.parametrize("survivor", [0, 3])
-def test_one_worker_that_is_left_does_the_whole_job_P1(jobs: Jobs, references: References, survivor: int) -> None:
-    steps = "60"
-    job = jobs.start(TRAIN, "--steps", steps)
+def test_one_worker_that_is_left_does_the_whole_job_P1(jobs: Jobs, references: References) -> None:
+    job = jobs.start(TRAIN, *LONGER)
     job.reach_step(10)
-    job.kill(*(member for rank, member in enumerate(job.members()) if rank != survivor))
-    job.wait().assert_exact(references.digest("--steps", steps), faults=3, steps=60)
+    job.kill(*job.members()[:3])
+    job.wait().assert_exact(references.digest(*LONGER), faults=3, steps=60)
 
 
-@VICTIMS
-@pytest.mark.parametrize(
-    "point", ["batch", "result_part", "before_acknowledge", "acknowledging", "committed", "update"]
-)
-def test_a_death_in_the_last_step_leaves_nobody_behind_P1_P3(
-    jobs: Jobs, references: References, point: str, rank: int
-) -> None:
-    result = run_with(jobs, Fault(point=point, step=STEPS - 1, rank=rank))
-    result.assert_exact(references.digest(), faults=1, steps=STEPS)
+# With processes of its own.
 
 
-@VICTIMS
 def test_the_loader_processes_of_a_dead_worker_end_and_nobody_waits_for_them_P1_P5(
-    jobs: Jobs, references: References, rank: int
+    jobs: Jobs, references: References
 ) -> None:
     """They hold its sockets open, so that without an end to them the survivors would not see it die."""
-    steps = "60"
-    job = jobs.start(TRAIN, "--steps", steps, "--loaders", "2", workers=3)
+    job = jobs.start(TRAIN, *LONGER, "--loaders", "2", workers=3)
     job.reach_step(5)
-    victim = job.members()[rank]
-    (pid,) = [pid for worker, pid in job.pids().items() if worker == victim]
-    loaders = [process for process in job.processes() if process.ppid() == pid]
-    assert len(loaders) == 2
-    job.kill(victim)
-    killed = time.monotonic()
-    wait_for(lambda: not any(loader.is_running() for loader in loaders), "its loader processes end", 10)
-    committed = job.steps()
-    wait_for(lambda: job.steps() > committed or None, "the others go on", 10)
-    assert time.monotonic() - killed < 5
-    job.wait().assert_exact(references.digest("--steps", steps), faults=1, steps=60)
+    for rank in (0, 1):
+        victim = job.members()[rank]
+        loaders = [process for process in job.processes() if process.ppid() == job.pids()[victim]]
+        assert len(loaders) == 2
+        job.kill(victim)
+        killed = time.monotonic()
+        _, left = psutil.wait_procs(loaders, timeout=10)
+        assert not left, "its loader processes live on"
+        job.reach_step(job.steps() + 1)
+        assert time.monotonic() - killed < 5
+    job.wait().assert_exact(references.digest(*LONGER), faults=2, steps=60)

@@ -192,6 +192,8 @@ def main() -> None:
 
     torch.set_num_threads(torch.get_num_threads())
     ForkServer(socket.socket(fileno=fd)).serve()
+    # Taking torch down in order would keep the agent waiting for the better part of a second.
+    os._exit(0)
 
 
 if __name__ == "__main__":

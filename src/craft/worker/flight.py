@@ -218,7 +218,6 @@ class Flight:
         # What the old group was to receive into may still be written to.
         self._route, self._result = None, None
         settlement = self._commitments.regroup(self._size_of)
-        self._digest.restart(settlement.level + 1)
         self._state_digest = b""
         if self._commitments.ledger.worker_id in settlement.commits:
             assert attempt is not None

@@ -204,6 +204,8 @@ class Training:
     def _settled(self, settlement: Settlement) -> None:
         """A new generation is settled: tell the lighthouse, and the script if it wants to know."""
         ledger, generation = self.commitments.ledger, self.commitments.ledger.generation
+        # Whether it was in a step or still before its first one: from here on all look at the same slices.
+        self._digest.restart(settlement.level + 1)
         dropped = tuple(index for index, owner in enumerate(settlement.owners) if owner == DROPPED)
         changes: dict[str, Any] = {"generation": generation, "broken": None}
         if settlement.given or dropped:
