@@ -173,7 +173,10 @@ class Job:
 
     def helper(self, name: str) -> psutil.Process:
         """The process of the job that runs the module ``name``: its fork server or its lighthouse."""
-        return next(process for process in self.processes() if f"-m {name}" in " ".join(_command(process)))
+        return wait_for(
+            lambda: next((each for each in self.processes() if f"-m {name}" in " ".join(_command(each))), None),
+            f"{name} was started",
+        )
 
     @property
     def client(self) -> Client:
@@ -207,6 +210,10 @@ class Job:
         for number in (signal.SIGSTOP, signal.SIGKILL) if len(pids) > 1 else (signal.SIGKILL,):
             for pid in pids:
                 os.kill(pid, number)
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C: everything in the command's process group gets the signal."""
+        os.killpg(self.process.pid, signal.SIGINT)
 
     def end(self) -> None:
         """End whatever of the job is left."""
@@ -255,7 +262,14 @@ class Jobs:
         command = [*CRAFT, "run", "--workers", str(workers), "--dir", str(run_dir), *options, str(script), *arguments]
         with files.with_suffix(".out").open("wb") as out, files.with_suffix(".err").open("wb") as err:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=surroundings, cwd=files.parent
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=surroundings,
+                cwd=files.parent,
+                # A process group of its own, as a shell gives to each command, so that a test can press Ctrl-C.
+                start_new_session=True,
             )
         job = Job(process=process, run_dir=run_dir, mark=mark, files=files)
         self._started.append(job)

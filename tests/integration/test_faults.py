@@ -178,6 +178,22 @@ def test_one_worker_that_is_left_does_the_whole_job_P1(jobs: Jobs, references: R
     job.wait().assert_exact(references.digest(*LONGER), faults=3, steps=60)
 
 
+# Together with the lighthouse.
+
+
+def test_a_death_while_there_is_no_lighthouse_is_answered_by_the_next_one_P1_P4(
+    jobs: Jobs, references: References
+) -> None:
+    job = jobs.start(TRAIN, *LONGER)
+    job.reach_step(10)
+    leader = job.members()[0]
+    job.helper("craft.cli.main lighthouse").kill()
+    # It goes on without one.
+    job.reach_step(job.steps() + 2)
+    job.kill(leader)
+    job.wait().assert_exact(references.digest(*LONGER), faults=1, steps=60)
+
+
 # With processes of its own.
 
 

@@ -428,7 +428,7 @@ def test_the_command_line_shows_a_job_and_acts_on_it(scene: Scene) -> None:
     assert craft(inspect.fail, "w8", *run) == (2, "craft: there is no worker 'w8'\n")
     code, text = craft(inspect.events, *run)
     assert (code, "WorkerLost" in text, "smoke" in text) == (0, True, True)
-    assert craft(inspect.stop, *run) == (0, "the job stops\n")
+    assert craft(inspect.stop, *run) == (0, "the job ends after the step in flight\n")
 
 
 def test_the_command_line_explains_that_nothing_is_running(scene: Scene, tmp_path: Path) -> None:

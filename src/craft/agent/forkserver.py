@@ -6,6 +6,7 @@ every worker is killed and the fork server ends: workers do not outlive their ag
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -161,7 +162,9 @@ class ForkServer:
                     _kill(child)
 
     def _send(self, message: Outgoing) -> None:
-        self._channel.sendall(msgspec.json.encode(message) + b"\n")
+        # An agent that has gone meanwhile is noticed where its requests are read.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._channel.sendall(msgspec.json.encode(message) + b"\n")
 
 
 def _kill(pid: int) -> None:

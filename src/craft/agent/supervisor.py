@@ -178,9 +178,10 @@ class Supervisor:
         """Start the fork server and follow what it says."""
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "OMP_NUM_THREADS": str(self._settings.threads)}
+        # In a session of its own: Ctrl-C is the agent's business, also while the fork server imports torch.
         self._fork_server = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "craft.agent.forkserver", str(theirs.fileno()), str(os.getpid()),
-            pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL, env=environment,
+            pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL, env=environment, start_new_session=True,
         )  # fmt: skip
         theirs.close()
         reader, self._fork_writer = await asyncio.open_connection(sock=ours)
@@ -298,6 +299,9 @@ class Supervisor:
         if self._fork_writer is not None:
             self._fork_writer.close()
         if self._fork_server is not None:
+            if self._fork_server.returncode is None and not self._forks_ready.is_set():
+                # It has no workers yet, and would first import torch to the end.
+                self._fork_server.kill()
             await self._fork_server.wait()
         if self._lighthouse is not None and self._lighthouse.returncode is None:
             self._lighthouse.terminate()
