@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,18 @@ def script(folder: Path, text: str) -> Path:
 @pytest.fixture
 def running(jobs: Jobs) -> Job:
     """A job of two workers in the middle of its training."""
+    return start_long(jobs)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """A job like ``running``, of tests that only look at it."""
+    jobs = Jobs(tmp_path_factory.mktemp("watched"))
+    yield start_long(jobs)
+    jobs.end()
+
+
+def start_long(jobs: Jobs) -> Job:
     job = jobs.start(TRAIN, *LONG, workers=2)
     job.reach_step(3)
     return job
@@ -78,19 +92,21 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
     assert done.stderr.startswith(f"craft run: port {port} of 127.0.0.1 is in use") and done.stderr.count("\n") == 1
 
 
-def test_the_directory_of_another_job_is_refused(tmp_path: Path, running: Job) -> None:
-    """First while that job is running, then when it has ended."""
-    directory = str(running.run_dir)
-    assert "belongs to a job that is running" in refused(tmp_path, "--dir", directory, str(TRAIN))
-    assert craft("stop", "--dir", directory, cwd=tmp_path).returncode == 0
-    assert running.wait().exit_code == 0
-    assert "holds the files of an earlier job" in refused(tmp_path, "--dir", directory, str(TRAIN))
+def test_the_directory_of_a_running_job_is_refused(tmp_path: Path, watched: Job) -> None:
+    assert "belongs to a job that is running" in refused(tmp_path, "--dir", str(watched.run_dir), str(TRAIN))
 
 
-def test_a_wrong_token_is_refused_before_anything_is_started(tmp_path: Path, running: Job) -> None:
+def test_the_directory_of_an_earlier_job_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "journal.jsonl").write_text("{}\n")
+    assert "holds the files of an earlier job" in refused(tmp_path, "--dir", "run", str(TRAIN))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["journal.jsonl"]
+
+
+def test_a_wrong_token_is_refused_before_anything_is_started(tmp_path: Path, watched: Job) -> None:
     token = tmp_path / "token"
     write_token(token, make_token())
-    url = (running.run_dir / "address").read_text().strip()
+    url = (watched.run_dir / "address").read_text().strip()
     options = ("--lighthouse", url, "--token-file", str(token), "--dir", "run")
     done = craft("run", *options, str(TRAIN), cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
@@ -123,12 +139,8 @@ def test_a_script_that_leaves_its_loop_early_has_finished(jobs: Jobs, tmp_path: 
     assert result.exit_code == 0, describe(result)
 
 
-@pytest.mark.parametrize("before_join", [True, False])
-def test_an_exit_code_of_the_scripts_own_is_a_bug_like_an_exception(
-    jobs: Jobs, tmp_path: Path, before_join: bool
-) -> None:
-    place = "" if before_join else "import craft; craft.join()"
-    result = jobs.run(script(tmp_path, f"import sys\n{place}\nsys.exit(7)\n"), workers=2)
+def test_an_exit_code_of_the_scripts_own_is_a_bug_like_an_exception(jobs: Jobs, tmp_path: Path) -> None:
+    result = jobs.run(script(tmp_path, "import sys, craft; craft.join(); sys.exit(7)"), workers=2)
     assert result.exit_code == 1, describe(result)
     assert "SystemExit: 7" in result.output
 
@@ -215,21 +227,23 @@ def test_the_status_of_a_job_has_the_documented_shape(running: Job, tmp_path: Pa
     assert (workers[other]["rank"], workers[other]["pid"]) == (0, running.pids()[other])
 
 
-@pytest.mark.parametrize("rank", [0, 1], ids=["leader", "other"])
-def test_a_reported_worker_is_fenced_and_the_others_go_on_exactly_P1_P3(
-    jobs: Jobs, references: References, rank: int
-) -> None:
+def has_ended(job: Job, worker: str) -> bool:
+    return worker not in job.pids()
+
+
+def test_a_reported_worker_is_fenced_and_the_others_go_on_exactly_P1_P3(jobs: Jobs, references: References) -> None:
+    """First the leader, then another."""
     steps = ("--steps", "60")
     job = jobs.start(TRAIN, *steps, workers=3)
-    job.reach_step(10)
-    victim = job.members()[rank]
-    pid = job.pids()[victim]
-    answer = job.client.report_failure(worker_id=victim, reason="its fan is loud")
-    assert [action["action"] for action in answer["actions"]] == ["Fence", "Reconfigure"]
-    wait_for(lambda: pid not in job.pids().values(), "the fenced worker ends", 10)
+    for rank, reason in ((0, "its fan is loud"), (1, "its fan is silent")):
+        job.reach_step(job.steps() + 10)
+        victim = job.members()[rank]
+        answer = job.client.report_failure(worker_id=victim, reason=reason)
+        assert [action["action"] for action in answer["actions"]] == ["Fence", "Reconfigure"]
+        wait_for(functools.partial(has_ended, job, victim), "the fenced worker ends", 10)
     result = job.wait()
-    result.assert_exact(references.digest(*steps), faults=1, steps=60)
-    assert "its fan is loud" in result.output
+    result.assert_exact(references.digest(*steps), faults=2, steps=60)
+    assert "its fan is loud" in result.output and "its fan is silent" in result.output
 
 
 def test_help_answers_at_once(tmp_path: Path) -> None:
