@@ -165,6 +165,21 @@ def members(directive: Directive) -> tuple[str, ...]:
     return directive.generation.worker_ids
 
 
+async def beats(agent: Agent, *workers: WorkerReport) -> None:
+    """Be heard until cancelled."""
+    while True:
+        await agent.report(*workers)
+        await asyncio.sleep(0.05)
+
+
+def follow_until(scene: Scene, event: str) -> dict[str, Any]:
+    """Wait for a line of the journal."""
+    for line in scene.client.events(follow=True):
+        if line.get("event") == event:
+            return line
+    raise AssertionError(f"the lighthouse ended without {event}")
+
+
 def test_a_lost_worker_leads_to_a_new_generation_for_all_hosts_at_once(scene: Scene) -> None:
     scene.light("--heartbeat-limit", "30")
 
@@ -221,15 +236,10 @@ def test_a_host_that_is_not_heard_is_lost_after_the_limit_P5(scene: Scene, way: 
         await dying.report(worker("w1"))
         if way == "closed":
             await dying.socket.close()
-        beat = asyncio.create_task(beats(living))
+        beat = asyncio.create_task(beats(living, worker("w0")))
         directive = await living.directive(at(2))
         beat.cancel()
         assert (members(directive), directive.fenced) == (("w0",), ("w1",))
-
-    async def beats(agent: Agent) -> None:
-        while True:
-            await agent.report(worker("w0"))
-            await asyncio.sleep(0.05)
 
     play(scene, story)
     lost = [line for line in read_lines(scene.run.journal) if line.get("event") == "HostLost"]
@@ -301,22 +311,46 @@ def test_a_killed_lighthouse_comes_back_with_growing_generations_P3(scene: Scene
     assert scene.client.get_status()["faults"] == 1
 
 
-def test_a_host_that_does_not_come_back_to_a_restarted_lighthouse_is_lost(scene: Scene) -> None:
-    first = scene.light("--heartbeat-limit", "30", workers=1)
+def test_a_host_that_does_not_come_back_to_a_restarted_lighthouse_is_lost_once_another_one_is_back(
+    scene: Scene,
+) -> None:
+    first = scene.light("--heartbeat-limit", "30")
 
-    async def story(cast: Cast) -> None:
-        agent = await cast.agent()
-        await agent.report(worker("w0"))
+    async def before(cast: Cast) -> None:
+        for agent, name in ((await cast.agent("a", 1), "w0"), (await cast.agent("b", 2), "w1")):
+            await agent.report(worker(name))
         await agent.directive(at(1))
 
-    play(scene, story)
+    async def after(cast: Cast) -> None:
+        back = await cast.agent("b", 2)
+        beat = asyncio.create_task(beats(back, worker("w1", 1)))
+        assert members(await back.directive(at(2))) == ("w1",)
+        beat.cancel()
+
+    play(scene, before)
     first.kill()
     first.wait()
-    scene.light("--heartbeat-limit", "0.2", workers=1)
-    for line in scene.client.events(follow=True):
-        if line.get("event") == "HostLost" and line["host"] == "a":
-            break
-    assert scene.client.get_status()["state"] == "failed"
+    scene.light("--heartbeat-limit", "0.2")
+    play(scene, after)
+    assert [line["host"] for line in scene.client.events() if line.get("event") == "HostLost"] == ["a"]
+
+
+def test_a_lighthouse_that_hears_nobody_declares_nobody_lost(scene: Scene) -> None:
+    scene.light("--heartbeat-limit", "0.2")
+
+    async def story(cast: Cast) -> None:
+        first, second = await cast.agent("a", 1), await cast.agent("b", 2)
+        await first.report(worker("w0"))
+        await second.report(worker("w1"))
+        await first.directive(at(1))
+        await asyncio.to_thread(follow_until, scene, "LighthouseAlone")
+        await second.report(worker("w1", 1))
+        await asyncio.to_thread(follow_until, scene, "LighthouseHeard")
+        await first.report(worker("w0", 1))
+        status = await asyncio.to_thread(scene.client.get_status)
+        assert (status["generation"], status["faults"]) == (1, 0)
+
+    play(scene, story)
 
 
 def test_a_lighthouse_that_cannot_make_a_generation_durable_tells_nobody_and_ends_P3(scene: Scene) -> None:

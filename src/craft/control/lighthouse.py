@@ -13,7 +13,7 @@ from craft.control.dispatch import Dispatch
 from craft.control.durable import Durable, DurableFile, restore
 from craft.control.faults import faults_in
 from craft.control.feed import Feed
-from craft.control.heartbeat import DEFAULT_LIMIT_S, Heartbeats
+from craft.control.heartbeat import DEFAULT_LIMIT_S, RETURN_LIMITS, Heartbeats
 from craft.control.loop import GRACE_S, Loop
 from craft.control.sessions import Sessions
 from craft.control.status import AgentStatus, LighthouseStatus, Status, status_of
@@ -22,9 +22,6 @@ from craft.decide.policies import default_policies
 from craft.settings.rundir import RunDir
 from craft.telemetry.journal import Journal, read_lines
 from craft.telemetry.metrics import LineCounter
-
-RESTART_LIMITS = 3
-"""After a restart, hosts have this many heartbeat limits to come back: agents look for the lighthouse only so often."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +101,7 @@ class Lighthouse:
             grace_s=settings.grace_s,
             faults=faults_in(read_lines(run.journal)),
         )
-        self._limit_s = settings.heartbeat_limit_s
-        self.heartbeats = Heartbeats(settings.heartbeat_limit_s, around, self._silent)
+        self.heartbeats = Heartbeats(settings.heartbeat_limit_s, around, self)
         self.sessions = Sessions(self.loop, self.dispatch, self.heartbeats)
         self._begin(state, again=durable is not None)
 
@@ -114,7 +110,7 @@ class Lighthouse:
         started = {"event": "LighthouseStarted", "pid": os.getpid(), "url": self.url, "generation": number}
         self.journal.write("event", {**started, "restarted": again, "slots": state.slots})
         for host in sorted({view.member.host for view in state.having("waiting", "member")}):
-            self.heartbeats.expect(host, RESTART_LIMITS * self._limit_s)
+            self.heartbeats.expect(host, RETURN_LIMITS * self.heartbeats.limit_s)
         if again:
             self.dispatch.tell(state)
 
@@ -137,10 +133,23 @@ class Lighthouse:
         self.feed.close()
         await self.sessions.close()
 
-    def _silent(self, host: str, silent_s: float) -> None:
+    def on_silent(self, host: str, silent_s: float) -> None:
+        """A host's agent was not heard for the limit, and others were: go on without its workers."""
         session = self.sessions.by_host.get(host)
         if session is not None and session.closed:
-            reason = f"the connection of its agent closed and did not come back within {self._limit_s:g} s"
+            reason = f"the connection of its agent closed and did not come back within {self.heartbeats.limit_s:g} s"
         else:
             reason = f"no sign of life of its agent for {silent_s:.2g} s"
         self.loop.lose_host(host, reason)
+
+    def on_alone(self, silent_s: float) -> None:
+        """Nobody is heard at all: say so, and wait."""
+        if self.loop.state.stopping is None:
+            self.journal.write(
+                "event", {"event": "LighthouseAlone", "pid": os.getpid(), "silent_s": round(silent_s, 3)}
+            )
+
+    def on_heard(self, host: str, alone_s: float) -> None:
+        """A first host is heard again; the others have a while to follow."""
+        if self.loop.state.stopping is None:
+            self.journal.write("event", {"event": "LighthouseHeard", "host": host, "alone_s": round(alone_s, 3)})
