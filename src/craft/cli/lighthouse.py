@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from craft.protocol.errors import ConfigError, CraftError
 from craft.settings.rundir import RunDir
+
+if TYPE_CHECKING:
+    from craft.control.lighthouse import LighthouseSettings
+    from craft.control.process import Place
 
 
 @click.command()
@@ -42,6 +49,9 @@ from craft.settings.rundir import RunDir
     show_default=True,
     help="Seconds of silence after which a host is lost.",
 )
+@click.option(
+    "--keep", is_flag=True, help="Serve from a child process, and start another one within moments if it is killed."
+)
 @click.option("--with-parent", is_flag=True, help="End when the process that started this one ends.")
 def lighthouse(
     workers: int,
@@ -53,6 +63,7 @@ def lighthouse(
     host_address: str | None,
     token_file: Path | None,
     heartbeat_limit: float,
+    keep: bool,
     with_parent: bool,
 ) -> None:
     """Run the lighthouse of a job: it knows who is there, decides, and tells.
@@ -76,10 +87,38 @@ def lighthouse(
         workers=workers, min_workers=min_workers, on_loss=on_loss, heartbeat_limit_s=heartbeat_limit
     )
     place = Place(bind=bind, port=port, host_address=host_address)
-    try:
+    run = RunDir(run_dir)
+
+    def begin() -> int:
         if with_parent:
             end_with_parent(parent_pid)
-        serve(RunDir(run_dir), settings, place, token_file, click.echo)
+        if keep:
+            return _keep(run, settings, place, token_file)
+        serve(run, settings, place, token_file, click.echo)
+        return 0
+
+    raise SystemExit(_guarded(begin))
+
+
+def _keep(run: RunDir, settings: LighthouseSettings, place: Place, token_file: Path | None) -> int:
+    from craft.control.keeper import keep
+    from craft.control.process import listen, serve_on
+
+    def child(listener: socket.socket, say: Callable[[str], None]) -> int:
+        def begin() -> int:
+            serve_on(listener, run, settings, place, token_file, say)
+            return 0
+
+        return _guarded(begin)
+
+    with listen(run, place) as listener:
+        return keep(child, listener, click.echo)
+
+
+def _guarded(begin: Callable[[], int]) -> int:
+    """The exit code of ``begin``; an error of ours is one line for people."""
+    try:
+        return begin()
     except CraftError as error:
         click.echo(f"craft lighthouse: {error}", err=True)
-        raise SystemExit(2 if isinstance(error, ConfigError) else 1) from None
+        return 2 if isinstance(error, ConfigError) else 1

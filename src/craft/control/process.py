@@ -46,14 +46,48 @@ def serve(
     run.create()
     lock = _lock(run)
     try:
-        token = ensure_token(token_file if token_file is not None else run.token)
-        if token_file is not None:
-            # A copy, so that the run directory is all that 'craft status' and the others need.
-            write_token(run.token, token)
         with _listen(place, run) as listener:
-            asyncio.run(_serve(run, settings, token, listener, _url(place, listener), say))
+            _serve_locked(run, settings, place, token_file, listener, say)
     finally:
         os.close(lock)
+
+
+def listen(run: RunDir, place: Place) -> socket.socket:
+    """Return a socket for ``serve_on``; ConfigError if the run directory has a living lighthouse."""
+    run.create()
+    os.close(_lock(run))
+    return _listen(place, run)
+
+
+def serve_on(
+    listener: socket.socket,
+    run: RunDir,
+    settings: LighthouseSettings,
+    place: Place,
+    token_file: Path | None,
+    say: Callable[[str], None],
+) -> None:
+    """Like ``serve``, on a socket that outlives this process."""
+    lock = _lock(run)
+    try:
+        _serve_locked(run, settings, place, token_file, listener, say)
+    finally:
+        os.close(lock)
+
+
+def _serve_locked(
+    run: RunDir,
+    settings: LighthouseSettings,
+    place: Place,
+    token_file: Path | None,
+    listener: socket.socket,
+    say: Callable[[str], None],
+) -> None:
+    token = ensure_token(token_file if token_file is not None else run.token)
+    if token_file is not None:
+        # A copy, so that the run directory is all that 'craft status' and the others need.
+        write_token(run.token, token)
+    asyncio.run(_serve(run, settings, token, listener, _url(place, listener), say))
 
 
 async def _serve(
@@ -140,10 +174,10 @@ def _url(place: Place, listener: socket.socket) -> str:
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
-def end_with_parent(parent_pid: int) -> None:
-    """Have the kernel send SIGTERM when the thread that started this process ends; end now if it has ended already."""
+def end_with_parent(parent_pid: int, number: signal.Signals = signal.SIGTERM) -> None:
+    """Have the kernel send a signal when the thread that started this process ends; end now if it has ended already."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0) != 0:
+    if libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0:
         raise ConfigError(f"--with-parent does not work here: {os.strerror(ctypes.get_errno())}")
     if os.getppid() != parent_pid:
         raise SystemExit(0)

@@ -40,7 +40,7 @@ def test_a_host_that_is_heard_in_time_is_never_silent(clock: FakeClock) -> None:
     for _ in range(50):
         watched.beats.heard("a")
         clock.pass_s(0.9)
-    assert watched.silent == watched.alone == []
+    assert (watched.silent, watched.alone) == ([], [])
 
 
 def test_a_silent_host_is_named_once_after_the_limit(clock: FakeClock) -> None:
@@ -83,7 +83,7 @@ def test_a_lighthouse_that_was_stopped_itself_blames_nobody_at_once(clock: FakeC
     watched = Watched(clock)
     watched.pass_s(1.0, "a", "b")
     clock.stall_s(30.0)
-    assert watched.silent == watched.alone == []
+    assert (watched.silent, watched.alone) == ([], [])
     watched.pass_s(1.2, "b")
     assert watched.silent == ["a"]
 
