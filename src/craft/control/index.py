@@ -8,13 +8,13 @@ from craft.decide.membership import JobState, WorkerView
 
 
 class Index:
-    """Workers by id and living ones by host; made anew only when the state's workers are others than before."""
+    """Workers by id and living ones by host."""
 
     def __init__(self, state: Callable[[], JobState]) -> None:
         self._state = state
-        self._workers: tuple[WorkerView, ...] | None = None
-        self._views: dict[str, WorkerView] = {}
-        self._living: dict[str, frozenset[str]] = {}
+        self._workers: tuple[WorkerView, ...] = ()
+        self._by_host: dict[str, list[str]] = {}
+        """Every worker of a host that is or was in the state, gone or not."""
 
     @property
     def current(self) -> int | None:
@@ -23,8 +23,7 @@ class Index:
         return None if generation is None else generation.number
 
     def view(self, worker_id: str) -> WorkerView | None:
-        self._refresh()
-        return self._views.get(worker_id)
+        return self._state().view(worker_id)
 
     def lives(self, worker_id: str) -> bool:
         view = self.view(worker_id)
@@ -33,21 +32,34 @@ class Index:
     def gone(self, worker_id: str) -> bool:
         """Whether it is known and neither waits nor takes part; False for one that nobody has heard of."""
         view = self.view(worker_id)
-        return view is not None and view.standing in ("lost", "finished")
+        return view is not None and view.standing in GONE
+
+    def ended(self, worker_id: str) -> bool:
+        """Whether its process is known to be no more."""
+        view = self.view(worker_id)
+        return view is not None and view.ended
+
+    def takes_part(self, worker_id: str) -> bool:
+        view = self.view(worker_id)
+        return view is not None and view.standing == "member"
+
+    def staying(self, host: str) -> bool:
+        """Whether some living worker of ``host`` is not to leave yet."""
+        return any(self._views[worker_id].draining is None for worker_id in self.living(host))
 
     def living(self, host: str) -> frozenset[str]:
         """Workers of ``host`` that wait or take part."""
         self._refresh()
-        return self._living.get(host, frozenset())
+        return frozenset(worker_id for worker_id in self._by_host.get(host, ()) if self.lives(worker_id))
 
     def _refresh(self) -> None:
+        """Take in who is new. Workers are added at the end; the state forgets some that are gone, but rarely."""
         workers = self._state().workers
         if workers is self._workers:
             return
+        known = len(self._workers)
+        if len(workers) < known or (known and workers[known - 1].member != self._workers[-1].member):
+            known, self._by_host = 0, {}
+        for view in workers[known:]:
+            self._by_host.setdefault(view.member.host, []).append(view.member.worker_id)
         self._workers = workers
-        self._views = {view.member.worker_id: view for view in workers}
-        living: dict[str, set[str]] = {}
-        for view in workers:
-            if view.standing in ("waiting", "member"):
-                living.setdefault(view.member.host, set()).add(view.member.worker_id)
-        self._living = {host: frozenset(worker_ids) for host, worker_ids in living.items()}
