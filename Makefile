@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := 2.13.0
+# What tests of several hosts need beside Python, as command:package of Debian.
+PACKAGES := ip:iproute2 tc:iproute2 nft:nftables nsenter:util-linux
 
-.PHONY: setup demo check test bench clean
+.PHONY: setup packages demo check test bench clean
 
 setup: $(VENV)/.ready
 
@@ -15,6 +17,17 @@ $(VENV)/.ready: pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
+# Installs what is missing, if it may; the tests that need it say so themselves where it is not there.
+packages:
+	@missing=$$(for each in $(PACKAGES); do \
+	    PATH=$$PATH:/usr/sbin:/sbin command -v $${each%%:*} >/dev/null || echo $${each##*:}; done | sort -u | xargs); \
+	test -n "$$missing" || exit 0; \
+	if ! command -v apt-get >/dev/null || test $$(id -u) != 0; then \
+	    echo "Tests of several hosts need the Debian packages $$missing, which only root can install with apt-get."; exit 0; fi; \
+	export DEBIAN_FRONTEND=noninteractive; install="apt-get install -qq --no-install-recommends $$missing"; \
+	$$install >/dev/null 2>&1 || { apt-get update -qq && $$install >/dev/null; } \
+	    || echo "Tests of several hosts need the Debian packages $$missing, and apt-get could not install them."
+
 demo: setup
 	$(BIN)/craft demo
 
@@ -24,7 +37,7 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-test: check
+test: check packages
 	$(BIN)/pytest
 
 bench: setup

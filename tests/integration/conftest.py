@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from .hosts import Hosts
 from .jobs import SESSION_VARIABLE, Jobs, References, leftovers
+from .network import find_obstacle
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,3 +39,31 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Iterator[References]
     jobs = Jobs(tmp_path_factory.mktemp("references"))
     yield References(jobs)
     jobs.end()
+
+
+@pytest.fixture(scope="session")
+def namespaces(request: pytest.FixtureRequest) -> None:
+    """Network namespaces with all that tests of several hosts do to them; without, those fail under CI and else are skipped."""
+    obstacle = find_obstacle()
+    if obstacle is None:
+        return
+    if os.environ.get("CI"):
+        pytest.fail(obstacle)
+    plugins = request.config.pluginmanager
+    with plugins.getplugin("capturemanager").global_and_fixture_disabled():
+        plugins.getplugin("terminalreporter").write_line(f"\nSKIPPED: {obstacle}", red=True, bold=True)
+    pytest.skip(obstacle)
+
+
+@pytest.fixture
+def make_hosts(tmp_path: Path, namespaces: None) -> Iterator[Callable[..., Hosts]]:
+    """Makes hosts on a network of their own, and ends all that is on them with the test."""
+    made: list[Hosts] = []
+
+    def make(*names: str, **more: Any) -> Hosts:
+        made.append(Hosts(tmp_path / f"hosts{len(made)}", names, **more))
+        return made[-1]
+
+    yield make
+    for hosts in made:
+        hosts.end()

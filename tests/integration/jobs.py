@@ -245,8 +245,12 @@ class Jobs:
         faults: Sequence[Fault] = (),
         options: Sequence[str] = (),
         environment: dict[str, str] | None = None,
+        inside: Sequence[str] = (),
     ) -> Job:
-        """Start ``craft run`` on a script; its run directory and working directory are below the folder."""
+        """Start ``craft run`` on a script; its run directory and working directory are below the folder.
+
+        ``inside`` is the beginning of a command that becomes the one behind it, in other surroundings.
+        """
         mark = uuid.uuid4().hex
         name = f"job{len(self._started)}"
         run_dir, files = self._folder / name / "run", self._folder / name / "craft"
@@ -259,7 +263,8 @@ class Jobs:
             **(encode(faults) if faults else {}),
             JOB_VARIABLE: mark,
         }
-        command = [*CRAFT, "run", "--workers", str(workers), "--dir", str(run_dir), *options, str(script), *arguments]
+        command = [*inside, *CRAFT, "run", "--workers", str(workers), "--dir", str(run_dir)]
+        command += [*options, str(script), *arguments]
         with files.with_suffix(".out").open("wb") as out, files.with_suffix(".err").open("wb") as err:
             process = subprocess.Popen(
                 command,

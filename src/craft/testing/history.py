@@ -1,17 +1,19 @@
 """Check P1 to P3 on the files that a run left behind.
 
-    python -m craft.testing.history RUN [REFERENCE]
+    python -m craft.testing.history RUN [REFERENCE] [--host DIR]...
 
-REFERENCE is the directory of a run in which nothing failed, or its digest. Exit code 0: every promise held; 1: some did
-not, and each violation is a sentence on standard output; 2: RUN is no run directory.
+REFERENCE is the directory of a run in which nothing failed, or its digest. In a job of several hosts, RUN is the
+directory of its lighthouse, and each --host that of one ``craft run``. Exit code 0: every promise held; 1: some did not,
+and each violation is a sentence on standard output; 2: bad input, such as a RUN that is no run directory.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,24 +42,25 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """One sentence each; none if every promise held."""
 
 
-def check(run_dir: Path, reference: Path | str | None = None) -> Report:
+def check(run_dir: Path, reference: Path | str | None = None, hosts: Sequence[Path] = ()) -> Report:
     """Read the files of a run that has ended and look for violations of P1, P2 and P3.
 
     ``reference`` is the directory of an undisturbed run, or its digest; without it the final state is only compared
-    between the workers.
+    between the workers. In a job of several hosts, ``run_dir`` has the journal, and ``hosts`` are the run directories of
+    all hosts, lost ones included: what a host that was cut off has committed counts like anything else.
     """
-    run = _read(run_dir)
+    run = _read(run_dir, hosts)
     digests = final_digests(run)
     dropped = _dropped(run)
     violations = [
         *_bits(run, digests, reference),
         *_coverage(run),
         *_ownership(run),
-        *_drops(run, dropped, read_effective(RunDir(run_dir).config).get("on_loss", "redo")),
+        *_drops(run, dropped, _on_loss([*hosts] or [run_dir])),
         *itertools.chain.from_iterable(_own_history(worker_id, run.commits[worker_id]) for worker_id in run.commits),
         *_one_history(run),
         *_generations(run),
-        *_metrics(run, list(read_lines(RunDir(run_dir).metrics))),
+        *_metrics(run, {path: list(read_lines(RunDir(path).metrics)) for path in [*hosts] or [run_dir]}),
     ]
     return Report(
         steps=_num_steps(run),
@@ -72,11 +75,24 @@ def final_digests(run: Run) -> dict[str, str | None]:
     return {line["worker_id"]: line["digest"] for line in _events(run, "WorkerFinished") if line["complete"]}
 
 
-def _read(run_dir: Path) -> Run:
+def _read(run_dir: Path, hosts: Sequence[Path] = ()) -> Run:
     run = read_run(run_dir) if run_dir.is_dir() else None
     if run is None or not run.journal:
         raise ConfigError(f"{run_dir} is not the directory of a run: it has no journal")
-    return run
+    commits = dict(run.commits)
+    for host in hosts:
+        if not RunDir(host).config.is_file():
+            raise ConfigError(f"{host} is not the run directory of a host: it has no config.toml")
+        for worker_id, own in read_run(host).commits.items():
+            if worker_id in commits:
+                raise ConfigError(f"{host} has steps of {worker_id}, and so has another directory: name each host once")
+            commits[worker_id] = own
+    return Run(journal=run.journal, commits=commits)
+
+
+def _on_loss(run_dirs: Sequence[Path]) -> str:
+    """What becomes of lost microbatches; workers compare it at the start, so that all hosts have the same."""
+    return str(read_effective(RunDir(run_dirs[0]).config).get("on_loss", "redo"))
 
 
 def _events(run: Run, name: str) -> list[dict[str, Any]]:
@@ -243,27 +259,51 @@ def _generations(run: Run) -> Iterator[str]:
                 yield f"P3: {worker_id} committed step {commit.step} under generation {number}, in which it is not"
 
 
-def _metrics(run: Run, lines: list[dict[str, Any]]) -> Iterator[str]:
-    """Every step is in ``metrics.jsonl`` once, in order."""
-    counts = Counter(int(line["step"]) for line in lines)
+def _metrics(run: Run, files: Mapping[Path, list[dict[str, Any]]]) -> Iterator[str]:
+    """Every step is in ``metrics.jsonl``, in each file at most once and in order, and with the same values in all.
+
+    A job of several hosts has several: a new leader writes down on its own host what the old one may not have written.
+    """
+    steps = range(_num_steps(run))
     rolled_back = any(commit.branch for commits in run.commits.values() for commit in commits)
-    for step in range(_num_steps(run)):
-        if counts[step] == 0 or (counts[step] > 1 and not rolled_back):
-            yield f"P3: step {step} is in metrics.jsonl {counts[step]} times"
-    for step in sorted(set(counts) - set(range(_num_steps(run)))):
+    written = {int(line["step"]) for lines in files.values() for line in lines}
+    for step in sorted(set(steps) - written):
+        yield f"P3: step {step} is in metrics.jsonl 0 times"
+    for step in sorted(written - set(steps)):
         yield f"P3: step {step} is in metrics.jsonl, and nobody committed it"
-    for before, after in itertools.pairwise(int(line["step"]) for line in lines):
-        if after < before and not rolled_back:
-            yield f"P3: metrics.jsonl has step {after} after step {before}"
+    if rolled_back:
+        return
+    for path, lines in files.items():
+        where = f" of {path}" if len(files) > 1 else ""
+        counts = Counter(int(line["step"]) for line in lines)
+        for step in sorted(step for step, count in counts.items() if count > 1 and step in steps):
+            yield f"P3: step {step} is in metrics.jsonl{where} {counts[step]} times"
+        for before, after in itertools.pairwise(int(line["step"]) for line in lines):
+            if after < before:
+                yield f"P3: metrics.jsonl{where} has step {after} after step {before}"
+    yield from _same_metrics(files)
+
+
+def _same_metrics(files: Mapping[Path, list[dict[str, Any]]]) -> Iterator[str]:
+    first: dict[int, tuple[Path, dict[str, Any]]] = {}
+    for path, lines in files.items():
+        for line in lines:
+            # When it was written is the one thing in it that differs between workers.
+            values = {name: value for name, value in line.items() if name != "time"}
+            other, expected = first.setdefault(int(line["step"]), (path, values))
+            if other != path and values != expected:
+                yield f"P3: step {line['step']}: metrics.jsonl of {other} has {expected}, that of {path} {values}"
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) not in (1, 2):
-        print("usage: python -m craft.testing.history RUN [REFERENCE]", file=sys.stderr)
-        return 2
-    reference = next((Path(name) if Path(name).is_dir() else name for name in arguments[1:]), None)
+    parser = argparse.ArgumentParser(prog="python -m craft.testing.history", description="Check P1 to P3 on a run.")
+    parser.add_argument("run", type=Path, help="run directory; that of the lighthouse in a job of several hosts")
+    parser.add_argument("reference", nargs="?", help="directory of a run in which nothing failed, or its digest")
+    parser.add_argument("--host", type=Path, action="append", default=[], help="run directory of a host, once for each")
+    options = parser.parse_args(arguments)
+    given = options.reference
     try:
-        report = check(Path(arguments[0]), reference)
+        report = check(options.run, Path(given) if given and Path(given).is_dir() else given, options.host)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -261,6 +262,87 @@ def test_a_worker_that_joined_late_has_no_earlier_steps(files: Files) -> None:
     assert check(files.write(), "d1").violations == ()
 
 
+# A job of several hosts.
+
+
+@pytest.fixture
+def hosts(files: Files) -> list[Path]:
+    """The same job on two hosts: w0 on the first, w1 on the second; the journal is with the lighthouse, elsewhere."""
+    return spread(files)
+
+
+def spread(files: Files) -> list[Path]:
+    files.write()
+    places = []
+    for number, worker in enumerate(("w0", "w1")):
+        place = files.folder.with_name(f"host{number}")
+        write_lines(place / "workers" / worker / "steps.jsonl", files.steps[worker])
+        (place / "config.toml").write_text(f'[run]\non_loss = "{files.on_loss}"  # default\n')
+        places.append(place)
+    write_lines(places[0] / "metrics.jsonl", files.metrics)
+    for name in ("metrics.jsonl", "config.toml"):
+        (files.folder / name).unlink()
+    shutil.rmtree(files.folder / "workers")
+    return places
+
+
+def test_an_untouched_run_of_several_hosts_has_no_violation(files: Files, hosts: list[Path]) -> None:
+    report = check(files.folder, "d1", hosts)
+    assert (report.violations, report.steps, report.digest, report.dropped) == ((), STEPS, "d1", ())
+
+
+def test_what_a_host_committed_that_was_cut_off_counts(files: Files) -> None:
+    """It went on alone, in the old generation."""
+    files.steps["w1"].append(commit("w1", 2, 1, {"0": "w0", "1": "w0", "2": "w1", "3": "w1"}))
+    violations = check(files.folder, "d1", spread(files)).violations
+    assert "P3: step 2: microbatch 2 is by w0 according to w0, and by w1 according to w1" in violations
+
+
+def test_a_host_that_is_not_named_is_missed(files: Files, hosts: list[Path]) -> None:
+    violations = check(files.folder, "d1", hosts[1:]).violations
+    assert (
+        "P2: w0 finished after 4 steps, of which the last that it wrote down is None, but the job has 2" in violations
+    )
+
+
+def test_leaders_of_several_hosts_may_write_down_the_same_step_with_the_same_values(
+    files: Files, hosts: list[Path]
+) -> None:
+    write_lines(hosts[0] / "metrics.jsonl", files.metrics[:3])
+    write_lines(hosts[1] / "metrics.jsonl", [{**line, "time": 9.0} for line in files.metrics[1:]])
+    assert check(files.folder, "d1", hosts).violations == ()
+    write_lines(hosts[1] / "metrics.jsonl", [{**line, "loss": 2.0} for line in files.metrics[2:]])
+    assert check(files.folder, "d1", hosts).violations == (
+        f"P3: step 2: metrics.jsonl of {hosts[0]} has {{'step': 2, 'loss': 1.0}}, that of {hosts[1]}"
+        " {'step': 2, 'loss': 2.0}",
+    )
+
+
+def test_metrics_of_several_hosts_have_every_step_and_none_twice_in_a_file(files: Files, hosts: list[Path]) -> None:
+    write_lines(hosts[0] / "metrics.jsonl", files.metrics[:1])
+    write_lines(hosts[1] / "metrics.jsonl", [*files.metrics[2:], files.metrics[3], {"step": 9}])
+    assert check(files.folder, "d1", hosts).violations == (
+        "P3: step 1 is in metrics.jsonl 0 times",
+        "P3: step 9 is in metrics.jsonl, and nobody committed it",
+        f"P3: step 3 is in metrics.jsonl of {hosts[1]} 2 times",
+    )
+
+
+def test_under_shrink_several_hosts_may_drop_what_the_journal_says(files: Files) -> None:
+    files.on_loss = "shrink"
+    files.steps["w0"][2].update(plan=DROPPING, microbatches=[0, 1, 3])
+    files.journal[-2].update(given=[], dropped=[2])
+    report = check(files.folder, "d1", spread(files))
+    assert (report.violations, report.dropped) == ((), ((2, 2),))
+
+
+def test_a_directory_that_is_no_hosts_or_is_named_twice_is_refused(files: Files, hosts: list[Path]) -> None:
+    with pytest.raises(ConfigError, match="is not the run directory of a host"):
+        check(files.folder, "d1", [*hosts, files.folder])
+    with pytest.raises(ConfigError, match="name each host once"):
+        check(files.folder, "d1", [*hosts, hosts[0]])
+
+
 def test_the_command_line_says_what_it_found(files: Files) -> None:
     def history(*arguments: str) -> tuple[int, str, str]:
         command = [sys.executable, "-W", "error", "-m", "craft.testing.history", *arguments]
@@ -273,3 +355,6 @@ def test_the_command_line_says_what_it_found(files: Files) -> None:
     assert history(run, run)[0] == 0
     assert history("nowhere") == (2, "", "nowhere is not the directory of a run: it has no journal\n")
     assert history()[0] == 2
+    first, second = map(str, spread(files))
+    assert history(run, "d1", "--host", first, "--host", second) == (0, "P1 to P3 hold: 4 steps, state d1\n", "")
+    assert history(run, "--host", "nowhere")[0] == 2

@@ -1,0 +1,145 @@
+"""Jobs of several hosts, each a network namespace of its own: hosts that die or are cut off, a lighthouse that is killed.
+
+Whatever happens, the job ends with the bits of a job of one host (P1), and what any host committed, lost ones included, is
+part of one history (P2, P3).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from .hosts import HEARTBEAT_LIMIT_S, Hosts
+from .jobs import References, wait_for
+
+STEPS = 200
+LENGTH = ("--steps", str(STEPS))
+"""Long enough that faults from outside strike while the job goes on."""
+
+MakeHosts = Callable[..., Hosts]
+
+
+@pytest.fixture(scope="session")
+def reference(references: References) -> str:
+    """The final state of the same job on one host, without a namespace, with another number of workers."""
+    return references.digest(*LENGTH, workers=2)
+
+
+def begin(hosts: Hosts, step: int = 20) -> None:
+    """Start the job everywhere and wait until it is well under way."""
+    hosts.start_all(*LENGTH)
+    hosts.reach_step(step)
+
+
+def assert_ended_well(hosts: Hosts, *names: str) -> None:
+    for name, result in hosts.wait(*names).items():
+        assert result.exit_code == 0, f"host {name}{hosts.tell()}"
+
+
+@pytest.mark.parametrize(("names", "workers"), [("ab", 2), ("abc", 1)])
+def test_a_job_of_several_hosts_has_the_bits_of_one_host_P1(
+    make_hosts: MakeHosts, reference: str, names: str, workers: int
+) -> None:
+    hosts = make_hosts(*names, workers=workers)
+    hosts.start_all(*LENGTH)
+    assert_ended_well(hosts)
+    hosts.assert_exact(reference, steps=STEPS, lost=set())
+    assert len(hosts.members()) == len(names) * workers
+
+
+@pytest.mark.parametrize("victim", ["a", "c"])
+def test_a_host_whose_agent_dies_is_lost_with_all_its_workers_P1_P5(
+    make_hosts: MakeHosts, reference: str, victim: str
+) -> None:
+    """Once it is the host of the leader, once another."""
+    hosts = make_hosts("a", "b", "c")
+    begin(hosts)
+    hosts.kill(victim)
+    # The kernel ends its workers with it, at once: nothing has to be noticed first.
+    wait_for(lambda: not hosts.jobs[victim].processes(), "its workers end with it", 5)
+    others = sorted({"a", "b", "c"} - {victim})
+    assert_ended_well(hosts, *others)
+    hosts.assert_exact(reference, steps=STEPS, lost={victim})
+    (lost,) = hosts.events("HostLost")
+    assert "closed and did not come back" in lost["reason"]
+
+
+@pytest.mark.parametrize("victim", ["a", "c"])
+def test_a_host_that_is_cut_off_for_good_is_lost_and_forms_no_generation_of_its_own_P1_P3(
+    make_hosts: MakeHosts, reference: str, victim: str
+) -> None:
+    """Both of its workers live on and reach each other: that must not be enough for them."""
+    hosts = make_hosts("a", "b", "c", workers=2) if victim == "c" else make_hosts("a", "b", workers=2)
+    begin(hosts)
+    hosts.network.cut_off(victim)
+    cut = hosts.steps()
+    assert_ended_well(hosts, *(name for name in hosts.names if name != victim))
+    hosts.assert_exact(reference, steps=STEPS, lost={victim})
+    for worker, own in hosts.commits(victim).items():
+        assert {commit.generation for commit in own} == {1}, worker
+        # It may have had the result of the step in flight in hand, and of the one that the others were in by then.
+        assert own[-1].step <= cut + 1, worker
+    (lost,) = hosts.events("HostLost")
+    assert "no sign of life" in lost["reason"]
+
+
+def test_what_can_only_be_seen_by_silence_costs_the_limit_and_little_more_P5(
+    make_hosts: MakeHosts, reference: str
+) -> None:
+    hosts = make_hosts("a", "b", "c")
+    begin(hosts)
+    hosts.network.cut_off("b")
+    began = time.monotonic()
+    before = hosts.steps()
+    hosts.reach_step(before + 5, "a")
+    assert time.monotonic() - began < HEARTBEAT_LIMIT_S + 5
+    assert_ended_well(hosts, "a", "c")
+    hosts.assert_exact(reference, steps=STEPS, lost={"b"})
+
+
+def test_a_lighthouse_that_is_killed_and_started_again_by_hand_takes_the_job_over_P1_P4(
+    make_hosts: MakeHosts, reference: str
+) -> None:
+    hosts = make_hosts("a", "b")
+    begin(hosts)
+    hosts.kill_lighthouse()
+    # Training goes on without it.
+    hosts.reach_step(hosts.steps() + 30)
+    hosts.light()
+    assert_ended_well(hosts)
+    hosts.assert_exact(reference, steps=STEPS, lost=set())
+    assert [line["restarted"] for line in hosts.events("LighthouseStarted")] == [False, True]
+    assert {commit.generation for name in "ab" for own in hosts.commits(name).values() for commit in own} == {1}
+
+
+def test_a_host_that_dies_while_there_is_no_lighthouse_is_lost_for_the_next_one_P1_P3(
+    make_hosts: MakeHosts, reference: str
+) -> None:
+    hosts = make_hosts("a", "b", "c")
+    begin(hosts)
+    hosts.kill_lighthouse()
+    hosts.kill("a")
+    hosts.light()
+    assert_ended_well(hosts, "b", "c")
+    hosts.assert_exact(reference, steps=STEPS, lost={"a"})
+
+
+def test_a_second_lighthouse_of_a_job_is_refused(make_hosts: MakeHosts, reference: str) -> None:
+    hosts = make_hosts("a", "b")
+    begin(hosts)
+    assert "has a living lighthouse already" in hosts.refuse_lighthouse()
+    assert_ended_well(hosts)
+    hosts.assert_exact(reference, steps=STEPS, lost=set())
+
+
+def test_a_second_agent_of_the_same_host_is_refused_and_disturbs_nobody(make_hosts: MakeHosts, reference: str) -> None:
+    hosts = make_hosts("a", "b")
+    begin(hosts)
+    second = hosts.start("b", *LENGTH, host="a")
+    result = second.wait()
+    assert result.exit_code == 2, result
+    assert "host a has an agent already" in result.output + result.errors
+    assert_ended_well(hosts)
+    hosts.assert_exact(reference, steps=STEPS, lost=set())
