@@ -60,6 +60,10 @@ class RunDir:
     def log(self, worker_id: str) -> Path:
         return self.worker(worker_id) / "log"
 
+    def stacks(self, worker_id: str) -> Path:
+        """Where the worker writes the stacks of its threads when its agent asks for them."""
+        return self.worker(worker_id) / "stacks"
+
     def steps(self, worker_id: str) -> Path:
         return self.worker(worker_id) / "steps.jsonl"
 

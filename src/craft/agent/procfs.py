@@ -1,0 +1,109 @@
+"""The kernel's view of a process, from ``/proc``. Read by the watchdog; what is gone or forbidden reads as None or empty."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_STAT_BYTES = 1024
+
+
+class Glance(msgspec.Struct, frozen=True):
+    """What costs microseconds to find out."""
+
+    state: str
+    """The kernel's letter for the main thread: R runs, S sleeps, D sleeps and cannot be woken, T stopped, t traced, Z dead."""
+    main_cpu_s: float
+    """CPU time of the main thread since it began."""
+    cpu_s: float
+    """CPU time of all threads."""
+    num_threads: int
+
+
+class ProcessFiles:
+    """The open files of one process. They never show another process that got the same number later."""
+
+    def __init__(self, pid: int) -> None:
+        """Raises ``OSError`` if there is no such process."""
+        self._whole = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+        try:
+            self._main = os.open(f"/proc/{pid}/task/{pid}/stat", os.O_RDONLY)
+        except OSError:
+            os.close(self._whole)
+            raise
+
+    def glance(self) -> Glance | None:
+        """None once the process is gone."""
+        try:
+            whole = _fields(os.pread(self._whole, _STAT_BYTES, 0))
+            main = _fields(os.pread(self._main, _STAT_BYTES, 0))
+        except ProcessLookupError:
+            return None
+        if not whole or not main:
+            return None
+        return Glance(main[0].decode(), _cpu_s(main), _cpu_s(whole), int(whole[17]))
+
+    def close(self) -> None:
+        os.close(self._whole)
+        os.close(self._main)
+
+
+def _fields(stat: bytes) -> list[bytes]:
+    """The fields from the state on; what comes before may hold spaces and brackets."""
+    return stat[stat.rfind(b")") + 2 :].split()
+
+
+def _cpu_s(fields: list[bytes]) -> float:
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def wchan(pid: int) -> str:
+    """The kernel function that the main thread sleeps in; empty where it runs, or where the kernel does not say."""
+    name = _read(pid, "wchan")
+    return "" if name == "0" else name
+
+
+def kernel_text(pid: int) -> str:
+    """All that the kernel says about where the main thread stands; its own stack only to root."""
+    lines = [f"{name}: {text}" for name in ("wchan", "syscall") if (text := _read(pid, name))]
+    if stack := _read(pid, "stack"):
+        lines += ["kernel stack:", stack]
+    return "\n".join(lines)
+
+
+def is_traced(pid: int) -> bool:
+    """Whether a debugger is attached."""
+    return _status(pid, "TracerPid") not in ("", "0")
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for the signal; without one, many signals would end it."""
+    return bool(int(_status(pid, "SigCgt") or "0", 16) >> (number - 1) & 1)
+
+
+def state(pid: int) -> str:
+    """The kernel's letter; empty if there is no such process."""
+    return _status(pid, "State")[:1]
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of what the main thread forked."""
+    return [int(child) for child in _read(pid, f"task/{pid}/children").split()]
+
+
+def _status(pid: int, name: str) -> str:
+    for line in _read(pid, "status").splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return value.strip()
+    return ""
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace").strip()
+    except OSError:
+        return ""

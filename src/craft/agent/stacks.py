@@ -1,0 +1,108 @@
+"""Asks a worker's process for the stacks of its threads, and puts them into its log.
+
+``worker/stacks.py`` has registered the handler that answers. A process that cannot answer (stopped by a signal, without
+a handler, stuck in the kernel) is described by what the kernel says about it instead. Called by ``watch.examine``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+from craft.agent import procfs
+from craft.wire.activity import STACKS_SIGNAL
+
+MAX_BYTES = 16 * 1024
+_LIMIT_S = 0.5
+_POLL_S = 0.02
+_SETTLED_POLLS = 3
+"""A file that did not grow for so many looks in a row is taken for whole; the handler does not say where it ends."""
+_MAX_CHILDREN = 4
+_CUT = "... (cut)\n"
+
+
+async def dump(pid: int, path: Path, limit_s: float = _LIMIT_S) -> str:
+    """Return the stacks of a worker and of what it forked, at most 16 KB; ``path`` is where its handler writes.
+
+    Each process has ``limit_s`` to answer. The event loop is never blocked.
+    """
+    parts = [await _one(pid, path, limit_s)]
+    for child in procfs.children(pid)[:_MAX_CHILDREN]:
+        # A main thread that waits for its data-loader process says nothing about why that does not answer.
+        parts.append(f"its child process {child}:\n{await _one(child, path, limit_s)}")
+    # What matters most comes first in the text, and is last in a worker's own part: its main thread.
+    share = MAX_BYTES // len(parts)
+    return "\n".join(_bounded(part, share).rstrip("\n") for part in parts)
+
+
+async def _one(pid: int, path: Path, limit_s: float) -> str:
+    why = _cannot_answer(pid)
+    if why is None:
+        before = _size(path)
+        try:
+            os.kill(pid, STACKS_SIGNAL)
+        except ProcessLookupError:
+            return "the process is gone"
+        if await _settled(path, before, limit_s):
+            return _since(path, before)
+        why = f"no answer within {limit_s:g} s"
+    return f"no Python stack: {why}\n{procfs.kernel_text(pid)}"
+
+
+def _cannot_answer(pid: int) -> str | None:
+    state = procfs.state(pid)
+    if state in ("", "Z", "X"):
+        return "the process is gone"
+    if state == "T":
+        return "the process is stopped by a signal"
+    if not procfs.catches(pid, STACKS_SIGNAL):
+        return "the process has no handler that would write it"
+    return None
+
+
+async def _settled(path: Path, before: int, limit_s: float) -> bool:
+    """Wait until the file has grown beyond ``before`` and grows no more; False if it did not grow within the limit."""
+    deadline = time.monotonic() + limit_s
+    size, same = before, 0
+    while time.monotonic() < deadline and same < _SETTLED_POLLS:
+        await asyncio.sleep(_POLL_S)
+        last, size = size, _size(path)
+        same = same + 1 if size == last and size > before else 0
+    return size > before
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _since(path: Path, before: int) -> str:
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        begin = max(before, size - MAX_BYTES)
+        file.seek(begin)
+        text = file.read(MAX_BYTES).decode(errors="replace")
+    return text if begin == before else _CUT + text.partition("\n")[2]
+
+
+def _bounded(text: str, max_bytes: int) -> str:
+    """The end of the text, from the beginning of a line."""
+    data = text.encode()
+    if len(data) <= max_bytes:
+        return text
+    return _CUT + data[-(max_bytes - len(_CUT)) :].decode(errors="ignore").partition("\n")[2]
+
+
+def append_to_log(path: Path, heading: str, text: str) -> None:
+    """Put a dump at the end of a worker's log, in one write: the worker may be writing, too."""
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+    data = f"\n--- {stamp} craft: {heading}\n{text}\n--- end of stacks\n".encode()
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)

@@ -1,0 +1,152 @@
+"""Who hangs: from what each main thread is doing, for how long, and how long that usually takes.
+
+The agent asks about its own workers every 0.1 s (``overdue``, ``stopped``). ``blamed`` says which of those hold up the
+others; it needs what all members are doing. Times are seconds on one clock; those of another host are shifted first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from craft.protocol.activity import Doing, Phase
+
+NEVER_OVERDUE = frozenset({Phase.STARTING, Phase.JOINING, Phase.EXCHANGING, Phase.PAUSED, Phase.ENDING})
+"""Phases that end when others do something, or whose length only the script knows."""
+
+FIRST_STEPS = 3
+"""Until a worker has committed this many steps, what it measured says little: it compiles, fills caches, warms up."""
+
+STOPPED = "T"
+TRACED = "t"
+DEAD = frozenset("ZXx")
+
+
+class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """When a worker is taken for one that hangs."""
+
+    hang_limit_s: float = 10.0
+    """No phase is overdue before this."""
+    hang_factor: float = 20.0
+    """A phase is overdue after this many times the longest that it took recently on the same worker."""
+    first_step_limit_s: float = 600.0
+    """Holds instead in the first steps of a worker, and for a phase that it never completed before."""
+    stop_limit_s: float = 0.5
+    """A process that is stopped by a signal is overdue after this, whatever it is doing."""
+
+
+Cause = Literal["slow", "gil", "stopped", "waiting"]
+
+
+class Overdue(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker should have been further by now."""
+
+    cause: Cause
+    """slow: its phase takes too long; gil: a thread of it keeps the GIL; stopped: by a signal; waiting: for others."""
+    doing: Doing | None
+    """None: it was stopped before it said anything."""
+    elapsed_s: float
+    limit_s: float
+
+    @property
+    def phase(self) -> str:
+        """One word: that of the phase, or ``stopped``, or ``gil``."""
+        if self.cause in ("stopped", "gil") or self.doing is None:
+            return self.cause
+        return self.doing.phase.word
+
+    @property
+    def words(self) -> str:
+        """For people: ``computing microbatch 3 of step 41 for 12.3 s (limit 10 s)``."""
+        times = f"for {self.elapsed_s:.1f} s (limit {round(self.limit_s, 1):g} s)"
+        doing = "starting" if self.doing is None else self.doing.words
+        if self.cause == "stopped":
+            return f"stopped by a signal {times} while {doing}"
+        if self.cause == "gil":
+            return f"{doing}, but one of its threads has kept the GIL {times}"
+        return f"{doing} {times}"
+
+
+def limit_for(doing: Doing, limits: HangLimits) -> float | None:
+    """How long this phase may take on this worker; None if it is never overdue by itself."""
+    return None if doing.phase in NEVER_OVERDUE else _usual_limit(doing, limits)
+
+
+def _usual_limit(doing: Doing, limits: HangLimits) -> float:
+    longest = doing.longest[doing.phase]
+    first = max(limits.first_step_limit_s, limits.hang_limit_s)
+    if doing.commits < FIRST_STEPS or longest is None:
+        return first
+    # One step that took minutes to compile must not make the limit an hour: the factor does not lead beyond the limit of
+    # first steps, unless a phase really takes that long.
+    return max(limits.hang_limit_s, min(limits.hang_factor * longest, max(first, 2 * longest)))
+
+
+def overdue(doing: Doing, now: float, limits: HangLimits) -> Overdue | None:
+    """Return whether a worker takes too long for what it is doing; nothing is said about who is held up by it."""
+    limit = limit_for(doing, limits)
+    elapsed = now - doing.since
+    if limit is not None:
+        return Overdue(cause="slow", doing=doing, elapsed_s=elapsed, limit_s=limit) if elapsed > limit else None
+    if doing.phase is Phase.EXCHANGING and doing.beat is not None:
+        # It would be in the exchange for ever, as those are who wait for it.
+        kept = now - doing.beat
+        if kept > limits.hang_limit_s:
+            return Overdue(cause="gil", doing=doing, elapsed_s=kept, limit_s=limits.hang_limit_s)
+    return None
+
+
+def held_up(doing: Doing, now: float, limits: HangLimits) -> Overdue | None:
+    """Return whether a worker waits in the exchange for longer than it ever had to. That is no fault of its own."""
+    limit, elapsed = _usual_limit(doing, limits), now - doing.since
+    if doing.phase is not Phase.EXCHANGING or elapsed <= limit:
+        return None
+    return Overdue(cause="waiting", doing=doing, elapsed_s=elapsed, limit_s=limit)
+
+
+def stopped(state: str, since: float, now: float, doing: Doing | None, limits: HangLimits) -> Overdue | None:
+    """Return whether a process has been stopped for too long; ``state`` is the kernel's letter, seen first at ``since``.
+
+    A process under a debugger (``t``) is meant to stand still.
+    """
+    elapsed = now - since
+    if state != STOPPED or elapsed <= limits.stop_limit_s:
+        return None
+    return Overdue(cause="stopped", doing=doing, elapsed_s=elapsed, limit_s=limits.stop_limit_s)
+
+
+def blamed(suspects: Mapping[str, Overdue], activities: Mapping[str, Doing]) -> dict[str, Overdue]:
+    """Return the suspects that hold somebody up. ``activities`` has every member of the generation.
+
+    Where nobody waits, all are slow alike: a busy disk, or the same long work on every worker. A worker that is stopped
+    by a signal does nothing for anybody, waited for or not.
+    """
+    alone = len(activities) <= 1
+    waiting = any(
+        doing.phase is Phase.EXCHANGING and worker_id not in suspects for worker_id, doing in activities.items()
+    )
+    return {
+        worker_id: suspect for worker_id, suspect in suspects.items() if alone or waiting or suspect.cause == "stopped"
+    }
+
+
+def culprits(activities: Mapping[str, Doing], now: float, limits: HangLimits) -> dict[str, Overdue]:
+    """Return who is overdue and holds up the others, from what all members are doing."""
+    return blamed(_suspects(activities, now, limits), activities)
+
+
+def stalled(activities: Mapping[str, Doing], now: float, limits: HangLimits) -> bool:
+    """Whether nobody gets on and nobody can be blamed: something to tell people, and nothing to end a worker for.
+
+    All are overdue at once, or all wait for each other in the exchange beyond what is usual for it.
+    """
+    if not activities or culprits(activities, now, limits):
+        return False
+    return all(overdue(doing, now, limits) or held_up(doing, now, limits) for doing in activities.values())
+
+
+def _suspects(activities: Mapping[str, Doing], now: float, limits: HangLimits) -> dict[str, Overdue]:
+    found = {worker_id: overdue(doing, now, limits) for worker_id, doing in activities.items()}
+    return {worker_id: suspect for worker_id, suspect in found.items() if suspect is not None}

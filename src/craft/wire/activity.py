@@ -1,0 +1,118 @@
+"""The file through which a worker's main thread says what it is doing: its format, and how it is read.
+
+``worker/activity.py`` writes it, through a mapping of its memory; ``agent/watch.py`` reads it at any time, also while the
+worker holds its GIL or is stopped. 256 bytes, in the host's own byte order, since both are on one host:
+
+    word 0       magic number, written last: before that there is nothing to read
+    word 1       sequence: the number of phases begun; its parity names the slot that is whole
+    word 2       when another Python thread of the worker last ran
+    words 3-11   for each phase the longest of the recent durations; -1 where it was never completed
+    words 12-16  slot 0: since, phase, step, microbatch, commits; -1 for no step and no microbatch
+    words 18-22  slot 1
+    words 24-31  why it is paused, in UTF-8
+
+The writer fills the slot that is not in use, then changes the sequence. So one that is stopped half way leaves the
+phase before whole. A reader that finds another sequence after reading than before reads again.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import struct
+import tempfile
+from pathlib import Path
+
+from craft.protocol.activity import Doing, Phase
+
+STACKS_SIGNAL = signal.SIGRTMIN + 8
+"""Asks a worker for the stacks of its threads. Scripts and libraries use the first real-time signals, if any."""
+
+SIZE = 256
+MAGIC = 0x3154464152435F41
+SEQUENCE_WORD = 1
+BEAT_WORD = 2
+LONGEST_WORD = 3
+SLOT = struct.Struct("=dqqqq")
+SLOT_OFFSETS = (12 * 8, 18 * 8)
+REASON = slice(24 * 8, 32 * 8)
+NEVER = -1.0
+NONE = -1
+
+_HEAD = struct.Struct(f"=QQd{len(Phase)}d")
+_ATTEMPTS = 16
+
+
+def memory_folder() -> Path:
+    """Where such files belong: in memory. On a disk that is busy, a write to a mapped page may wait for the disk."""
+    shared = Path("/dev/shm")
+    return shared if os.access(shared, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+
+
+class ActivityReader:
+    """Reads one file again and again, without a system call once it is open. The file may not be there yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._map: mmap.mmap | None = None
+        self._words: memoryview[int] | None = None
+
+    def read(self) -> Doing | None:
+        """Return what the worker is doing; None before it has said anything, or if it changes too fast to be read."""
+        if self._words is None and not self._open():
+            return None
+        assert self._words is not None and self._map is not None
+        for _ in range(_ATTEMPTS):
+            sequence = self._words[SEQUENCE_WORD]
+            data = self._map[:]
+            if self._words[SEQUENCE_WORD] == sequence:
+                return _decode(data, sequence)
+        return None
+
+    def _open(self) -> bool:
+        try:
+            with self._path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_READ)
+        except (OSError, ValueError):
+            # Not made yet, or made and still empty.
+            return False
+        self._words = memoryview(self._map).cast("Q")
+        return True
+
+    def close(self) -> None:
+        if self._words is not None:
+            self._words.release()
+            self._words = None
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+
+
+def _decode(data: bytes, sequence: int) -> Doing | None:
+    magic, _, beat, *longest = _HEAD.unpack_from(data)
+    since, number, step, microbatch, commits = SLOT.unpack_from(data, SLOT_OFFSETS[sequence & 1])
+    if magic != MAGIC or not 0 <= number < len(Phase):
+        return None
+    phase = Phase(number)
+    return Doing(
+        phase=phase,
+        since=since,
+        step=None if step == NONE else step,
+        microbatch=None if microbatch == NONE else microbatch,
+        # Not in a slot: a reading at the moment at which one pause follows another may show a mixture.
+        reason=data[REASON].rstrip(b"\0").decode(errors="replace") if phase is Phase.PAUSED else "",
+        commits=commits,
+        changes=sequence,
+        longest=tuple(None if value == NEVER else value for value in longest),
+        beat=None if beat == NEVER else beat,
+    )
+
+
+def read(path: Path) -> Doing | None:
+    """Read a file once."""
+    reader = ActivityReader(path)
+    try:
+        return reader.read()
+    finally:
+        reader.close()
