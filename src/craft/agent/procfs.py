@@ -90,8 +90,12 @@ def state(pid: int) -> str:
 
 
 def children(pid: int) -> list[int]:
-    """Process ids of what the main thread forked."""
-    return [int(child) for child in _read(pid, f"task/{pid}/children").split()]
+    """Process ids of what the process forked, from any of its threads."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    return sorted(int(child) for thread in threads for child in _read(pid, f"task/{thread}/children").split())
 
 
 def _status(pid: int, name: str) -> str:

@@ -38,6 +38,8 @@ class KernelView(msgspec.Struct, frozen=True, kw_only=True):
     other_cpu_s: float
     """Of all its other threads."""
     num_threads: int
+    stopped_children: tuple[int, ...] = ()
+    """Process ids of what it forked and a signal stopped: a data loader that will never answer."""
 
     @property
     def words(self) -> str:
@@ -52,6 +54,8 @@ class KernelView(msgspec.Struct, frozen=True, kw_only=True):
         text = f"{states.get(self.state, f'in state {self.state}{where}')}, {self._cpu()}"
         if self.other_cpu_s > max(_IDLE * self.elapsed_s, 0.05):
             text += f"; its other threads used {self.other_cpu_s:.1f} s"
+        for child in self.stopped_children:
+            text += f"; its child process {child} is stopped by a signal"
         return text
 
     def _cpu(self) -> str:
@@ -158,6 +162,9 @@ class _Watched:
             main_cpu_s=main,
             other_cpu_s=max(0.0, glance.cpu_s - began.cpu_s - main),
             num_threads=glance.num_threads,
+            stopped_children=tuple(
+                child for child in procfs.children(self.pid) if procfs.state(child) == hangs.STOPPED
+            ),
         )
 
     def got_on(self, overdue: Overdue) -> bool:

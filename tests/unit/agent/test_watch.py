@@ -83,7 +83,7 @@ def examined(watchdog: Watchdog, suspect: Suspect) -> Hang:
     ("kind", "doing", "kernel"),
     [
         ("sleep", "computing microbatch 3 of step 41", "asleep in the kernel (hrtimer_nanosleep), no CPU used"),
-        ("loop", "computing microbatch 3 of step 41", "running, busy: "),
+        ("loop", "computing microbatch 3 of step 41", " s of CPU used"),
         ("gil", "computing microbatch 3 of step 41", "asleep in the kernel (hrtimer_nanosleep), no CPU used"),
         ("deadlock", "in the script's code after the exchange of step 41", "asleep in the kernel (futex"),
         ("loader", "loading microbatch 3 of step 41", "asleep in the kernel ("),
@@ -106,6 +106,19 @@ def test_a_hang_is_named_by_what_the_worker_does_and_by_what_the_kernel_sees(
     log = victim.log.read_text()
     assert f"craft: {kind} hangs: {hang.sentence}\n" in log
     assert hang.stack in log
+
+
+def test_a_data_loader_process_that_is_stopped_is_named(watchdog: Watchdog, start: Start) -> None:
+    victim = start("loader")
+    suspect = suspect_of(watchdog.look)
+    (child,) = procfs.children(victim.pid)
+    os.kill(child, signal.SIGSTOP)
+    until(lambda: procfs.state(child) == "T")
+
+    hang = examined(watchdog, suspect)
+
+    assert hang.sentence.endswith(f"; its child process {child} is stopped by a signal")
+    assert f"its child process {child}:\nno Python stack: the process is stopped by a signal" in hang.stack
 
 
 def test_a_kept_gil_is_told_from_a_sleep(watchdog: Watchdog, start: Start) -> None:
