@@ -18,7 +18,7 @@ from craft.agent import procfs, stacks
 from craft.agent.procfs import Glance, ProcessFiles
 from craft.decide import hangs
 from craft.decide.hangs import HangLimits, Overdue
-from craft.protocol.activity import Doing
+from craft.protocol.activity import Doing, Phase
 from craft.wire.activity import ActivityReader
 
 _AWAY_S = 1.0
@@ -230,7 +230,10 @@ class Watchdog:
         if not suspects:
             return ()
         overdue = {worker_id: suspect.overdue for worker_id, suspect in suspects.items()}
-        return tuple(suspects[worker_id] for worker_id in hangs.blamed(overdue, self.activities()))
+        # Who has said nothing yet is there all the same: it must not make another one seem alone.
+        silent = Doing(phase=Phase.STARTING, since=self._looked or 0.0)
+        everybody = {**dict.fromkeys(self._watched, silent), **self.activities()}
+        return tuple(suspects[worker_id] for worker_id in hangs.blamed(overdue, everybody))
 
     def held_up(self) -> tuple[Suspect, ...]:
         """Who waits in the exchange for longer than ever, as of the last look: not to blame, but worth a question."""
