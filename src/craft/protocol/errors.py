@@ -9,7 +9,12 @@ CraftError
 │   ├── GroupAborted     this worker aborted it, because a newer generation is there
 │   ├── GroupBroken      a peer's connection ended
 │   └── GroupTimeout     nothing came within the limit
+├── SnapshotError        a copy of the training state cannot be had
+│   ├── SnapshotMissing  its donor does not have it, or does not have it any more
+│   ├── SnapshotCorrupt  a checksum or the authentication failed
+│   └── SnapshotAborted  this worker gave up the transfer itself
 ├── Fenced               the job goes on without this worker; it must end
+├── StateLost            nobody who is left has the training state
 ├── BitsDiffer           two workers computed different bits where they must be equal
 └── ProtocolViolation    a promise of the protocol does not hold: a bug in CRAFT
 """
@@ -69,8 +74,32 @@ class GroupTimeout(GroupError):
     """The group did not open, or an exchange did not end, within its limit."""
 
 
+class SnapshotError(CraftError):
+    """A copy of the training state, or something kept beside it, cannot be had from ``address``."""
+
+    def __init__(self, message: str, address: str = "") -> None:
+        super().__init__(message)
+        self.address = address
+
+
+class SnapshotMissing(SnapshotError):
+    """The donor does not have it, or does not have it any more."""
+
+
+class SnapshotCorrupt(SnapshotError):
+    """What arrived is not what an owner of the job's key sent."""
+
+
+class SnapshotAborted(SnapshotError):
+    """This worker itself ended the transfer: it is of no use any more."""
+
+
 class Fenced(CraftError):
     """The job goes on without this worker."""
+
+
+class StateLost(CraftError):
+    """All workers that held the training state are gone."""
 
 
 class BitsDiffer(CraftError):
