@@ -122,8 +122,7 @@ class Hosts:
 
     def _dump_stacks(self) -> None:
         """Have every worker that lives write its stacks into its log."""
-        living = {process.pid for job in self.jobs.values() for process in job.processes()}
-        pids = [line["pid"] for line in self.events("WorkerJoined") if line["pid"] in living]
+        pids = [pid for name in self.jobs for pid in self.living(name).values()]
         before = self._log_bytes()
         for pid in pids:
             os.kill(pid, signal.SIGUSR1)
@@ -151,6 +150,12 @@ class Hosts:
     def lost(self) -> set[str]:
         """Workers that were lost while the job was not ending."""
         return {worker for line in self.journal() if line.get("outcome") == "Fault" for worker in line["worker_ids"]}
+
+    def living(self, name: str) -> dict[str, int]:
+        """Process ids of a host's workers that joined and live, whatever the lighthouse thinks of them."""
+        living = {process.pid for process in self.jobs[name].processes()}
+        joined = {line["member"]["worker_id"]: line["pid"] for line in self.events("WorkerJoined")}
+        return {worker: pid for worker, pid in joined.items() if pid in living}
 
     def members(self) -> list[str]:
         """The workers of the newest generation, in the order of their ranks."""

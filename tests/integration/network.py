@@ -68,6 +68,10 @@ class Network:
         rules = (f"iifname {here} oifname {there} drop" for here, there in ((one, other), (other, one)))
         self._silence(f"cut {one} {other}", "\n".join(rules))
 
+    def mute(self, name: str) -> None:
+        """Everything from a host vanishes; it still hears the others."""
+        self._silence(f"mute {name}", f"iifname {name} drop")
+
     def lose(self, name: str, percent: int) -> None:
         """A share of the packets from and to a host vanishes, by chance."""
         rules = (f"{side} {name} numgen random mod 100 < {percent} drop" for side in ("iifname", "oifname"))
@@ -163,6 +167,7 @@ def find_obstacle() -> str | None:
 def _try_everything(network: Network) -> None:
     network.cut("a", "b")
     network.cut_off("a")
+    network.mute("a")
     network.lose("a", 1)
     network.slow("a", 10)
     network.heal()

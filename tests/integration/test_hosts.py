@@ -1,4 +1,4 @@
-"""Jobs of several hosts, each a network namespace of its own: hosts that die or are cut off, a lighthouse that is killed.
+"""Jobs of several hosts, each a network namespace of its own: hosts that die, networks that fail, a lighthouse that is killed.
 
 Whatever happens, the job ends with the bits of a job of one host (P1), and what any host committed, lost ones included, is
 part of one history (P2, P3).
@@ -6,12 +6,13 @@ part of one history (P2, P3).
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 
 import pytest
 
-from .hosts import HEARTBEAT_LIMIT_S, Hosts
+from .hosts import HEARTBEAT_LIMIT_S, LIGHTHOUSE, Hosts
 from .jobs import References, wait_for
 
 STEPS = 200
@@ -36,6 +37,17 @@ def begin(hosts: Hosts, step: int = 20) -> None:
 def assert_ended_well(hosts: Hosts, *names: str) -> None:
     for name, result in hosts.wait(*names).items():
         assert result.exit_code == 0, f"host {name}{hosts.tell()}"
+
+
+def last_for(seconds: float) -> None:
+    """Let a fault last."""
+    until = time.monotonic() + seconds
+    wait_for(lambda: time.monotonic() > until, "time passes", seconds + 10)
+
+
+def generations(hosts: Hosts, name: str) -> set[int]:
+    """Those under which workers of a host committed anything."""
+    return {commit.generation for own in hosts.commits(name).values() for commit in own}
 
 
 @pytest.mark.parametrize(("names", "workers"), [("ab", 2), ("abc", 1)])
@@ -77,8 +89,8 @@ def test_a_host_that_is_cut_off_for_good_is_lost_and_forms_no_generation_of_its_
     cut = hosts.steps()
     assert_ended_well(hosts, *(name for name in hosts.names if name != victim))
     hosts.assert_exact(reference, steps=STEPS, lost={victim})
+    assert generations(hosts, victim) == {1}
     for worker, own in hosts.commits(victim).items():
-        assert {commit.generation for commit in own} == {1}, worker
         # It may have had the result of the step in flight in hand, and of the one that the others were in by then.
         assert own[-1].step <= cut + 1, worker
     (lost,) = hosts.events("HostLost")
@@ -99,6 +111,114 @@ def test_what_can_only_be_seen_by_silence_costs_the_limit_and_little_more_P5(
     hosts.assert_exact(reference, steps=STEPS, lost={"b"})
 
 
+def test_two_hosts_without_the_lighthouse_do_not_go_on_though_they_are_more_P1_P3(
+    make_hosts: MakeHosts, reference: str
+) -> None:
+    """One host and the lighthouse on one side, two hosts that reach each other on the other."""
+    hosts = make_hosts("a", "b", "c")
+    begin(hosts)
+    for one in (LIGHTHOUSE, "a"):
+        for other in ("b", "c"):
+            hosts.network.cut(one, other)
+    assert_ended_well(hosts, "a")
+    hosts.assert_exact(reference, steps=STEPS, lost={"b", "c"})
+    assert generations(hosts, "b") == generations(hosts, "c") == {1}
+
+
+def test_a_host_that_cannot_reach_the_lighthouse_is_lost_though_it_reaches_the_others_P1_P3(
+    make_hosts: MakeHosts, reference: str
+) -> None:
+    hosts = make_hosts("a", "b", "c")
+    begin(hosts)
+    hosts.network.cut(LIGHTHOUSE, "b")
+    assert_ended_well(hosts, "a", "c")
+    hosts.assert_exact(reference, steps=STEPS, lost={"b"})
+    assert generations(hosts, "b") == {1}
+
+
+def test_a_host_that_hears_and_is_not_heard_is_lost_and_ends_its_workers_P1_P3(
+    make_hosts: MakeHosts, reference: str
+) -> None:
+    hosts = make_hosts("a", "b", "c")
+    begin(hosts)
+    hosts.network.mute("b")
+    assert_ended_well(hosts, "a", "c")
+    hosts.assert_exact(reference, steps=STEPS, lost={"b"})
+    assert not hosts.living("b"), hosts.tell()
+    assert generations(hosts, "b") == {1}
+
+
+def test_a_host_that_is_lost_and_comes_back_when_the_job_is_over_hears_of_that(
+    make_hosts: MakeHosts, reference: str
+) -> None:
+    hosts = make_hosts("a", "b")
+    begin(hosts)
+    hosts.network.cut_off("b")
+    assert_ended_well(hosts, "a")
+    hosts.network.heal()
+    hosts.wait("b", limit_s=30)
+    hosts.assert_exact(reference, steps=STEPS, lost={"b"})
+
+
+# Networks that are bad for a while, or not bad enough.
+
+
+@pytest.mark.parametrize("how", ["host", "link"])
+def test_a_cut_that_heals_within_the_limit_costs_nobody_P1(make_hosts: MakeHosts, reference: str, how: str) -> None:
+    hosts = make_hosts("a", "b", "c")
+    begin(hosts)
+    if how == "host":
+        hosts.network.cut_off("b")
+    else:
+        hosts.network.cut("a", "b")
+    last_for(HEARTBEAT_LIMIT_S / 3)
+    hosts.network.heal()
+    assert_ended_well(hosts)
+    hosts.assert_exact(reference, steps=STEPS, lost=set())
+    assert generations(hosts, "a") == {1}
+
+
+def test_a_slow_host_slows_the_job_and_is_not_taken_for_lost_P1(make_hosts: MakeHosts, reference: str) -> None:
+    hosts = make_hosts("a", "b", "c")
+    begin(hosts)
+    hosts.network.slow("b", megabits=10)
+    assert_ended_well(hosts)
+    hosts.assert_exact(reference, steps=STEPS, lost=set())
+
+
+def test_a_host_that_loses_packets_slows_the_job_and_is_not_taken_for_lost_P1(
+    make_hosts: MakeHosts, reference: str
+) -> None:
+    hosts = make_hosts("a", "b", "c")
+    begin(hosts)
+    hosts.network.lose("b", percent=2)
+    assert_ended_well(hosts)
+    hosts.assert_exact(reference, steps=STEPS, lost=set())
+
+
+# The lighthouse.
+
+
+def test_a_lighthouse_that_nobody_reaches_for_longer_than_the_limit_delays_no_step_and_costs_nobody_P4(
+    make_hosts: MakeHosts, reference: str
+) -> None:
+    hosts = make_hosts("a", "b")
+    begin(hosts)
+    # So that the job lasts longer than the fault.
+    hosts.network.slow("a", megabits=5)
+    began = time.time()
+    hosts.network.cut_off(LIGHTHOUSE)
+    last_for(2 * HEARTBEAT_LIMIT_S)
+    ended, steps = time.time(), hosts.steps()
+    hosts.network.heal()
+    assert_ended_well(hosts)
+    hosts.assert_exact(reference, steps=STEPS, lost=set())
+    assert steps < STEPS, "the job was over before the fault was"
+    times = sorted(commit.time for own in hosts.commits("a").values() for commit in own)
+    meanwhile = [moment for moment in times if began < moment < ended]
+    assert max(after - before for before, after in itertools.pairwise(meanwhile)) < 1.0
+
+
 def test_a_lighthouse_that_is_killed_and_started_again_by_hand_takes_the_job_over_P1_P4(
     make_hosts: MakeHosts, reference: str
 ) -> None:
@@ -111,7 +231,7 @@ def test_a_lighthouse_that_is_killed_and_started_again_by_hand_takes_the_job_ove
     assert_ended_well(hosts)
     hosts.assert_exact(reference, steps=STEPS, lost=set())
     assert [line["restarted"] for line in hosts.events("LighthouseStarted")] == [False, True]
-    assert {commit.generation for name in "ab" for own in hosts.commits(name).values() for commit in own} == {1}
+    assert generations(hosts, "a") == generations(hosts, "b") == {1}
 
 
 def test_a_host_that_dies_while_there_is_no_lighthouse_is_lost_for_the_next_one_P1_P3(

@@ -117,6 +117,17 @@ def test_a_cut_is_silent_and_what_was_sent_into_it_arrives_after_it_heals(
     assert cut.called.recv(1) == b"x"
 
 
+def test_a_mute_host_hears_the_others_and_is_not_heard(network: Network, call: Caller) -> None:
+    to, of = call("b", "a"), call("a", "b")
+    network.mute("a")
+    to.caller.sendall(b"x")
+    of.caller.sendall(b"y")
+    assert to.called.recv(1) == b"x"
+    assert not of.hears(0.3)
+    network.heal()
+    assert of.called.recv(1) == b"y"
+
+
 def test_who_calls_into_a_cut_waits_instead_of_being_refused(network: Network) -> None:
     network.cut_off("b")
 
