@@ -6,7 +6,9 @@ import asyncio
 import ctypes
 import errno
 import fcntl
+import gc
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -98,6 +100,7 @@ async def _serve(
     url: str,
     say: Callable[[str], None],
 ) -> None:
+    _prepare()
     lighthouse = Lighthouse(run, settings, url)
     runner = web.AppRunner(
         make_app(lighthouse, token), access_log=None, shutdown_timeout=SHUTDOWN_LIMIT_S, handle_signals=False
@@ -119,6 +122,16 @@ async def _serve(
         lighthouse.journal.close()
     if lighthouse.broken.done():
         raise CraftError(lighthouse.broken.result())
+
+
+def _prepare() -> None:
+    """Make this process fit for thousands of connections."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # What a large job keeps would be walked through again and again, just when a loss has many objects made.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 def _lock(run: RunDir) -> int:

@@ -14,9 +14,11 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from craft.control.dispatch import Dispatch
 from craft.control.heartbeat import Heartbeats
 from craft.control.loop import Loop
+from craft.control.pace import limit_for, pace_for
+from craft.protocol.beats import Heartbeat
 from craft.protocol.errors import MalformedMessage
 from craft.protocol.messages import HostReport
-from craft.wire.codec import MAX_MESSAGE_BYTES, decode
+from craft.wire.codec import MAX_MESSAGE_BYTES, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class Sessions:
         self._loop = loop
         self._dispatch = dispatch
         self._heartbeats = heartbeats
+        self._limit_s = heartbeats.limit_s
         self._open: set[Session] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.by_host: dict[str, Session] = {}
@@ -57,11 +60,13 @@ class Sessions:
         await socket.prepare(request)
         session = Session(socket)
         self._open.add(session)
+        self._set_pace()
         sender = asyncio.create_task(self._send(socket))
         try:
             await self._receive(session)
         finally:
             self._open.discard(session)
+            self._set_pace()
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
         return socket
@@ -71,10 +76,18 @@ class Sessions:
         closing = (session.socket.close(code=WSCloseCode.GOING_AWAY, message=b"stopped") for session in self._open)
         await asyncio.gather(*closing, return_exceptions=True)
 
+    def _set_pace(self) -> None:
+        pace = pace_for(len(self._open), self._dispatch.pace)
+        self._dispatch.set_pace(pace)
+        self._heartbeats.limit_s = limit_for(self._limit_s, pace)
+
     async def _send(self, socket: web.WebSocketResponse) -> None:
+        async def send(data: str | bytes) -> None:
+            await (socket.send_str(data) if isinstance(data, str) else socket.send_bytes(data))
+
         # A connection that ends while something is sent is noticed by its receiving side.
         with contextlib.suppress(ConnectionError):
-            await self._dispatch.serve(socket.send_str)
+            await self._dispatch.serve(send)
 
     async def _receive(self, session: Session) -> None:
         async for message in session.socket:
@@ -93,7 +106,10 @@ class Sessions:
                 return
 
     def _take(self, session: Session, data: bytes | str) -> None:
-        report = decode(data)
+        report = unpack(data)
+        if isinstance(report, Heartbeat):
+            self._beat(session)
+            return
         if not isinstance(report, HostReport):
             raise MalformedMessage(f"an agent sends HostReport, not {type(report).__name__}", "$.type")
         if not session.host:
@@ -107,6 +123,12 @@ class Sessions:
         if report.sequence > session.sequence:
             session.sequence = report.sequence
             self._loop.handle_report(report)
+
+    def _beat(self, session: Session) -> None:
+        if not session.host:
+            raise MalformedMessage("an agent begins with a HostReport", "$.type")
+        if self.by_host[session.host] is session:
+            self._heartbeats.heard(session.host)
 
     def _introduce(self, session: Session, report: HostReport) -> None:
         other = self.by_host.get(report.host)

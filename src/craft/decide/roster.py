@@ -21,6 +21,9 @@ class View(Protocol):
     @property
     def standing(self) -> str: ...
 
+    @property
+    def draining(self) -> str | None: ...
+
 
 V = TypeVar("V", bound=View)
 
@@ -40,6 +43,11 @@ def having(workers: tuple[V, ...], standings: tuple[str, ...]) -> tuple[V, ...]:
     return tuple(groups[0].values()) if groups else ()  # type: ignore[arg-type]
 
 
+def leaving(workers: tuple[View, ...]) -> bool:
+    """Whether any worker that takes part is to leave."""
+    return _roster(workers).leaving()
+
+
 def replaced(workers: tuple[V, ...], view: V) -> tuple[V, ...]:
     """Return the workers with ``view`` in the place of the one of its id; the same if there is none."""
     position = _roster(workers).positions.get(view.member.worker_id)
@@ -54,12 +62,18 @@ class _Roster:
         # Backwards, so that of two with one id the first is found.
         self.positions = {workers[at].member.worker_id: at for at in range(len(workers) - 1, -1, -1)}
         self._groups: dict[str, dict[str, View]] = {}
+        self._leaving: bool | None = None
 
     def group(self, standing: str) -> dict[str, View]:
         """The workers of one standing by their ids, in their order."""
         if standing not in self._groups:
             self._groups[standing] = {view.member.worker_id: view for view in self.workers if view.standing == standing}
         return self._groups[standing]
+
+    def leaving(self) -> bool:
+        if self._leaving is None:
+            self._leaving = any(view.draining is not None for view in self.workers if view.standing == "member")
+        return self._leaving
 
     def follow(self, workers: tuple[View, ...]) -> bool:
         """Become the roster of ``workers``, if that is this one's but for one worker; else stay as it is."""
@@ -75,8 +89,11 @@ class _Roster:
             if now.standing in self._groups:
                 self._groups[now.standing][now.member.worker_id] = now
         else:
+            self._leaving = None
             self._groups.pop(before.standing, None)
             self._groups.pop(now.standing, None)
+        if before.draining != now.draining:
+            self._leaving = None
         self.workers = workers
         return True
 
@@ -85,6 +102,7 @@ class _Roster:
         if new.member.worker_id in self.positions or workers[:-1] != self.workers:
             return False
         self.positions[new.member.worker_id] = len(self.workers)
+        self._leaving = None if new.draining is not None else self._leaving
         if new.standing in self._groups:
             self._groups[new.standing][new.member.worker_id] = new
         self.workers = workers

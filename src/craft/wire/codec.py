@@ -6,11 +6,13 @@ import json
 import math
 import re
 import struct
+import zlib
 from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
+from craft.protocol.beats import Heartbeat, Pace, Update
 from craft.protocol.errors import MalformedMessage
 from craft.protocol.messages import Directive, HostReport, WorkerReport
 
@@ -20,19 +22,24 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 _HEADER = struct.Struct("!I")
 HEADER_BYTES = _HEADER.size
 
-Message = WorkerReport | HostReport | Directive
+PACKED_FROM_BYTES = 16 * 1024
+"""Larger messages are worth packing."""
+_PACK_LEVEL = 1
+
+Message = WorkerReport | HostReport | Directive | Heartbeat | Pace | Update
 
 _AT = re.compile(r" - at `([^`]*)`$")
 _NAMED = re.compile(r"(?:required|unknown) field `([^`]*)`")
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(WorkerReport | HostReport | Directive)
+_decoder = msgspec.json.Decoder(WorkerReport | HostReport | Directive | Heartbeat | Pace | Update)
 
 
 def encode(message: msgspec.Struct) -> bytes:
     """Return a message as JSON. Metrics that are no finite number are left out: JSON has no way to write them."""
     if isinstance(message, HostReport):
-        message = replace(message, workers=tuple(_finite(report) for report in message.workers))
+        workers = tuple(map(_finite, message.workers))
+        message = message if workers == message.workers else replace(message, workers=workers)
     elif isinstance(message, WorkerReport):
         message = _finite(message)
     try:
@@ -58,6 +65,26 @@ def decode(data: bytes | str) -> Message:
         return message
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise MalformedMessage(f"not a message of this protocol: {error}", field=field_of(error)) from None
+
+
+def pack(message: msgspec.Struct) -> str | bytes:
+    """Return a message for a WebSocket: a small one as text, a large one packed, as bytes."""
+    data = encode(message)
+    return data.decode() if len(data) < PACKED_FROM_BYTES else zlib.compress(data, _PACK_LEVEL)
+
+
+def unpack(data: str | bytes) -> Message:
+    """Return the message in a WebSocket's frame; MalformedMessage also if it is too large once it is unpacked."""
+    if isinstance(data, str):
+        return decode(data)
+    unpacker = zlib.decompressobj()
+    try:
+        text = unpacker.decompress(data, MAX_MESSAGE_BYTES)
+    except zlib.error as error:
+        raise MalformedMessage(f"a packed message that cannot be unpacked: {error}") from None
+    if not unpacker.eof or unpacker.unconsumed_tail or unpacker.unused_data:
+        raise MalformedMessage(f"a packed message is torn, or over the limit of {MAX_MESSAGE_BYTES} bytes")
+    return decode(text)
 
 
 def decode_as(data: bytes, kind: type[T]) -> T:

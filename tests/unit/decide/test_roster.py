@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from craft.decide.membership import JobState, Standing, WorkerView, observe
-from craft.decide.roster import find, having, replaced
+from craft.decide.roster import find, having, leaving, replaced
 from craft.protocol.events import GenerationEntered, WorkerJoined
 from craft.protocol.membership import Member
 
@@ -14,14 +14,15 @@ Workers = tuple[WorkerView, ...]
 STANDINGS: tuple[Standing, ...] = ("waiting", "member", "lost", "finished")
 
 
-def view(number: int, standing: Standing = "waiting", entered: int = 0) -> WorkerView:
-    return WorkerView(member=Member(worker_id=f"w{number}"), standing=standing, entered=entered)
+def view(number: int, standing: Standing = "waiting", entered: int = 0, draining: str | None = None) -> WorkerView:
+    return WorkerView(member=Member(worker_id=f"w{number}"), standing=standing, entered=entered, draining=draining)
 
 
 change = st.one_of(
     st.tuples(st.just("append"), st.integers(0, 9), st.sampled_from(STANDINGS)),
     st.tuples(st.just("replace"), st.integers(0, 9), st.sampled_from(STANDINGS)),
     st.tuples(st.just("enter"), st.integers(0, 9), st.sampled_from(STANDINGS)),
+    st.tuples(st.just("drain"), st.integers(0, 9), st.sampled_from(STANDINGS)),
     st.tuples(st.just("drop"), st.integers(0, 9), st.sampled_from(STANDINGS)),
     st.tuples(st.just("back"), st.integers(0, 9), st.sampled_from(STANDINGS)),
     st.tuples(st.just("reverse"), st.integers(0, 9), st.sampled_from(STANDINGS)),
@@ -36,6 +37,8 @@ def after(tuples: list[Workers], what: str, number: int, standing: Standing) -> 
         return workers if f"w{number}" in known else (*workers, view(number, standing))
     if what == "replace":
         return replaced(workers, view(number, standing))
+    if what == "drain":
+        return replaced(workers, view(number, standing, draining="because"))
     if what == "enter":
         return tuple(view(int(each.member.worker_id[1:]), each.standing, number) for each in workers)
     if what == "drop":
@@ -53,6 +56,8 @@ def test_whatever_was_asked_before_the_answers_are_those_of_a_search(changes: li
         tuples.append(workers)
         for wanted in (*((each,) for each in STANDINGS), ("waiting", "member"), STANDINGS):
             assert having(workers, wanted) == tuple(each for each in workers if each.standing in wanted)
+        draining = [each for each in workers if each.draining is not None]
+        assert leaving(workers) == any(each.standing == "member" for each in draining)
         for name in range(10):
             expected = next((each for each in workers if each.member.worker_id == f"w{name}"), None)
             assert find(workers, f"w{name}") == expected
