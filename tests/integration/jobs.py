@@ -259,6 +259,8 @@ class Jobs:
             **os.environ,
             # Several buckets in a small model, so that an exchange has parts that a fault can fall between.
             "CRAFT_BUCKET_MB": "0.01",
+            # Most tests are about the survivors: lost workers stay lost, unless a test wants it otherwise.
+            "CRAFT_MAX_RESTARTS": "0",
             **(environment or {}),
             **(encode(faults) if faults else {}),
             JOB_VARIABLE: mark,

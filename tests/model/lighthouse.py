@@ -12,11 +12,14 @@ from craft.decide.policies import decide
 from craft.protocol.actions import Propose, Reconfigure, Stop
 from craft.protocol.events import (
     AnyEvent,
+    DrainRequested,
     ExchangeBroken,
     GenerationEntered,
     GenerationStuck,
+    StateGone,
     WorkerFinished,
     WorkerJoined,
+    WorkerLeft,
     WorkerLost,
 )
 from craft.protocol.membership import Member
@@ -37,6 +40,7 @@ def first_world(bounds: Bounds, rules: Rules) -> World:
         crashes=bounds.crashes,
         cuts=bounds.cuts,
         breaks=bounds.breaks,
+        drains=bounds.drains,
         restarts=bounds.restarts,
     )
     for name in names:
@@ -61,8 +65,12 @@ def _news(world: World, worker: Worker) -> Iterator[tuple[Label, AnyEvent]]:
     view = world.job.view(worker.name)
     if worker.status == "running" and view is None:
         yield ("report", worker.name, "joined"), WorkerJoined(member=Member(worker_id=worker.name))
+    elif worker.status == "running" and worker.stateless and world.job.stopping is None:
+        yield ("report", worker.name, "no state"), StateGone(generation=worker.number)
     elif worker.status == "finished" and (view is None or view.standing != "finished"):
         yield ("report", worker.name, "finished"), WorkerFinished(worker_id=worker.name)
+    elif worker.status == "left" and view is not None and view.standing == "member":
+        yield ("report", worker.name, "left"), WorkerLeft(worker_id=worker.name)
     elif worker.status == "dead" and (view is None or view.standing != "lost"):
         yield ("report", worker.name, "lost"), WorkerLost(worker_id=worker.name, reason="killed")
 
@@ -141,13 +149,13 @@ def _check_stop(world: World, bounds: Bounds) -> None:
     stop = world.job.stopping
     if stop is None:
         return
-    members = world.job.members
+    members = world.job.survivors
     if stop.exit_code != 0 and any(
         worker.name in members and worker.ledger.committed is not None for worker in world.having("running")
     ):
         raise Violation(f"the job is given up though it could go on: {stop.reason}")
     for worker in world.having("running"):
-        if worker.name in members and worker.ledger.committed != bounds.steps:
+        if worker.name in members and worker.ledger.whole and worker.ledger.level != bounds.steps:
             raise Violation(f"the job is stopped as finished, and {worker.name} has not committed every step")
     if stop.exit_code == 0 and not any(worker.ledger.committed == bounds.steps for worker in world.workers):
         raise Violation("the job is stopped as finished, and nobody has committed every step")
@@ -165,8 +173,12 @@ def faults(world: World, bounds: Bounds, rules: Rules) -> Moves:
             yield ("CRASH", worker.name), after
         if world.cuts and world.job.view(worker.name) is not None:
             after = replace(world, cuts=world.cuts - 1).with_worker(replace(worker, status="cut"))
-            event = WorkerLost(worker_id=worker.name, reason="silent", source="heartbeat")
-            yield ("CUT OFF", worker.name), handled(after, event, bounds, rules)
+            lost = WorkerLost(worker_id=worker.name, reason="silent", source="heartbeat")
+            yield ("CUT OFF", worker.name), handled(after, lost, bounds, rules)
+        if world.drains and world.job.view(worker.name) is not None:
+            after = replace(world, drains=world.drains - 1)
+            told = DrainRequested(worker_id=worker.name)
+            yield ("DRAIN", worker.name), handled(after, told, bounds, rules)
     if world.restarts:
         yield ("RESTART", "lighthouse"), _restarted(world, bounds, rules)
     if world.breaks and world.job.generation is not None:

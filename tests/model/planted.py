@@ -56,12 +56,16 @@ def _forget_what_was_proposed(fresh: JobState, durable: Durable | None) -> JobSt
 REUSES_GENERATION_NUMBERS = Rules(restore=_forget_what_was_proposed)
 
 
-def _enter_with_old_state(ledger: Ledger, generation: Generation) -> Ledger:
-    members = tuple(replace(member, since=0) if ledger.generation > 0 else member for member in generation.members)
-    return ledgers.enter(ledger, replace(generation, members=members))
+class _WhoLeavesIsStillCounted(LossPolicy):
+    def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
+        return super().decide(replace(state, upcoming=None), event)
 
 
-RETURNS_WITH_OLD_STATE = Rules(enter=_enter_with_old_state)
+def _claims_before_the_state_is_there(ledger: Ledger, generation: Generation) -> Ledger:
+    return replace(ledgers.enter(ledger, generation), whole=True)
+
+
+COUNTS_JOINERS_AS_WHOLE = Rules(enter=_claims_before_the_state_is_there)
 
 
 class _FinishedIsNeverMissed(LossPolicy):
@@ -83,4 +87,5 @@ def _with(wrong: Policy) -> Rules:
 
 
 WAITS_FOR_THE_FINISHED = _with(_FinishedIsNeverMissed())
+COUNTS_WHO_LEAVES = _with(_WhoLeavesIsStillCounted())
 WAITS_FOR_SPARES = _with(_SparesKeepTheJobOpen())

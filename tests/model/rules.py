@@ -5,7 +5,7 @@ A planted bug is this value with one function replaced; nothing is patched and n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from craft.control.durable import Durable, durable_of, restore
@@ -41,8 +41,8 @@ class Rules:
     complete: Callable[[Ledger], Ledger] = ledgers.complete
     acknowledged: Callable[[Ledger, str, int, int], Ledger] = ledgers.acknowledged
     may_commit: Callable[[Ledger], bool] = _may_commit
-    commit: Callable[[Ledger], Ledger] = ledgers.commit
-    adopt: Callable[[Ledger, int], Ledger] = ledgers.adopt
+    commit: Callable[[Ledger, Collection[str] | None], Ledger] = ledgers.commit
+    adopt: Callable[[Ledger], Ledger] = ledgers.adopt
     observe: Callable[[JobState, AnyEvent], JobState] = membership.observe
     apply: Callable[[JobState, AnyAction, str], JobState] = membership.apply
     policies: tuple[policies.Policy, ...] = policies.default_policies()

@@ -33,6 +33,11 @@ SMALL = {
     "late news of a crash and a broken exchange, a joiner": Bounds(
         workers=2, joiners=1, steps=2, microbatches=2, crashes=1, breaks=1, late_news=True
     ),
+    "a worker is told to leave, another crashes": Bounds(steps=2, microbatches=2, drains=1, crashes=1),
+    "a worker is told to leave, a spare takes its place": Bounds(
+        workers=2, joiners=1, steps=2, microbatches=2, drains=1, crashes=0
+    ),
+    "a worker is told to leave, a restarted lighthouse": Bounds(workers=2, microbatches=2, drains=1, restarts=1),
     "one worker alone": Bounds(workers=1, restarts=1, breaks=1),
 }
 
@@ -97,9 +102,14 @@ PLANTED = {
         Bounds(workers=2, joiners=1, steps=2, microbatches=2, crashes=1, restarts=1),
         "given out twice",
     ),
-    "comes back with the state it had when it was left out": (
-        planted.RETURNS_WITH_OLD_STATE,
-        Bounds(workers=2, joiners=1, microbatches=2, crashes=1, breaks=1),
+    "counts on one that is leaving": (
+        planted.COUNTS_WHO_LEAVES,
+        Bounds(steps=2, microbatches=2, drains=1, crashes=1),
+        "does not hold the result in between",
+    ),
+    "takes a joiner for one that has the state": (
+        planted.COUNTS_JOINERS_AS_WHOLE,
+        Bounds(workers=2, joiners=1, steps=2, microbatches=2, crashes=1),
         "does not hold the result in between",
     ),
     "waits for one that finished": (

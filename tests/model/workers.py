@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from craft.decide import ledger as ledgers
+from craft.protocol.errors import StateLost
 from craft.protocol.membership import DROPPED, Generation
 
 from .rules import Rules
-from .world import Ack, Bounds, Claimed, Share, Violation, Worker, World, is_news
+from .world import Ack, Bounds, Claimed, Share, Violation, Worker, World, is_news, leaves
 
 Label = tuple[str, ...]
 Moves = Iterator[tuple[Label, World]]
@@ -49,9 +51,10 @@ def _prepare(world: World) -> Moves:
         if upcoming is None:
             continue
         members = [worker for worker in world.having("running") if is_news(worker, upcoming)]
-        if len(members) == len(upcoming.members) and any(worker.prepared != upcoming for worker in members):
+        leaving = [worker for worker in world.having("running") if leaves(worker, upcoming)]
+        if len(members) == len(upcoming.members) and any(worker.prepared != upcoming for worker in members + leaving):
             after = world
-            for worker in members:
+            for worker in members + leaving:
                 outside = target.generation is None or target.generation.rank_of(worker.name) is None
                 after = after.with_worker(replace(worker, prepared=upcoming, outside=outside))
             yield ("prepare", f"upcoming={upcoming.name}"), after
@@ -70,7 +73,7 @@ def _enter(world: World, worker: Worker, generation: Generation, rules: Rules) -
         prepared=prepared,
         outside=prepared is not None and worker.outside,
         hand=worker.hand if entered.result is not None else None,
-        joiners=frozenset(),
+        stateless=False,
         unreported=(*worker.unreported, generation.number),
     )
     return world.with_worker(worker, Claimed(worker.name, generation, rules.claim(entered)))
@@ -91,18 +94,21 @@ def _settle(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves
     if len(arrived) < len(generation.members):
         return
     claims = [arrived[name] for name in generation.worker_ids]
-    settlement = rules.settle(claims, bounds.size_of, bounds.on_loss)
+    try:
+        settlement = rules.settle(claims, bounds.size_of, bounds.on_loss)
+    except StateLost:
+        if not worker.stateless:
+            yield ("settle", worker.name, "no state"), world.with_worker(replace(worker, stateless=True))
+        return
     _check_owners(settlement.owners, len(claims), bounds, settlement.level)
     if worker.name in settlement.commits:
         world = recorded(world, worker)
-    done = settlement.level == bounds.steps
     worker = replace(
         worker,
         ledger=rules.settled(worker.ledger, settlement, generation),
-        level=settlement.level,
         hand=None,
         agreed=0,
-        joiners=frozenset(claim.worker_id for claim in claims if claim.committed is None) if done else frozenset(),
+        able=frozenset(),
     )
     yield ("settle", worker.name, f"level={settlement.level}"), _contributed(world, worker)
 
@@ -112,13 +118,13 @@ def _contributed(world: World, worker: Worker) -> World:
     ledger = worker.ledger
     if not ledger.owners or ledger.pending:
         return world.with_worker(worker)
-    share = Share(worker.name, ledger.generation, worker.level, _ready(worker), ledger.owners)
+    share = Share(worker.name, ledger.generation, ledger.level, _ready(worker), ledger.owners, ledger.able)
     return world.with_worker(worker, share)
 
 
 def _ready(worker: Worker) -> int:
     """The upcoming generation for which it is ready."""
-    return worker.prepared.number if worker.prepared is not None else 0
+    return worker.prepared.number if worker.prepared is not None and worker.ledger.whole else 0
 
 
 def _hold(world: World, worker: Worker, rules: Rules) -> Moves:
@@ -130,22 +136,23 @@ def _hold(world: World, worker: Worker, rules: Rules) -> Moves:
 
 def _complete(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves:
     ledger = worker.ledger
-    if ledger.committed is None or ledger.result is not None or not ledger.owners:
+    if ledger.result is not None or not ledger.owners:
         return
-    shares = world.shares(ledger.generation, worker.level)
+    shares = world.shares(ledger.generation, ledger.level)
     if len(shares) < len(ledger.members):
         return
     if any(share.owners != ledger.owners for share in shares.values()):
         raise Violation(f"P2: members of generation {ledger.generation} do not agree on who owns what")
-    _check_owners(ledger.owners, len(ledger.members), bounds, worker.level)
+    _check_owners(ledger.owners, len(ledger.members), bounds, ledger.level)
     worker = replace(
         worker,
         ledger=rules.complete(ledger),
         hand=frozenset(microbatch for microbatch, owner in enumerate(ledger.owners) if owner != DROPPED),
         agreed=min(share.ready for share in shares.values()),
+        able=frozenset(name for name, share in shares.items() if share.able),
     )
-    acknowledgement = Ack(worker.name, ledger.generation, worker.level)
-    yield ("complete", worker.name, f"step={worker.level}"), world.with_worker(worker, acknowledgement)
+    acknowledgement = Ack(worker.name, ledger.generation, ledger.level)
+    yield ("complete", worker.name, f"step={ledger.level}"), world.with_worker(worker, acknowledgement)
 
 
 def _check_owners(owners: tuple[int, ...], num_ranks: int, bounds: Bounds, step: int) -> None:
@@ -163,27 +170,28 @@ def _commit(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves
             ledger = rules.acknowledged(ledger, message.sender, message.generation, message.step)
     if not rules.may_commit(ledger):
         return
-    step = worker.level
+    step = ledger.level
     world = recorded(world, worker)
-    ledger = rules.commit(ledger)
-    assert ledger.committed is not None
+    ledger = rules.commit(ledger, worker.able)
     upcoming, agreed = worker.prepared, worker.agreed
-    worker = replace(worker, ledger=ledger, level=ledger.committed, hand=None, agreed=0)
+    worker = replace(worker, ledger=ledger, hand=None, agreed=0, able=frozenset())
     label = ("commit", worker.name, f"step={step}")
-    if ledger.committed == bounds.steps:
+    if ledger.level == bounds.steps:
         yield label, world.with_worker(worker)
+    elif upcoming is not None and agreed == upcoming.number and leaves(worker, upcoming):
+        yield (*label, "leaves"), world.with_worker(replace(worker, status="left"))
     elif upcoming is not None and agreed == upcoming.number:
         # All saw the same combined word, so all enter it at this very boundary.
         yield (*label, f"enters={upcoming.name}"), _enter(world, worker, upcoming, rules)
     else:
-        worker = replace(worker, ledger=rules.begin(ledger, bounds.size_of(ledger.committed)))
+        worker = replace(worker, ledger=rules.begin(ledger, bounds.size_of(ledger.level)))
         yield label, _contributed(world, worker)
 
 
 def recorded(world: World, worker: Worker) -> World:
     """The worker commits what it has in hand: compare it with what others committed for the same step."""
-    step, hand = worker.ledger.committed, worker.hand
-    if step is None or hand is None:
+    step, hand = worker.ledger.level, worker.hand
+    if hand is None:
         raise Violation(f"P3: {worker.name} commits without a result")
     if step > len(world.history):
         raise Violation(f"P3: {worker.name} commits step {step} before anybody committed step {step - 1}")
@@ -198,20 +206,22 @@ def recorded(world: World, worker: Worker) -> World:
 
 
 def _adopt(world: World, worker: Worker, rules: Rules) -> Moves:
-    """A joiner takes the state of a donor that stands at the settled level."""
-    if worker.ledger.committed is not None:
+    """The state as of the settlement arrives from a donor; with the results queued since, the joiner is level."""
+    if worker.ledger.whole:
         return
     donors = (world.worker(name) for name in worker.ledger.members if name != worker.name)
-    if any(donor.acts and donor.number == worker.number and donor.ledger.committed == worker.level for donor in donors):
-        adopted = replace(worker, ledger=rules.adopt(worker.ledger, worker.level))
-        yield ("adopt", worker.name, f"level={worker.level}"), world.with_worker(adopted)
+    if any(donor.acts and donor.number == worker.number and donor.ledger.whole for donor in donors):
+        adopted = replace(worker, ledger=ledgers.keeps_pace(rules.adopt(worker.ledger)))
+        yield ("adopt", worker.name, f"level={adopted.ledger.level}"), world.with_worker(adopted)
 
 
 def _finish(world: World, worker: Worker, bounds: Bounds) -> Moves:
-    """The script ends; a donor leaves only when the joiners of its generation have their state."""
+    """The script ends, once every member of the generation has committed every step: nobody needs this worker then."""
     if worker.status != "running" or worker.ledger.committed != bounds.steps:
         return
+    others = (world.worker(name) for name in worker.ledger.members if name != worker.name)
     if worker.ledger.generation == worker.number and all(
-        world.worker(name).ledger.committed is not None for name in worker.joiners
+        other.status == "finished" or (other.ledger.committed == bounds.steps and other.number == worker.number)
+        for other in others
     ):
         yield ("finish", worker.name), world.with_worker(replace(worker, status="finished"))

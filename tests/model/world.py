@@ -8,7 +8,8 @@ What is left out, and why nothing is lost by it:
   transition of its own: nobody is obliged to take it, and a newer generation is always on offer.
 * The lighthouse hears of a death at once (unless ``Bounds.late_news``): that it hears later looks, to the workers, like a
   directive that takes its time, and directives may.
-* A worker ends only after the joiners of its generation have its state: whoever joins at the very end has no other donor.
+* A worker ends only when every member of its generation has committed every step: whoever joins at the very end has no
+  other donor. A joiner's state comes at once and in one piece; that it computes a microbatch to warm up is left out.
 * At least one of the first workers is never lost, since a job whose state is lost everywhere cannot go on.
 """
 
@@ -26,8 +27,8 @@ from craft.decide.membership import JobState
 from craft.decide.settle import LossAnswer
 from craft.protocol.membership import Claim, Generation
 
-Status = Literal["running", "cut", "dead", "finished"]
-"""``cut``: declared lost, hears nothing from the lighthouse any more, and still runs."""
+Status = Literal["running", "cut", "dead", "left", "finished"]
+"""``cut``: declared lost, hears nothing from the lighthouse any more, and still runs. ``left``: went as it was told."""
 
 
 class Violation(Exception):
@@ -47,13 +48,15 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """Living workers that are declared lost."""
     breaks: int = 0
     """Exchanges that break though nobody is lost."""
+    drains: int = 0
+    """Workers that are told to leave at a step boundary."""
     restarts: int = 0
     """Restarts of the lighthouse."""
     late_news: bool = False
     """Whether the lighthouse may hear of a death at any later time, and be told of a broken exchange before."""
 
     def __post_init__(self) -> None:
-        if self.crashes + self.cuts >= self.workers:
+        if self.crashes + self.cuts + self.drains >= self.workers:
             raise ValueError("somebody who has the state must be left")
 
     def size_of(self, step: int) -> int:
@@ -68,6 +71,7 @@ class Share(msgspec.Struct, frozen=True):
     step: int
     ready: int
     owners: tuple[int, ...]
+    able: bool = True
 
 
 class Ack(msgspec.Struct, frozen=True):
@@ -94,8 +98,6 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     status: Status = "running"
     generation: Generation | None = None
     """The newest one it entered."""
-    level: int = 0
-    """The step in flight, also for a joiner that has no state yet."""
     prepared: Generation | None = None
     """The upcoming generation whose group it opens in the background."""
     outside: bool = False
@@ -104,8 +106,10 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """The microbatches that make up the result it has in hand."""
     agreed: int = 0
     """The generation that all were ready for, according to the combined word of the result in hand."""
-    joiners: frozenset[str] = frozenset()
-    """Once all steps are done: who still needs this worker's state."""
+    able: frozenset[str] = frozenset()
+    """Who is able, according to that word."""
+    stateless: bool = False
+    """Whether the members of its generation found that none of them has the state."""
     unreported: tuple[int, ...] = ()
     """Generations it entered that the lighthouse may still hear of."""
 
@@ -152,6 +156,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     crashes: int = 0
     cuts: int = 0
     breaks: int = 0
+    drains: int = 0
     restarts: int = 0
     """How many faults of each kind may still happen."""
 
@@ -185,7 +190,7 @@ def pruned(world: World, bounds: Bounds) -> World:
     workers = tuple(_forgotten(world, worker, bounds) for worker in world.workers)
     if workers != world.workers:
         world = replace(world, workers=workers)
-    acting = [(worker.ledger.generation, worker.level) for worker in world.workers if worker.acts]
+    acting = [(worker.ledger.generation, worker.ledger.level) for worker in world.workers if worker.acts]
     claiming = {worker.number for worker in world.workers if worker.claims}
 
     def matters(message: Message) -> bool:
@@ -206,9 +211,9 @@ def pruned(world: World, bounds: Bounds) -> World:
 def _forgotten(world: World, worker: Worker, bounds: Bounds) -> Worker:
     if worker.status == "cut" and _is_harmless(world, worker):
         worker = replace(worker, status="dead")
-    if worker.status in ("dead", "finished"):
+    if worker.status in ("dead", "left", "finished"):
         done = worker.status == "finished"
-        ledger = Ledger(worker_id=worker.name, committed=worker.ledger.committed if done else None)
+        ledger = Ledger(worker_id=worker.name, level=worker.ledger.level if done else 0, whole=done)
         return Worker(ledger=ledger, status=worker.status)
     if worker.status == "cut" and worker.unreported:
         return replace(worker, unreported=())
@@ -227,7 +232,7 @@ def _is_harmless(world: World, worker: Worker) -> bool:
         return False
     if not ledger.settled:
         return not others <= world.claims(generation.number).keys()
-    return ledger.result is None and not others <= world.shares(generation.number, worker.level).keys()
+    return ledger.result is None and not others <= world.shares(generation.number, ledger.level).keys()
 
 
 def _is_wanted(world: World, target: Target) -> bool:
@@ -240,6 +245,12 @@ def _is_wanted(world: World, target: Target) -> bool:
         for worker in world.workers
         if upcoming.rank_of(worker.name) is not None
     )
+
+
+def leaves(worker: Worker, generation: Generation) -> bool:
+    """Whether the worker is a member now and not in ``generation``, which follows: it is to leave."""
+    inside = worker.generation is not None and worker.generation.rank_of(worker.name) is not None
+    return inside and generation.number > worker.number and generation.rank_of(worker.name) is None
 
 
 def is_news(worker: Worker, generation: Generation) -> bool:

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import msgspec
 from msgspec.structs import asdict, replace
 
 from craft.decide.membership import JobState, apply, observe, restarted
 from craft.decide.policies import Policy, decide, default_policies
-from craft.decide.settle import settle
+from craft.decide.settle import LossAnswer, settle
 from craft.protocol.actions import AnyAction, Propose, Reconfigure
-from craft.protocol.errors import ProtocolViolation
+from craft.protocol.errors import ProtocolViolation, StateLost
 from craft.protocol.events import (
     AnyEvent,
+    DrainExpired,
+    DrainRequested,
     ExchangeBroken,
     GenerationEntered,
     GenerationStuck,
+    HoldExpired,
     HostLost,
+    ReplacementsEnded,
     StateDiverged,
+    StateGone,
     StopRequested,
     WorkerFailed,
     WorkerFinished,
     WorkerJoined,
+    WorkerLeft,
     WorkerLost,
+    WorkerOverdue,
 )
 from craft.protocol.membership import DROPPED, Claim, Member
 
@@ -40,7 +48,7 @@ class Lighthouse:
     def _tell(self, line: Line) -> list[str]:
         if line.verb == "job":
             self._state = JobState(slots=line.number("slots") or 0, min_workers=line.number("min_workers", 1) or 0)
-            self._policies = default_policies(line.text("on_loss", "redo"))
+            self._policies = default_policies(msgspec.convert(line.text("on_loss", "redo"), LossAnswer))
             return _shown(self._state)
         if line.verb == "show":
             return _shown(self._state)
@@ -71,17 +79,43 @@ def _event(line: Line) -> AnyEvent:
         case "fail":
             error = line.text("error", "ValueError: bad sample")
             step, microbatch = line.number("step"), line.number("microbatch")
-            return WorkerFailed(worker_id=worker, error=error, traceback="...", step=step, microbatch=microbatch)
+            late = line.text("late") == "yes"
+            return WorkerFailed(
+                worker_id=worker, error=error, traceback="...", step=step, microbatch=microbatch, late=late
+            )
         case "finish":
             return WorkerFinished(worker_id=worker, complete=line.text("complete", "yes") == "yes")
         case "enter":
             return GenerationEntered(worker_id=worker, generation=line.number("generation") or 0)
         case "break":
-            return ExchangeBroken(worker_id=worker, generation=line.number("generation") or 0)
+            unreachable = tuple(filter(None, line.text("unreachable").split("+")))
+            number = line.number("generation") or 0
+            return ExchangeBroken(worker_id=worker, generation=number, unreachable=unreachable)
         case "stuck":
             return GenerationStuck(generation=line.number("generation") or 0)
         case "diverge":
             return StateDiverged(step=line.number("step") or 0, detail=line.text("detail"), worker_ids=(worker,))
+        case "leave":
+            return WorkerLeft(worker_id=worker)
+        case "drain":
+            return DrainRequested(worker_id=worker or None, host=line.text("host") or None, reason=reason)
+        case "drain-expires":
+            return DrainExpired(worker_id=worker)
+        case "hold-expires":
+            return HoldExpired(generation=line.number("generation") or 0)
+        case "no-more-replacements":
+            return ReplacementsEnded(host=line.text("host", "h1"), reason=reason)
+        case "overdue":
+            waiting = tuple(filter(None, line.text("waiting").split("+")))
+            elsewhere = tuple(filter(None, line.text("elsewhere").split("+")))
+            phase = line.text("phase", "computing")
+            detail = f"{phase} for 12 s"
+            return WorkerOverdue(
+                worker_id=worker, phase=phase, step=line.number("step") or 0, elapsed_s=12.0, limit_s=10.0,
+                detail=detail, waiting=waiting, elsewhere=elsewhere,
+            )  # fmt: skip
+        case "no-state":
+            return StateGone(generation=line.number("generation") or 0)
         case "stop":
             return StopRequested(reason=line.text("reason"))
     raise ValueError(f"no such verb in a story of the lighthouse: {line.verb}")
@@ -92,13 +126,13 @@ def _event_text(event: AnyEvent) -> str:
     shown: dict[str, object] = {}
     if isinstance(event, WorkerJoined):
         shown = {"worker_id": event.member.worker_id, "host": event.member.host}
-    hidden = ("member", "time", "traceback", "pid", "digest", "detail")
-    shown |= {key: value for key, value in fields.items() if key not in hidden and value is not None}
+    hidden = ("member", "time", "traceback", "pid", "digest", "detail", "stack", "late")
+    shown |= {key: value for key, value in fields.items() if key not in hidden and value not in (None, ())}
     return f"event  {type(event).__name__} {_pairs(shown)}"
 
 
 def _action_text(action: AnyAction, state: JobState) -> str:
-    fields = {key: value for key, value in asdict(action).items() if key not in ("reason", "traceback")}
+    fields = {key: value for key, value in asdict(action).items() if key not in ("reason", "traceback", "again")}
     made = state.upcoming if isinstance(action, Propose) else state.generation
     if isinstance(action, Propose | Reconfigure) and made is not None:
         fields = {"generation": made.number, "members": _members(made.members)}
@@ -139,8 +173,8 @@ class Settling:
             return microbatches if step < steps else 0
 
         try:
-            answer = settle(claims, size_of, "shrink" if head.text("on_loss") == "shrink" else "redo")
-        except ProtocolViolation as violation:
+            answer = settle(claims, size_of, msgspec.convert(head.text("on_loss", "redo"), LossAnswer))
+        except (ProtocolViolation, StateLost) as violation:
             return [f"violation: {violation}"]
         told = [f"level={answer.level}"]
         if answer.commits:

@@ -1,25 +1,39 @@
-"""Between workers and lighthouse: reports up, directives down. Keeps the latest of each, and sends it again on reconnect."""
+"""Between workers and lighthouse: reports up, directives down. Keeps the latest of each, and sends it again on reconnect.
+
+How often it speaks is the lighthouse's to say (``Pace``): in a job of few hosts every change is reported at once and every
+heartbeat is a report; in a large one mere progress waits, and most heartbeats are only that.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
 import aiohttp
 from msgspec.structs import replace
 
+from craft.protocol.beats import Heartbeat, Pace, Update
 from craft.protocol.errors import ConfigError, MalformedMessage, Unauthorized
+from craft.protocol.events import WorkerOverdue
 from craft.protocol.messages import Directive, Exited, HostReport, WorkerReport
 from craft.wire import codec
 from craft.wire.auth import bearer
+from craft.wire.deltas import updated
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_S = 0.1
 _RECONNECT_S = 0.2
+_SAID_S = 60.0
+"""So long the end of a worker is repeated."""
+_CONNECT_LIMIT_S = 1.0
+_UNANSWERED_LIMIT_MS = 2000
+"""After so long without an acknowledgement by the other side's kernel a connection is given up, and a new one tried:
+left to itself, TCP waits ever longer, and would be late to notice that a cut line is whole again."""
 
 
 class Relay:
@@ -33,15 +47,60 @@ class Relay:
         self._token = token
         self._on_directive = on_directive
         self._changed = asyncio.Event()
+        self._pace = Pace()
+        self._urgent = 0
+        """The newest report that has something which must not wait."""
         self._workers: dict[str, asyncio.StreamWriter] = {}
+        self._found: dict[str, WorkerOverdue] = {}
+        self._phases: dict[str, str] = {}
+        self._away_since: float | None = time.monotonic()
+        """Since when there is no connection to the lighthouse."""
 
     def reports(self) -> dict[str, WorkerReport]:
         return {report.member.worker_id: report for report in self.report.workers}
 
     def ended(self, exited: Exited) -> None:
         """A worker's process ended; the lighthouse hears of it at once."""
-        self._workers.pop(exited.worker_id, None)
-        self._update(exited=(*self.report.exited, exited))
+        for known in (self._workers, self._found, self._phases):
+            known.pop(exited.worker_id, None)
+        kept = self._still_worth_saying()
+        gone = {each.worker_id for each in self.report.exited} - {each.worker_id for each in kept}
+        workers = tuple(report for report in self.report.workers if report.member.worker_id not in gone)
+        self._update(exited=(*kept, exited), workers=workers)
+
+    def _still_worth_saying(self) -> tuple[Exited, ...]:
+        """Ends that a lighthouse may not know of yet: not those that were said long ago, on a connection that lasts."""
+        if self.silent_s() > 0:
+            return self.report.exited
+        return tuple(each for each in self.report.exited if time.time() - each.time < _SAID_S)
+
+    def silent_s(self) -> float:
+        """For how long there has been no connection to the lighthouse; 0 while there is one."""
+        return 0.0 if self._away_since is None else time.monotonic() - self._away_since
+
+    def say(self, **changes: str | float | None) -> None:
+        """Change what this host says of itself."""
+        self._update(True, **changes)
+
+    def found(self, worker_id: str, overdue: WorkerOverdue | None) -> None:
+        """The watchdog found something about a worker, or, None, that all is well with it again."""
+        if overdue is not None:
+            self._found[worker_id] = overdue
+        elif self._found.pop(worker_id, None) is None:
+            return
+        if worker_id in self.reports():
+            self.take(self.reports()[worker_id])
+
+    def doing(self, phases: dict[str, str]) -> None:
+        """What each worker is doing right now; the next report says so."""
+        if phases != self._phases:
+            self._phases = phases
+            self._update(urgent=False, workers=tuple(map(self._seen, self.report.workers)))
+
+    def _seen(self, report: WorkerReport) -> WorkerReport:
+        """A worker's report, with what this agent sees of it."""
+        worker_id = report.member.worker_id
+        return replace(report, phase=self._phases.get(worker_id, ""), overdue=self._found.get(worker_id))
 
     async def serve_worker(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take one worker's reports; called by the Unix server for each connection."""
@@ -57,7 +116,7 @@ class Relay:
                     self._workers[worker_id] = writer
                     if self.directive is not None:
                         writer.write(codec.frame(self.directive))
-                self._update(workers=tuple({**self.reports(), worker_id: message}.values()))
+                self.take(message)
         except (asyncio.IncompleteReadError, ConnectionError):
             # Its process ended; the fork server says how.
             return
@@ -66,19 +125,32 @@ class Relay:
         finally:
             writer.close()
 
-    def _update(self, **changes: object) -> None:
+    def take(self, report: WorkerReport) -> None:
+        """Put a worker's report into this host's."""
+        known = self.reports()
+        before = known.get(report.member.worker_id)
+        report = known[report.member.worker_id] = self._seen(report)
+        self._update(
+            urgent=before is None or _but_progress(before) != _but_progress(report), workers=tuple(known.values())
+        )
+
+    def _update(self, urgent: bool = True, **changes: object) -> None:
         self.report = replace(self.report, sequence=self.report.sequence + 1, **changes)
-        self._changed.set()
+        if urgent or not self._pace.progress_s:
+            self._urgent = self.report.sequence
+            self._changed.set()
 
     async def follow_lighthouse(self) -> None:
         """Keep a connection to the lighthouse; it may go away and come back."""
-        async with aiohttp.ClientSession(headers=bearer(self._token)) as session:
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_LIMIT_S)
+        async with aiohttp.ClientSession(headers=bearer(self._token), timeout=limits) as session:
             while True:
                 try:
                     async with session.ws_connect(
                         f"{self.url}/v1/agent", max_msg_size=codec.MAX_MESSAGE_BYTES, autoping=True
                     ) as connection:
                         self.connected.set()
+                        self._away_since = None
                         await self._converse(connection)
                 except aiohttp.WSServerHandshakeError as error:
                     if error.status in (401, 403):
@@ -86,41 +158,73 @@ class Relay:
                     logger.warning("the lighthouse at %s answers %s", self.url, error.status)
                 except (aiohttp.ClientError, OSError) as error:
                     logger.info("the lighthouse at %s is out of reach: %s", self.url, error)
+                self._away_since = self._away_since or time.monotonic()
                 await asyncio.sleep(_RECONNECT_S)
 
     async def _converse(self, connection: aiohttp.ClientWebSocketResponse[Any]) -> None:
+        wire = connection.get_extra_info("socket")
+        if wire is not None:
+            wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_LIMIT_MS)
+        self._pace = Pace()
         sending = asyncio.create_task(self._send_reports(connection))
+        said: Directive | None = None
         try:
             while True:
                 message = await connection.receive()
                 if message.type == aiohttp.WSMsgType.CLOSE and message.data == aiohttp.WSCloseCode.POLICY_VIOLATION:
                     raise ConfigError(f"the lighthouse at {self.url} refuses this agent: {message.extra}")
-                if message.type != aiohttp.WSMsgType.TEXT:
+                if message.type not in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
                     break
-                directive = codec.decode(message.data)
-                if isinstance(directive, Directive):
-                    self._pass_on(directive)
+                said = self._hear(self.decode(said, message.data)) or said
         except MalformedMessage as error:
             logger.warning("the lighthouse sent rubbish: %s", error)
         finally:
             sending.cancel()
 
+    def decode(self, said: Directive | None, data: str | bytes) -> codec.Message:
+        """Return what a frame says; ``said`` is the directive that came before it on the same connection."""
+        message = codec.unpack(data)
+        return updated(said, message) if isinstance(message, Update) else message
+
+    def _hear(self, message: codec.Message) -> Directive | None:
+        if isinstance(message, Pace):
+            self._pace = message
+            self._changed.set()
+        if not isinstance(message, Directive):
+            return None
+        self._pass_on(message)
+        return message
+
     async def _send_reports(self, connection: aiohttp.ClientWebSocketResponse[Any]) -> None:
+        sent, when = -1, 0.0
+        loop = asyncio.get_running_loop()
         try:
             while True:
                 self._changed.clear()
-                await connection.send_str(codec.encode(self.report).decode())
-                try:
-                    await asyncio.wait_for(self._changed.wait(), HEARTBEAT_S)
-                except asyncio.TimeoutError:
-                    self.report = replace(self.report, sequence=self.report.sequence + 1)
+                if self._urgent > sent or time.monotonic() - when >= self._pace.progress_s:
+                    if self.report.sequence == sent:
+                        self.report = replace(self.report, sequence=sent + 1)
+                    sent, when = self.report.sequence, time.monotonic()
+                    await connection.send_str(codec.encode(self.report).decode())
+                else:
+                    await connection.send_str(codec.encode(Heartbeat(sequence=sent)).decode())
+                # Cheaper than wait_for, which would make a task of its own for every heartbeat.
+                timer = loop.call_later(self._pace.heartbeat_s, self._changed.set)
+                await self._changed.wait()
+                timer.cancel()
         except (ConnectionError, aiohttp.ClientError):
             # The receiving side sees the same and reconnects.
             return
 
     def _pass_on(self, directive: Directive) -> None:
         self.directive = directive
-        data = codec.frame(directive)
-        for writer in self._workers.values():
-            writer.write(data)
+        if self._workers:
+            data = codec.frame(directive)
+            for writer in self._workers.values():
+                writer.write(data)
         self._on_directive(directive)
+
+
+def _but_progress(report: WorkerReport) -> WorkerReport:
+    """Without what changes all the time and moves nobody to act."""
+    return replace(report, sequence=0, step=0, metrics={}, step_s=0.0, phase="")

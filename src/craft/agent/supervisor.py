@@ -17,13 +17,18 @@ from typing import Any
 
 import msgspec
 
-from craft.agent.forkserver import Ended, Fork, Forked, Outgoing, Ready
+from craft.agent.crew import Crew
+from craft.agent.forkserver import Ended, Forked, Outgoing, Ready
+from craft.agent.own_lighthouse import OwnLighthouse
 from craft.agent.relay import Relay
+from craft.agent.watch import Watchdog
+from craft.agent.watch_over import WatchOver
 from craft.protocol.errors import ConfigError, CraftError, Unauthorized, Unreachable
 from craft.protocol.messages import Directive, Exited
 from craft.settings.run import RunSettings
 from craft.settings.rundir import RunDir
-from craft.wire.auth import ensure_token, read_token
+from craft.wire.activity import memory_folder
+from craft.wire.auth import ensure_token, read_token, state_key
 from craft.wire.client import Client
 
 logger = logging.getLogger(__name__)
@@ -31,8 +36,9 @@ logger = logging.getLogger(__name__)
 _LEAVE_S = 3.0
 """Workers that are told to end have this long before they are killed."""
 _START_S = 60.0
-_RESTART_S = 0.1
-_OWN_HOST_LIMIT_S = 10.0
+_TICK_S = 0.1
+_ASK_AGAIN_S = 0.1
+EXIT_PREEMPTED = 75
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,16 +58,16 @@ class Supervisor:
         self._watch = watch
         self._over: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._interrupted: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._living: dict[str, int] = {}
         self._failed: set[str] = set()
         """Workers that ended with an error after the job was over."""
-        self._all_ended = asyncio.Event()
-        self._lighthouse: asyncio.subprocess.Process | None = None
+        self._watchdog = Watchdog(settings.hang_limits)
+        self._draining: asyncio.Task[None] | None = None
+        self._lighthouse: OwnLighthouse | None = None
         self._fork_server: asyncio.subprocess.Process | None = None
         self._fork_writer: asyncio.StreamWriter | None = None
         self._forks_ready = asyncio.Event()
-        self._sockets = Path(tempfile.mkdtemp(prefix="craft-"))
-        self._started = 0
+        # In memory: what workers write there all the time must not wait for a disk.
+        self._sockets = Path(tempfile.mkdtemp(prefix="craft-", dir=memory_folder()))
         self.url = ""
         self.token = ""
         self.relay: Relay | None = None
@@ -72,11 +78,16 @@ class Supervisor:
             self._catch_signals()
             await self._find_lighthouse()
             self.relay = Relay(self._settings.host, self.url, self.token, self._directed)
+            self._crew = Crew(
+                self._settings, self._run_dir, self._sockets, state_key(self.token), self._watchdog, self._exhausted
+            )
+            self._watch_over = WatchOver(self._watchdog, self.relay)
             server = await asyncio.start_unix_server(self.relay.serve_worker, path=str(self._socket_path))
             async with server:
                 tasks.append(asyncio.create_task(self._guarded(self.relay.follow_lighthouse())))
                 tasks.append(asyncio.create_task(self._guarded(self._serve_forks())))
-                tasks.append(asyncio.create_task(self._guarded(self._keep_lighthouse())))
+                if self._lighthouse is not None:
+                    tasks.append(asyncio.create_task(self._guarded(self._lighthouse.keep(self._moved))))
                 tasks.append(asyncio.create_task(self._tick()))
                 await self._start_workers()
                 outcome = await self._see_out(await self._over)
@@ -108,7 +119,29 @@ class Supervisor:
             outcome = Outcome(exit_code=code, reason=f"interrupted by {signal.Signals(number).name}")
             loop.add_signal_handler(number, self._interrupt, outcome)
 
+    def _leaves_job(self) -> bool:
+        """Whether others go on when this host is told to end: then its workers leave in order, with nothing lost."""
+        return self._settings.lighthouse is not None and self.relay is not None and bool(self._crew.living)
+
+    def _drain(self) -> None:
+        assert self.relay is not None
+        self._crew.close()
+        self.relay.say(draining="its agent got SIGTERM", drain_deadline_s=self._settings.drain_limit_s)
+        outcome = Outcome(exit_code=EXIT_PREEMPTED, reason="preempted by SIGTERM: its workers left the job")
+
+        async def wait() -> None:
+            try:
+                await asyncio.wait_for(self._crew.all_ended.wait(), self._settings.drain_limit_s + _LEAVE_S)
+            except asyncio.TimeoutError:
+                logger.warning("some workers did not leave within %g s", self._settings.drain_limit_s)
+            self._finish(outcome)
+
+        self._draining = asyncio.create_task(wait())
+
     def _interrupt(self, outcome: Outcome) -> None:
+        if outcome.exit_code == 143 and self._draining is None and self._leaves_job():
+            self._drain()
+            return
         if not self._interrupted.done():
             self._interrupted.set_result(outcome)
         self._finish(outcome)
@@ -121,8 +154,15 @@ class Supervisor:
             await self._greet_lighthouse()
             return
         self.token = ensure_token(self._settings.token_file or self._run_dir.token)
-        self._lighthouse = await self._start_lighthouse()
+        self._lighthouse = OwnLighthouse(self._settings, self._run_dir)
+        await self._lighthouse.start()
         self.url = self._run_dir.read_address()
+
+    def _moved(self) -> None:
+        """The lighthouse was started again: usually where it was, unless somebody took its port meanwhile."""
+        self.url = self._run_dir.read_address()
+        if self.relay is not None:
+            self.relay.url = self.url
 
     async def _greet_lighthouse(self) -> None:
         """Make sure that it is there and accepts our token, before anything is started; it may be starting, too."""
@@ -140,39 +180,7 @@ class Supervisor:
                     return
                 if time.monotonic() > deadline:
                     raise
-            await asyncio.sleep(_RESTART_S)
-
-    async def _start_lighthouse(self) -> asyncio.subprocess.Process:
-        command = [sys.executable, "-m", "craft.cli.main", "lighthouse", "--with-parent"]
-        command += ["--dir", str(self._run_dir.path), "--workers", str(self._settings.workers)]
-        command += ["--min-workers", str(self._settings.min_workers), "--on-loss", self._settings.on_loss]
-        # With one host there is nobody to go on without it: silence of a busy machine must not end the job.
-        command += ["--port", str(self._settings.port), "--heartbeat-limit", str(_OWN_HOST_LIMIT_S)]
-        if self._settings.token_file is not None:
-            command += ["--token-file", str(self._settings.token_file)]
-        with self._run_dir.lighthouse_log.open("ab") as log:
-            before = log.tell()
-            process = await asyncio.create_subprocess_exec(
-                *command, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
-            )
-        assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), _START_S)
-        if not line:
-            said = self._run_dir.lighthouse_log.read_bytes()[before:].decode(errors="replace").strip()
-            raise ConfigError(said.removeprefix("craft lighthouse: ") or "the lighthouse did not start")
-        return process
-
-    async def _keep_lighthouse(self) -> None:
-        """Start the lighthouse again whenever it ends; training does not wait for it."""
-        while self._lighthouse is not None:
-            code = await self._lighthouse.wait()
-            logger.info("the lighthouse ended with %s: starting it again", code)
-            await asyncio.sleep(_RESTART_S)
-            self._lighthouse = await self._start_lighthouse()
-            # Usually the same as before, unless somebody took its port meanwhile.
-            self.url = self._run_dir.read_address()
-            if self.relay is not None:
-                self.relay.url = self.url
+            await asyncio.sleep(_ASK_AGAIN_S)
 
     async def _serve_forks(self) -> None:
         """Start the fork server and follow what it says."""
@@ -190,7 +198,7 @@ class Supervisor:
             if isinstance(message, Ready):
                 self._forks_ready.set()
             elif isinstance(message, Forked):
-                self._living[message.worker_id] = message.pid
+                self._crew.forked(message.worker_id, message.pid)
             elif isinstance(message, Ended):
                 self._ended(message)
         raise Unreachable("the fork server ended, and its workers with it")
@@ -203,37 +211,23 @@ class Supervisor:
         if self._over.done():
             return
         assert self._fork_writer is not None
-        for index in range(self._settings.workers):
-            request = self._fork_request(index)
-            self._fork_writer.write(msgspec.json.encode(request) + b"\n")
-        self._started = self._settings.workers
+        self._crew.begin(self._fork_writer)
 
-    def _fork_request(self, index: int) -> Fork:
-        worker_id = f"{self._settings.worker_prefix}{index}"
-        folder = self._run_dir.worker(worker_id)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        worker = self._settings.worker_settings(worker_id, index, str(self._socket_path), self._run_dir.path)
-        environment = {
-            "RANK": str(index),
-            "LOCAL_RANK": str(index),
-            "WORLD_SIZE": str(self._settings.workers),
-            "OMP_NUM_THREADS": str(self._settings.threads),
-            **worker.to_environment(),
-        }
-        return Fork(
-            worker_id=worker_id,
-            script=self._settings.script,
-            arguments=self._settings.arguments,
-            as_module=self._settings.as_module,
-            environment=environment,
-            log=str(self._run_dir.log(worker_id)),
-        )
+    def _exhausted(self, reason: str) -> None:
+        assert self.relay is not None
+        self.relay.say(exhausted=reason)
 
     def _ended(self, message: Ended) -> None:
-        self._living.pop(message.worker_id, None)
         if self._over.done() and message.exit_code != 0:
             self._failed.add(message.worker_id)
         assert self.relay is not None
+        report = self.relay.reports().get(message.worker_id)
+        done = message.exit_code == 0 and report is not None and (report.left or report.complete)
+        self._crew.ended(
+            message,
+            commits=report is not None and report.step > 0,
+            replace=not (done or self._over.done() or self._draining is not None),
+        )
         self.relay.ended(
             Exited(
                 worker_id=message.worker_id,
@@ -242,37 +236,42 @@ class Supervisor:
                 time=message.time,
             )
         )
-        if self._started and not self._living:
-            self._all_ended.set()
 
     def _directed(self, directive: Directive) -> None:
         for worker_id in directive.fenced:
-            if worker_id in self._living:
-                self._signal(worker_id, signal.SIGKILL)
+            self._crew.signal(worker_id, signal.SIGKILL)
+        if directive.stopping or directive.winding_down is not None:
+            self._crew.close()
         if directive.stopping:
             self._finish(Outcome(exit_code=directive.exit_code, reason=directive.reason, traceback=directive.traceback))
 
-    def _signal(self, worker_id: str, number: signal.Signals) -> None:
-        try:
-            os.kill(self._living[worker_id], number)
-        except ProcessLookupError:
-            return
-
     async def _tick(self) -> None:
+        assert self.relay is not None
         while True:
+            self._watch_over.look()
+            self._end_stranded()
             self._watch(self)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(_TICK_S)
+
+    def _end_stranded(self) -> None:
+        """End whoever has neither an exchange nor a lighthouse any more: the job may go on without it elsewhere."""
+        assert self.relay is not None
+        if self.relay.silent_s() > self._settings.lease_s:
+            for worker_id, report in self.relay.reports().items():
+                if report.broken is not None and worker_id in self._crew.living:
+                    logger.warning("%s has no exchange, and no lighthouse is in reach: it ends", worker_id)
+                    self._crew.signal(worker_id, signal.SIGKILL)
 
     async def _see_out(self, outcome: Outcome) -> Outcome:
         """The job is over: let workers come to the end of their scripts after a good end; else end them."""
         if outcome.exit_code == 0:
-            ended = asyncio.ensure_future(self._all_ended.wait())
+            ended = asyncio.ensure_future(self._crew.all_ended.wait())
             either: set[asyncio.Future[Any]] = {ended, self._interrupted}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             ended.cancel()
             outcome = self._interrupted.result() if self._interrupted.done() else self._after_training(outcome)
-        if self._living:
-            await self._end_workers()
+        if self._crew.living:
+            await self._crew.end(_LEAVE_S)
         self._watch(self)
         return outcome
 
@@ -285,16 +284,6 @@ class Supervisor:
         reason = f"{failed.error} (worker {failed.worker_id}, after the last step)"
         return Outcome(exit_code=1, reason=reason, traceback=failed.traceback)
 
-    async def _end_workers(self) -> None:
-        """Ask them to end, and after a while do not ask."""
-        for worker_id in list(self._living):
-            self._signal(worker_id, signal.SIGTERM)
-        try:
-            await asyncio.wait_for(self._all_ended.wait(), _LEAVE_S)
-        except asyncio.TimeoutError:
-            for worker_id in list(self._living):
-                self._signal(worker_id, signal.SIGKILL)
-
     async def _end_helpers(self) -> None:
         if self._fork_writer is not None:
             self._fork_writer.close()
@@ -303,9 +292,8 @@ class Supervisor:
                 # It has no workers yet, and would first import torch to the end.
                 self._fork_server.kill()
             await self._fork_server.wait()
-        if self._lighthouse is not None and self._lighthouse.returncode is None:
-            self._lighthouse.terminate()
-            await self._lighthouse.wait()
+        if self._lighthouse is not None:
+            await self._lighthouse.end()
 
 
 def supervise(settings: RunSettings, run_dir: RunDir, watch: Callable[[Supervisor], None]) -> Outcome:

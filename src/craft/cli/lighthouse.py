@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from craft.decide.settle import LossAnswer
 from craft.protocol.errors import ConfigError, CraftError
 from craft.settings.rundir import RunDir
 
@@ -29,10 +30,17 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--on-loss",
-    type=click.Choice(["redo", "shrink"]),
+    type=click.Choice(["redo", "shrink", "wait"]),
     default="redo",
     show_default=True,
     help="What becomes of a lost worker's microbatches.",
+)
+@click.option(
+    "--wait-limit",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    help="Seconds to wait for whoever takes the place of a lost worker, with 'wait' or below --min-workers.",
 )
 @click.option("--bind", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--host-address", default=None, help="Name or address under which other hosts reach this one.")
@@ -58,7 +66,8 @@ def lighthouse(
     port: int,
     run_dir: Path,
     min_workers: int,
-    on_loss: str,
+    on_loss: LossAnswer,
+    wait_limit: float,
     bind: str,
     host_address: str | None,
     token_file: Path | None,
@@ -84,7 +93,11 @@ def lighthouse(
     if min_workers > workers:
         raise click.UsageError(f"--min-workers {min_workers} is more than --workers {workers}")
     settings = LighthouseSettings(
-        workers=workers, min_workers=min_workers, on_loss=on_loss, heartbeat_limit_s=heartbeat_limit
+        workers=workers,
+        min_workers=min_workers,
+        on_loss=on_loss,
+        wait_limit_s=wait_limit,
+        heartbeat_limit_s=heartbeat_limit,
     )
     place = Place(bind=bind, port=port, host_address=host_address)
     run = RunDir(run_dir)

@@ -15,9 +15,13 @@ from craft.settings.rundir import PREFIX, RunDir
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--workers", type=int, help="Workers on this host.  [default: 1]")
-@click.option("--min-workers", type=int, help="Give up when fewer are left.  [default: 1]")
+@click.option("--spares", type=int, help="Further workers that wait for a free slot.  [default: 0]")
+@click.option("--min-workers", type=int, help="Give up when fewer are left and nobody comes.  [default: 1]")
+@click.option("--max-restarts", type=int, help="Workers started in the place of lost ones, at most.  [default: 1000]")
 @click.option(
-    "--on-loss", type=click.Choice(["redo", "shrink"]), help="What becomes of lost microbatches.  [default: redo]"
+    "--on-loss",
+    type=click.Choice(["redo", "shrink", "wait"]),
+    help="What becomes of lost microbatches; wait: for who takes the lost worker's place.  [default: redo]",
 )
 @click.option("--threads", type=int, help="Threads of each worker; bits depend on it.  [default: OMP_NUM_THREADS or 1]")
 @click.option(

@@ -27,6 +27,8 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     highest: int = 0
     lost: tuple[Member, ...] = ()
     """Workers that must not act any more; one of them may still be running somewhere."""
+    draining: tuple[tuple[str, str], ...] = ()
+    """Workers that are to leave, and why."""
     winding_down: str | None = None
     stopping: Stop | None = None
 
@@ -66,7 +68,12 @@ def durable_of(state: JobState) -> Durable:
         generation=state.generation,
         upcoming=state.upcoming,
         highest=state.highest,
-        lost=tuple(view.member for view in state.having("lost")),
+        lost=tuple(view.member for view in state.having("lost") if not view.ended),
+        draining=tuple(
+            (view.member.worker_id, view.draining)
+            for view in state.having("waiting", "member")
+            if view.draining is not None
+        ),
         winding_down=state.winding_down,
         stopping=state.stopping,
     )
@@ -81,11 +88,12 @@ def restore(fresh: JobState, durable: Durable | None) -> JobState:
     known = [view for view in state.workers if view.member.worker_id not in lost]
     inside = {view.member.worker_id for view in known}
     joiners = durable.upcoming.members if durable.upcoming is not None else ()
+    living = [*known, *(WorkerView(member=member) for member in joiners if member.worker_id not in inside | lost)]
+    leaving = dict(durable.draining)
     return replace(
         state,
         workers=(
-            *known,
-            *(WorkerView(member=member) for member in joiners if member.worker_id not in inside | lost),
+            *(replace(view, draining=leaving.get(view.member.worker_id)) for view in living),
             *(WorkerView(member=member, standing="lost") for member in durable.lost),
         ),
         upcoming=durable.upcoming,

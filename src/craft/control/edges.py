@@ -14,16 +14,23 @@ from msgspec.structs import replace
 
 from craft.control.index import Index
 from craft.decide.membership import JobState
+from craft.decide.policies.hang import EXCHANGING
 from craft.protocol.errors import MalformedMessage
 from craft.protocol.events import (
     AnyEvent,
+    DrainRequested,
     ExchangeBroken,
     GenerationEntered,
+    ReplacementsEnded,
+    StateGone,
+    WorkerEnded,
     WorkerFinished,
     WorkerJoined,
+    WorkerLeft,
     WorkerLost,
+    WorkerOverdue,
 )
-from craft.protocol.messages import Exited, HostReport, WorkerReport
+from craft.protocol.messages import Broken, Exited, HostReport, WorkerReport
 
 MAX_NUMBER = 2**53
 """Steps and generations are far below this; a larger one is nonsense, and could not be sent on."""
@@ -38,8 +45,10 @@ class Seen:
     host: str
     joined: bool = False
     generation: int = 0
-    broken: int = 0
-    """The newest generation of which it said that its exchange broke."""
+    broken: Broken | None = None
+    """What it last said of an exchange that broke."""
+    overdue: WorkerOverdue | None = None
+    """What was last found about it."""
     failed: bool = False
     exited: bool = False
 
@@ -53,7 +62,9 @@ class Edges:
         self._values: set[object] = set()
         """Values that are journaled once, whoever and however often reports them."""
         self._exited: set[str] = set()
-        self._starting: set[str] = set()
+        self._starting: dict[str, set[str]] = {}
+        """Workers that have neither joined nor ended, by host: asked for with every report."""
+        self._exhausted: set[str] = set()
 
     def events(self, report: HostReport) -> Iterator[AnyEvent]:
         """Yield what is new in ``report``. Entries come before losses: a worker may enter a generation and then die."""
@@ -69,31 +80,34 @@ class Edges:
         yield from self._forgotten(report)
         for worker in reports:
             yield from self._broken(worker)
+            yield from self._overdue(worker)
+        yield from self._of_host(report)
 
     def starting(self, host: str) -> frozenset[str]:
         """Workers of ``host`` that were reported and have neither joined nor ended."""
-        return frozenset(
-            worker_id
-            for worker_id in self._starting
-            if self.seen[worker_id].host == host and not self.index.gone(worker_id)
-        )
+        return frozenset(each for each in self._starting.get(host, ()) if not self.index.gone(each))
 
     def _arrived(self, report: WorkerReport, host: str) -> Iterator[AnyEvent]:
         worker_id = report.member.worker_id
         seen = self.seen.get(worker_id)
         if seen is None:
             seen = self.seen[worker_id] = Seen(report=report, host=host)
-            self._starting.add(worker_id)
+            self._starting.setdefault(host, set()).add(worker_id)
+        elif seen.host != host and worker_id in self._starting.get(seen.host, ()):
+            self._starting[seen.host].discard(worker_id)
+            self._starting.setdefault(host, set()).add(worker_id)
         seen.report, seen.host = report, host
         if report.joined and not seen.joined:
             seen.joined = True
-            self._starting.discard(worker_id)
+            self._starting.get(host, set()).discard(worker_id)
             if self.index.view(worker_id) is None:
                 yield WorkerJoined(member=report.member, pid=report.pid)
         if report.generation > seen.generation:
             seen.generation = report.generation
             if self.index.lives(worker_id):
                 yield GenerationEntered(worker_id=worker_id, generation=report.generation)
+        if report.left and self.index.lives(worker_id):
+            yield WorkerLeft(worker_id=worker_id, step=report.step)
         if report.complete and self.index.lives(worker_id):
             # It needs nobody any more, and no generation may wait for it: its script may run on for long.
             yield WorkerFinished(worker_id=worker_id, step=report.step, digest=report.digest, complete=True)
@@ -111,11 +125,13 @@ class Edges:
         if exited.worker_id in self._exited:
             return
         self._exited.add(exited.worker_id)
-        self._starting.discard(exited.worker_id)
         seen = self.seen.get(exited.worker_id)
         if seen is not None:
             seen.exited = True
+            self._starting.get(seen.host, set()).discard(exited.worker_id)
         if self.index.gone(exited.worker_id) or (seen is not None and seen.failed):
+            if self.index.may_run(exited.worker_id):
+                yield WorkerEnded(worker_id=exited.worker_id)
             return
         yield _ending(exited, seen)
 
@@ -130,17 +146,56 @@ class Edges:
     def _broken(self, report: WorkerReport) -> Iterator[AnyEvent]:
         worker_id, broken = report.member.worker_id, report.broken
         seen = self.seen[worker_id]
-        if broken is None or broken.generation <= seen.broken:
+        if broken is None or broken == seen.broken:
             return
-        seen.broken = broken.generation
-        if broken.generation == self.index.current and self.index.lives(worker_id):
-            yield ExchangeBroken(worker_id=worker_id, generation=broken.generation, detail=broken.detail)
+        seen.broken = broken
+        if broken.generation in self.index.wanted and self.index.lives(worker_id):
+            yield ExchangeBroken(
+                worker_id=worker_id,
+                generation=broken.generation,
+                detail=broken.detail,
+                unreachable=broken.unreachable,
+            )
+
+    def _overdue(self, report: WorkerReport) -> Iterator[AnyEvent]:
+        """A finding is news, too, when the others come to wait for this worker, or cease to."""
+        worker_id, found = report.member.worker_id, report.overdue
+        if found is None or not self.index.lives(worker_id):
+            return
+        others = [
+            (other_id, other.report.phase)
+            for other_id, other in self.seen.items()
+            if other_id != worker_id and self.index.takes_part(other_id)
+        ]
+        found = replace(
+            found,
+            worker_id=worker_id,
+            waiting=tuple(other_id for other_id, phase in others if phase == EXCHANGING),
+            elsewhere=tuple(other_id for other_id, phase in others if phase != EXCHANGING),
+        )
+        seen = self.seen[worker_id]
+        if seen.overdue is None or _matter(found) != _matter(seen.overdue):
+            seen.overdue = found
+            yield found
+
+    def _of_host(self, report: HostReport) -> Iterator[AnyEvent]:
+        if report.exhausted is not None and report.host not in self._exhausted:
+            self._exhausted.add(report.host)
+            yield ReplacementsEnded(host=report.host, reason=report.exhausted)
+        if report.draining is not None and self.index.staying(report.host):
+            yield DrainRequested(host=report.host, reason=report.draining, deadline_s=report.drain_deadline_s)
 
     def _values_of(self, report: WorkerReport) -> Iterator[AnyEvent]:
-        for value in (report.diverged, report.unequal, report.retried):
+        gone = StateGone(generation=report.state_gone) if report.state_gone else None
+        for value in (report.diverged, report.unequal, report.retried, gone):
             if value is not None and value not in self._values:
                 self._values.add(value)
                 yield value
+
+
+def _matter(found: WorkerOverdue) -> tuple[object, ...]:
+    """What makes one finding another one than the last."""
+    return found.phase, found.step, bool(found.waiting), bool(found.elsewhere)
 
 
 def _normal(report: WorkerReport, host: str) -> WorkerReport:
@@ -153,8 +208,10 @@ def _normal(report: WorkerReport, host: str) -> WorkerReport:
     return report
 
 
-def _ending(exited: Exited, seen: Seen | None) -> WorkerFinished | WorkerLost:
+def _ending(exited: Exited, seen: Seen | None) -> WorkerFinished | WorkerLeft | WorkerLost:
     if exited.signal is None and exited.exit_code == 0:
+        if seen is not None and seen.report.left:
+            return WorkerLeft(worker_id=exited.worker_id, step=seen.report.step)
         if seen is None:
             return WorkerFinished(worker_id=exited.worker_id, complete=False)
         report = seen.report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -14,6 +15,7 @@ from craft.wire.auth import accepts
 
 logger = logging.getLogger(__name__)
 
+BODY_LIMIT_S = 10.0
 OPEN_PATHS = frozenset({"/healthz"})
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -21,6 +23,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def answer(value: object, status: int = 200) -> web.Response:
     """Return ``value`` as JSON."""
     return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+async def read_body(request: web.Request) -> bytes:
+    """Return the body, if it comes in time."""
+    try:
+        return await asyncio.wait_for(request.read(), BODY_LIMIT_S)
+    except asyncio.TimeoutError:
+        raise web.HTTPRequestTimeout(text=f"the body did not come within {BODY_LIMIT_S:g} s") from None
 
 
 def refusal(status: int, message: str, **more: str) -> web.Response:
@@ -52,8 +62,11 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return refusal(500, "the lighthouse failed on this request; its log has the traceback")
 
 
-def authentication(token: str) -> Middleware:
-    """Return the middleware that lets only bearers of ``token`` pass. It reads no body, so strangers cost little."""
+def authentication(token: str, admit: Callable[[asyncio.BaseTransport | None], None]) -> Middleware:
+    """Return the middleware that lets only bearers of ``token`` pass, and tells ``admit`` of their connections.
+
+    It reads no body, so strangers cost little.
+    """
 
     @web.middleware
     async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -65,6 +78,8 @@ def authentication(token: str) -> Middleware:
             response = refusal(401, message)
             response.headers["WWW-Authenticate"] = "Bearer"
             return response
+        if request.path not in OPEN_PATHS:
+            admit(request.transport)
         return await handler(request)
 
     return authenticate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from craft.decide.membership import JobState, WorkerView
+from craft.decide.membership import GONE, JobState, WorkerView
 
 
 class Index:
@@ -22,6 +22,12 @@ class Index:
         generation = self._state().generation
         return None if generation is None else generation.number
 
+    @property
+    def wanted(self) -> frozenset[int]:
+        """The numbers of the current and of the upcoming generation."""
+        state = self._state()
+        return frozenset(each.number for each in (state.generation, state.upcoming) if each is not None)
+
     def view(self, worker_id: str) -> WorkerView | None:
         return self._state().view(worker_id)
 
@@ -34,10 +40,10 @@ class Index:
         view = self.view(worker_id)
         return view is not None and view.standing in GONE
 
-    def ended(self, worker_id: str) -> bool:
-        """Whether its process is known to be no more."""
+    def may_run(self, worker_id: str) -> bool:
+        """Whether it is lost, and yet its process may still be there."""
         view = self.view(worker_id)
-        return view is not None and view.ended
+        return view is not None and view.standing == "lost" and not view.ended
 
     def takes_part(self, worker_id: str) -> bool:
         view = self.view(worker_id)
@@ -45,7 +51,8 @@ class Index:
 
     def staying(self, host: str) -> bool:
         """Whether some living worker of ``host`` is not to leave yet."""
-        return any(self._views[worker_id].draining is None for worker_id in self.living(host))
+        views = (self.view(worker_id) for worker_id in self.living(host))
+        return any(view is not None and view.draining is None for view in views)
 
     def living(self, host: str) -> frozenset[str]:
         """Workers of ``host`` that wait or take part."""

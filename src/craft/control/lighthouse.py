@@ -19,6 +19,7 @@ from craft.control.sessions import Sessions
 from craft.control.status import AgentStatus, LighthouseStatus, Status, status_of
 from craft.decide.membership import JobState
 from craft.decide.policies import default_policies
+from craft.decide.settle import LossAnswer
 from craft.settings.rundir import RunDir
 from craft.telemetry.journal import Journal, read_lines
 from craft.telemetry.metrics import LineCounter
@@ -31,7 +32,9 @@ class LighthouseSettings:
     workers: int
     """Slots of the job: the first generation waits for this many."""
     min_workers: int = 1
-    on_loss: str = "redo"
+    on_loss: LossAnswer = "redo"
+    wait_limit_s: float = 60.0
+    """How long somebody to take the place of a lost worker is waited for."""
     heartbeat_limit_s: float = DEFAULT_LIMIT_S
     """A host whose agent is silent for longer is lost."""
     grace_s: float = GRACE_S
@@ -94,7 +97,7 @@ class Lighthouse:
         around = AsyncioSurroundings(self.dispatch)
         self.loop = Loop(
             state,
-            policies=default_policies(settings.on_loss),
+            policies=default_policies(settings.on_loss, settings.wait_limit_s),
             store=FailStop(durable_file, self.broken),
             journal=self.journal,
             around=around,

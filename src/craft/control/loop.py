@@ -18,14 +18,16 @@ from craft.control.edges import Edges, check
 from craft.control.faults import Fault, fault_of
 from craft.decide.membership import JobState, apply, observe
 from craft.decide.policies import Policy, decide
-from craft.protocol.actions import AnyAction, Propose, Reconfigure, Stop, Watch
-from craft.protocol.events import AnyEvent, GenerationStuck, HostLost, WorkerLost
+from craft.protocol.actions import AnyAction, DeclareLost, Drain, Hold, Propose, Reconfigure, Stop, Watch
+from craft.protocol.events import AnyEvent, DrainExpired, GenerationStuck, HoldExpired, HostLost, WorkerLost
 from craft.protocol.messages import HostReport, WorkerReport
 
 logger = logging.getLogger(__name__)
 
 GRACE_S = 0.25
 """How long a broken generation is left alone: within it, a death would have shown."""
+_LONGEST_GRACE_S = 4.0
+"""The more generations break in a row, the longer: what is wrong may take its time to show."""
 
 
 class Writer(Protocol):
@@ -97,6 +99,9 @@ class Loop:
         self._write("event", event)
         for action in actions:
             self._carry_out(action)
+        for action in actions:
+            if isinstance(action, DeclareLost):
+                self.lose_worker(action.worker_id, action.reason, action.source)
         # Told before the books are kept: every moment here is a moment in which all workers wait.
         self._around.tell(self._state)
         if known.generation != before.generation:
@@ -127,23 +132,36 @@ class Loop:
     def _carry_out(self, action: AnyAction) -> None:
         changed = apply(self._state, action, self._around.nonce())
         made = None
-        if isinstance(action, Reconfigure | Propose | Stop):
+        if isinstance(action, Reconfigure | Propose | Stop | Drain):
             # Durable before anyone is told: a restarted lighthouse must never use the number again.
             self._store.save(durable_of(changed))
             made = changed.upcoming if isinstance(action, Propose) else changed.generation
+            made = None if isinstance(action, Stop | Drain) else made
         self._state = changed
-        if isinstance(action, Watch):
-            self._watch(action.generation)
-        if made is not None and not isinstance(action, Stop):
+        self._set_timer(action)
+        if made is not None:
             self._write("action", action, generation=made.number, name=made.name)
         else:
             self._write("action", action)
 
-    def _watch(self, generation: int) -> None:
-        if generation in self._watched:
-            return
-        self._watched.add(generation)
-        self._around.later(self._grace_s, lambda: self._look_again(generation))
+    def _set_timer(self, action: AnyAction) -> None:
+        """Some actions ask to be reminded."""
+        if isinstance(action, Watch) and action.generation not in self._watched:
+            self._watched.add(action.generation)
+            grace_s = min(_LONGEST_GRACE_S, self._grace_s * 2 ** (action.times - 1))
+            self._around.later(grace_s, lambda: self._look_again(action.generation))
+        elif isinstance(action, Hold):
+            self._around.later(action.limit_s, lambda: self._end_hold(action.generation))
+        elif isinstance(action, Drain) and action.deadline_s is not None:
+            self._around.later(action.deadline_s, lambda: self._end_drain(action.worker_id))
+
+    def _end_hold(self, generation: int) -> None:
+        if self._state.holding == generation:
+            self.handle(HoldExpired(generation=generation))
+
+    def _end_drain(self, worker_id: str) -> None:
+        if self.edges.index.lives(worker_id):
+            self.handle(DrainExpired(worker_id=worker_id))
 
     def _look_again(self, generation: int) -> None:
         current = self._state.generation

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from craft.control.door import Door, DoorLimits
 from craft.control.lighthouse import Lighthouse, LighthouseSettings
 from craft.control.server import make_app
 from craft.protocol.errors import ConfigError, CraftError
@@ -25,7 +26,11 @@ from craft.settings.rundir import RunDir, write_private
 from craft.wire.auth import ensure_token, write_token
 
 SHUTDOWN_LIMIT_S = 0.5
+KEEPALIVE_LIMIT_S = 15.0
 BACKLOG = 1024
+_ACCEPTED_AT_ONCE = 32
+"""New connections between two looks at the others: agents that are in already do not wait for a crowd at the door."""
+_FILES = 65_536
 _PR_SET_PDEATHSIG = 1
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 
@@ -100,23 +105,39 @@ async def _serve(
     url: str,
     say: Callable[[str], None],
 ) -> None:
-    _prepare()
+    door = Door(DoorLimits().within(_prepare()))
     lighthouse = Lighthouse(run, settings, url)
     runner = web.AppRunner(
-        make_app(lighthouse, token), access_log=None, shutdown_timeout=SHUTDOWN_LIMIT_S, handle_signals=False
+        make_app(lighthouse, token, door.admit),
+        access_log=None,
+        shutdown_timeout=SHUTDOWN_LIMIT_S,
+        handle_signals=False,
+        keepalive_timeout=KEEPALIVE_LIMIT_S,
+        # Whoever is refused before its body came is not read to the end.
+        lingering_time=0.0,
     )
     await runner.setup()
+    server: asyncio.Server | None = None
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     try:
-        await web.SockSite(runner, listener, backlog=BACKLOG).start()
+        behind = runner.server
+        assert behind is not None
+        server = await asyncio.get_running_loop().create_server(
+            lambda: door.protocol(behind), sock=listener, backlog=_ACCEPTED_AT_ONCE
+        )
+        # asyncio takes one number for the kernel's queue and for how many it accepts in a row.
+        listener.listen(BACKLOG)
         write_private(run.address, url.encode() + b"\n")
         say(f"lighthouse listening on {url}, run directory {run.path}")
         waiting = asyncio.ensure_future(ended.wait())
         await asyncio.wait((waiting, lighthouse.broken), return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
     finally:
+        if server is not None:
+            server.close()
+        door.close()
         await lighthouse.disconnect()
         await runner.cleanup()
         lighthouse.journal.close()
@@ -124,14 +145,17 @@ async def _serve(
         raise CraftError(lighthouse.broken.result())
 
 
-def _prepare() -> None:
-    """Make this process fit for thousands of connections."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def _prepare() -> int:
+    """Make this process fit for thousands of connections; returns how many files it may have open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     # What a large job keeps would be walked through again and again, just when a loss has many objects made.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+    return files
 
 
 def _lock(run: RunDir) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
 
-from craft.control.guards import answer, authentication, errors, refusal
+from craft.control.guards import answer, authentication, errors, read_body, refusal
 from craft.control.lighthouse import Lighthouse
 from craft.protocol.actions import AnyAction
 from craft.protocol.errors import MalformedMessage
@@ -27,9 +29,11 @@ class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     reason: str = "requested"
 
 
-def make_app(lighthouse: Lighthouse, token: str) -> web.Application:
-    """Return the application that serves ``lighthouse``."""
-    app = web.Application(client_max_size=MAX_MESSAGE_BYTES, middlewares=[errors, authentication(token)])
+def make_app(
+    lighthouse: Lighthouse, token: str, admit: Callable[[asyncio.BaseTransport | None], None] = lambda _: None
+) -> web.Application:
+    """Return the application that serves ``lighthouse``; ``admit`` hears of connections that have shown the token."""
+    app = web.Application(client_max_size=MAX_MESSAGE_BYTES, middlewares=[errors, authentication(token, admit)])
     handlers = Handlers(lighthouse)
     app.router.add_get("/healthz", handlers.healthz)
     app.router.add_get("/v1/status", handlers.status)
@@ -75,7 +79,7 @@ class Handlers:
         return response
 
     async def failures(self, request: web.Request) -> web.StreamResponse:
-        report = decode_as(await request.read(), FailureReport)
+        report = decode_as(await read_body(request), FailureReport)
         _check_reason(report.reason)
         if report.worker_id is not None and report.host is None:
             return self._fail_worker(report.worker_id, report.reason)
@@ -84,7 +88,7 @@ class Handlers:
         raise MalformedMessage("give exactly one of worker_id and host", "worker_id")
 
     async def actions(self, request: web.Request) -> web.StreamResponse:
-        wanted = decode_as(await request.read(), ActionRequest)
+        wanted = decode_as(await read_body(request), ActionRequest)
         _check_reason(wanted.reason)
         if wanted.action != "stop":
             raise MalformedMessage(f"unknown action {wanted.action[:40]!r}: there is only 'stop'", "action")

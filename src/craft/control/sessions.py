@@ -1,6 +1,7 @@
 """Messages in: one WebSocket per agent, carrying its reports, and back the directives.
 
-A message that is not ours ends its own connection (code 1008, with the reason) and touches nothing else.
+A message that is not ours ends its own connection (code 1008, with the reason) and touches nothing else. An agent that
+sends too much is read more slowly; one that connects and says nothing is sent away.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from craft.control.bucket import Bucket
 from craft.control.dispatch import Dispatch
 from craft.control.heartbeat import Heartbeats
 from craft.control.loop import Loop
@@ -25,6 +28,11 @@ logger = logging.getLogger(__name__)
 MAX_REASON_BYTES = 120
 """A close frame has room for 123 bytes."""
 CLOSE_LIMIT_S = 0.5
+FIRST_REPORT_LIMIT_S = 5.0
+MESSAGES_PER_S = 500.0
+"""An agent of a small job with many workers may come to a hundred; a burst of four seconds' worth passes freely."""
+BYTES_PER_S = 4 * 1024.0 * 1024.0
+_BURST_S = 4.0
 
 
 class Session:
@@ -35,6 +43,14 @@ class Session:
         self.host = ""
         self.pid = 0
         self.sequence = -1
+        now = time.monotonic()
+        self._messages = Bucket(MESSAGES_PER_S, _BURST_S * MESSAGES_PER_S, now)
+        self._bytes = Bucket(BYTES_PER_S, _BURST_S * BYTES_PER_S, now)
+
+    def pause_s(self, size: int) -> float:
+        """For how long not to read after a message of this size."""
+        now = time.monotonic()
+        return max(self._messages.take(1.0, now), self._bytes.take(size, now))
 
     @property
     def closed(self) -> bool:
@@ -90,9 +106,17 @@ class Sessions:
             await self._dispatch.serve(send)
 
     async def _receive(self, session: Session) -> None:
-        async for message in session.socket:
+        while True:
+            try:
+                # Whoever is introduced may be silent for as long as its heartbeats allow.
+                message = await asyncio.wait_for(
+                    session.socket.receive(), None if session.host else FIRST_REPORT_LIMIT_S
+                )
+            except asyncio.TimeoutError:
+                await session.socket.close(code=WSCloseCode.TRY_AGAIN_LATER, message=b"no report came")
+                return
             if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
-                continue
+                return
             try:
                 self._take(session, message.data)
             except MalformedMessage as error:
@@ -104,6 +128,9 @@ class Sessions:
                 logger.exception("a report of host %s could not be handled", session.host)
                 await session.socket.close(code=WSCloseCode.INTERNAL_ERROR, message=b"see the lighthouse's log")
                 return
+            pause_s = session.pause_s(len(message.data))
+            if pause_s:
+                await asyncio.sleep(pause_s)
 
     def _take(self, session: Session, data: bytes | str) -> None:
         report = unpack(data)

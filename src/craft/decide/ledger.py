@@ -1,16 +1,22 @@
 """One worker's own progress: what it holds, what it has promised, and when it may commit.
 
 The worker's main thread owns the only copy and replaces it by what these functions return; the exhaustive search drives
-the very same functions. The order of calls in a generation is: enter, claim, settled, then hold ... hold, complete,
+the very same functions. The order of calls in a generation is: enter, claim, settled, then begin, hold ... hold, complete,
 acknowledged ... acknowledged, commit.
+
+A joiner goes through the same calls while its state is still on the way: it queues the results. Whoever has the state as
+of step s and the results from s to t-1 has the state as of step t: ``adopt`` makes that so.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import msgspec
 from msgspec.structs import replace
 
 from craft.decide.plan import DROPPED, plan, share_of
+from craft.decide.settle import NO_PART
 from craft.protocol.errors import ProtocolViolation
 from craft.protocol.membership import Claim, Generation, Settlement
 
@@ -18,11 +24,17 @@ from craft.protocol.membership import Claim, Generation, Settlement
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str
     branch: int = 0
-    committed: int | None = 0
-    """Number of committed steps; None while this worker has no state."""
+    level: int = 0
+    """The step in flight. For whoever has the state, it is also the number of committed steps."""
+    whole: bool = True
+    """Whether this worker has the training state, or all that it takes to bring it to ``level``."""
+    able: bool = True
+    """Whether this worker can be given microbatches."""
     generation: int = 0
     """The newest generation it entered. To enter is a promise: it never commits under an older one."""
     members: tuple[str, ...] = ()
+    idle: frozenset[str] = frozenset()
+    """Members that are given no microbatches; all members agree on them."""
     settled: bool = False
     """Whether the claims of this generation are settled. Before that it takes part in no exchange."""
     owners: tuple[int, ...] = ()
@@ -31,6 +43,15 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     result: int | None = None
     """The generation under which it got the whole result of the step in flight."""
     acknowledged_by: frozenset[str] = frozenset()
+    calls: int = 0
+    """Collective calls between the steps, completed since the last commit."""
+    call_result: int | None = None
+    """The generation under which it got everybody's part of the collective call it is in."""
+
+    @property
+    def committed(self) -> int | None:
+        """Number of committed steps; None while this worker has no state."""
+        return self.level if self.whole else None
 
     @property
     def rank(self) -> int:
@@ -61,7 +82,10 @@ def enter(ledger: Ledger, generation: Generation) -> Ledger:
         raise ProtocolViolation(f"worker {ledger.worker_id} is not a member of generation {generation.number}")
     if ledger.generation < generation.members[rank].since:
         # The others went on without it, if it ever was with them: whatever it has is not the state of the job.
-        ledger = replace(ledger, committed=None, owners=(), held=frozenset(), result=None)
+        ledger = replace(ledger, whole=False, able=False)
+    if not ledger.whole:
+        # Results without the state they belong to are of no use in a generation that may begin elsewhere.
+        ledger = replace(ledger, owners=(), held=frozenset(), result=None, calls=0, call_result=None)
     # What was given out under the old generation stays this worker's: its ranks are rewritten to the new ones.
     owners = tuple(rank if owner == ledger.rank else DROPPED for owner in ledger.owners) if ledger.owners else ()
     return replace(
@@ -83,6 +107,9 @@ def claim(ledger: Ledger) -> Claim:
         result=ledger.result,
         held=tuple(sorted(ledger.held)),
         pending=ledger.pending if ledger.owners else (),
+        able=ledger.able,
+        calls=NO_PART if ledger.worker_id in ledger.idle else ledger.calls,
+        call_result=ledger.call_result,
     )
 
 
@@ -90,19 +117,32 @@ def settled(ledger: Ledger, settlement: Settlement) -> Ledger:
     """Carry the settlement out: commit what is in hand if it says so, then go on with step ``level``."""
     if ledger.worker_id in settlement.commits:
         ledger = commit(ledger)
-    if ledger.committed is not None and ledger.committed != settlement.level:
+    if not ledger.whole:
+        ledger = replace(ledger, level=settlement.level)
+    if ledger.level != settlement.level:
         raise ProtocolViolation(
-            f"worker {ledger.worker_id} stands at step {ledger.committed}, the settlement at {settlement.level}"
+            f"worker {ledger.worker_id} stands at step {ledger.level}, the settlement at {settlement.level}"
         )
     # A result that is not committed now never will be: the step is taken up again.
-    return replace(ledger, settled=True, owners=settlement.owners, result=None, acknowledged_by=frozenset())
+    return replace(
+        ledger,
+        settled=True,
+        owners=settlement.owners,
+        idle=frozenset(settlement.idle),
+        result=None,
+        acknowledged_by=frozenset(),
+        calls=settlement.calls,
+        call_result=None,
+    )
 
 
 def begin(ledger: Ledger, num_microbatches: int) -> Ledger:
     """Begin the next step in an undisturbed generation."""
     if ledger.owners:
         return ledger
-    return replace(ledger, owners=plan(num_microbatches, len(ledger.members)))
+    able = [rank for rank, member in enumerate(ledger.members) if member not in ledger.idle]
+    owners = tuple(able[owner] for owner in plan(num_microbatches, len(able)))
+    return replace(ledger, owners=owners)
 
 
 def hold(ledger: Ledger, microbatch: int) -> Ledger:
@@ -112,32 +152,49 @@ def hold(ledger: Ledger, microbatch: int) -> Ledger:
 
 def complete(ledger: Ledger) -> Ledger:
     """Every chunk, the buffers and the word of the step in flight are here: acknowledge it to every member."""
-    if ledger.committed is None:
-        raise ProtocolViolation(f"worker {ledger.worker_id} has no state yet and cannot acknowledge a result")
     return replace(ledger, result=ledger.generation, acknowledged_by=ledger.acknowledged_by | {ledger.worker_id})
 
 
 def acknowledged(ledger: Ledger, by: str, generation: int, step: int) -> Ledger:
     """``by`` has the whole result of ``step`` under ``generation``; anything but the attempt at hand is ignored."""
-    if generation != ledger.generation or step != ledger.committed or not ledger.settled:
+    if generation != ledger.generation or step != ledger.level or not ledger.settled:
         return ledger
     return replace(ledger, acknowledged_by=ledger.acknowledged_by | {by})
 
 
-def commit(ledger: Ledger) -> Ledger:
-    """Count the step in flight; its gradients need not be held any longer."""
-    if ledger.committed is None or ledger.result is None:
+def commit(ledger: Ledger, able: Collection[str] | None = None) -> Ledger:
+    """Count the step in flight; its gradients need not be held any longer. ``able`` is what its word said of the members."""
+    if ledger.result is None:
         raise ProtocolViolation(f"worker {ledger.worker_id} has no result to commit")
+    idle = ledger.idle if not able else frozenset(ledger.members) - frozenset(able)
     return replace(
         ledger,
-        committed=ledger.committed + 1,
+        level=ledger.level + 1,
+        idle=idle,
         owners=(),
         held=frozenset(),
         result=None,
         acknowledged_by=frozenset(),
+        calls=0,
+        call_result=None,
     )
 
 
-def adopt(ledger: Ledger, committed: int) -> Ledger:
-    """A joiner's state is whole: it stands where its donors stood."""
-    return replace(ledger, committed=committed)
+def adopt(ledger: Ledger) -> Ledger:
+    """A joiner's state is here: with the results that it queued since, it stands where the others stand."""
+    return replace(ledger, whole=True)
+
+
+def keeps_pace(ledger: Ledger) -> Ledger:
+    """A joiner has caught up and warmed up: from now on it can be given microbatches."""
+    return replace(ledger, able=True)
+
+
+def called(ledger: Ledger) -> Ledger:
+    """Everybody's part of the collective call is here."""
+    return replace(ledger, call_result=ledger.generation)
+
+
+def returned(ledger: Ledger) -> Ledger:
+    """The collective call is completed: it returns to the script."""
+    return replace(ledger, calls=ledger.calls + 1, call_result=None)

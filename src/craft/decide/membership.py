@@ -7,25 +7,37 @@ what is now wanted. Both are pure, so that every decision can be replayed from t
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
 
-from craft.protocol.actions import AnyAction, Fence, Propose, Reconfigure, Stop, Watch, WindDown
+from craft.decide import roster
+from craft.protocol.actions import AnyAction, Drain, Fence, Hold, Probe, Propose, Reconfigure, Stop, WindDown
 from craft.protocol.events import (
     AnyEvent,
+    DrainRequested,
     ExchangeBroken,
     GenerationEntered,
+    HoldExpired,
     HostLost,
+    ReplacementsEnded,
+    WorkerEnded,
     WorkerFailed,
     WorkerFinished,
     WorkerJoined,
+    WorkerLeft,
     WorkerLost,
 )
 from craft.protocol.membership import Generation, Member
 
-Standing = Literal["waiting", "member", "lost", "finished"]
+Standing = Literal["waiting", "member", "lost", "left", "finished"]
+"""``waiting``: without a slot, a spare; ``left``: went at a step boundary, as it was told."""
+
+GONE: tuple[Standing, ...] = ("lost", "left", "finished")
+_KEPT_GONE = 1000
+"""So many workers that are gone are remembered: a report of one that nobody knows would make it a new one."""
+_KEPT_FAILURES = 100
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +47,10 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     standing: Standing = "waiting"
     entered: int = 0
     """The newest generation under which it reported to act."""
+    draining: str | None = None
+    """Why it is to leave, if it is."""
+    ended: bool = False
+    """Whether its process is known to be no more."""
 
 
 class JobState(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,17 +71,27 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     absent: int = 0
     """Workers that were expected and will never join: they were lost before they could."""
     broken: tuple[int, ...] = ()
-    """Generations of which a member said that its exchange broke."""
+    """The current or upcoming generation, if a member said that its exchange broke."""
+    complaints: tuple[tuple[str, str], ...] = ()
+    """(who, about whom): members of the current generation that could not connect to one another."""
+    retries: int = 0
+    """How many generations in a row were made because the one before broke though nobody was lost."""
+    probing: int = 0
+    """The generation whose members are to find out whom they can reach; 0: none."""
+    holding: int = 0
+    """The generation whose lost members are waited for to be replaced; 0: none."""
+    unreplaced: tuple[str, ...] = ()
+    """Hosts that start no more workers in the place of lost ones."""
     failures: tuple[WorkerFailed, ...] = ()
     winding_down: str | None = None
     """Why the workers are to leave their loops, if they are."""
     stopping: Stop | None = None
 
     def view(self, worker_id: str) -> WorkerView | None:
-        return next((view for view in self.workers if view.member.worker_id == worker_id), None)
+        return roster.find(self.workers, worker_id)
 
     def having(self, *standings: Standing) -> tuple[WorkerView, ...]:
-        return tuple(view for view in self.workers if view.standing in standings)
+        return roster.having(self.workers, standings)
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -75,56 +101,133 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
         present = frozenset(view.member.worker_id for view in self.having("member"))
         return tuple(worker_id for worker_id in self.generation.worker_ids if worker_id in present)
 
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        """Those of ``members`` that can go on if something happens now.
+
+        Whoever the upcoming generation leaves out cannot: the others may have entered it and gone on already.
+        """
+        if self.upcoming is None:
+            return self.members
+        return tuple(worker_id for worker_id in self.members if self.upcoming.rank_of(worker_id) is not None)
+
+    @property
+    def staying(self) -> tuple[str, ...]:
+        """Those of ``members`` that are not about to leave."""
+        leaving = frozenset(view.member.worker_id for view in self.having("member") if view.draining is not None)
+        return tuple(worker_id for worker_id in self.members if worker_id not in leaving)
+
+    @property
+    def spares(self) -> tuple[str, ...]:
+        """Workers without a slot that could take one."""
+        return tuple(view.member.worker_id for view in self.having("waiting") if view.draining is None)
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether somebody can still come: some host starts workers in the place of lost ones."""
+        hosts = {view.member.host for view in self.workers if view.standing != "left"}
+        return bool(hosts - set(self.unreplaced))
+
 
 def observe(state: JobState, event: AnyEvent) -> JobState:
     """Return what is known after ``event``; a repeated or late event changes nothing."""
     if isinstance(event, WorkerJoined):
         return _joined(state, event.member)
     if isinstance(event, WorkerLost):
-        return _gone(state, event.worker_id, "lost")
+        return _gone(state, event.worker_id, "lost", ended=event.source == "agent")
     if isinstance(event, WorkerFailed):
         state = _gone(state, event.worker_id, "lost")
-        return state if event in state.failures else replace(state, failures=(*state.failures, event))
+        failures = (*state.failures, event)[-_KEPT_FAILURES:]
+        return state if event in state.failures else replace(state, failures=failures)
     if isinstance(event, WorkerFinished):
         return _gone(state, event.worker_id, "finished")
+    if isinstance(event, WorkerLeft):
+        return _left(state, event.worker_id)
+    if isinstance(event, WorkerEnded):
+        return _changed(state, event.worker_id, ended=True)
     if isinstance(event, HostLost):
         for view in state.having("waiting", "member"):
             if view.member.host == event.host:
                 state = _gone(state, view.member.worker_id, "lost")
         return state
+    if isinstance(event, DrainRequested):
+        for worker_id in to_drain(state, event):
+            state = _changed(state, worker_id, draining=event.reason)
+        return state
+    if isinstance(event, ReplacementsEnded):
+        return replace(state, unreplaced=tuple(sorted({*state.unreplaced, event.host})))
     if isinstance(event, ExchangeBroken):
-        return replace(state, broken=tuple(sorted({*state.broken, event.generation})))
+        return _broken(state, event)
     if isinstance(event, GenerationEntered):
         return _entered(state, event.worker_id, event.generation)
+    if isinstance(event, HoldExpired):
+        return replace(state, holding=0) if state.holding == event.generation else state
     return state
+
+
+def to_drain(state: JobState, event: DrainRequested) -> tuple[str, ...]:
+    """The living workers that ``event`` is about, and that were not to leave already."""
+    return tuple(
+        view.member.worker_id
+        for view in state.having("waiting", "member")
+        if (view.member.worker_id == event.worker_id or view.member.host == event.host) and view.draining is None
+    )
 
 
 def _joined(state: JobState, member: Member) -> JobState:
     if state.view(member.worker_id) is not None:
         return state
-    return replace(state, workers=(*state.workers, WorkerView(member=member)))
+    gone = state.having(*GONE)
+    workers = state.workers
+    if len(gone) > _KEPT_GONE:
+        forgotten = frozenset(view.member.worker_id for view in gone[: len(gone) - _KEPT_GONE] if view.ended)
+        workers = tuple(view for view in workers if view.member.worker_id not in forgotten)
+    return replace(state, workers=(*workers, WorkerView(member=member)))
 
 
-def _gone(state: JobState, worker_id: str, standing: Standing) -> JobState:
+def _changed(state: JobState, worker_id: str, **changes: Any) -> JobState:
+    view = state.view(worker_id)
+    return state if view is None else replace(state, workers=roster.replaced(state.workers, replace(view, **changes)))
+
+
+def _gone(state: JobState, worker_id: str, standing: Standing, ended: bool = False) -> JobState:
     view = state.view(worker_id)
     if view is None:
         # It ended before it joined. Remember it, so that the first generation does not wait for it for ever.
-        unknown = WorkerView(member=Member(worker_id=worker_id), standing=standing)
+        unknown = WorkerView(member=Member(worker_id=worker_id), standing=standing, ended=ended)
         return replace(state, workers=(*state.workers, unknown), absent=state.absent + 1)
-    if view.standing in ("lost", "finished"):
-        return state
+    if view.standing in GONE:
+        return _changed(state, worker_id, ended=True) if ended and not view.ended else state
     if view.standing == "waiting" and state.generation is None:
         state = replace(state, absent=state.absent + 1)
-    ended = replace(view, standing=standing)
-    return replace(state, workers=tuple(ended if other is view else other for other in state.workers))
+    return _changed(state, worker_id, standing=standing, ended=ended)
+
+
+def _left(state: JobState, worker_id: str) -> JobState:
+    upcoming = state.upcoming
+    if upcoming is not None and upcoming.rank_of(worker_id) is None:
+        # It left because all were ready for this generation: they enter it at the same step boundary.
+        state = _adopt(replace(state, upcoming=None), upcoming)
+    return _gone(state, worker_id, "left")
+
+
+def _broken(state: JobState, event: ExchangeBroken) -> JobState:
+    known = {each.number for each in (state.generation, state.upcoming) if each is not None}
+    if event.generation not in known:
+        return state
+    state = replace(state, broken=tuple(sorted({*(set(state.broken) & known), event.generation})))
+    if state.generation is None or event.generation != state.generation.number:
+        return state
+    complaints = {*state.complaints, *((event.worker_id, peer) for peer in event.unreachable)}
+    return replace(state, complaints=tuple(sorted(complaints)))
 
 
 def _entered(state: JobState, worker_id: str, generation: int) -> JobState:
-    workers = tuple(
-        replace(view, entered=max(view.entered, generation)) if view.member.worker_id == worker_id else view
-        for view in state.workers
-    )
-    state = replace(state, workers=workers, highest=max(state.highest, generation))
+    view = state.view(worker_id)
+    if view is not None and generation > view.entered:
+        state = _changed(state, worker_id, entered=generation)
+    if generation > state.highest:
+        state = replace(state, highest=generation)
     if state.upcoming is not None and state.upcoming.number == generation:
         # All enter it at the same step boundary, so one that has is enough to know.
         state = _adopt(replace(state, upcoming=None), state.upcoming)
@@ -136,28 +239,49 @@ def _entered(state: JobState, worker_id: str, generation: int) -> JobState:
 
 def _adopt(state: JobState, generation: Generation) -> JobState:
     inside = frozenset(generation.worker_ids)
+
+    def standing(view: WorkerView) -> Standing:
+        if view.member.worker_id in inside:
+            return "member" if view.standing == "waiting" else view.standing
+        # Only those who are to leave are left out of a generation alive.
+        return "left" if view.standing == "member" else view.standing
+
     workers = tuple(
-        replace(view, standing="member") if view.member.worker_id in inside and view.standing == "waiting" else view
-        for view in state.workers
+        view if (now := standing(view)) == view.standing else replace(view, standing=now) for view in state.workers
     )
-    return replace(state, workers=workers, generation=generation, highest=max(state.highest, generation.number))
+    return replace(
+        state,
+        workers=workers,
+        generation=generation,
+        highest=max(state.highest, generation.number),
+        complaints=(),
+        probing=0,
+        holding=0,
+    )
 
 
 def apply(state: JobState, action: AnyAction, nonce: str) -> JobState:
     """Return what is wanted after ``action``; ``nonce`` names the generation that it may make."""
     if isinstance(action, Reconfigure):
         made = _make(state, action.members, nonce)
-        return _adopt(replace(state, upcoming=None, recovering=False), made)
+        retries = state.retries + 1 if action.again else 0
+        return _adopt(replace(state, upcoming=None, recovering=False, retries=retries), made)
     if isinstance(action, Propose):
         made = _make(state, action.members, nonce)
         return replace(state, upcoming=made, highest=made.number)
     if isinstance(action, Fence):
         return _gone(state, action.worker_id, "lost")
+    if isinstance(action, Hold):
+        return replace(state, holding=action.generation, upcoming=None)
+    if isinstance(action, Probe):
+        return replace(state, probing=action.generation)
+    if isinstance(action, Drain):
+        return _changed(state, action.worker_id, draining=action.reason)
     if isinstance(action, WindDown):
         return replace(state, winding_down=state.winding_down or action.reason)
     if isinstance(action, Stop):
         return state if state.stopping is not None else replace(state, stopping=action)
-    assert isinstance(action, Watch)
+    # Watch and DeclareLost change nothing by themselves: events follow from them.
     return state
 
 

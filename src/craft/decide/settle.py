@@ -11,10 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from craft.decide.plan import DROPPED, give_out, plan
-from craft.protocol.errors import ProtocolViolation
+from craft.protocol.errors import ProtocolViolation, StateLost
 from craft.protocol.membership import Claim, Settlement
 
-LossAnswer = Literal["redo", "shrink"]
+LossAnswer = Literal["redo", "shrink", "wait"]
+
+NO_PART = -1
+"""In place of a number of collective calls: this member takes no part in them, since it lags behind."""
 
 
 def settle(claims: Sequence[Claim], size_of: Callable[[int], int], on_loss: LossAnswer = "redo") -> Settlement:
@@ -24,7 +27,7 @@ def settle(claims: Sequence[Claim], size_of: Callable[[int], int], on_loss: Loss
     """
     with_state = [claim for claim in claims if claim.committed is not None]
     if not with_state:
-        raise ProtocolViolation("no member of the new generation has any state: nothing to go on from")
+        raise StateLost("every worker that had the training state is gone: nothing is left to go on from")
     top = max(claim.committed for claim in with_state if claim.committed is not None)
     behind = [claim for claim in with_state if claim.committed != top]
     for claim in behind:
@@ -33,11 +36,10 @@ def settle(claims: Sequence[Claim], size_of: Callable[[int], int], on_loss: Loss
                 f"worker {claim.worker_id} has committed {claim.committed} steps and another member {top},"
                 " but it does not hold the result in between"
             )
-    joiners = frozenset(rank for rank, claim in enumerate(claims) if claim.committed is None)
     if not behind and _all_hold_one_result(with_state):
         # Somebody who is gone may have committed it; and committing it is always right, since it is whole.
-        return _fresh(top + 1, tuple(claim.worker_id for claim in with_state), size_of(top + 1), len(claims), joiners)
-    return _resume(top, claims, behind, size_of(top), on_loss, joiners)
+        return _fresh(top + 1, tuple(claim.worker_id for claim in with_state), claims, size_of(top + 1), calls=0)
+    return _resume(top, claims, behind, size_of(top), on_loss)
 
 
 def _all_hold_one_result(claims: Sequence[Claim]) -> bool:
@@ -45,28 +47,92 @@ def _all_hold_one_result(claims: Sequence[Claim]) -> bool:
     return claims[0].result is not None and all(claim.result == claims[0].result for claim in claims)
 
 
+def _able(claims: Sequence[Claim]) -> list[int]:
+    """Ranks that can be given microbatches: whoever keeps pace, or, where nobody does, whoever has the state."""
+    with_state = [rank for rank, claim in enumerate(claims) if claim.committed is not None]
+    return [rank for rank in with_state if claims[rank].able] or with_state
+
+
+def _idle(claims: Sequence[Claim], able: Sequence[int]) -> tuple[str, ...]:
+    return tuple(claim.worker_id for rank, claim in enumerate(claims) if rank not in able)
+
+
+def _joiners(claims: Sequence[Claim]) -> tuple[str, ...]:
+    return tuple(claim.worker_id for claim in claims if claim.committed is None)
+
+
+def _calls(claims: Sequence[Claim]) -> int:
+    """How many collective calls since the last commit count as completed.
+
+    Like a step: whoever completed one knew that every member had everybody's part of it.
+    """
+    taking_part = [claim for claim in claims if claim.calls != NO_PART]
+    done = max((claim.calls for claim in taking_part), default=0)
+    late = [claim for claim in taking_part if claim.calls < done]
+    for claim in late:
+        if claim.calls != done - 1 or claim.call_result is None:
+            raise ProtocolViolation(
+                f"worker {claim.worker_id} completed {claim.calls} collective calls and another member {done},"
+                " but it does not hold the result in between"
+            )
+    in_hand = {claim.call_result for claim in taking_part}
+    all_hold_one = not late and len(in_hand) == 1 and in_hand != {None}
+    return done + 1 if all_hold_one else done
+
+
 def _fresh(
-    level: int, commits: tuple[str, ...], num_microbatches: int, num_ranks: int, joiners: frozenset[int]
+    level: int, commits: tuple[str, ...], claims: Sequence[Claim], num_microbatches: int, calls: int
 ) -> Settlement:
     """Everyone begins step ``level`` together, and nobody has begun it yet."""
-    able = [rank for rank in range(num_ranks) if rank not in joiners]
+    able = _able(claims)
     owners = tuple(able[owner] for owner in plan(num_microbatches, len(able)))
-    return Settlement(level=level, commits=commits, owners=owners, given=())
+    return Settlement(
+        level=level,
+        commits=commits,
+        owners=owners,
+        given=(),
+        idle=_idle(claims, able),
+        joiners=_joiners(claims),
+        calls=calls,
+    )
 
 
 def _resume(
-    top: int,
-    claims: Sequence[Claim],
-    behind: Sequence[Claim],
-    num_microbatches: int,
-    on_loss: LossAnswer,
-    joiners: frozenset[int],
+    top: int, claims: Sequence[Claim], behind: Sequence[Claim], num_microbatches: int, on_loss: LossAnswer
 ) -> Settlement:
     """Step ``top`` goes on: what is held stays held, what is begun stays begun, the rest is given out anew."""
     commits = tuple(claim.worker_id for claim in behind)
     started = [claim for claim in claims if claim.committed == top]
+    calls = _calls(started)
     if not any(claim.held or claim.pending for claim in started):
-        return _fresh(top, commits, num_microbatches, len(claims), joiners)
+        return _fresh(top, commits, claims, num_microbatches, calls)
+    owners, loads = _taken(claims, top, num_microbatches)
+    missing = tuple(microbatch for microbatch, owner in enumerate(owners) if owner is None)
+    able = _able(claims)
+    if on_loss == "shrink" and not behind and len(missing) < num_microbatches:
+        kept = tuple(DROPPED if owner is None else owner for owner in owners)
+        missing = ()
+    else:
+        if on_loss == "wait" and missing:
+            # Whoever takes the place of a lost worker computes what that one would have.
+            able = sorted({*able, *(rank for rank, claim in enumerate(claims) if claim.committed is None)})
+            loads = [
+                load + (0 if claims[rank].committed is None else num_microbatches) for rank, load in enumerate(loads)
+            ]
+        kept = give_out(owners, loads, idle=frozenset(range(len(claims))) - frozenset(able))
+    return Settlement(
+        level=top,
+        commits=commits,
+        owners=kept,
+        given=missing,
+        idle=_idle(claims, able),
+        joiners=_joiners(claims),
+        calls=calls,
+    )
+
+
+def _taken(claims: Sequence[Claim], top: int, num_microbatches: int) -> tuple[list[int | None], list[int]]:
+    """Who holds or was given which microbatch of step ``top``, and how much each rank has still to compute."""
     owners: list[int | None] = [None] * num_microbatches
     loads = [0] * len(claims)
     for rank, claim in enumerate(claims):
@@ -81,8 +147,4 @@ def _resume(
                 if owners[microbatch] is None:
                     owners[microbatch] = rank
                     loads[rank] += 1
-    missing = tuple(microbatch for microbatch, owner in enumerate(owners) if owner is None)
-    if on_loss == "shrink" and not behind and len(missing) < num_microbatches:
-        kept = tuple(DROPPED if owner is None else owner for owner in owners)
-        return Settlement(level=top, commits=commits, owners=kept, given=())
-    return Settlement(level=top, commits=commits, owners=give_out(owners, loads, idle=joiners), given=missing)
+    return owners, loads

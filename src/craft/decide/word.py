@@ -24,6 +24,7 @@ def combine(words: Sequence[Word]) -> Combined:
         present=present.to_bytes(width, "little"),
         metrics=_mean_scalars(words),
         ready=min(word.ready for word in words),
+        able=tuple(rank for rank, word in enumerate(words) if word.able),
         stop=next((word.stop for word in words if word.stop is not None), None),
         resend=any(word.resend for word in words),
         ended=bool(records) and not any(record.more for record in records),

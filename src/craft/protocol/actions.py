@@ -15,6 +15,8 @@ class Reconfigure(Action, frozen=True, kw_only=True, tag=True):
     """Make a new generation at once; its members abort the group they are in."""
 
     members: tuple[str, ...]
+    again: bool = False
+    """Whether it is made only because the one before broke, though nobody was lost."""
 
 
 class Propose(Action, frozen=True, kw_only=True, tag=True):
@@ -29,10 +31,40 @@ class Fence(Action, frozen=True, kw_only=True, tag=True):
     worker_id: str
 
 
+class DeclareLost(Action, frozen=True, kw_only=True, tag=True):
+    """Treat a worker that may still run as lost: a ``WorkerLost`` of this source follows."""
+
+    worker_id: str
+    source: str
+
+
+class Hold(Action, frozen=True, kw_only=True, tag=True):
+    """Make no generation until somebody takes the place of those lost; if nobody does within the limit, HoldExpired follows."""
+
+    generation: int
+    """The one that lost them."""
+    limit_s: float
+
+
+class Drain(Action, frozen=True, kw_only=True, tag=True):
+    """Let a worker leave at the next step boundary for which all are ready."""
+
+    worker_id: str
+    deadline_s: float | None = None
+
+
+class Probe(Action, frozen=True, kw_only=True, tag=True):
+    """Have every member of ``generation`` find out which others it can reach."""
+
+    generation: int
+
+
 class Watch(Action, frozen=True, kw_only=True, tag=True):
     """Look at ``generation`` again after a while: if it is still broken then, GenerationStuck follows."""
 
     generation: int
+    times: int = 1
+    """How many generations broke in a row: the while grows with it."""
 
 
 class WindDown(Action, frozen=True, kw_only=True, tag=True):
@@ -46,4 +78,4 @@ class Stop(Action, frozen=True, kw_only=True, tag=True):
     traceback: str | None = None
 
 
-AnyAction = Reconfigure | Propose | Fence | Watch | WindDown | Stop
+AnyAction = Reconfigure | Propose | Fence | DeclareLost | Hold | Drain | Probe | Watch | WindDown | Stop

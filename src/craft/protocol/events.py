@@ -24,7 +24,7 @@ class WorkerLost(Event, frozen=True, kw_only=True, tag=True):
     worker_id: str
     reason: str
     source: str = "agent"
-    """Who says so: agent, heartbeat, api, peers."""
+    """Who says so: agent, heartbeat, watch, api, drain, peers."""
     time: float = 0.0
     """When it was seen, in seconds since 1970."""
 
@@ -40,6 +40,8 @@ class WorkerFailed(Event, frozen=True, kw_only=True, tag=True):
     """The step it was in; None before the first one."""
     microbatch: int | None = None
     """The microbatch it computed; None outside of the inner loop."""
+    late: bool = False
+    """Whether it was started after the others: as a spare, or in the place of a lost one."""
     time: float = 0.0
 
 
@@ -52,6 +54,73 @@ class WorkerFinished(Event, frozen=True, kw_only=True, tag=True):
     """Hash over its whole training state at the end of its last step."""
     complete: bool = True
     """Whether it had committed every step of the job."""
+
+
+class WorkerLeft(Event, frozen=True, kw_only=True, tag=True):
+    """A worker left at a step boundary, as it was told: every member had said that it is ready to go on without it."""
+
+    worker_id: str
+    step: int = 0
+
+
+class WorkerOverdue(Event, frozen=True, kw_only=True, tag=True):
+    """A worker does one thing for longer than it ever did, or its process is stopped."""
+
+    worker_id: str
+    phase: str
+    """What it does: loading, computing, exchanging, updating, ... or stopped."""
+    step: int
+    elapsed_s: float
+    limit_s: float
+    detail: str
+    """All of it in words, with the kernel's view of the process."""
+    stack: str = ""
+    """The stacks of its threads."""
+    waiting: tuple[str, ...] = ()
+    """Other members that wait in the exchange meanwhile."""
+    elsewhere: tuple[str, ...] = ()
+    """Other members that do something else."""
+
+
+class WorkerEnded(Event, frozen=True, kw_only=True, tag=True):
+    """The process of a worker that was lost before, or had left, is no more."""
+
+    worker_id: str
+
+
+class ReplacementsEnded(Event, frozen=True, kw_only=True, tag=True):
+    """An agent starts no more workers in the place of lost ones."""
+
+    host: str
+    reason: str
+
+
+class DrainRequested(Event, frozen=True, kw_only=True, tag=True):
+    """Somebody wants workers to leave at a step boundary: exactly one of ``worker_id`` and ``host``."""
+
+    worker_id: str | None = None
+    host: str | None = None
+    reason: str = "requested"
+    deadline_s: float | None = None
+    """After this long they are treated as lost."""
+
+
+class DrainExpired(Event, frozen=True, kw_only=True, tag=True):
+    """A worker that was to leave is still there at its deadline."""
+
+    worker_id: str
+
+
+class HoldExpired(Event, frozen=True, kw_only=True, tag=True):
+    """Nobody has taken the place of those lost from ``generation`` within the limit."""
+
+    generation: int
+
+
+class StateGone(Event, frozen=True, kw_only=True, tag=True):
+    """The members of ``generation`` found that none of them has the training state."""
+
+    generation: int
 
 
 class HostLost(Event, frozen=True, kw_only=True, tag=True):
@@ -68,6 +137,8 @@ class ExchangeBroken(Event, frozen=True, kw_only=True, tag=True):
     worker_id: str
     generation: int
     detail: str = ""
+    unreachable: tuple[str, ...] = ()
+    """Members to which it could not even connect when it tried."""
 
 
 class GenerationStuck(Event, frozen=True, kw_only=True, tag=True):
@@ -120,6 +191,14 @@ AnyEvent = (
     | WorkerLost
     | WorkerFailed
     | WorkerFinished
+    | WorkerLeft
+    | WorkerOverdue
+    | WorkerEnded
+    | ReplacementsEnded
+    | DrainRequested
+    | DrainExpired
+    | HoldExpired
+    | StateGone
     | HostLost
     | ExchangeBroken
     | GenerationStuck

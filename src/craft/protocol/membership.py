@@ -18,6 +18,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """Where the others reach it."""
     store_port: int = 0
     """Port of the rendezvous store it hosts; the one of rank 0 is used."""
+    state_port: int = 0
+    """Port at which it serves its state to joiners."""
     since: int = 0
     """The generation from which on it has been a member without a break; 0: from the first one on."""
 
@@ -55,8 +57,14 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """Microbatches of the step in flight whose gradients it holds."""
     pending: tuple[int, ...] = ()
     """Microbatches of the step in flight that it was given and has not computed yet."""
+    able: bool = True
+    """Whether it can be given microbatches; a joiner is when it has caught up and has computed one to warm up."""
     started: bool = False
     """Whether it has found that all began from the same state. If one has, all have the same, and none checks again."""
+    calls: int = 0
+    """Collective calls between the steps that it completed since its last commit."""
+    call_result: int | None = None
+    """The generation under which it got everybody's part of the collective call it is in, if it did."""
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,3 +78,9 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     """For each microbatch of step ``level``: the rank that holds or computes it, or DROPPED."""
     given: tuple[int, ...]
     """Microbatches that nobody held or had begun, and which are computed (again) in this generation."""
+    idle: tuple[str, ...] = ()
+    """Members that are given nothing until they say that they are able."""
+    joiners: tuple[str, ...] = ()
+    """Members without any state: those of ``idle`` that need it from the others."""
+    calls: int = 0
+    """Collective calls since the last commit that count as completed, by everybody who stands at ``level``."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from craft.protocol.events import ParametersUnequal, StateDiverged, StepRetried, WorkerFailed
+from craft.protocol.events import ParametersUnequal, StateDiverged, StepRetried, WorkerFailed, WorkerOverdue
 from craft.protocol.membership import Generation, Member
 
 PROTOCOL_VERSION = 1
@@ -20,6 +20,8 @@ class Broken(msgspec.Struct, frozen=True, kw_only=True):
 
     generation: int
     detail: str
+    unreachable: tuple[str, ...] = ()
+    """Members to which it could not even connect when it tried."""
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -46,6 +48,14 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The last settlement that lost work, for the journal."""
     microbatches: int | None = None
     """Into how many the global batch is cut, once the loop has begun."""
+    left: bool = False
+    """Whether it left the job at a step boundary, as it was told."""
+    state_gone: int = 0
+    """The generation whose members found that nobody has the training state."""
+    phase: str = ""
+    """What it was doing when its agent last looked."""
+    overdue: WorkerOverdue | None = None
+    """What its agent finds about it, if it does one thing for too long."""
     complete: bool = False
     """Whether every step of the job is committed here."""
     digest: str | None = None
@@ -69,18 +79,27 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sequence: int
     workers: tuple[WorkerReport, ...] = ()
     exited: tuple[Exited, ...] = ()
+    exhausted: str | None = None
+    """Why this agent starts no more workers in the place of lost ones, if it does not."""
+    draining: str | None = None
+    """Why all workers of this host are to leave, if they are."""
+    drain_deadline_s: float | None = None
 
 
 class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The whole target. Lighthouse to agents, and on to their workers."""
 
     sequence: int
+    slots: int = 0
+    """Places in the job's layout; 0: not known."""
     generation: Generation | None = None
     """What to act under; whoever is in an older one aborts it at once."""
     upcoming: Generation | None = None
     """What to prepare for, and to enter at a step boundary when all are ready."""
     fenced: tuple[str, ...] = ()
     """Workers that must end."""
+    probe: int = 0
+    """The generation whose members are to find out which others they can reach; 0: none."""
     winding_down: str | None = None
     """Why every worker is to leave its loop at the next step boundary, if it is."""
     stopping: bool = False

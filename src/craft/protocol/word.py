@@ -40,6 +40,8 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Hash of the gradient of microbatch 0, where every worker computed it to compare bits."""
     buffers: tuple[int, ...] = ()
     """Module buffers that microbatch 0 changed: sent by its owner after the word."""
+    able: bool = True
+    """Whether this member keeps pace and can be given microbatches from the next step on."""
 
 
 class Combined(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +52,8 @@ class Combined(msgspec.Struct, frozen=True, kw_only=True):
     present: bytes
     metrics: tuple[tuple[str, float], ...]
     ready: int
+    able: tuple[int, ...]
+    """Ranks that can be given microbatches from the next step on."""
     stop: str | None
     resend: bool
     ended: bool

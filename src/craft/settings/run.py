@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from craft.decide.hangs import HangLimits
 from craft.decide.settle import LossAnswer
 from craft.protocol.errors import ConfigError
 from craft.settings.worker import WorkerSettings
@@ -29,10 +30,28 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     as_module: bool = False
     workers: int = 1
     """Workers of this host."""
+    spares: int = 0
+    """Further workers of this host, which wait at their first step until a slot is free."""
     min_workers: int = 1
-    """Give up when fewer are left."""
+    """Give up when fewer are left and nobody can replace them."""
+    max_restarts: int = 1000
+    """Workers that are started on this host in the place of lost ones; 0: lost ones stay lost."""
     on_loss: LossAnswer = "redo"
-    """What becomes of a lost worker's microbatches: redo (exact) or shrink (dropped)."""
+    """What becomes of a lost worker's microbatches: redo (exact), shrink (dropped), or wait for who takes its place."""
+    wait_limit_s: float = 60.0
+    """How long that is waited for (with ``wait``, or when fewer than ``min_workers`` are left)."""
+    hang_limit_s: float = 10.0
+    """Nothing that a worker does is taken for a hang before this."""
+    hang_factor: float = 20.0
+    """It is after this many times the longest that it took recently."""
+    first_step_limit_s: float = 600.0
+    """Holds instead in the first steps of a worker."""
+    stop_limit_s: float = 0.5
+    """A worker that is stopped by a signal is lost after this."""
+    drain_limit_s: float = 30.0
+    """After SIGTERM, workers of a host in a larger job have this long to leave at a step boundary."""
+    lease_s: float = 10.0
+    """A worker whose exchange broke ends when its agent could not reach the lighthouse for this long."""
     threads: int = 1
     """OMP_NUM_THREADS of every worker: part of the job's identity, since bits depend on it."""
     port: int = 0
@@ -56,15 +75,36 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Worker ids are unique in the job: with a lighthouse of its own, a host needs no name in them."""
         return "w" if self.lighthouse is None else f"{self.host}-w"
 
-    def worker_settings(self, worker_id: str, index: int, agent_socket: str, run_dir: Path) -> WorkerSettings:
+    @property
+    def hang_limits(self) -> HangLimits:
+        return HangLimits(
+            hang_limit_s=self.hang_limit_s,
+            hang_factor=self.hang_factor,
+            first_step_limit_s=self.first_step_limit_s,
+            stop_limit_s=self.stop_limit_s,
+        )
+
+    def worker_settings(
+        self,
+        worker_id: str,
+        place: int,
+        *,
+        socket: str,
+        run_dir: Path,
+        activity: Path,
+        state_key: str,
+        late: bool,
+    ) -> WorkerSettings:
         return WorkerSettings(
             worker_id=worker_id,
             host=self.host,
             address=self.address,
-            socket=agent_socket,
+            socket=socket,
             run_dir=run_dir,
-            local_rank=index,
-            slots=self.workers if self.lighthouse is None else 0,
+            activity=activity,
+            state_key=state_key,
+            late=late,
+            local_rank=place,
             on_loss=self.on_loss,
             check_bits=self.check_bits,
             digest_bytes=self.digest_bytes,
@@ -100,6 +140,8 @@ def _check(settings: RunSettings) -> None:
         raise ConfigError(f"--workers {settings.workers}: a job needs at least 1 worker")
     if not 1 <= settings.min_workers <= settings.workers and settings.lighthouse is None:
         raise ConfigError(f"--min-workers {settings.min_workers} must be between 1 and --workers {settings.workers}")
+    if settings.spares < 0 or settings.max_restarts < 0:
+        raise ConfigError("--spares and --max-restarts must be at least 0")
     if settings.threads < 1:
         raise ConfigError(f"--threads {settings.threads}: a worker needs at least 1 thread")
     if settings.lighthouse is not None and settings.token_file is None:

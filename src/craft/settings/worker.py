@@ -21,9 +21,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     socket: str | None = None
     """The agent's Unix socket; None outside of ``craft run``."""
     run_dir: Path | None = None
+    activity: Path | None = None
+    """File in memory in which this worker says what it is doing; None: it does not."""
+    state_key: str = ""
+    """The key, in hexadecimal, by which workers of one job know each other when they hand over state."""
     local_rank: int = 0
-    slots: int = 1
-    """Places in the job's layout: the default number of microbatches. 0: as many as the first generation has members."""
+    late: bool = False
+    """A spare, or one in the place of a lost worker: it takes part when it has come to its first step, not before."""
     on_loss: LossAnswer = "redo"
     check_bits: bool = True
     """Compute microbatch 0 on every worker in the first step and compare the bits."""
@@ -31,6 +35,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How much of the state is hashed in each step to find silent divergence; 0 switches it off."""
     bucket_mb: float = 25.0
     """Size limit of a gradient bucket; the first one is at most 1 MiB, so that the exchange begins early."""
+
+    @property
+    def state_key_bytes(self) -> bytes:
+        return bytes.fromhex(self.state_key)
 
     @classmethod
     def from_environment(cls) -> WorkerSettings:

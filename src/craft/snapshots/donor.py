@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -47,15 +47,46 @@ class _Refused(Exception):
     """There is nothing to send, and will not be."""
 
 
-class _Staged(NamedTuple):
+class _Staged:
     """What is served. Never changed, so that who is in the middle of it when the next one comes gets it whole."""
 
-    name: str
-    level: int
-    part: int
-    of: int
-    header: bytes
-    stripe: torch.Tensor
+    def __init__(self, name: str, level: int, part: int, of: int, header: bytes, stripe: torch.Tensor) -> None:
+        self.name = name
+        self.level = level
+        self.part = part
+        self.of = of
+        self.header = header
+        self.view = view_of(stripe)
+        # Guards the digests, which a thread of its own makes: once, while the first of them are already being sent.
+        self._more = threading.Condition()
+        self._digests: list[bytes] = []
+        self._ended = False
+        self.thread = threading.Thread(target=self._hash, name="craft-donor-hash", daemon=True)
+        self.thread.start()
+
+    def _hash(self) -> None:
+        for begin in range(0, len(self.view), line.FRAME_BYTES):
+            digest = line.digest_of(self.view[begin : begin + line.FRAME_BYTES])
+            with self._more:
+                if self._ended:
+                    return
+                self._digests.append(digest)
+                self._more.notify_all()
+
+    def digest(self, number: int) -> bytes:
+        """The hash of a frame; waits for it."""
+        with self._more:
+            self._more.wait_for(lambda: len(self._digests) > number or self._ended)
+            if self._ended:
+                raise EOFError("the donor is closed")
+            return self._digests[number]
+
+    def end(self) -> None:
+        """Nobody is served any more."""
+        with self._more:
+            self._ended = True
+            self._more.notify_all()
+        self.thread.join()
 
 
 class _Reserve:
@@ -150,7 +181,7 @@ class Donor:
         """End all connections and threads; nothing is served afterwards."""
         with self._change:
             self._closed = True
-            self._staged = None
+            staged, self._staged = self._staged, None
             self._results.clear()
             lines = dict(self._lines)
             for connection in lines:
@@ -160,6 +191,8 @@ class Donor:
         _end(self._socket)
         self._accepting.join()
         self._socket.close()
+        if staged is not None:
+            staged.end()
         for thread in lines.values():
             thread.join()
 
@@ -243,10 +276,9 @@ class Donor:
         except _Refused as reason:
             _answer(connection, seal, line.Refusal(str(reason)))
             return
-        stripe = view_of(found.stripe)
-        _answer(connection, seal, line.Stripe(found.name, found.level, len(found.header), len(stripe)))
+        _answer(connection, seal, line.Stripe(found.name, found.level, len(found.header), len(found.view)))
         line.send_frames(connection, seal, memoryview(found.header))
-        line.send_frames(connection, seal, stripe)
+        line.send_frames(connection, seal, found.view, found.digest)
 
     def _find(self, request: line.StripeOf) -> _Staged | None:
         staged = self._staged
@@ -271,7 +303,7 @@ class Donor:
 
 def _answer(connection: socket.socket, seal: line.Seal, answer: line.Answer) -> None:
     data = msgspec.msgpack.encode(answer)
-    line.send_message(connection, data, seal.tag([data]))
+    line.send_message(connection, data, seal.tag(line.digest_of(data)))
 
 
 def _check_waiting(connection: socket.socket) -> None:

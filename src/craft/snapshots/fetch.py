@@ -96,12 +96,49 @@ def _fetch_stripe(connection: socket.socket, place: Place, request: line.StripeO
     if not isinstance(answer, line.Stripe) or answer.header_bytes > _MAX_HEADER_BYTES or answer.name != request.name:
         raise SnapshotCorrupt(f"{_text(place)} answers something else than the stripe it was asked for", _text(place))
     landing.open(line.receive_frames(connection, seal, answer.header_bytes, _text(place)), _text(place))
-    frames = landing.frames(request.part, answer.stripe_bytes, _text(place))
-    for pieces in frames:
-        for piece in pieces:
-            line.receive_into(connection, piece)
-        seal.check(pieces, line.receive(connection, line.TAG_BYTES), _text(place))
+    checks = _Checks(seal, _text(place))
+    try:
+        for pieces in landing.frames(request.part, answer.stripe_bytes, _text(place)):
+            for piece in pieces:
+                line.receive_into(connection, piece)
+            checks.put(pieces, line.receive(connection, line.TAG_BYTES))
+    finally:
+        checks.finish()
+    checks.raise_error()
     return answer.level
+
+
+class _Checks:
+    """Checks frames on a thread of its own while the next ones are received: both take about as long."""
+
+    def __init__(self, seal: line.Seal, address: str) -> None:
+        self._seal = seal
+        self._address = address
+        self._frames: queue.SimpleQueue[tuple[list[memoryview], bytes] | None] = queue.SimpleQueue()
+        self._error: SnapshotCorrupt | None = None
+        self._thread = threading.Thread(target=self._run, name="craft-fetch-check", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while (frame := self._frames.get()) is not None:
+            pieces, tag = frame
+            try:
+                self._seal.check(line.digest_of(*pieces), tag, self._address)
+            except SnapshotCorrupt as error:
+                self._error = error
+                return
+
+    def put(self, pieces: list[memoryview], tag: bytes) -> None:
+        self.raise_error()
+        self._frames.put((pieces, tag))
+
+    def finish(self) -> None:
+        self._frames.put(None)
+        self._thread.join()
+
+    def raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
 
 
 def _fetch_result(connection: socket.socket, place: Place, request: line.ResultOf, key: bytes) -> bytes:
@@ -122,7 +159,7 @@ def _ask(connection: socket.socket, place: Place, request: line.Request, key: by
     try:
         size = line.message_size(line.receive(connection, line.SIZE_BYTES))
         found = line.receive(connection, size)
-        seal.check([found], line.receive(connection, line.TAG_BYTES), _text(place))
+        seal.check(line.digest_of(found), line.receive(connection, line.TAG_BYTES), _text(place))
         answer = _ANSWER.decode(found)
     except BlockingIOError:
         raise SnapshotMissing(f"{_text(place)} has nothing under {request.name} yet", _text(place)) from None

@@ -2,9 +2,9 @@
 
 1. The donor sends a random challenge.
 2. The other side sends a request with a nonce of its own, and a tag: a keyed BLAKE3 over challenge and request.
-3. The donor answers with a message and frames of data. Each carries a tag over its number and its bytes, under a key made of
-   the job's key, the challenge and the request. So one hash is checksum and authentication, and no old answer passes for a
-   new one.
+3. The donor answers with a message and frames of data. Behind each comes a tag over its number and the BLAKE3 of its bytes,
+   under a key made of the job's key, the challenge and the request. So one hash is checksum and authentication, no old answer
+   passes for a new one, and the bytes of a frame need to be hashed once only, however many fetch it.
 
 Nothing is encrypted. Everything is typed and bounded, and nothing is unpickled. ``donor.py`` and ``fetch.py`` are the two ends.
 """
@@ -15,7 +15,7 @@ import hmac
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -33,7 +33,7 @@ FRAME_BYTES = 1 << 20
 """Small enough to be still in the processor's cache when it is hashed; large enough that a frame costs two short turns of
 Python beside a training loop."""
 _SIZE = struct.Struct("<I")
-_END = struct.Struct("<QQ")
+_NUMBER = struct.Struct("<Q")
 _TIME = struct.Struct("@ll")
 
 
@@ -93,6 +93,14 @@ def same_tag(left: bytes, right: bytes) -> bool:
     return hmac.compare_digest(left, right)
 
 
+def digest_of(*pieces: memoryview | bytes) -> bytes:
+    """The hash of a frame that consists of ``pieces``."""
+    hasher = blake3()
+    for piece in pieces:
+        hasher.update(piece)
+    return hasher.digest()
+
+
 class Seal:
     """Makes or checks the tags of one answer, frame after frame."""
 
@@ -100,22 +108,16 @@ class Seal:
         self._key = blake3(b"answer" + challenge + request, key=key).digest()
         self._number = 0
 
-    def tag(self, pieces: Iterable[memoryview | bytes]) -> bytes:
-        """The tag of the next frame, which consists of ``pieces``."""
-        hasher = blake3(key=self._key)
-        size = 0
-        for piece in pieces:
-            hasher.update(piece)
-            size += len(piece)
-        # Behind the data, which stays aligned to the hash's blocks that way.
-        hasher.update(_END.pack(self._number, size))
+    def tag(self, digest: bytes) -> bytes:
+        """The tag of the next frame, whose bytes have this digest."""
+        tag = blake3(_NUMBER.pack(self._number) + digest, key=self._key).digest()
         self._number += 1
-        return hasher.digest()
+        return tag
 
-    def check(self, pieces: Iterable[memoryview | bytes], tag: bytes, address: str) -> None:
+    def check(self, digest: bytes, tag: bytes, address: str) -> None:
         """Raise SnapshotCorrupt unless ``tag`` is that of the next frame."""
         number = self._number
-        if not same_tag(self.tag(pieces), tag):
+        if not same_tag(self.tag(digest), tag):
             raise SnapshotCorrupt(
                 f"frame {number} of the answer from {address} is damaged, or does not come from an owner of this job's key",
                 address,
@@ -137,10 +139,13 @@ def message_size(header: bytes) -> int:
 SIZE_BYTES = _SIZE.size
 
 
-def send_frames(connection: socket.socket, seal: Seal, data: memoryview) -> None:
-    for begin in range(0, len(data), FRAME_BYTES):
+def send_frames(
+    connection: socket.socket, seal: Seal, data: memoryview, digest: Callable[[int], bytes] | None = None
+) -> None:
+    """Send ``data`` in frames; ``digest`` has the hash of each by its number, where somebody else makes them."""
+    for number, begin in enumerate(range(0, len(data), FRAME_BYTES)):
         frame = data[begin : begin + FRAME_BYTES]
-        tag = seal.tag([frame])
+        tag = seal.tag(digest(number) if digest is not None else digest_of(frame))
         connection.sendall(frame)
         connection.sendall(tag)
 
@@ -165,7 +170,7 @@ def receive_frames(connection: socket.socket, seal: Seal, size: int, address: st
     data = bytearray()
     while len(data) < size:
         frame = receive(connection, min(FRAME_BYTES, size - len(data)))
-        seal.check([frame], receive(connection, TAG_BYTES), address)
+        seal.check(digest_of(frame), receive(connection, TAG_BYTES), address)
         data += frame
     return bytes(data)
 

@@ -48,6 +48,11 @@ def ensure_token(path: Path) -> str:
     return token
 
 
+def state_key(token: str) -> str:
+    """Return the key, in hexadecimal, by which workers know each other: made from the token, which it does not give away."""
+    return hmac.new(token.encode(), b"craft state", "sha256").hexdigest()
+
+
 def bearer(token: str) -> dict[str, str]:
     """Return the header that carries the token."""
     return {"Authorization": f"Bearer {token}"}

@@ -27,7 +27,8 @@ _PROGRESS_INTERVAL_S = 0.1
 class Channel:
     """Sends the latest report, and hands every directive to ``on_directive``."""
 
-    def __init__(self, path: str, report: WorkerReport) -> None:
+    def __init__(self, path: str, report: WorkerReport, beat: Callable[[], None] = lambda: None) -> None:
+        """``beat`` is called several times a second, by a thread that needs the GIL for it."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.connect(path)
@@ -41,6 +42,7 @@ class Channel:
         self._idle = threading.Condition(self._lock)
         self._latest: Directive | None = None
         self._on_directive: Callable[[Directive], None] | None = None
+        self._beat = beat
         threading.Thread(target=self._send_loop, name="craft-report", daemon=True).start()
         threading.Thread(target=self._receive_loop, name="craft-directive", daemon=True).start()
 
@@ -69,6 +71,7 @@ class Channel:
         while True:
             self._urgent.wait(_PROGRESS_INTERVAL_S)
             self._urgent.clear()
+            self._beat()
             with self._lock:
                 report = self._report
             if report.sequence == self._sent:

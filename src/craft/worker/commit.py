@@ -1,6 +1,7 @@
 """This worker's place in the history: its ledger, and how it follows from one generation into the next.
 
-Enters: directives, by way of the meeting; the outcome of exchanges. Leaves: settlements. Called by the main thread only.
+Enters: directives, by way of the meeting; the outcome of exchanges. Leaves: settlements. Called by the main thread only,
+or, while a joiner catches up, by the thread that follows the exchange in its stead.
 """
 
 from __future__ import annotations
@@ -17,14 +18,24 @@ from craft.decide.settle import LossAnswer, settle
 from craft.groups.group import Group
 from craft.protocol.errors import GroupError
 from craft.protocol.membership import Claim, Generation, Settlement
+from craft.protocol.word import Combined
 from craft.worker.gather import gather
 from craft.worker.meeting import Meeting
 from craft.worker.points import reach
 
 logger = logging.getLogger(__name__)
 
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """What each member tells the others when a generation begins."""
+
+    claim: Claim
+    trainable: bytes
+    """Bitmap over the parameters: which of them get gradients now. A joiner, whose own script is not there yet, follows it."""
+
+
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Claim).decode
+_decode = msgspec.msgpack.Decoder(Entry).decode
 
 
 class Commitments:
@@ -38,19 +49,34 @@ class Commitments:
         """Whether the members are known to have begun from the same state."""
         self.lost: tuple[str, ...] = ()
         """Members of the generation before that are not in this one."""
+        self.trainable: Callable[[], bytes] = bytes
+        """Gives what this worker tells of its parameters."""
+        self.trained = b""
+        """After a generation was entered without state: what the others told of theirs."""
         self._meeting = meeting
         self._on_loss = on_loss
 
     @property
     def step(self) -> int:
         """The step in flight, which is also the number of committed steps."""
-        assert self.ledger.committed is not None
-        return self.ledger.committed
+        return self.ledger.level
 
     @property
     def moved(self) -> bool:
         """Whether there is a newer generation to enter."""
         return self._meeting.newer(self.ledger.generation)
+
+    @property
+    def ready(self) -> int:
+        """The newest generation for which this worker is ready."""
+        return self._meeting.ready
+
+    def agree(self, combined: Combined | None) -> bool:
+        """Whether ``combined``, the word of the step just committed, says that all enter a prepared generation now."""
+        if combined is None or combined.ready <= self.ledger.generation:
+            return False
+        self._meeting.agree(combined.ready)
+        return self.moved
 
     def await_move(self) -> None:
         """The group is of no use any more: wait for a newer generation."""
@@ -67,28 +93,32 @@ class Commitments:
             self.ledger = books.enter(self.ledger, generation)
             claim = replace(books.claim(self.ledger), started=self.started)
             try:
-                claims = [_decode(data) for data in gather(group, _encode(claim))]
+                entries = [_decode(data) for data in gather(group, _encode(Entry(claim, self.trainable())))]
             except GroupError as error:
                 logger.info("generation %d broke while it settled: %s", generation.number, error)
                 self._meeting.broke(generation.number, error)
                 self.await_move()
                 continue
             reach("claimed", self.step)
+            claims = [entry.claim for entry in entries]
             self.started = any(other.started for other in claims)
             settlement = settle(claims, size_of, self._on_loss)
             self.ledger = books.settled(self.ledger, settlement)
+            if not self.ledger.whole:
+                self.trained = next(entry.trainable for entry in entries if entry.claim.committed is not None)
             before = self.generation.worker_ids if self.generation is not None else ()
             self.lost = tuple(worker_id for worker_id in before if worker_id not in generation.worker_ids)
             self.generation, self.group = generation, group
+            self._meeting.settled(generation.number)
             return settlement
 
     def completed(self) -> None:
         """The whole result of the step in flight is here."""
         self.ledger = books.complete(self.ledger)
 
-    def all_acknowledged(self) -> None:
+    def all_acknowledged(self, combined: Combined) -> None:
         """Every member of the generation has acknowledged it: commit."""
         for worker_id in self.ledger.members:
             self.ledger = books.acknowledged(self.ledger, worker_id, self.ledger.generation, self.step)
         assert self.ledger.may_commit, self.ledger
-        self.ledger = books.commit(self.ledger)
+        self.ledger = books.commit(self.ledger, [self.ledger.members[rank] for rank in combined.able])

@@ -52,6 +52,12 @@ class Attempt:
         """The next bucket to exchange; they go in order, so that all members wait for the same ones."""
         self._ready: set[int] = set()
 
+    @property
+    def usable(self) -> bool:
+        """Whether the whole result is here, and is one that may be committed."""
+        word = self.combined
+        return self.complete and word is not None and not (word.resend or word.unequal_digests or word.unequal_probes)
+
     def post(self) -> None:
         """Post every receive; what arrives early goes straight to its place."""
         try:

@@ -19,9 +19,11 @@ from craft.snapshots.state import Leaf, RotatingDigest, tensor_bytes
 from craft.worker.buffers import Buffers
 from craft.worker.commit import Commitments
 from craft.worker.exchange import Attempt, ExchangeThread
+from craft.worker.follow import Result
 from craft.worker.gradients import Flats, Gradients
+from craft.worker.layout import Layout
 from craft.worker.points import reach
-from craft.worker.route import Route
+from craft.worker.route import Route, word_bytes
 
 PROBE = -1
 """In place of a microbatch: microbatch 0 is computed once more, only to compare its bits."""
@@ -39,15 +41,19 @@ class Flight:
         digest: RotatingDigest,
         leaves: Callable[[], list[Leaf]],
         size_of: Callable[[int], int],
-        on_settled: Callable[[Settlement], None],
+        on_settled: Callable[[Settlement, bool], None],
         on_broken: Callable[[Attempt], None],
     ) -> None:
+        """``on_settled(settlement, level)``: whether the state here is that of the step that goes on, or an update is due."""
         self.gradients = gradients
         self.stop_reason: str | None = None
         self.combined: Combined | None = None
         """The word of the step that was committed last."""
         self.plan: tuple[str | None, ...] = ()
         """Who computed which microbatch of that step; None for one that was dropped."""
+        self.members: tuple[str, ...] = ()
+        self.generation = 0
+        """Under which generation that step was committed, and its members."""
         self.probe_wanted = False
         self._commitments = commitments
         self._exchange = exchange
@@ -72,10 +78,16 @@ class Flight:
     def begin(self) -> None:
         """A step begins; enter a newer generation first, if there is one."""
         self._buffers.begin()
-        # Before anything else: what this worker was to compute is its own, and must not be taken for lost.
-        self._commitments.ledger = books.begin(self._commitments.ledger, self._size_of(self.step))
+        if not self._commitments.agree(self.combined):
+            # Before anything else: what this worker was to compute is its own, and must not be taken for lost. Unless all
+            # enter a generation here that they prepared for: then the step is planned anew, and nothing is.
+            self._commitments.ledger = books.begin(self._commitments.ledger, self._size_of(self.step))
         if self._commitments.moved:
             self._regroup()
+        self.take_up()
+
+    def take_up(self) -> None:
+        """Look at the state as of the last commit, and take part in the exchange from here on."""
         if self._digest.due(self.step):
             self._digest.refresh(self._leaves())
         # Now, while the state is that of the last commit: forward changes buffers.
@@ -110,7 +122,10 @@ class Flight:
         last = self._commitments.ledger.pending == (microbatch,)
         flushed = self._overlap if last else None
         self._buffers.restore()
-        self.gradients.start(max(microbatch, 0), self._size_of(self.step), flushed)
+        if microbatch == PROBE:
+            self.gradients.start(0, 1, None)
+        else:
+            self.gradients.start(microbatch, self._size_of(self.step), flushed)
         self.gradients.weigh(weight)
 
     def _overlap(self, bucket: int) -> None:
@@ -122,7 +137,9 @@ class Flight:
     def hold(self, microbatch: int, scalars: dict[str, float], more: bool) -> None:
         """The user's code is done with ``microbatch``: its gradient is ours until the step is committed."""
         if microbatch == PROBE:
-            self._probe = self.gradients.discard(_hash)
+            found = self.gradients.discard(_hash)
+            # A joiner that only warms up has nobody to compare it with.
+            self._probe = found if self.probe_wanted else b""
             return
         leaf = self.gradients.finish(_hash if microbatch == 0 and self.probe_wanted else None)
         if leaf.digest:
@@ -156,7 +173,8 @@ class Flight:
         """Post the receives of the step in flight under the plan as it is now."""
         ledger, layout = self._commitments.ledger, self.gradients.layout
         if self._route is None or self._route.owners != ledger.owners:
-            self._route = Route(self._commitments.group, layout, ledger.owners, self._word_bytes())
+            size = word_bytes(ledger.owners, len(ledger.members), len(layout.params))
+            self._route = Route(self._commitments.group, layout, ledger.owners, size)
         if self._result is None:
             self._result = Flats(layout)
         attempt = Attempt(self.step, self._commitments.group, self._route, self.gradients, self._result)
@@ -164,12 +182,6 @@ class Flight:
         attempt.buffers_like = self._buffers.empty_like
         attempt.post()
         self._attempt = attempt
-
-    def _word_bytes(self) -> int:
-        """Room for an ordinary word, the same on every member; of a longer one the rest follows."""
-        ledger = self._commitments.ledger
-        most = max((len([o for o in ledger.owners if o == rank]) for rank in range(len(ledger.members))), default=1)
-        return 192 + most * (96 + len(self.gradients.layout.params) // 8)
 
     def _exchange_held(self) -> bool:
         """Exchange what is held; True if that committed the step."""
@@ -184,7 +196,11 @@ class Flight:
                 return False
             self._check_bits(attempt.combined)
             self._commitments.completed()
-            self._commitments.all_acknowledged()
+            idle = self._commitments.ledger.idle
+            self._commitments.all_acknowledged(attempt.combined)
+            if self._commitments.ledger.idle != idle:
+                # Somebody keeps pace from here on: all look at the same slices of the state from the next step on.
+                self._digest.restart(self.step)
             self._committed(attempt)
             return True
         self._on_broken(attempt)
@@ -199,7 +215,8 @@ class Flight:
         return Word(
             step=self.step,
             records=tuple(self._records[microbatch] for microbatch in held),
-            ready=self._commitments.ledger.generation,
+            ready=self._commitments.ready,
+            able=self._commitments.ledger.able,
             stop=self.stop_reason,
             resend=self._late,
             digest=self._state_digest,
@@ -213,22 +230,20 @@ class Flight:
         if attempt is not None:
             # The old group is aborted already, so this returns at once.
             self._exchange.wait()
-            if self._usable(attempt):
+            if attempt.usable:
                 self._commitments.completed()
         # What the old group was to receive into may still be written to.
         self._route, self._result = None, None
         settlement = self._commitments.regroup(self._size_of)
         self._state_digest = b""
-        if self._commitments.ledger.worker_id in settlement.commits:
+        commits = self._commitments.ledger.worker_id in settlement.commits
+        if commits:
             assert attempt is not None
             self._committed(attempt)
-        self._on_settled(settlement)
-
-    @staticmethod
-    def _usable(attempt: Attempt) -> bool:
-        word = attempt.combined
-        whole = attempt.complete and word is not None
-        return whole and word is not None and not (word.resend or word.unequal_digests or word.unequal_probes)
+        else:
+            # Between two microbatches the buffers are those of neither.
+            self._buffers.restore()
+        self._on_settled(settlement, not commits)
 
     def _check_bits(self, combined: Combined) -> None:
         members = self._commitments.ledger.members
@@ -247,27 +262,34 @@ class Flight:
 
     def _committed(self, attempt: Attempt) -> None:
         """Hand the result to the user's update code: gradients, buffers, metrics."""
-        combined = attempt.combined
-        assert combined is not None
-        self._hand_over(attempt, combined, sum(1 for worker_id in attempt.plan if worker_id is not None))
-        self._buffers.commit(combined.buffers, attempt.buffers)
+        ledger = self._commitments.ledger
+        self._hand_over(attempt, self.gradients.layout, ledger.generation, ledger.members)
         self.gradients.clear()
         self._records.clear()
         self._attempt = None
         self._late = False
-        self.combined, self.plan = combined, attempt.plan
-        reach("committed", combined.step)
+        self._probe = b""
+        reach("committed", attempt.step)
+
+    def replay(self, result: Result) -> None:
+        """Hand over the result of a step that was committed while this worker's state was on the way."""
+        self._hand_over(result.attempt, result.layout, result.generation, result.members)
+        reach("replayed", result.attempt.step)
 
     @torch.no_grad()
-    def _hand_over(self, attempt: Attempt, combined: Combined, num_present: int) -> None:
+    def _hand_over(self, attempt: Attempt, layout: Layout, generation: int, members: tuple[str, ...]) -> None:
+        combined = attempt.combined
+        assert combined is not None
+        num_present = sum(1 for worker_id in attempt.plan if worker_id is not None)
         present = int.from_bytes(combined.present, "little")
-        for bucket, flat, views in zip(
-            self.gradients.layout.buckets, attempt.result.tensors, attempt.result.views, strict=True
-        ):
+        for bucket, flat, views in zip(layout.buckets, attempt.result.tensors, attempt.result.views, strict=True):
             if combined.total_weight not in (0.0, float(num_present)):
                 flat.mul_(num_present / combined.total_weight)
             for index, param, view in zip(bucket.param_indices, bucket.params, views, strict=True):
                 param.grad = view if present >> index & 1 else None
+        self._buffers.commit(combined.buffers, attempt.buffers)
+        self.combined, self.plan = combined, attempt.plan
+        self.generation, self.members = generation, members
 
 
 def _hash(flats: Flats) -> bytes:

@@ -31,7 +31,8 @@ class Flats:
 class Gradients:
     """What this worker holds of the step in flight. The main thread owns it; the exchange thread reads flushed buckets."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, *, hooked: bool = True) -> None:
+        """``hooked`` is false for one that takes part in exchanges without computing anything."""
         self.layout = layout
         self.nodes: dict[Node, Flats] = {}
         """What is held."""
@@ -42,7 +43,7 @@ class Gradients:
         self._hooks = [
             param.register_post_accumulate_grad_hook(self._hook(index))
             for index, param in enumerate(layout.params)
-            if param.requires_grad
+            if hooked and param.requires_grad
         ]
 
     def detach(self) -> None:

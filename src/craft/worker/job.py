@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -10,7 +11,9 @@ import torch
 from craft.protocol.errors import ConfigError
 from craft.protocol.events import Event
 from craft.settings.worker import WorkerSettings
+from craft.snapshots.donor import Donor
 from craft.snapshots.state import Stateful
+from craft.worker.activity import Activity
 from craft.worker.channel import Channel
 from craft.worker.commit import Commitments
 from craft.worker.data import Collate
@@ -27,10 +30,19 @@ E = TypeVar("E", bound=Event)
 class Job:
     """This worker's view of the job. Its methods belong to the main thread."""
 
-    def __init__(self, settings: WorkerSettings, meeting: Meeting, channel: Channel | None) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        meeting: Meeting,
+        channel: Channel | None,
+        activity: Activity,
+        donor: Donor | None,
+    ) -> None:
         self._settings = settings
         self._meeting = meeting
         self._channel = channel
+        self._activity = activity
+        self._donor = donor
         self._commitments = Commitments(settings.worker_id, meeting, settings.on_loss)
         self._modules: dict[str, torch.nn.Module] = {}
         self._registered: dict[str, Stateful] = {}
@@ -99,7 +111,7 @@ class Job:
         self._not_training("steps")
         if not self._modules:
             raise ConfigError("job.steps() before job.replicate(model): there is nothing to train yet")
-        count = microbatches if microbatches is not None else self._settings.slots or self.world_size
+        count = microbatches if microbatches is not None else self._meeting.slots
         source, total_steps, settings = make_source(
             data,
             global_batch=global_batch,
@@ -115,6 +127,8 @@ class Job:
             settings=self._settings,
             meeting=self._meeting,
             channel=self._channel,
+            activity=self._activity,
+            donor=self._donor,
             commitments=self._commitments,
             modules=self._modules,
             registered=self._registered,
@@ -145,6 +159,10 @@ class Job:
             raise ConfigError("job.stop() before job.steps(): there is no loop to end")
         self._training.stop_reason = reason
 
+    def paused(self, reason: str) -> AbstractContextManager[None]:
+        """Within ``with job.paused("evaluation"):`` this worker is never taken for one that hangs, however long it takes."""
+        return self._activity.paused(reason)
+
     def _not_training(self, call: str) -> None:
         if self._training is not None:
             raise ConfigError(f"job.{call}() after job.steps(): the loop has begun, and there is one in a script")
@@ -156,12 +174,12 @@ class Job:
 
     @property
     def _members(self) -> tuple[str, ...]:
-        return self._commitments.ledger.members or self._meeting.wait_generation().worker_ids
+        return self._commitments.ledger.members or self._meeting.members
 
     @property
     def rank(self) -> int:
-        """This worker's rank in the current generation; it changes with the generation."""
-        return self._members.index(self.worker_id)
+        """This worker's rank in the current generation; it changes with the generation. -1: it holds no slot now."""
+        return self._members.index(self.worker_id) if self.worker_id in self._members else -1
 
     @property
     def world_size(self) -> int:
@@ -193,7 +211,7 @@ class Job:
     @property
     def step(self) -> int:
         """Number of committed steps."""
-        return self._commitments.step
+        return self._training.applied if self._training is not None else self._commitments.step
 
     @property
     def epoch(self) -> int:
@@ -202,7 +220,7 @@ class Job:
 
     @property
     def generation(self) -> int:
-        return self._commitments.ledger.generation or self._meeting.wait_generation().number
+        return self._commitments.ledger.generation or self._meeting.number
 
     @property
     def branch(self) -> int:

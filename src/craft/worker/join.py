@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 
 from craft.groups.store import Store
+from craft.protocol.activity import Phase
 from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import Broken, Directive, WorkerReport
 from craft.settings.worker import WorkerSettings
+from craft.snapshots.donor import Donor
+from craft.worker.activity import Activity
 from craft.worker.channel import Channel
 from craft.worker.job import Job
 from craft.worker.meeting import Meeting
@@ -15,6 +18,7 @@ from craft.worker.points import reach
 
 _job: Job | None = None
 _channel: Channel | None = None
+_activity: Activity | None = None
 
 
 def connect() -> Channel | None:
@@ -22,8 +26,17 @@ def connect() -> Channel | None:
     global _channel
     settings = WorkerSettings.from_environment()
     if _channel is None and settings.socket is not None:
-        _channel = Channel(settings.socket, WorkerReport(member=_member(settings), pid=os.getpid()))
+        report = WorkerReport(member=_member(settings), pid=os.getpid())
+        _channel = Channel(settings.socket, report, activity().beat)
     return _channel
+
+
+def activity() -> Activity:
+    """Where this process says what it is doing; one per process."""
+    global _activity
+    if _activity is None:
+        _activity = Activity(WorkerSettings.from_environment().activity)
+    return _activity
 
 
 def joined() -> Job | None:
@@ -32,32 +45,47 @@ def joined() -> Job | None:
 
 
 def join() -> Job:
-    """Join the job; blocks until the first generation is made. Called again, it returns the same job."""
+    """Join the job; blocks until the first generation is made. Called again, it returns the same job.
+
+    In a worker that comes later, as a spare or in the place of a lost one, it returns at once: that one has no rank yet.
+    """
     global _job
     if _job is not None:
         return _job
     settings = WorkerSettings.from_environment()
     channel = connect()
 
-    def broke(generation: int, detail: str) -> None:
+    def broke(generation: int, detail: str, unreachable: tuple[str, ...]) -> None:
         if channel is not None:
-            channel.report(broken=Broken(generation=generation, detail=detail))
+            channel.report(broken=Broken(generation=generation, detail=detail, unreachable=unreachable))
 
     meeting = Meeting(settings.worker_id, settings.address, broke)
     reach("join", 0)
+    activity().now(Phase.JOINING)
+    donor = None
     if channel is None:
         alone = Generation(number=1, nonce="alone", members=(_member(settings),))
         meeting.direct(Directive(sequence=1, generation=alone))
     else:
         store = Store(settings.address)
         _stores.append(store)
+        donor = Donor(settings.address, settings.state_key_bytes)
         member = Member(
-            worker_id=settings.worker_id, host=settings.host, address=settings.address, store_port=store.port
+            worker_id=settings.worker_id,
+            host=settings.host,
+            address=settings.address,
+            store_port=store.port,
+            state_port=donor.port,
         )
+        channel.report(member=member, joined=not settings.late)
         channel.listen(meeting.direct)
-        channel.report(member=member, joined=True)
-        meeting.wait_generation()
-    _job = Job(settings, meeting, channel)
+        if settings.late:
+            # The others are on their way: they hear of this one when it can take part at once, at its first step.
+            meeting.wait_directive()
+        else:
+            meeting.wait_generation()
+    _job = Job(settings, meeting, channel, activity(), donor)
+    activity().now(Phase.STARTING)
     return _job
 
 

@@ -49,19 +49,24 @@ class Bucket:
 class Layout:
     """All buckets. Parameters go in the reverse of their order in the model, which is about the order of backward."""
 
-    def __init__(self, params: Sequence[torch.nn.Parameter], bucket_bytes: int) -> None:
+    def __init__(
+        self, params: Sequence[torch.nn.Parameter], bucket_bytes: int, trainable: Sequence[bool] | None = None
+    ) -> None:
+        """``trainable`` says which parameters get gradients, where that is not what they say themselves."""
         self.params = list(params)
-        self.trainable = tuple(param.requires_grad for param in params)
+        self.trainable = trainable_of(params) if trainable is None else tuple(trainable)
         self.buckets: list[Bucket] = []
         self.place: dict[int, tuple[int, int]] = {}
         """Index of a parameter -> (bucket, position in it)."""
-        total = sum(param.numel() * param.element_size() for param in params if param.requires_grad)
+        total = sum(
+            param.numel() * param.element_size() for param, wanted in zip(params, self.trainable, strict=True) if wanted
+        )
         first_bytes = min(bucket_bytes, _FIRST_BUCKET_BYTES if total > _WORTH_OVERLAPPING_BYTES else total)
         open_buckets: dict[tuple[torch.dtype, torch.device], list[tuple[int, torch.nn.Parameter]]] = {}
         sizes: dict[tuple[torch.dtype, torch.device], int] = {}
         for index in reversed(range(len(self.params))):
             param = self.params[index]
-            if not param.requires_grad:
+            if not self.trainable[index]:
                 continue
             kind = (param.dtype, param.device)
             limit = bucket_bytes if self.buckets else first_bytes
@@ -82,4 +87,8 @@ class Layout:
 
     def fits(self) -> bool:
         """Whether the same parameters are trainable as when this layout was made."""
-        return self.trainable == tuple(param.requires_grad for param in self.params)
+        return self.trainable == trainable_of(self.params)
+
+
+def trainable_of(params: Sequence[torch.nn.Parameter]) -> tuple[bool, ...]:
+    return tuple(param.requires_grad for param in params)

@@ -1,7 +1,11 @@
 """Where the members of a generation meet: takes directives, aborts the old group at once, opens the new one behind the scenes.
 
-Called by the channel's thread (``direct``) and by the main thread (``current``, ``newer``, ``enter``). A group opens on a
-thread of its own, which is left behind if a newer generation comes first: opening may hang when a member dies.
+Called by the channel's thread (``direct``) and by the main thread (the rest). A group opens on a thread of its own, which
+is left behind if a newer generation comes first: opening may hang when a member dies.
+
+There are two ways into a generation. One that is *current* is entered as soon as possible, and the old group is aborted.
+One that is *upcoming* opens while the old group goes on; it is entered at a step boundary for which every member said that
+it is ready, and the old group is let go only when the new one is settled.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import threading
 from collections.abc import Callable
 
 from craft.groups.gloo import GlooGroup
+from craft.groups.reach import unreachable
 from craft.protocol.errors import Fenced, GroupError
 from craft.protocol.membership import Generation
 from craft.protocol.messages import Directive
@@ -18,11 +23,31 @@ from craft.worker.points import reach
 
 logger = logging.getLogger(__name__)
 
-OnBroken = Callable[[int, str], None]
+OnBroken = Callable[[int, str, tuple[str, ...]], None]
+
+
+class Left(SystemExit):
+    """This worker leaves the job, as it was told; the script ends as it would by ``sys.exit()``."""
+
+
+class _Place:
+    """One generation to meet in, and its group once that is open."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        self.group: GlooGroup | None = None
+        self.opened = len(generation.members) == 1
+        self.abandoned = False
+
+    def abandon(self) -> None:
+        """Abort the group: whoever is blocked in it comes out. An opening that is under way is left behind."""
+        self.abandoned = True
+        if self.group is not None:
+            self.group.abort()
 
 
 class Meeting:
-    """The generation that this worker is to act under, and its group."""
+    """The generation that this worker is to act under, the one to come, and their groups."""
 
     def __init__(self, worker_id: str, address: str, on_broken: OnBroken) -> None:
         self._worker_id = worker_id
@@ -30,10 +55,20 @@ class Meeting:
         self._on_broken = on_broken
         # Guards everything below; the channel's thread, opening threads and the main thread meet here. Reentrant.
         self._change = threading.Condition()
-        self._generation: Generation | None = None
-        self._group: GlooGroup | None = None
-        self._opened = False
+        self._current: _Place | None = None
+        self._next: _Place | None = None
+        self._left_behind: list[_Place] = []
+        """What was current before a generation was entered at a step boundary."""
+        self._leaving = 0
+        """The upcoming generation in which this worker is not."""
+        self._inside = False
+        """Whether this worker has ever taken part in a generation."""
         self._fenced: str | None = None
+        self._over: str | None = None
+        self._probed = 0
+        self._heard = False
+        self.slots = 1
+        """Places in the job's layout."""
         self.winding_down: str | None = None
         """Why the lighthouse wants the loop to end, if it does."""
         self.step = 0
@@ -41,63 +76,175 @@ class Meeting:
 
     def direct(self, directive: Directive) -> None:
         """Follow a directive; an old or repeated one changes nothing."""
-        generation = directive.generation
         self.winding_down = directive.winding_down
         with self._change:
+            self._heard = True
+            self.slots = directive.slots or self.slots
+            self._change.notify_all()
             if self._worker_id in directive.fenced:
                 self._fence(f"worker {self._worker_id} was declared lost; the job goes on without it")
-            if generation is None or (self._generation is not None and generation.number <= self._generation.number):
-                return
-            if generation.rank_of(self._worker_id) is None:
-                if self._generation is not None:
-                    self._fence(f"worker {self._worker_id} is not in generation {generation.number}")
-                return
-            self._leave()
-            self._generation = generation
-            self._opened = len(generation.members) == 1
+            if directive.stopping and not self._inside:
+                self._over = directive.reason or "the job is over"
+                self._change.notify_all()
+            if directive.generation is not None:
+                self._act_under(directive.generation)
+            self._prepare(directive.upcoming)
+        if directive.probe:
+            self._probe(directive.probe)
+
+    def _act_under(self, generation: Generation) -> None:
+        if self._current is not None and generation.number <= self._current.generation.number:
+            return
+        if generation.rank_of(self._worker_id) is None:
+            self._left_out(generation)
+            return
+        if self._next is not None and self._next.generation == generation:
+            # The others have entered it at their step boundary; this worker is about to come to its own.
+            self._follow()
+            return
+        for place in (self._current, self._next, *self._left_behind):
+            if place is not None:
+                place.abandon()
+        self._next, self._left_behind = None, []
+        self._current = self._begin(generation)
+        self._change.notify_all()
+
+    def _left_out(self, generation: Generation) -> None:
+        if not self._inside:
+            # A spare that was about to join, and has to wait again.
+            if self._current is not None:
+                self._current.abandon()
+        elif self._leaving != generation.number:
+            reason = f"worker {self._worker_id} is not in generation {generation.number}"
+            if self._leaving:
+                self._over = self._over or reason
+            self._fence(reason)
+
+    def _prepare(self, upcoming: Generation | None) -> None:
+        """Open the group of the upcoming generation; one that is no longer wanted is dropped."""
+        if self._next is not None and self._next.generation != upcoming:
+            self._next.abandon()
+            self._next = None
+        if upcoming is None or (self._current is not None and upcoming.number <= self._current.generation.number):
+            return
+        if upcoming.rank_of(self._worker_id) is None:
+            if self._inside:
+                self._leaving = upcoming.number
+            return
+        if not self._inside:
+            # Nothing to finish before: the others come when they are at their step boundary.
+            if self._current is not None:
+                self._current.abandon()
+            self._current = self._begin(upcoming)
             self._change.notify_all()
-        if len(generation.members) > 1:
+        elif self._next is None:
+            self._next = self._begin(upcoming)
+
+    def _begin(self, generation: Generation) -> _Place:
+        place = _Place(generation)
+        if not place.opened:
             name = f"craft-open-{generation.number}"
-            threading.Thread(target=self._open, args=(generation,), name=name, daemon=True).start()
+            threading.Thread(target=self._open, args=(place,), name=name, daemon=True).start()
+        return place
 
     def _fence(self, reason: str) -> None:
         self._fenced = reason
-        self._leave()
+        for place in (self._current, self._next, *self._left_behind):
+            if place is not None:
+                place.abandon()
         self._change.notify_all()
 
-    def _leave(self) -> None:
-        """Abort the group: whoever is blocked in it comes out. An opening that is under way is left behind."""
-        if self._group is not None:
-            self._group.abort()
-        self._group = None
-
-    def _open(self, generation: Generation) -> None:
+    def _open(self, place: _Place) -> None:
+        generation = place.generation
         rank = generation.rank_of(self._worker_id)
         assert rank is not None
         reach("opening", self.step, rank)
         try:
             group = GlooGroup(generation, rank, self._address)
         except GroupError as error:
-            self.broke(generation.number, error)
+            if not place.abandoned:
+                self.broke(generation.number, error)
             return
         reach("opened", self.step, rank)
         with self._change:
-            if self._generation is generation and self._fenced is None:
-                self._group = group
-                self._opened = True
+            if not place.abandoned:
+                place.group = group
+                place.opened = True
                 self._change.notify_all()
                 return
         group.abort()
 
     def broke(self, number: int, error: Exception) -> None:
         """Say that the group of generation ``number`` broke, unless a newer one is there already."""
-        if not self.newer(number):
-            self._on_broken(number, str(error))
+        if self.newer(number):
+            return
+        self._on_broken(number, str(error), ())
+        self._probe(number)
+
+    def _probe(self, number: int) -> None:
+        """Find out, behind the scenes, which members cannot be reached, and say so."""
+        with self._change:
+            places = [place for place in (self._current, self._next) if place is not None]
+            place = next((each for each in places if each.generation.number == number), None)
+            if place is None or self._probed >= number:
+                return
+            self._probed = number
+
+        def look() -> None:
+            missing = unreachable(place.generation, self._worker_id)
+            if not place.abandoned and missing:
+                self._on_broken(number, f"no connection to {', '.join(missing)}", missing)
+            elif not place.abandoned:
+                self._on_broken(number, "stuck, though every member can be reached", ())
+
+        threading.Thread(target=look, name=f"craft-probe-{number}", daemon=True).start()
+
+    @property
+    def ready(self) -> int:
+        """The newest generation for which this worker is ready: its group is open, or it is one without this worker."""
+        with self._change:
+            if self._leaving:
+                return self._leaving
+            if self._next is not None and self._next.opened:
+                return self._next.generation.number
+            return self._current.generation.number if self._current is not None else 0
+
+    def agree(self, number: int) -> None:
+        """Every member is ready for generation ``number``: at this step boundary all enter it.
+
+        Raises Left if it has no place for this worker.
+        """
+        with self._change:
+            if self._next is not None and self._next.generation.number == number:
+                self._follow()
+            elif self._leaving and self._leaving == number:
+                raise Left(0)
+
+    def _follow(self) -> None:
+        if self._current is not None:
+            # Not aborted: another member may still be reading what was sent to it there.
+            self._left_behind.append(self._current)
+        self._current, self._next = self._next, None
+        self._change.notify_all()
+
+    def settled(self, number: int) -> None:
+        """The members of generation ``number`` have settled: nobody needs an older one any more."""
+        with self._change:
+            self._inside = True
+            if self._leaving <= number:
+                self._leaving = 0
+            old, self._left_behind = self._left_behind, []
+        for place in old:
+            place.abandon()
 
     def newer(self, number: int) -> bool:
         """Whether a generation after ``number`` is to be entered."""
         with self._change:
-            return self._fenced is not None or (self._generation is not None and self._generation.number > number)
+            return (
+                self._fenced is not None
+                or (self._over is not None and not self._inside)
+                or (self._current is not None and self._current.generation.number > number)
+            )
 
     def wait_newer(self, number: int) -> None:
         """Block until there is a generation after ``number``."""
@@ -105,22 +252,50 @@ class Meeting:
             self._change.wait_for(lambda: self.newer(number))
 
     def enter(self) -> tuple[Generation, GlooGroup | None]:
-        """Return the newest generation and its group, once that is open. Raises Fenced if there is no place for us."""
+        """Return the newest generation and its group, once that is open. Raises Fenced or Left if there is no place for us."""
         with self._change:
-            self._change.wait_for(lambda: self._fenced is not None or self._opened)
-            if self._fenced is not None:
-                raise Fenced(self._fenced)
-            assert self._generation is not None
-            return self._generation, self._group
+            self._change.wait_for(lambda: self._gone or (self._current is not None and self._current.opened))
+            self._check_gone()
+            assert self._current is not None
+            return self._current.generation, self._current.group
 
     def wait_generation(self) -> Generation:
         """Return the newest generation, open or not."""
         self.wait_newer(0)
         with self._change:
-            if self._fenced is not None or self._generation is None:
-                raise Fenced(self._fenced or "no generation")
-            return self._generation
+            self._check_gone()
+            assert self._current is not None
+            return self._current.generation
+
+    def wait_directive(self) -> None:
+        """Block until the lighthouse has said anything at all."""
+        with self._change:
+            self._change.wait_for(lambda: self._heard)
+
+    @property
+    def number(self) -> int:
+        """The generation that is known to be current; 0 if there is none yet."""
+        with self._change:
+            return self._current.generation.number if self._current is not None else 0
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Workers of the generation that is known to be current; () if there is none yet."""
+        with self._change:
+            return self._current.generation.worker_ids if self._current is not None else ()
+
+    @property
+    def _gone(self) -> bool:
+        return self._fenced is not None or (self._over is not None and not self._inside)
+
+    def _check_gone(self) -> None:
+        if self._over is not None:
+            raise Left(0)
+        if self._fenced is not None:
+            raise Fenced(self._fenced)
 
     def close(self) -> None:
         with self._change:
-            self._leave()
+            for place in (self._current, self._next, *self._left_behind):
+                if place is not None:
+                    place.abandon()

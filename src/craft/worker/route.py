@@ -24,6 +24,12 @@ _FIRST_BUCKET = 64
 _LENGTH_BYTES = 4
 
 
+def word_bytes(owners: Sequence[int], num_ranks: int, num_params: int) -> int:
+    """Room for an ordinary word, the same on every member; of a longer one the rest follows."""
+    most = max((len(share_of(owners, rank)) for rank in range(num_ranks)), default=1)
+    return 192 + most * (96 + num_params // 8)
+
+
 class Route:
     """The way of one plan through one group. A group of one needs no connections: ``group`` is None then."""
 

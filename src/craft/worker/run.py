@@ -12,9 +12,11 @@ import time
 import traceback
 from collections.abc import Sequence
 
-from craft.protocol.errors import BitsDiffer, ConfigError
+from craft.protocol.errors import BitsDiffer, ConfigError, StateLost
 from craft.protocol.events import WorkerFailed
-from craft.worker import join
+from craft.settings.rundir import RunDir
+from craft.settings.worker import WorkerSettings
+from craft.worker import join, stacks
 from craft.worker.channel import Channel
 from craft.worker.job import place_of
 
@@ -24,6 +26,8 @@ _MAX_TRACEBACK_CHARS = 20_000
 def run_script(script: str, arguments: Sequence[str], *, as_module: bool, worker_id: str) -> int:
     """Run a script (or a module) as ``__main__`` and return the exit code of this process."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    run_dir = WorkerSettings.from_environment().run_dir
+    stacks.register(RunDir(run_dir).stacks(worker_id) if run_dir is not None else None)
     channel = join.connect()
     sys.argv = [script, *arguments]
     code = 0
@@ -41,7 +45,7 @@ def run_script(script: str, arguments: Sequence[str], *, as_module: bool, worker
         if code != 0:
             # As any exception: a fault where one worker raises it, a bug where the next one does, too.
             _report(channel, error, worker_id)
-    except BitsDiffer:
+    except (BitsDiffer, StateLost):
         # Every worker raises it at the same step, and has said so already.
         code = 1
         traceback.print_exc()
@@ -82,6 +86,7 @@ def _report(channel: Channel | None, error: BaseException, worker_id: str) -> No
             traceback=_story(error)[-_MAX_TRACEBACK_CHARS:],
             step=step,
             microbatch=microbatch,
+            late=WorkerSettings.from_environment().late,
             time=time.time(),
         )
     )

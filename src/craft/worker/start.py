@@ -43,22 +43,29 @@ class Conditions(msgspec.Struct, frozen=True):
 def check_conditions(group: Group | None, worker_ids: Sequence[str], conditions: Conditions) -> None:
     """Compare everybody's conditions with rank 0's; raise ConfigError, on every worker, if they differ."""
     everyone = [msgspec.json.decode(data, type=Conditions) for data in gather(group, msgspec.json.encode(conditions))]
-    first = msgspec.to_builtins(everyone[0])
     for worker_id, other in zip(worker_ids, everyone, strict=True):
-        values = msgspec.to_builtins(other)
-        for key in ("device", "torch_version", "num_threads", "deterministic"):
-            if values[key] != first[key]:
-                raise ConfigError(
-                    f"worker {worker_id} has {key}={values[key]!r} and {worker_ids[0]} has {first[key]!r}:"
-                    " bits would depend on who computes what; make them the same"
-                )
-        for key in sorted(first["settings"].keys() | values["settings"].keys()):
-            mine, theirs = first["settings"].get(key), values["settings"].get(key)
-            if theirs != mine:
-                raise ConfigError(
-                    f"worker {worker_id} has {key}={theirs!r} and {worker_ids[0]} has {mine!r}:"
-                    " every worker must pass the same to job.steps, and every host the same to craft run"
-                )
+        problem = compare(worker_ids[0], everyone[0], worker_id, other)
+        if problem is not None:
+            raise ConfigError(problem)
+
+
+def compare(first_id: str, first: Conditions, worker_id: str, other: Conditions) -> str | None:
+    """Return the first difference between two workers' conditions as a sentence; None if there is none."""
+    mine, theirs = msgspec.to_builtins(first), msgspec.to_builtins(other)
+    for key in ("device", "torch_version", "num_threads", "deterministic"):
+        if theirs[key] != mine[key]:
+            return (
+                f"worker {worker_id} has {key}={theirs[key]!r} and {first_id} has {mine[key]!r}:"
+                " bits would depend on who computes what; make them the same"
+            )
+    for key in sorted(mine["settings"].keys() | theirs["settings"].keys()):
+        ours, others = mine["settings"].get(key), theirs["settings"].get(key)
+        if others != ours:
+            return (
+                f"worker {worker_id} has {key}={others!r} and {first_id} has {ours!r}:"
+                " every worker must pass the same to job.steps, and every host the same to craft run"
+            )
+    return None
 
 
 @torch.no_grad()

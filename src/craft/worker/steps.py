@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from craft.protocol.activity import Phase
 from craft.protocol.errors import ConfigError
 from craft.worker import seeds
 from craft.worker.data import ENDED
 from craft.worker.flight import PROBE
+from craft.worker.meeting import Left
 from craft.worker.points import reach
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class Step:
         while (microbatch := training.next_microbatch()) is not None:
             place = 0 if microbatch == PROBE else microbatch
             self.microbatch, self._scalars = place, {}
+            training.activity.now(Phase.LOADING, self.number, place)
             data = source.fetch(self.number, place)
             if data is ENDED:
                 self.microbatch = None
@@ -75,6 +78,7 @@ class Step:
             flight.start(microbatch, source.weight(self.number, place))
             seeds.seed_all(seeds.derive(training.seed, seeds.COMPUTE, self.number, place))
             reach("batch", self.number)
+            training.activity.now(Phase.COMPUTING, self.number, place)
             yield data
             self.microbatch = None
             scalars = {name: float(value) for name, value in self._scalars.items()}
@@ -95,7 +99,7 @@ class Steps:
         try:
             training.start()
             while training.wants_more():
-                step = Step(training, training.commitments.step)
+                step = Step(training, training.applied)
                 training.current = step
                 yield step
                 if not step.done:
@@ -106,5 +110,8 @@ class Steps:
                         " `for batch in step` must run until it stops by itself"
                     )
             training.end()
+        except Left:
+            training.report(left=True, step=training.applied)
+            raise
         finally:
             training.close()

@@ -70,7 +70,7 @@ def test_a_failed_worker_is_not_lost_a_second_time_by_its_exit(
         worker("w1", generation=1, failed=failed),
         exited=(dead("w1", signal=None, exit_code=1),),
     )
-    assert running.names()[-1] == "WorkerFailed"
+    assert running.names()[-2:] == ["WorkerFailed", "WorkerEnded"]
     assert running.names("action") == ["Reconfigure", "Reconfigure"]
     assert len(running.loop.faults) == 1
 

@@ -160,25 +160,52 @@ def test_a_settlement_that_says_go_on_drops_the_result_and_keeps_what_is_held() 
 
 def test_a_settlement_for_another_step_is_refused() -> None:
     ledger = enter(first("a", "ab"), generation(2, "a"))
-    other = settle([claim(Ledger(worker_id="a", committed=4))], lambda step: 3)
+    other = settle([claim(Ledger(worker_id="a", level=4))], lambda step: 3)
 
     with pytest.raises(ProtocolViolation, match="stands at step 0"):
         settled(ledger, other)
 
 
 def test_a_joiner_takes_part_once_it_has_adopted_the_state() -> None:
-    """P3: until then it cannot acknowledge, so nobody can commit."""
+    """P3: it acknowledges results that it queues, but counts as having no state until that is there."""
     a = enter(first("a", "a"), generation(2, "aj", j=2))
     joiner = enter(Ledger(worker_id="j"), generation(2, "aj", j=2))
     joiner = settled(joiner, settle([claim(a), claim(joiner)], lambda step: 3))
     assert joiner.share == ()
 
-    with pytest.raises(ProtocolViolation, match="no state"):
-        complete(joiner)
+    assert (joiner.committed, joiner.idle) == (None, frozenset({"j"}))
 
-    joiner = acknowledged(complete(adopt(joiner, 0)), "a", 2, 0)
+    joiner = acknowledged(complete(joiner), "a", 2, 0)
     assert joiner.may_commit
-    assert commit(joiner).committed == 1
+    joiner = commit(joiner, ["a"])
+    assert joiner.committed is None
+    assert claim(joiner).committed is None
+    assert adopt(joiner).committed == 1
+
+
+def test_a_joiner_is_given_microbatches_from_the_step_after_it_said_that_it_is_able() -> None:
+    """P2"""
+    a = enter(first("a", "a"), generation(2, "aj", j=2))
+    joiner = enter(Ledger(worker_id="j"), generation(2, "aj", j=2))
+    a = settled(a, settle([claim(a), claim(joiner)], lambda step: 3))
+    assert begin(a, 3).owners == (0, 0, 0)
+
+    still_idle = commit(complete(a), ["a"])
+    able = commit(complete(still_idle), ["a", "j"])
+
+    assert begin(still_idle, 3).owners == (0, 0, 0)
+    assert begin(able, 3).owners == (0, 0, 1)
+
+
+def test_a_joiner_without_state_drops_what_it_queued_when_a_newer_generation_begins() -> None:
+    """P3"""
+    a = enter(first("a", "a"), generation(2, "aj", j=2))
+    joiner = enter(Ledger(worker_id="j"), generation(2, "aj", j=2))
+    joiner = complete(settled(joiner, settle([claim(a), claim(joiner)], lambda step: 3)))
+
+    again = enter(joiner, generation(3, "aj", j=2))
+
+    assert (again.result, again.held, claim(again).committed) == (None, frozenset(), None)
 
 
 def test_a_committed_step_is_followed_by_a_planned_one() -> None:

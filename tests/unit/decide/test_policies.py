@@ -14,13 +14,15 @@ from craft.decide.policies import (
     decide,
     default_policies,
 )
-from craft.protocol.actions import AnyAction, Fence, Propose, Reconfigure, Stop, Watch
+from craft.protocol.actions import AnyAction, Fence, Hold, Propose, Reconfigure, Stop, Watch
 from craft.protocol.events import (
     AnyEvent,
     ExchangeBroken,
     GenerationEntered,
     GenerationStuck,
+    HoldExpired,
     HostLost,
+    ReplacementsEnded,
     WorkerFailed,
     WorkerFinished,
     WorkerJoined,
@@ -46,6 +48,10 @@ def formed(*names: str, min_workers: int = 1) -> JobState:
     state = JobState(slots=len(names), min_workers=min_workers)
     state, _ = told(state, *(WorkerJoined(member=Member(worker_id=name, host=f"h{name}")) for name in names))
     return state
+
+
+def joined(name: str) -> WorkerJoined:
+    return WorkerJoined(member=Member(worker_id=name, host=f"h{name}"))
 
 
 def lost(name: str, source: str = "agent") -> WorkerLost:
@@ -116,9 +122,25 @@ def test_a_host_is_lost_in_one_generation_change() -> None:
     assert state.members == ("a", "c")
 
 
-def test_below_the_least_number_of_workers_the_job_gives_up() -> None:
-    _, actions = told(formed("a", "b", min_workers=2), lost("b"))
+def test_below_the_least_number_of_workers_the_job_gives_up_if_nobody_can_come() -> None:
+    _, actions = told(
+        formed("a", "b", min_workers=2),
+        *(ReplacementsEnded(host=host, reason="enough") for host in ("ha", "hb")),
+        lost("b"),
+    )
 
+    assert isinstance(actions[0], Stop) and actions[0].exit_code == EXIT_GIVEN_UP
+
+
+def test_below_the_least_number_of_workers_the_job_waits_for_who_can_come() -> None:
+    state, actions = told(formed("a", "b", min_workers=2), lost("b"))
+    assert kinds(actions) == [Hold] and state.holding == 1
+
+    came, actions = told(state, joined("c"))
+    assert isinstance(actions[0], Reconfigure) and actions[0].members == ("a", "c")
+    assert came.holding == 0
+
+    _, actions = told(state, HoldExpired(generation=1))
     assert isinstance(actions[0], Stop) and actions[0].exit_code == EXIT_GIVEN_UP
 
 

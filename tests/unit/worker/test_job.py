@@ -16,6 +16,7 @@ from craft.protocol.errors import ConfigError
 from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import Directive
 from craft.settings.worker import WorkerSettings
+from craft.worker.activity import Activity
 from craft.worker.job import Job
 from craft.worker.meeting import Meeting
 
@@ -27,7 +28,7 @@ def alone(**settings: Any) -> Job:
     meeting = Meeting("w0", "127.0.0.1", lambda *_: None)
     generation = Generation(number=1, nonce="alone", members=(Member(worker_id="w0"),))
     meeting.direct(Directive(sequence=1, generation=generation))
-    return Job(WorkerSettings(**settings), meeting, None)
+    return Job(WorkerSettings(**settings), meeting, None, Activity(None), None)
 
 
 def model() -> torch.nn.Sequential:

@@ -1,0 +1,172 @@
+"""The workers of one host: starts them through the fork server, and others in the place of those that are lost.
+
+The supervisor owns it. Every worker has a *place*, a number on this host, which whoever replaces it takes over; ids are
+never used twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from craft.agent.forkserver import Ended, Fork
+from craft.agent.watch import Watchdog
+from craft.decide.restarts import Restarts, worker_ended
+from craft.settings.run import RunSettings
+from craft.settings.rundir import RunDir
+
+logger = logging.getLogger(__name__)
+
+
+class Crew:
+    """Lives on the agent's event loop."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        run_dir: RunDir,
+        sockets: Path,
+        state_key: str,
+        watchdog: Watchdog,
+        on_exhausted: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._run_dir = run_dir
+        self._sockets = sockets
+        self._state_key = state_key
+        self._watchdog = watchdog
+        self._on_exhausted = on_exhausted
+        self._writer: asyncio.StreamWriter | None = None
+        self._places: dict[str, int] = {}
+        self._next = 0
+        self._restarts = Restarts()
+        self._living: dict[str, int] = {}
+        self._awaited: set[str] = set()
+        """Asked for, and neither forked nor ended yet."""
+        self._starting: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self.all_ended = asyncio.Event()
+
+    @property
+    def living(self) -> frozenset[str]:
+        return frozenset(self._living)
+
+    def begin(self, writer: asyncio.StreamWriter) -> None:
+        """The fork server is ready: start all workers of this host, and its spares."""
+        self._writer = writer
+        if self._settings.max_restarts == 0:
+            self._give_up("--max-restarts is 0")
+        for place in range(self._settings.workers + self._settings.spares):
+            self._start(place, late=place >= self._settings.workers)
+
+    def _start(self, place: int, *, late: bool) -> None:
+        if self._closed or self._writer is None:
+            return
+        request = self._request(place, late=late)
+        self._places[request.worker_id] = place
+        self._awaited.add(request.worker_id)
+        self.all_ended.clear()
+        self._writer.write(msgspec.json.encode(request) + b"\n")
+
+    def _request(self, place: int, *, late: bool) -> Fork:
+        worker_id = f"{self._settings.worker_prefix}{self._next}"
+        self._next += 1
+        self._run_dir.worker(worker_id).mkdir(parents=True, exist_ok=True, mode=0o700)
+        worker = self._settings.worker_settings(
+            worker_id,
+            place,
+            socket=str(self._sockets / "agent"),
+            run_dir=self._run_dir.path,
+            activity=self._activity(worker_id),
+            state_key=self._state_key,
+            late=late,
+        )
+        environment = {
+            "RANK": str(place),
+            "LOCAL_RANK": str(place),
+            "WORLD_SIZE": str(self._settings.workers),
+            "OMP_NUM_THREADS": str(self._settings.threads),
+            **worker.to_environment(),
+        }
+        return Fork(
+            worker_id=worker_id,
+            script=self._settings.script,
+            arguments=self._settings.arguments,
+            as_module=self._settings.as_module,
+            environment=environment,
+            log=str(self._run_dir.log(worker_id)),
+        )
+
+    def _activity(self, worker_id: str) -> Path:
+        return self._sockets / f"{worker_id}.activity"
+
+    def forked(self, worker_id: str, pid: int) -> None:
+        self._awaited.discard(worker_id)
+        self._living[worker_id] = pid
+        log, stacks = self._run_dir.log(worker_id), self._run_dir.stacks(worker_id)
+        self._watchdog.add(worker_id, pid, self._activity(worker_id), stacks, log)
+
+    def ended(self, message: Ended, *, commits: bool, replace: bool) -> None:
+        """A worker's process is no more; ``replace``: whether somebody is to take its place."""
+        self._living.pop(message.worker_id, None)
+        self._watchdog.remove(message.worker_id)
+        self._activity(message.worker_id).unlink(missing_ok=True)
+        place = self._places.pop(message.worker_id)
+        if replace and not self._closed:
+            self._replace(place, commits=commits)
+        if not self._living and not self._awaited:
+            self.all_ended.set()
+
+    def _replace(self, place: int, *, commits: bool) -> None:
+        before = self._restarts.exhausted
+        self._restarts, delay_s = worker_ended(
+            self._restarts, commits=commits, max_restarts=self._settings.max_restarts
+        )
+        if delay_s is not None:
+            loop = asyncio.get_running_loop()
+            task = loop.create_task(self._start_later(delay_s, place))
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
+        elif before is None and self._restarts.exhausted is not None:
+            self._give_up(self._restarts.exhausted)
+
+    async def _start_later(self, delay_s: float, place: int) -> None:
+        await asyncio.sleep(delay_s)
+        self._start(place, late=True)
+
+    def _give_up(self, reason: str) -> None:
+        logger.warning("no more workers are started in the place of lost ones: %s", reason)
+        self._on_exhausted(reason)
+
+    def close(self) -> None:
+        """Start nobody any more."""
+        self._closed = True
+        for task in self._starting:
+            task.cancel()
+
+    def signal(self, worker_id: str, number: signal.Signals) -> None:
+        """Send a signal to a worker that lives."""
+        pid = self._living.get(worker_id)
+        if pid is None:
+            return
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return
+
+    async def end(self, limit_s: float) -> None:
+        """Ask all workers to end, and after a while do not ask."""
+        self.close()
+        for worker_id in self.living:
+            self.signal(worker_id, signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self.all_ended.wait(), limit_s)
+        except asyncio.TimeoutError:
+            for worker_id in self.living:
+                self.signal(worker_id, signal.SIGKILL)

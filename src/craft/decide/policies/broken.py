@@ -1,0 +1,66 @@
+"""Generations that break though nobody is known to be lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from craft.decide.membership import JobState
+from craft.decide.policies.policy import names
+from craft.protocol.actions import AnyAction, DeclareLost, Reconfigure, Watch
+from craft.protocol.events import AnyEvent, ExchangeBroken, GenerationStuck
+
+
+class BrokenPolicy:
+    """Answers a broken exchange that no death explains: the same members meet again, without those out of reach."""
+
+    def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
+        current = state.generation
+        if current is None or state.holding:
+            return ()
+        if isinstance(event, ExchangeBroken):
+            return self._broke(state, event)
+        if not isinstance(event, GenerationStuck) or event.generation != current.number or not state.survivors:
+            return ()
+        cut_off = blame(state.survivors, state.complaints)
+        if cut_off:
+            return tuple(
+                DeclareLost(worker_id=worker_id, source="peers", reason=_complaint(worker_id, state.complaints))
+                for worker_id in cut_off
+            )
+        reason = f"generation {event.generation} broke though nobody is known to be lost: the same members meet again"
+        return (Reconfigure(members=state.survivors, again=True, reason=reason),)
+
+    def _broke(self, state: JobState, event: ExchangeBroken) -> tuple[AnyAction, ...]:
+        assert state.generation is not None
+        if event.generation == state.generation.number:
+            reason = "a death would show within moments"
+            return (Watch(generation=event.generation, times=1 + state.retries, reason=reason),)
+        if state.upcoming is not None and event.generation == state.upcoming.number:
+            joiners = [each for each in state.upcoming.worker_ids if each not in state.members]
+            reason = f"generation {event.generation}, in which it was to join, does not open"
+            # It is in the upcoming generation: its loss leads to a newer one, without it.
+            return tuple(DeclareLost(worker_id=each, source="peers", reason=reason) for each in joiners[:1])
+        return ()
+
+
+def blame(members: Sequence[str], complaints: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return the fewest that must go so that all others can reach each other, as far as that is easily found.
+
+    Again and again the one with the most broken links goes; among equals the one of the highest rank, so that a whole
+    host goes rather than half of each.
+    """
+    rank = {worker_id: number for number, worker_id in enumerate(members)}
+    links = {frozenset(pair) for pair in complaints if pair[0] in rank and pair[1] in rank and pair[0] != pair[1]}
+    gone: list[str] = []
+    while links:
+        degree = Counter(worker_id for link in links for worker_id in link)
+        worst = max(degree, key=lambda worker_id: (degree[worker_id], rank[worker_id]))
+        gone.append(worst)
+        links = {link for link in links if worst not in link}
+    return tuple(gone)
+
+
+def _complaint(worker_id: str, complaints: Iterable[tuple[str, str]]) -> str:
+    others = sorted({by if about == worker_id else about for by, about in complaints if worker_id in (by, about)})
+    return f"no connection between it and {names(others)}"

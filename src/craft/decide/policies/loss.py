@@ -1,0 +1,135 @@
+"""What follows from the loss of workers."""
+
+from __future__ import annotations
+
+from craft.decide.membership import JobState
+from craft.decide.policies.policy import EXIT_FINISHED, EXIT_GIVEN_UP, names, subjects, too_few
+from craft.decide.settle import LossAnswer
+from craft.protocol.actions import AnyAction, Fence, Hold, Reconfigure, Stop
+from craft.protocol.events import (
+    AnyEvent,
+    HoldExpired,
+    HostLost,
+    ReplacementsEnded,
+    WorkerFailed,
+    WorkerFinished,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLost,
+)
+
+_THEN = {"redo": "redo", "shrink": "drop", "wait": "wait with"}
+
+
+class LossPolicy:
+    """Answers a loss with a generation of the survivors, and of spares in the lost slots.
+
+    Under ``wait``, or where too few are left, it holds until somebody takes the place of the lost, up to a limit.
+    """
+
+    def __init__(self, on_loss: LossAnswer = "redo", wait_limit_s: float = 60.0) -> None:
+        self._on_loss = on_loss
+        self._wait_limit_s = wait_limit_s
+
+    def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
+        if state.generation is None:
+            return ()
+        if isinstance(event, WorkerJoined | HoldExpired | ReplacementsEnded):
+            return self._held(state, event)
+        if not isinstance(event, WorkerLost | WorkerFailed | HostLost | WorkerFinished | WorkerLeft):
+            return ()
+        if isinstance(event, WorkerFinished) and event.complete and _has_entered(state, event.worker_id):
+            # It committed every step, so everyone has, or has in hand, all there is; nobody needs it any more.
+            # Unless it ended before this generation reached it: then the others wait there for its claim.
+            return ()
+        present = state.generation.worker_ids
+        upcoming = state.upcoming.worker_ids if state.upcoming is not None else ()
+        gone = subjects(state, event)
+        if not any(worker_id in present or worker_id in upcoming for worker_id in gone):
+            return ()
+        return (*self._fences(event), *self._answer(state, event, gone))
+
+    @staticmethod
+    def _fences(event: AnyEvent) -> tuple[AnyAction, ...]:
+        if isinstance(event, WorkerLost) and event.source != "agent":
+            # Its agent did not see it die, so it may live: it must not act under the old generation.
+            return (Fence(worker_id=event.worker_id, reason=f"{event.reason}: it may still be running"),)
+        return ()
+
+    def _answer(self, state: JobState, event: AnyEvent, gone: tuple[str, ...]) -> tuple[AnyAction, ...]:
+        assert state.generation is not None
+        survivors = state.survivors
+        if not survivors and state.having("finished"):
+            return (Stop(reason="every worker that is left finished", exit_code=EXIT_FINISHED),)
+        if not survivors:
+            return (Stop(reason=too_few(0, state.min_workers), exit_code=EXIT_GIVEN_UP),)
+        if isinstance(event, WorkerFinished) and event.complete:
+            reason = f"{names(gone)} finished before it heard of generation {state.generation.number}"
+            return (Reconfigure(members=survivors, reason=reason),)
+        # Once some have finished, the few that are left are only completing what everybody already has in hand.
+        ending = bool(state.having("finished"))
+        filled = survivors if ending else _filled(state)
+        what = f"{names(gone)} {_verb(event)}"
+        wanted = state.slots if self._on_loss == "wait" else state.min_workers
+        if len(filled) < wanted and state.replaceable and not ending and state.winding_down is None:
+            reason = f"{what}: {len(survivors)} of {wanted} wanted workers are left, a replacement is waited for"
+            return (Hold(generation=state.generation.number, limit_s=self._wait_limit_s, reason=reason),)
+        if len(filled) < state.min_workers and not ending:
+            return (Stop(reason=too_few(len(filled), state.min_workers), exit_code=EXIT_GIVEN_UP),)
+        return (Reconfigure(members=filled, reason=f"{what}: {self._course(state, filled)}"),)
+
+    def _course(self, state: JobState, filled: tuple[str, ...]) -> str:
+        taken = filled[len(state.survivors) :]
+        verb = "redo" if self._on_loss == "wait" and not taken else _THEN[self._on_loss]
+        if not taken:
+            return f"{len(filled)} survivors {verb} its microbatches"
+        if self._on_loss == "wait":
+            return f"{names(taken)} {_take(taken)} and {'computes' if len(taken) == 1 else 'compute'} its microbatches"
+        return f"{names(taken)} {_take(taken)}, {len(state.survivors)} survivors {verb} its microbatches"
+
+    def _held(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
+        """Somebody came, or nobody will: does the waiting end?"""
+        if isinstance(event, HoldExpired):
+            if state.generation is None or state.generation.number != event.generation:
+                return ()
+        elif not state.holding:
+            return ()
+        expired = isinstance(event, HoldExpired)
+        over = expired or not state.replaceable
+        filled = _filled(state)
+        wanted = state.slots if self._on_loss == "wait" else state.min_workers
+        if len(filled) >= wanted:
+            taken = names(filled[len(state.survivors) :])
+            return (Reconfigure(members=filled, reason=f"{taken} took the place of those lost"),)
+        if not over:
+            return ()
+        if len(filled) < state.min_workers or not state.survivors:
+            return (Stop(reason=too_few(len(filled), state.min_workers), exit_code=EXIT_GIVEN_UP),)
+        why = f"nobody came within {self._wait_limit_s:g} s" if expired else "nobody will come"
+        return (Reconfigure(members=filled, reason=f"{why}: {len(filled)} workers redo the lost microbatches"),)
+
+
+def _take(taken: tuple[str, ...]) -> str:
+    return "takes the slot" if len(taken) == 1 else "take the slots"
+
+
+def _filled(state: JobState) -> tuple[str, ...]:
+    """The survivors, with spares in the free slots."""
+    free = max(0, state.slots - len(state.survivors))
+    return (*state.survivors, *state.spares[:free])
+
+
+def _has_entered(state: JobState, worker_id: str) -> bool:
+    """Whether it is known to act under the current generation."""
+    view = state.view(worker_id)
+    return state.generation is not None and view is not None and view.entered >= state.generation.number
+
+
+def _verb(event: AnyEvent) -> str:
+    if isinstance(event, WorkerFailed):
+        return f"failed ({event.error})"
+    if isinstance(event, WorkerFinished):
+        return "left before the end"
+    if isinstance(event, WorkerLeft):
+        return "left as it was told, before it heard of this generation"
+    return f"lost ({event.reason})" if isinstance(event, WorkerLost | HostLost) else "lost"

@@ -1,0 +1,54 @@
+"""The role ``Policy``, and words that all policies use for the same things."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from craft.decide.membership import JobState
+from craft.protocol.actions import AnyAction
+from craft.protocol.events import AnyEvent, HostLost, WorkerFailed, WorkerFinished, WorkerLeft, WorkerLost
+
+EXIT_FINISHED = 0
+EXIT_BUG = 1
+EXIT_GIVEN_UP = 3
+
+
+class Policy(Protocol):
+    """Decides what is done about an event."""
+
+    def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
+        """Return what to do about ``event``, or () to leave it to the next policy; same inputs, same answer.
+
+        ``state`` has already taken the event in.
+        """
+
+
+def decide(policies: Sequence[Policy], state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
+    """Ask each policy in turn; the first answer counts."""
+    if state.stopping is not None:
+        return ()
+    for policy in policies:
+        actions = policy.decide(state, event)
+        if actions:
+            return actions
+    return ()
+
+
+def subjects(state: JobState, event: AnyEvent) -> tuple[str, ...]:
+    """The workers that an event is about."""
+    if isinstance(event, HostLost):
+        return tuple(view.member.worker_id for view in state.workers if view.member.host == event.host)
+    if isinstance(event, WorkerLost | WorkerFailed | WorkerFinished | WorkerLeft):
+        return (event.worker_id,)
+    return ()
+
+
+def names(worker_ids: Sequence[str]) -> str:
+    return ", ".join(worker_ids)
+
+
+def too_few(num_workers: int, min_workers: int) -> str:
+    if num_workers == 0:
+        return "no worker is left"
+    return f"{num_workers} workers are left and --min-workers is {min_workers}"

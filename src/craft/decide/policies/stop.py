@@ -1,0 +1,71 @@
+"""What ends the whole job."""
+
+from __future__ import annotations
+
+from craft.decide.membership import JobState
+from craft.decide.policies.policy import EXIT_BUG, EXIT_FINISHED, EXIT_GIVEN_UP
+from craft.protocol.actions import AnyAction, Stop, WindDown
+from craft.protocol.events import (
+    AnyEvent,
+    StateDiverged,
+    StateGone,
+    StopRequested,
+    WorkerFailed,
+    WorkerFinished,
+    WorkerLeft,
+)
+
+
+class StopPolicy:
+    """Answers whatever ends the whole job."""
+
+    def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
+        if isinstance(event, StopRequested):
+            if state.generation is None:
+                return (Stop(reason=event.reason, exit_code=EXIT_FINISHED),)
+            return (WindDown(reason=event.reason),)
+        if isinstance(event, StateDiverged):
+            return (Stop(reason=f"state diverged: {event.detail}", exit_code=EXIT_BUG),)
+        if isinstance(event, StateGone) and (state.generation is None or event.generation != state.generation.number):
+            return ()
+        if isinstance(event, StateGone) and state.having("finished"):
+            return (Stop(reason="every worker that is left finished", exit_code=EXIT_FINISHED),)
+        if isinstance(event, StateGone):
+            reason = "every worker that had the training state is lost: there is nothing left to go on from"
+            return (Stop(reason=reason, exit_code=EXIT_GIVEN_UP),)
+        if isinstance(event, WorkerFailed):
+            return self._failed(state, event)
+        if isinstance(event, WorkerFinished) or (isinstance(event, WorkerLeft) and state.having("finished")):
+            return self._finished(state)
+        return ()
+
+    def _failed(self, state: JobState, event: WorkerFailed) -> tuple[AnyAction, ...]:
+        """An exception is a fault like any other, unless it is plain that it would come again."""
+        if event.step is None:
+            if event.late and state.generation is not None:
+                # The others have shown that the script works: what is wrong is wrong with this one.
+                return ()
+            reason = f"{event.error} (worker {event.worker_id}, before the first step)"
+            return (Stop(reason=reason, exit_code=EXIT_BUG, traceback=event.traceback),)
+        again = [
+            other
+            for other in state.failures
+            if other.worker_id != event.worker_id and (other.step, other.microbatch) == (event.step, event.microbatch)
+        ]
+        where = f"step {event.step}" + ("" if event.microbatch is None else f", microbatch {event.microbatch}")
+        if again:
+            reason = f"{event.error} ({where} failed on workers {again[0].worker_id} and {event.worker_id})"
+            return (Stop(reason=reason, exit_code=EXIT_BUG, traceback=event.traceback),)
+        if not state.having("member"):
+            reason = f"{event.error} ({where} failed on worker {event.worker_id}, the last one)"
+            return (Stop(reason=reason, exit_code=EXIT_BUG, traceback=event.traceback),)
+        return ()
+
+    def _finished(self, state: JobState) -> tuple[AnyAction, ...]:
+        if state.having("member"):
+            return ()
+        if state.generation is None and (state.having("waiting") or state.absent < state.slots):
+            # Nothing has begun yet: the others, who may not even have joined, can still do the whole job.
+            return ()
+        reason = f", as asked: {state.winding_down}" if state.winding_down is not None else ""
+        return (Stop(reason=f"every worker finished{reason}", exit_code=EXIT_FINISHED),)

@@ -1,0 +1,43 @@
+"""Which members of a generation can be reached at all: a connection to each, tried at the same time."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+from craft.protocol.membership import Generation, Member
+
+_LIMIT_S = 1.0
+_ATTEMPTS = 2
+"""A single packet may get lost."""
+
+
+def unreachable(generation: Generation, worker_id: str, limit_s: float = _LIMIT_S) -> tuple[str, ...]:
+    """Return the members to which ``worker_id`` cannot connect within the limit.
+
+    A process that hangs is reached, since its kernel answers for it: what this finds is a network that does not carry.
+    """
+    missing: set[str] = set()
+
+    def knock(member: Member) -> None:
+        for _ in range(_ATTEMPTS):
+            try:
+                socket.create_connection((member.address, member.store_port), limit_s).close()
+            except ConnectionRefusedError:
+                # Its process is gone, and the network carries: its agent will say so.
+                return
+            except OSError:
+                continue
+            return
+        missing.add(member.worker_id)
+
+    threads = [
+        threading.Thread(target=knock, args=(member,), name="craft-reach", daemon=True)
+        for member in generation.members
+        if member.worker_id != worker_id
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return tuple(member.worker_id for member in generation.members if member.worker_id in missing)

@@ -1,0 +1,97 @@
+"""Gives this worker's state to those who join, and takes it from the others when it is the one that joins.
+
+Called by the main thread around each step. Only the copy of this worker's stripe, at a step boundary, delays a step; the
+donor serves it on threads of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import msgspec
+import torch
+
+from craft.protocol.errors import ConfigError
+from craft.protocol.membership import Generation, Settlement
+from craft.snapshots.donor import Donor
+from craft.snapshots.fetch import Fetched, fetch
+from craft.snapshots.portable import State, load
+from craft.snapshots.state import Stateful
+from craft.worker.commit import Commitments
+from craft.worker.start import Conditions, compare
+
+_SILENCE_S = 60.0
+"""A donor stages at its next step boundary, and a step may be long."""
+
+
+class Healing:
+    """Owned by the main thread, except for ``fetch``."""
+
+    def __init__(
+        self,
+        donor: Donor | None,
+        key: bytes,
+        commitments: Commitments,
+        modules: Mapping[str, torch.nn.Module],
+        registered: Mapping[str, Stateful],
+        conditions: Conditions,
+    ) -> None:
+        self._donor = donor
+        self._key = key
+        self._commitments = commitments
+        self._modules = modules
+        self._registered = registered
+        self._conditions = conditions
+        self._due: Settlement | None = None
+        """Joiners of this settlement wait for a stripe that is not copied yet."""
+        self._serving = False
+
+    def settled(self, settlement: Settlement) -> None:
+        """A generation begins; whoever joins in it needs the state as of its first step."""
+        self.release()
+        self._due = settlement if settlement.joiners else None
+
+    def give(self) -> None:
+        """The state is that of the last commit: copy what is wanted of it, if anything is."""
+        settlement, generation = self._due, self._commitments.generation
+        if settlement is None or generation is None or self._donor is None:
+            return
+        self._due = None
+        donors = donors_of(generation, settlement)
+        worker_id = self._commitments.ledger.worker_id
+        if worker_id in donors:
+            state = State(self._modules, self._registered, msgspec.json.encode(self._conditions))
+            self._donor.stage(generation.name, settlement.level, state, donors.index(worker_id), len(donors))
+            self._serving = True
+
+    def release(self) -> None:
+        """Nobody needs the copy any more."""
+        if self._serving and self._donor is not None:
+            self._donor.release()
+            self._donor.forget()
+        self._serving = False
+
+    def committed(self) -> None:
+        """A step was committed: once every member keeps pace, nobody needs anything from the past."""
+        if self._serving and not self._commitments.ledger.idle:
+            self.release()
+
+    def fetch(self, generation: Generation, donors: tuple[str, ...], cancelled: threading.Event) -> Fetched:
+        """Fetch the whole state from the donors, a stripe from each; blocks, on a thread that may."""
+        places = [(member.address, member.state_port) for member in generation.members if member.worker_id in donors]
+        return fetch(places, generation.name, self._key, cancelled=cancelled, limit_s=_SILENCE_S, modules=self._modules)
+
+    def load(self, fetched: Fetched) -> None:
+        """Put a fetched state into this worker's own objects; it is bit for bit that of the donors then."""
+        theirs = msgspec.json.decode(fetched.header.conditions, type=Conditions)
+        problem = compare("the job", theirs, self._commitments.ledger.worker_id, self._conditions)
+        if problem is not None:
+            raise ConfigError(problem)
+        load(fetched.header, fetched.tensors, self._modules, self._registered)
+
+
+def donors_of(generation: Generation, settlement: Settlement) -> tuple[str, ...]:
+    """Who serves a stripe, in the order of stripes: every member that has the state and keeps pace."""
+    without = frozenset((*settlement.idle, *settlement.joiners))
+    return tuple(worker_id for worker_id in generation.worker_ids if worker_id not in without)
