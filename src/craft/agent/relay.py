@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 _RECONNECT_S = 0.2
 _SAID_S = 60.0
 """So long the end of a worker is repeated."""
+_TOGETHER_S = 0.02
+"""Mere progress of workers within this time goes in one report: a host of many workers does not send one for each."""
 _CONNECT_LIMIT_S = 1.0
 _UNANSWERED_LIMIT_MS = 2000
 """After so long without an acknowledgement by the other side's kernel a connection is given up, and a new one tried:
@@ -50,6 +52,7 @@ class Relay:
         self._pace = Pace()
         self._urgent = 0
         """The newest report that has something which must not wait."""
+        self._soon: asyncio.TimerHandle | None = None
         self._workers: dict[str, asyncio.StreamWriter] = {}
         self._found: dict[str, WorkerOverdue] = {}
         self._phases: dict[str, str] = {}
@@ -136,9 +139,18 @@ class Relay:
 
     def _update(self, urgent: bool = True, **changes: object) -> None:
         self.report = replace(self.report, sequence=self.report.sequence + 1, **changes)
-        if urgent or not self._pace.progress_s:
-            self._urgent = self.report.sequence
-            self._changed.set()
+        if urgent:
+            self._send_now()
+        elif not self._pace.progress_s and self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(_TOGETHER_S, self._send_now)
+
+    def _send_now(self) -> None:
+        """What there is to say must not wait."""
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        self._urgent = self.report.sequence
+        self._changed.set()
 
     async def follow_lighthouse(self) -> None:
         """Keep a connection to the lighthouse; it may go away and come back."""
