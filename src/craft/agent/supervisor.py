@@ -222,11 +222,11 @@ class Supervisor:
             self._failed.add(message.worker_id)
         assert self.relay is not None
         report = self.relay.reports().get(message.worker_id)
-        done = message.exit_code == 0 and report is not None and (report.left or report.complete)
         self._crew.ended(
             message,
             commits=report is not None and report.step > 0,
-            replace=not (done or self._over.done() or self._draining is not None),
+            # Whoever ended by itself had its reasons: it finished, or left as it was told.
+            replace=not (message.exit_code == 0 or self._over.done() or self._draining is not None),
         )
         self.relay.ended(
             Exited(

@@ -158,6 +158,14 @@ def _sentence(line: dict[str, Any]) -> str:
         )
     if action == "WindDown":
         return f"ends after the step in flight: {line['reason']}"
+    if event == "WorkerLeft":
+        return f"{line['worker_id']} left, as it was told"
+    if event == "ReplacementsEnded":
+        return f"host {line['host']} starts no more workers in the place of lost ones: {line['reason']}"
+    if action == "Hold":
+        return str(line["reason"])
+    if action == "Propose":
+        return f"generation {line['generation']} is prepared: {line['reason']}"
     if action == "Reconfigure":
         return f"generation {line['generation']}: {line['reason']}"
     return ""

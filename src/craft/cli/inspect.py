@@ -106,6 +106,38 @@ def fail(worker: str, run_dir: Path | None, reason: str) -> None:
 
 
 @click.command()
+@click.argument("name", metavar="WORKER|HOST")
+@run_option
+@click.option("--reason", default="asked by a person", show_default=True, help="For the journal.")
+@click.option(
+    "--deadline", type=click.FloatRange(min=0), help="Seconds after which it is ended, whether it left or not."
+)
+@explained
+def drain(name: str, run_dir: Path | None, reason: str, deadline: float | None) -> None:
+    """Let WORKER, or all workers of HOST, leave at the next step boundary: nothing is lost or computed again.
+
+    With a spare, that one takes the slot at the same boundary. A worker that was drained is not replaced by a new one.
+
+    \b
+    Example:
+      craft drain w3 --reason "its fan is loud"
+      craft drain node7 --deadline 60
+    """
+    client = _client(run_dir)
+    workers = {worker["worker_id"] for worker in client.get_status()["workers"]}
+    subject = {"worker_id": name} if name in workers else {"host": name}
+    answer = client.drain(**subject, reason=reason, deadline_s=deadline)
+    if answer["already"]:
+        click.echo(f"{name} was leaving, or gone, already")
+        return
+    proposed = [action for action in answer["actions"] if action["action"] == "Propose"]
+    click.echo(
+        f"{name} leaves at the next step boundary" if proposed else f"{name} leaves as soon as others can do without it"
+    )
+    _print_actions(answer)
+
+
+@click.command()
 @run_option
 @click.option("--reason", default="stopped by a person", show_default=True, help="For the journal.")
 @explained

@@ -9,6 +9,7 @@ import click
 
 _COMMANDS = {
     "demo": ("craft.cli.demo", "demo", "See it work: kill workers of a small job and compare the bits."),
+    "drain": ("craft.cli.inspect", "drain", "Let a worker or a host leave in order."),
     "events": ("craft.cli.inspect", "events", "Show what happened in a job."),
     "fail": ("craft.cli.inspect", "fail", "Report a worker as failed."),
     "lighthouse": ("craft.cli.lighthouse", "lighthouse", "Run the control plane of a job of several hosts."),

@@ -6,27 +6,15 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 
-import msgspec
 from aiohttp import web
 
 from craft.control.guards import answer, authentication, errors, read_body, refusal
 from craft.control.lighthouse import Lighthouse
-from craft.protocol.actions import AnyAction
+from craft.control.orders import ActionRequest, Orders, check_reason, outcome
 from craft.protocol.errors import MalformedMessage
-from craft.protocol.events import StopRequested
 from craft.protocol.messages import FailureReport
 from craft.telemetry.metrics import CONTENT_TYPE, Sample, registry_of, render
 from craft.wire.codec import MAX_MESSAGE_BYTES, decode_as
-
-MAX_REASON_CHARS = 2000
-
-
-class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of ``POST /v1/actions``."""
-
-    action: str
-    """``stop`` is the only one there is."""
-    reason: str = "requested"
 
 
 def make_app(
@@ -51,6 +39,7 @@ class Handlers:
     def __init__(self, lighthouse: Lighthouse) -> None:
         self._lighthouse = lighthouse
         self._loop = lighthouse.loop
+        self._orders = Orders(self._loop)
         self._registry = registry_of(self._sample)
 
     async def healthz(self, request: web.Request) -> web.StreamResponse:
@@ -80,7 +69,7 @@ class Handlers:
 
     async def failures(self, request: web.Request) -> web.StreamResponse:
         report = decode_as(await read_body(request), FailureReport)
-        _check_reason(report.reason)
+        check_reason(report.reason)
         if report.worker_id is not None and report.host is None:
             return self._fail_worker(report.worker_id, report.reason)
         if report.host is not None and report.worker_id is None:
@@ -88,14 +77,7 @@ class Handlers:
         raise MalformedMessage("give exactly one of worker_id and host", "worker_id")
 
     async def actions(self, request: web.Request) -> web.StreamResponse:
-        wanted = decode_as(await read_body(request), ActionRequest)
-        _check_reason(wanted.reason)
-        if wanted.action != "stop":
-            raise MalformedMessage(f"unknown action {wanted.action[:40]!r}: there is only 'stop'", "action")
-        already = self._loop.state.stopping is not None or self._loop.state.winding_down is not None
-        event = StopRequested(reason=wanted.reason)
-        done = () if already else self._loop.handle(event)
-        return _outcome(event, done, already)
+        return self._orders.take(decode_as(await read_body(request), ActionRequest))
 
     def _fail_worker(self, worker_id: str, reason: str) -> web.StreamResponse:
         index = self._loop.edges.index
@@ -103,7 +85,7 @@ class Handlers:
             return refusal(404, f"there is no worker {worker_id!r}", field="worker_id")
         event = {"event": "WorkerLost", "worker_id": worker_id, "reason": reason, "source": "api"}
         already = index.gone(worker_id)
-        return _outcome(event, () if already else self._loop.lose_worker(worker_id, reason, "api"), already)
+        return outcome(event, () if already else self._loop.lose_worker(worker_id, reason, "api"), already)
 
     def _fail_host(self, host: str, reason: str) -> web.StreamResponse:
         views = self._loop.state.workers
@@ -111,7 +93,7 @@ class Handlers:
             return refusal(404, f"there is no host {host!r}", field="host")
         already = not (self._loop.edges.index.living(host) or self._loop.edges.starting(host))
         event = {"event": "HostLost", "host": host, "reason": reason}
-        return _outcome(event, self._loop.lose_host(host, reason), already)
+        return outcome(event, self._loop.lose_host(host, reason), already)
 
     def _sample(self) -> Sample:
         status = self._lighthouse.status()
@@ -128,12 +110,3 @@ class Handlers:
             metrics=status.metrics,
             lines=self._lighthouse.lines.counts,
         )
-
-
-def _check_reason(reason: str) -> None:
-    if len(reason) > MAX_REASON_CHARS:
-        raise MalformedMessage(f"reason has {len(reason)} characters, the limit is {MAX_REASON_CHARS}", "reason")
-
-
-def _outcome(event: msgspec.Struct | dict[str, str], actions: tuple[AnyAction, ...], already: bool) -> web.Response:
-    return answer({"event": event, "actions": actions, "already": already})

@@ -53,6 +53,20 @@ class Client:
         """Have the job stop."""
         return self._ask("POST", "/v1/actions", {"action": "stop", "reason": reason})
 
+    def drain(
+        self,
+        *,
+        worker_id: str | None = None,
+        host: str | None = None,
+        reason: str = "requested",
+        deadline_s: float | None = None,
+    ) -> dict[str, Any]:
+        """Have a worker, or all workers of a host, leave at a step boundary."""
+        subject = {"worker_id": worker_id} if worker_id is not None else {"host": host}
+        return self._ask(
+            "POST", "/v1/actions", {"action": "drain", **subject, "reason": reason, "deadline_s": deadline_s}
+        )
+
     def events(self, follow: bool = False) -> Iterator[dict[str, Any]]:
         """Yield the lines of the journal; with ``follow``, also those to come, until the lighthouse ends."""
         # The lighthouse sends something every 15 s, so that silence for longer than that means that it is gone.

@@ -78,6 +78,10 @@ class Commitments:
         self._meeting.agree(combined.ready)
         return self.moved
 
+    def broke(self, error: Exception) -> None:
+        """Say that the group of the generation it acts under broke."""
+        self._meeting.broke(self.ledger.generation, error)
+
     def await_move(self) -> None:
         """The group is of no use any more: wait for a newer generation."""
         self._meeting.wait_newer(self.ledger.generation)

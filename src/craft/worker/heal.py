@@ -49,7 +49,9 @@ class Healing:
 
     def settled(self, settlement: Settlement) -> None:
         """A generation begins; whoever joins in it needs the state as of its first step."""
-        self.release()
+        self._release()
+        if not settlement.idle:
+            self._forget()
         self._due = settlement if settlement.joiners else None
 
     def give(self) -> None:
@@ -65,17 +67,22 @@ class Healing:
             self._donor.stage(generation.name, settlement.level, state, donors.index(worker_id), len(donors))
             self._serving = True
 
-    def release(self) -> None:
+    def _release(self) -> None:
         """Nobody needs the copy any more."""
         if self._serving and self._donor is not None:
             self._donor.release()
-            self._donor.forget()
         self._serving = False
+
+    def _forget(self) -> None:
+        """Nobody needs results of the past any more."""
+        if self._donor is not None:
+            self._donor.forget()
 
     def committed(self) -> None:
         """A step was committed: once every member keeps pace, nobody needs anything from the past."""
         if self._serving and not self._commitments.ledger.idle:
-            self.release()
+            self._release()
+            self._forget()
 
     def fetch(self, generation: Generation, donors: tuple[str, ...], cancelled: threading.Event) -> Fetched:
         """Fetch the whole state from the donors, a stripe from each; blocks, on a thread that may."""

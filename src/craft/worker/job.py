@@ -13,6 +13,7 @@ from craft.protocol.events import Event
 from craft.settings.worker import WorkerSettings
 from craft.snapshots.donor import Donor
 from craft.snapshots.state import Stateful
+from craft.worker import between
 from craft.worker.activity import Activity
 from craft.worker.channel import Channel
 from craft.worker.commit import Commitments
@@ -158,6 +159,33 @@ class Job:
         if self._training is None:
             raise ConfigError("job.stop() before job.steps(): there is no loop to end")
         self._training.stop_reason = reason
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum ``tensor`` over all workers, in place. Between the steps; a worker that is lost meanwhile is left out."""
+        return between.all_reduce(self._loop("all_reduce"), tensor)
+
+    def broadcast_object(self, value: Any) -> Any:
+        """Return rank 0's ``value`` on every worker: plain data, nothing is pickled. Between the steps."""
+        return between.broadcast_object(self._loop("broadcast_object"), value)
+
+    def barrier(self) -> None:
+        """Wait until every worker has come here. Between the steps."""
+        self._loop("barrier").gather(b"")
+
+    def evaluate(
+        self, dataset: Any, fn: between.Score, *, batch_size: int, collate_fn: Collate | None = None
+    ) -> dict[str, float]:
+        """Share ``dataset`` over the workers, each sample once, also if some are lost; between the steps.
+
+        ``fn(batch)`` returns a dict of numbers, the means over its batch; what comes back is their mean over all samples,
+        the same bits on every worker. Gradients are off; ``model.eval()`` and ``train()`` are the script's own.
+        """
+        return between.evaluate(self._loop("evaluate"), dataset, fn, batch_size, collate_fn)
+
+    def _loop(self, call: str) -> Training:
+        if self._training is None:
+            raise ConfigError(f"job.{call}() before job.steps(): it belongs into the loop, after the inner one")
+        return self._training
 
     def paused(self, reason: str) -> AbstractContextManager[None]:
         """Within ``with job.paused("evaluation"):`` this worker is never taken for one that hangs, however long it takes."""

@@ -19,6 +19,7 @@ from craft.snapshots.donor import Donor
 from craft.snapshots.state import Leaf, RotatingDigest, Stateful, digest, module_leaves, registered_leaves
 from craft.worker.activity import Activity
 from craft.worker.buffers import Buffers
+from craft.worker.calls import Calls
 from craft.worker.channel import Channel
 from craft.worker.chronicle import Chronicle
 from craft.worker.commit import Commitments
@@ -69,6 +70,7 @@ class Training:
         self.seed = seed
         self.total_steps = total_steps
         self.current: Step | None = None
+        """The step that the script is in, or was in last."""
         self.stop_reason: str | None = None
         self.applied = 0
         """The step that the script is in: for a joiner that catches up, behind that of the others."""
@@ -84,10 +86,12 @@ class Training:
         self._digest = RotatingDigest(settings.digest_bytes)
         self._chronicle = Chronicle(settings.run_dir, settings.worker_id)
         self.healing = Healing(donor, settings.state_key_bytes, commitments, modules, registered, conditions)
+        self._calls = Calls(commitments, donor, settings.state_key_bytes, self._regroup_between_steps)
         self.follower: Follower | None = None
         self._warm = False
         self._expected: tuple[int, tuple[int, ...]] | None = None
         self._ended = False
+        self._ended_loop = False
         self._last_commit = 0.0
         self._step_s = 0.0
         commitments.trainable = lambda: _bitmap(trainable_of(self._params))
@@ -299,12 +303,52 @@ class Training:
         self.report(urgent=False, step=number + 1, metrics=metrics, step_s=self._step_s)
         return metrics
 
+    # Between the steps.
+
+    @property
+    def behind(self) -> bool:
+        """Whether this worker catches up: it takes no part in what the others do between the steps."""
+        return self.follower is not None
+
+    @property
+    def num_keeping_pace(self) -> int:
+        return len(self.commitments.ledger.members) - len(self.commitments.ledger.idle)
+
+    @property
+    def position(self) -> int:
+        """This worker's place among those who keep pace."""
+        ledger = self.commitments.ledger
+        return [each for each in ledger.members if each not in ledger.idle].index(ledger.worker_id)
+
+    @property
+    def is_first_to_keep_pace(self) -> bool:
+        return not self.behind and self.position == 0
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Return everybody's bytes; between two steps only."""
+        if self.current is None or not self.current.done or self._ended_loop:
+            raise ConfigError(
+                "job.evaluate, all_reduce, broadcast_object and barrier belong into the loop over job.steps, after the"
+                " inner loop: there all workers are at the same place"
+            )
+        phase = Phase.EXCHANGING
+        self.activity.now(phase, self.applied - 1)
+        try:
+            return self._calls.gather(data, self.applied, self.behind)
+        finally:
+            self.activity.now(Phase.UPDATING, self.applied - 1)
+
+    def _regroup_between_steps(self) -> None:
+        # The update of the step that was committed last may be half done: the state is nobody's yet.
+        self.settled(self._regroup(), level=False)
+
     def end(self) -> None:
         """Every step is committed here; leave only when it is everywhere, as far as the others are still there."""
         if self.follower is not None:
             # It has nothing more to take: the last results are replayed.
             assert self.follower.next() is None
             self.follower = None
+        self._ended_loop = True
         self.activity.now(Phase.ENDING)
         self.healing.give()
         while True:

@@ -1,0 +1,77 @@
+"""What people and programs may order: ``POST /v1/actions``. An order becomes an event; policies decide what is done."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from craft.control.guards import answer, refusal
+from craft.control.loop import Loop
+from craft.decide.membership import to_drain
+from craft.protocol.actions import AnyAction
+from craft.protocol.errors import MalformedMessage
+from craft.protocol.events import DrainRequested, StopRequested
+
+MAX_REASON_CHARS = 2000
+
+
+class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of ``POST /v1/actions``."""
+
+    action: str
+    """``stop`` or ``drain``."""
+    reason: str = "requested"
+    worker_id: str | None = None
+    host: str | None = None
+    """Who is to leave: exactly one of the two; only with ``drain``."""
+    deadline_s: float | None = None
+    """After this long, whoever is still there is treated as lost; only with ``drain``."""
+
+
+class Orders:
+    """Checks an order and hands it to the loop."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def take(self, wanted: ActionRequest) -> web.Response:
+        check_reason(wanted.reason)
+        if wanted.action == "stop":
+            return self._stop(wanted)
+        if wanted.action == "drain":
+            return self._drain(wanted)
+        raise MalformedMessage(f"unknown action {wanted.action[:40]!r}: there are 'stop' and 'drain'", "action")
+
+    def _stop(self, wanted: ActionRequest) -> web.Response:
+        if wanted.worker_id is not None or wanted.host is not None:
+            raise MalformedMessage("'stop' ends the whole job: it takes no worker_id and no host", "worker_id")
+        already = self._loop.state.stopping is not None or self._loop.state.winding_down is not None
+        event = StopRequested(reason=wanted.reason)
+        return outcome(event, () if already else self._loop.handle(event), already)
+
+    def _drain(self, wanted: ActionRequest) -> web.Response:
+        if (wanted.worker_id is None) == (wanted.host is None):
+            raise MalformedMessage("give exactly one of worker_id and host", "worker_id")
+        if wanted.deadline_s is not None and not 0 <= wanted.deadline_s <= 1e6:
+            raise MalformedMessage("deadline_s is a number of seconds, at least 0", "deadline_s")
+        views = self._loop.state.workers
+        if all(wanted.worker_id != view.member.worker_id and wanted.host != view.member.host for view in views):
+            what, name, field = (
+                ("worker", wanted.worker_id, "worker_id") if wanted.worker_id else ("host", wanted.host, "host")
+            )
+            return refusal(404, f"there is no {what} {name!r}", field=field)
+        event = DrainRequested(
+            worker_id=wanted.worker_id, host=wanted.host, reason=wanted.reason, deadline_s=wanted.deadline_s
+        )
+        already = not to_drain(self._loop.state, event)
+        return outcome(event, () if already else self._loop.handle(event), already)
+
+
+def check_reason(reason: str) -> None:
+    if len(reason) > MAX_REASON_CHARS:
+        raise MalformedMessage(f"reason has {len(reason)} characters, the limit is {MAX_REASON_CHARS}", "reason")
+
+
+def outcome(event: msgspec.Struct | dict[str, str], actions: tuple[AnyAction, ...], already: bool) -> web.Response:
+    """The answer to whoever reported or ordered something: what came of it."""
+    return answer({"event": event, "actions": actions, "already": already})

@@ -1,0 +1,141 @@
+"""Collective calls between the steps: every member's bytes to every member, through losses.
+
+They follow the rule of the steps: a call returns when every member that takes part has said that it has everybody's part.
+So if it returned to anybody, everybody has its result in hand, and the members of a new generation know what to do: take
+it, or do it again. A joiner that catches up takes no part; it gets the results from those who remember them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+import torch
+
+from craft.decide import ledger as books
+from craft.groups.group import Group
+from craft.protocol.errors import GroupError, SnapshotError, Unreachable
+from craft.protocol.membership import Generation, Member
+from craft.snapshots.donor import Donor
+from craft.snapshots.fetch import recall
+from craft.worker.commit import Commitments
+from craft.worker.points import reach
+
+logger = logging.getLogger(__name__)
+
+_LENGTH, _DATA, _ROUND = 16, 17, 18
+"""Tags; a round of the acknowledgement takes one each. Below those of a step's buckets, beside those of its word."""
+_SILENCE_S = 600.0
+
+
+class Calls:
+    """Belongs to the main thread."""
+
+    def __init__(self, commitments: Commitments, donor: Donor | None, key: bytes, regroup: Callable[[], None]) -> None:
+        """``regroup`` enters the newest generation and tells whoever must know."""
+        self._commitments = commitments
+        self._donor = donor
+        self._key = key
+        self._regroup = regroup
+        self._place = (0, 0)
+        """(step, number of calls made since its commit)."""
+
+    def gather(self, data: bytes, step: int, behind: bool) -> list[bytes]:
+        """Return the bytes of every member that takes part, in the order of ranks.
+
+        ``step`` is the number of committed steps here; ``behind``: this worker catches up, and takes the others' result.
+        """
+        number = self._place[1] if self._place[0] == step else 0
+        name = f"{step}/{number}"
+        parts = self._recall(name) if behind else self._call(data)
+        self._place = (step, number + 1)
+        if self._donor is not None and self._commitments.ledger.idle:
+            self._donor.remember(name, msgspec.msgpack.encode(parts))
+        return parts
+
+    def _call(self, data: bytes) -> list[bytes]:
+        commitments = self._commitments
+        number = commitments.ledger.calls
+        parts: list[bytes] = []
+        while True:
+            if commitments.moved:
+                self._regroup()
+                if commitments.ledger.calls > number:
+                    # All who are left have everybody's part: this is what the call returns, to each of them.
+                    return parts
+            try:
+                parts = self._exchange(data)
+                commitments.ledger = books.called(commitments.ledger)
+                reach("called", commitments.step)
+                self._acknowledge()
+            except GroupError as error:
+                commitments.broke(error)
+                commitments.await_move()
+                continue
+            commitments.ledger = books.returned(commitments.ledger)
+            return parts
+
+    def _peers(self) -> tuple[list[int], int]:
+        """Ranks that take part, and this worker's position among them."""
+        ledger = self._commitments.ledger
+        ranks = [rank for rank, member in enumerate(ledger.members) if member not in ledger.idle]
+        return ranks, ranks.index(ledger.rank)
+
+    def _exchange(self, data: bytes) -> list[bytes]:
+        group, (ranks, position) = self._commitments.group, self._peers()
+        if group is None or len(ranks) == 1:
+            return [data]
+        others = [rank for rank in ranks if rank != group.rank]
+        own = torch.tensor([len(data)])
+        lengths = {rank: torch.zeros(1, dtype=torch.int64) for rank in others}
+        due = [group.recv(lengths[rank], rank, _LENGTH) for rank in others]
+        group.wait_all([*due, *(group.send(own, rank, _LENGTH) for rank in others)])
+        reach("calling", self._commitments.step)
+        room = {rank: torch.empty(int(lengths[rank]), dtype=torch.uint8) for rank in others if int(lengths[rank])}
+        due = [group.recv(tensor, rank, _DATA) for rank, tensor in room.items()]
+        if data:
+            flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            due += [group.send(flat, rank, _DATA) for rank in others]
+        group.wait_all(due)
+        return [
+            data if index == position else (room[rank].numpy().tobytes() if rank in room else b"")
+            for index, rank in enumerate(ranks)
+        ]
+
+    def _acknowledge(self) -> None:
+        """Return once everybody who takes part has everybody's part: the same rounds as at the end of a step."""
+        group, (ranks, position) = self._commitments.group, self._peers()
+        if group is not None:
+            barrier(group, ranks, position, _ROUND)
+
+    def _recall(self, name: str) -> list[bytes]:
+        """Ask those who keep pace for the result of a call that they made, or are about to make."""
+        commitments = self._commitments
+        while True:
+            generation, ledger = commitments.generation, commitments.ledger
+            assert generation is not None
+            # The one of the lowest rank has been there for the longest, and knows them all.
+            oldest = next(each for each in generation.members if each.worker_id not in ledger.idle)
+            try:
+                data = self._ask(oldest, name, generation)
+                return msgspec.msgpack.decode(data, type=list[bytes])
+            except (SnapshotError, Unreachable) as error:
+                logger.info("the result of call %s did not come from %s: %s", name, oldest.worker_id, error)
+
+    def _ask(self, member: Member, name: str, generation: Generation) -> bytes:
+        def outdated() -> bool:
+            return self._commitments.generation is not generation
+
+        return recall((member.address, member.state_port), name, self._key, outdated, _SILENCE_S)
+
+
+def barrier(group: Group, ranks: list[int], position: int, first_tag: int) -> None:
+    """Return once all ``ranks`` have called it. In round k each tells the one 2**k ahead of it."""
+    size = len(ranks)
+    signal = torch.zeros(1, dtype=torch.uint8)
+    for number in range((size - 1).bit_length()):
+        arrived = torch.zeros(1, dtype=torch.uint8)
+        ahead, back = ranks[(position + (1 << number)) % size], ranks[(position - (1 << number)) % size]
+        due = group.recv(arrived, back, first_tag + number)
+        group.wait_all([group.send(signal, ahead, first_tag + number), due])
