@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ from craft.protocol.messages import Directive, Exited, HostReport, WorkerReport
 from craft.wire import codec
 from craft.wire.auth import bearer
 from craft.wire.deltas import updated
+from craft.wire.tls import explain
 
 logger = logging.getLogger(__name__)
 
@@ -41,12 +43,20 @@ left to itself, TCP waits ever longer, and would be late to notice that a cut li
 class Relay:
     """Lives on the agent's event loop."""
 
-    def __init__(self, host: str, url: str, token: str, on_directive: Callable[[Directive], None]) -> None:
+    def __init__(
+        self,
+        host: str,
+        url: str,
+        token: str,
+        on_directive: Callable[[Directive], None],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.report = HostReport(host=host, pid=os.getpid(), sequence=0)
         self.directive: Directive | None = None
         self.connected = asyncio.Event()
         self.url = url
         self._token = token
+        self._tls = tls
         self._on_directive = on_directive
         self._changed = asyncio.Event()
         self._pace = Pace()
@@ -159,7 +169,10 @@ class Relay:
             while True:
                 try:
                     async with session.ws_connect(
-                        f"{self.url}/v1/agent", max_msg_size=codec.MAX_MESSAGE_BYTES, autoping=True
+                        f"{self.url}/v1/agent",
+                        max_msg_size=codec.MAX_MESSAGE_BYTES,
+                        autoping=True,
+                        ssl=self._tls or True,
                     ) as connection:
                         self.connected.set()
                         self._away_since = None
@@ -169,7 +182,7 @@ class Relay:
                         raise Unauthorized(f"the lighthouse at {self.url} does not accept our token") from None
                     logger.warning("the lighthouse at %s answers %s", self.url, error.status)
                 except (aiohttp.ClientError, OSError) as error:
-                    logger.info("the lighthouse at %s is out of reach: %s", self.url, error)
+                    logger.info("the lighthouse at %s is out of reach: %s", self.url, explain(error, self.url) or error)
                 self._away_since = self._away_since or time.monotonic()
                 await asyncio.sleep(_RECONNECT_S)
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import sys
 import tempfile
 import time
@@ -30,6 +31,7 @@ from craft.settings.rundir import RunDir
 from craft.wire.activity import memory_folder
 from craft.wire.auth import ensure_token, read_token, state_key
 from craft.wire.client import Client
+from craft.wire.tls import client_context
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ class Supervisor:
         self._watchdog = Watchdog(settings.hang_limits)
         self._draining: asyncio.Task[None] | None = None
         self._lighthouse: OwnLighthouse | None = None
+        self._tls: ssl.SSLContext | None = None
         self._fork_server: asyncio.subprocess.Process | None = None
         self._fork_writer: asyncio.StreamWriter | None = None
         self._forks_ready = asyncio.Event()
@@ -77,7 +80,7 @@ class Supervisor:
         try:
             self._catch_signals()
             await self._find_lighthouse()
-            self.relay = Relay(self._settings.host, self.url, self.token, self._directed)
+            self.relay = Relay(self._settings.host, self.url, self.token, self._directed, self._tls)
             self._crew = Crew(
                 self._settings, self._run_dir, self._sockets, state_key(self.token), self._watchdog, self._exhausted
             )
@@ -151,6 +154,7 @@ class Supervisor:
             self.url = self._settings.lighthouse.rstrip("/")
             assert self._settings.token_file is not None
             self.token = read_token(self._settings.token_file)
+            self._tls = client_context(self._settings.tls_ca) if self.url.startswith("https:") else None
             await self._greet_lighthouse()
             return
         self.token = ensure_token(self._settings.token_file or self._run_dir.token)
@@ -166,7 +170,7 @@ class Supervisor:
 
     async def _greet_lighthouse(self) -> None:
         """Make sure that it is there and accepts our token, before anything is started; it may be starting, too."""
-        client = Client(self.url, self.token)
+        client = Client(self.url, self.token, tls=self._tls)
         deadline = time.monotonic() + _START_S
         while True:
             try:

@@ -51,6 +51,15 @@ if TYPE_CHECKING:
     help="Where the token is; made if it is not there. Default: the file 'token' in the run directory.",
 )
 @click.option(
+    "--tls-cert",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    help="Speak TLS, with this certificate.",
+)
+@click.option(
+    "--tls-key", type=click.Path(dir_okay=False, path_type=Path), default=None, help="The key of that certificate."
+)
+@click.option(
     "--heartbeat-limit",
     type=click.FloatRange(min=0.05),
     default=1.0,
@@ -71,6 +80,8 @@ def lighthouse(
     bind: str,
     host_address: str | None,
     token_file: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
     heartbeat_limit: float,
     keep: bool,
     with_parent: bool,
@@ -99,7 +110,10 @@ def lighthouse(
         wait_limit_s=wait_limit,
         heartbeat_limit_s=heartbeat_limit,
     )
-    place = Place(bind=bind, port=port, host_address=host_address)
+    if (tls_cert is None) != (tls_key is None):
+        raise click.UsageError("--tls-cert and --tls-key go together")
+    tls = (tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None
+    place = Place(bind=bind, port=port, host_address=host_address, tls=tls)
     run = RunDir(run_dir)
 
     def begin() -> int:

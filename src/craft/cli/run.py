@@ -33,6 +33,11 @@ from craft.settings.rundir import PREFIX, RunDir
 @click.option("--lighthouse", help="URL of a running lighthouse.  [default: start one]")
 @click.option("--token-file", type=click.Path(path_type=Path, dir_okay=False), help="File with the lighthouse's token.")
 @click.option(
+    "--tls-ca",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Certificate of the authority of a lighthouse at https://, or the lighthouse's own.",
+)
+@click.option(
     "--port", type=click.IntRange(0, 65535), help="Port of the lighthouse that is started.  [default: a free one]"
 )
 @click.option(

@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +25,14 @@ from craft.control.server import make_app
 from craft.protocol.errors import ConfigError, CraftError
 from craft.settings.rundir import RunDir, write_private
 from craft.wire.auth import ensure_token, write_token
+from craft.wire.tls import own_certificate, server_context
 
 SHUTDOWN_LIMIT_S = 0.5
 KEEPALIVE_LIMIT_S = 15.0
 BACKLOG = 1024
 _ACCEPTED_AT_ONCE = 32
 """New connections between two looks at the others: agents that are in already do not wait for a crowd at the door."""
+_HANDSHAKE_LIMIT_S = 5.0
 _FILES = 65_536
 _PR_SET_PDEATHSIG = 1
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})
@@ -44,6 +47,8 @@ class Place:
     """0: the port of this run's earlier lighthouse if it is free, else any."""
     host_address: str | None = None
     """The name under which others reach it, where that is not the address it binds to."""
+    tls: tuple[Path, Path] | None = None
+    """Files with its certificate and key; None: plain HTTP."""
 
 
 def serve(
@@ -94,7 +99,12 @@ def _serve_locked(
     if token_file is not None:
         # A copy, so that the run directory is all that 'craft status' and the others need.
         write_token(run.token, token)
-    asyncio.run(_serve(run, settings, token, listener, _url(place, listener), say))
+    tls = None
+    if place.tls is not None:
+        tls = server_context(*place.tls)
+        # So is this: with it they know the lighthouse again, whatever name they reach it under.
+        write_private(run.certificate, own_certificate(place.tls[0]))
+    asyncio.run(_serve(run, settings, token, listener, _url(place, listener), tls, say))
 
 
 async def _serve(
@@ -103,6 +113,7 @@ async def _serve(
     token: str,
     listener: socket.socket,
     url: str,
+    tls: ssl.SSLContext | None,
     say: Callable[[str], None],
 ) -> None:
     door = Door(DoorLimits().within(_prepare()))
@@ -125,7 +136,11 @@ async def _serve(
         behind = runner.server
         assert behind is not None
         server = await asyncio.get_running_loop().create_server(
-            lambda: door.protocol(behind), sock=listener, backlog=_ACCEPTED_AT_ONCE
+            lambda: door.protocol(behind),
+            sock=listener,
+            backlog=_ACCEPTED_AT_ONCE,
+            ssl=tls,
+            ssl_handshake_timeout=_HANDSHAKE_LIMIT_S if tls is not None else None,
         )
         # asyncio takes one number for the kernel's queue and for how many it accepts in a row.
         listener.listen(BACKLOG)
@@ -208,7 +223,8 @@ def _earlier_port(run: RunDir) -> int:
 def _url(place: Place, listener: socket.socket) -> str:
     port = listener.getsockname()[1]
     name = place.host_address or (socket.gethostname() if place.bind in _WILDCARDS else place.bind)
-    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+    scheme = "http" if place.tls is None else "https"
+    return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
 
 
 def end_with_parent(parent_pid: int, number: signal.Signals = signal.SIGTERM) -> None:

@@ -59,6 +59,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     lighthouse: str | None = None
     """URL of a running lighthouse; by default one is started."""
     token_file: Path | None = None
+    tls_ca: Path | None = None
+    """Certificates by which that of a lighthouse at https:// is verified; by default those this machine trusts."""
     check_bits: bool = True
     """Compare the bits of one microbatch between all workers in the first step."""
     digest_bytes: int = 32768
@@ -146,6 +148,8 @@ def _check(settings: RunSettings) -> None:
         raise ConfigError(f"--threads {settings.threads}: a worker needs at least 1 thread")
     if settings.lighthouse is not None and settings.token_file is None:
         raise ConfigError("--lighthouse needs --token-file: the file with the token of that lighthouse")
+    if settings.tls_ca is not None and not (settings.lighthouse or "").startswith("https://"):
+        raise ConfigError("--tls-ca is for a lighthouse at https://: name one with --lighthouse")
     if not settings.as_module and not Path(settings.script).is_file():
         raise ConfigError(f"there is no script {settings.script}: give the path of a Python file (or a module with -m)")
 

@@ -28,6 +28,11 @@ class RunDir:
         return self.path / "address"
 
     @property
+    def certificate(self) -> Path:
+        """A copy of the lighthouse's certificate, where it speaks TLS."""
+        return self.path / "certificate.pem"
+
+    @property
     def journal(self) -> Path:
         return self.path / "journal.jsonl"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,6 +13,7 @@ from craft.protocol.errors import ConfigError, CraftError, Unauthorized, Unreach
 from craft.settings.rundir import RunDir
 from craft.wire.auth import bearer, read_token
 from craft.wire.codec import MAX_MESSAGE_BYTES
+from craft.wire.tls import client_context, explain, pinned_context
 
 TIMEOUT_S = 5.0
 MAX_ANSWER_BYTES = 16 * MAX_MESSAGE_BYTES
@@ -20,23 +22,27 @@ MAX_ANSWER_BYTES = 16 * MAX_MESSAGE_BYTES
 class Client:
     """Talks to one lighthouse; every call is a connection of its own."""
 
-    def __init__(self, url: str, token: str, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, url: str, token: str, timeout_s: float = TIMEOUT_S, tls: ssl.SSLContext | None = None) -> None:
+        """``tls`` is for https:// alone; by default its certificate must be of an authority that this machine trusts."""
         parts = urlsplit(url)
-        if parts.scheme != "http" or parts.hostname is None:
+        if parts.scheme not in ("http", "https") or parts.hostname is None:
             raise ConfigError(f"{url!r} is not a lighthouse's URL: it must look like http://HOST:PORT")
         try:
-            port = parts.port or 80
+            port = parts.port or (80 if parts.scheme == "http" else 443)
         except ValueError:
             raise ConfigError(f"{url!r} is not a lighthouse's URL: its port is not a number up to 65535") from None
         self.url = url
         self._host, self._port = parts.hostname, port
         self._token = token
+        self._tls = tls or client_context(None) if parts.scheme == "https" else None
         self._timeout_s = timeout_s
 
     @classmethod
     def of_run(cls, run: RunDir) -> Client:
         """Return a client of the lighthouse that a run directory names."""
-        return cls(run.read_address(), read_token(run.token))
+        address, token = run.read_address(), read_token(run.token)
+        pinned = address.startswith("https:") and run.certificate.exists()
+        return cls(address, token, tls=pinned_context(run.certificate) if pinned else None)
 
     def get_status(self) -> dict[str, Any]:
         """Return the job's status."""
@@ -99,6 +105,8 @@ class Client:
             connection.close()
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        if self._tls is not None:
+            return http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s, context=self._tls)
         return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
 
     def _send(
@@ -109,6 +117,8 @@ class Client:
             connection.request(method, path, body=data, headers=bearer(self._token))
             return connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
+            if (sentence := explain(error, self.url)) is not None:
+                raise ConfigError(sentence) from None
             raise Unreachable(
                 f"no lighthouse answers at {self.url} ({error or type(error).__name__}): the job has ended, or its"
                 " lighthouse is being started again. If workers still run, 'craft lighthouse' brings it back",
