@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
 import secrets
 import socket
 import threading
@@ -19,12 +18,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
-import torch
 
 from craft.protocol.errors import ConfigError
 from craft.snapshots import line
-from craft.snapshots.memory import carve, room, view_of
+from craft.snapshots.memory import carve, room
 from craft.snapshots.portable import State, encode_header, stripe_of
+from craft.snapshots.staged import Reserve, Staged
 
 logger = logging.getLogger(__name__)
 
@@ -47,68 +46,6 @@ class _Refused(Exception):
     """There is nothing to send, and will not be."""
 
 
-class _Staged:
-    """What is served. Never changed, so that who is in the middle of it when the next one comes gets it whole."""
-
-    def __init__(self, name: str, level: int, part: int, of: int, header: bytes, stripe: torch.Tensor) -> None:
-        self.name = name
-        self.level = level
-        self.part = part
-        self.of = of
-        self.header = header
-        self.view = view_of(stripe)
-        # Guards the digests, which a thread of its own makes: once, while the first of them are already being sent.
-        self._more = threading.Condition()
-        self._digests: list[bytes] = []
-        self._ended = False
-        self.thread = threading.Thread(target=self._hash, name="craft-donor-hash", daemon=True)
-        self.thread.start()
-
-    def _hash(self) -> None:
-        for begin in range(0, len(self.view), line.FRAME_BYTES):
-            digest = line.digest_of(self.view[begin : begin + line.FRAME_BYTES])
-            with self._more:
-                if self._ended:
-                    return
-                self._digests.append(digest)
-                self._more.notify_all()
-
-    def digest(self, number: int) -> bytes:
-        """The hash of a frame; waits for it."""
-        with self._more:
-            self._more.wait_for(lambda: len(self._digests) > number or self._ended)
-            if self._ended:
-                raise EOFError("the donor is closed")
-            return self._digests[number]
-
-    def end(self) -> None:
-        """Nobody is served any more."""
-        with self._more:
-            self._ended = True
-            self._more.notify_all()
-        self.thread.join()
-
-
-class _Reserve:
-    """Memory that a thread of its own touches before it is needed."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._memory = room(size)
-        self._thread = threading.Thread(target=self._touch, name="craft-donor-reserve", daemon=True)
-        self._thread.start()
-
-    def _touch(self) -> None:
-        carve(self._memory, 0, self._size).zero_()
-
-    def take(self, size: int) -> mmap.mmap:
-        if size > self._size:
-            return room(size)
-        # Otherwise it would erase what is copied there meanwhile.
-        self._thread.join()
-        return self._memory
-
-
 class Donor:
     """Listens on ``address``, on a port of its own choice; ``key`` is the job's, of 32 bytes."""
 
@@ -120,7 +57,7 @@ class Donor:
         self.port = int(self._socket.getsockname()[1])
         # Guards everything below: the main thread stages, and each connection has a thread of its own.
         self._change = threading.Condition()
-        self._staged: _Staged | None = None
+        self._staged: Staged | None = None
         self._gone: deque[str] = deque(maxlen=_GONE_NAMES)
         """Names that were staged and are not any more: nobody need wait for them."""
         self._results: dict[str, bytes] = {}
@@ -129,7 +66,7 @@ class Donor:
         self._strangers: dict[socket.socket, None] = {}
         self._guests: set[socket.socket] = set()
         self._closed = False
-        self._reserved: _Reserve | None = None
+        self._reserved: Reserve | None = None
         """The main thread's alone."""
         self._accepting = threading.Thread(target=self._accept_loop, name="craft-donor", daemon=True)
         self._accepting.start()
@@ -146,7 +83,7 @@ class Donor:
         reserved, self._reserved = self._reserved, None
         stripe = carve(reserved.take(end - begin) if reserved else room(end - begin), 0, end - begin)
         state.copy(begin, end, stripe)
-        staged = _Staged(name, level, part, of, encode_header(state.header), stripe)
+        staged = Staged(name, level, part, of, encode_header(state.header), stripe)
         with self._change:
             self._staged = staged
             self._change.notify_all()
@@ -156,7 +93,7 @@ class Donor:
 
         The first touch of memory can cost more than the copy, and all of it would delay the step.
         """
-        self._reserved = _Reserve(size)
+        self._reserved = Reserve(size)
 
     def release(self) -> None:
         """Drop the staged copy. Its memory goes when nobody is being served from it any more."""
@@ -280,7 +217,7 @@ class Donor:
         line.send_frames(connection, seal, memoryview(found.header))
         line.send_frames(connection, seal, found.view, found.digest)
 
-    def _find(self, request: line.StripeOf) -> _Staged | None:
+    def _find(self, request: line.StripeOf) -> Staged | None:
         staged = self._staged
         if staged is not None and staged.name == request.name:
             if (staged.part, staged.of) == (request.part, request.of):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from craft.protocol.errors import CraftError
 from craft.snapshots.donor import Donor
-from craft.snapshots.fetch import Fetched, fetch
+from craft.snapshots.fetch import Fetched, fetch, recall
+from craft.snapshots.memory import same_bits
 from craft.snapshots.portable import State
 
 KEY = bytes(range(32))
@@ -107,3 +110,59 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while data := _receive(source):
             target.sendall(data)
+
+
+def state_of(*tensors: torch.Tensor, **plain: Any) -> State:
+    return State({}, {"item": Registered({"tensors": list(tensors), **plain})}, b"")
+
+
+def random_state(megabytes: int = 3) -> State:
+    """Tensors that end in the middle of frames, small ones between them."""
+    sizes = [(megabytes << 18) - 777, 1, 0, 3, 250_001]
+    return state_of(*[torch.rand(size, generator=torch.Generator().manual_seed(size)) for size in sizes])
+
+
+def get(*donors: Donor | tuple[str, int], name: str = "g", key: bytes = KEY, limit_s: float = LIMIT_S) -> Fetched:
+    places = [each if isinstance(each, tuple) else (HERE, each.port) for each in donors]
+    return fetch(places, name, key, cancelled=never, limit_s=limit_s)
+
+
+def remembered(donor: Donor, name: str, key: bytes = KEY, limit_s: float = LIMIT_S) -> bytes:
+    return recall((HERE, donor.port), name, key, never, limit_s)
+
+
+def same(fetched: Fetched, state: State) -> bool:
+    pairs = zip(fetched.tensors, state.tensors, strict=True)
+    return fetched.header == state.header and all(same_bits(mine, theirs) for mine, theirs in pairs)
+
+
+class Background(threading.Thread):
+    """A call on a thread of its own, and what came of it."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self._call = call
+        self.result: Any = None
+        self.error: CraftError | None = None
+        self.ended_at = 0.0
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.result = self._call()
+        except CraftError as error:
+            self.error = error
+        self.ended_at = time.monotonic()
+
+    def outcome(self, limit_s: float = LIMIT_S) -> Any:
+        self.join(limit_s)
+        assert not self.is_alive(), "it hangs"
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+def wait_until(there: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not there():
+        assert time.monotonic() < deadline, "it did not come"

@@ -1,0 +1,77 @@
+"""A staged stripe, and memory set aside for the next one.
+
+Enters: the bytes that a donor has copied. Leaves: the same bytes and the hash of each frame of them, which a thread of its own
+makes. ``donor.py`` owns them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+
+import torch
+
+from craft.snapshots import line
+from craft.snapshots.memory import carve, room, view_of
+
+
+class Staged:
+    """What is served. Never changed, so that who is in the middle of it when the next one comes gets it whole."""
+
+    def __init__(self, name: str, level: int, part: int, of: int, header: bytes, stripe: torch.Tensor) -> None:
+        self.name = name
+        self.level = level
+        self.part = part
+        self.of = of
+        self.header = header
+        self.view = view_of(stripe)
+        # Guards the digests, which a thread of its own makes: once, while the first of them are already being sent.
+        self._more = threading.Condition()
+        self._digests: list[bytes] = []
+        self._ended = False
+        self.thread = threading.Thread(target=self._hash, name="craft-donor-hash", daemon=True)
+        self.thread.start()
+
+    def _hash(self) -> None:
+        for begin in range(0, len(self.view), line.FRAME_BYTES):
+            digest = line.digest_of(self.view[begin : begin + line.FRAME_BYTES])
+            with self._more:
+                if self._ended:
+                    return
+                self._digests.append(digest)
+                self._more.notify_all()
+
+    def digest(self, number: int) -> bytes:
+        """The hash of a frame; waits for it."""
+        with self._more:
+            self._more.wait_for(lambda: len(self._digests) > number or self._ended)
+            if self._ended:
+                raise EOFError("the donor is closed")
+            return self._digests[number]
+
+    def end(self) -> None:
+        """Nobody is served any more."""
+        with self._more:
+            self._ended = True
+            self._more.notify_all()
+        self.thread.join()
+
+
+class Reserve:
+    """Memory that a thread of its own touches before it is needed."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._memory = room(size)
+        self._thread = threading.Thread(target=self._touch, name="craft-donor-reserve", daemon=True)
+        self._thread.start()
+
+    def _touch(self) -> None:
+        carve(self._memory, 0, self._size).zero_()
+
+    def take(self, size: int) -> mmap.mmap:
+        if size > self._size:
+            return room(size)
+        # Otherwise it would erase what is copied there meanwhile.
+        self._thread.join()
+        return self._memory

@@ -1,0 +1,187 @@
+"""Donors and strangers: who has not the job's key gets nothing, changes nothing and delays nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from craft.protocol.errors import (
+    ConfigError,
+    SnapshotCorrupt,
+    SnapshotMissing,
+    Unreachable,
+)
+from craft.snapshots import donor as donor_module
+from craft.snapshots import line
+from craft.snapshots.donor import Donor
+from craft.snapshots.fetch import fetch, recall
+
+from .travel import (
+    AT_ONCE_S,
+    HERE,
+    KEY,
+    LIMIT_S,
+    Background,
+    Relay,
+    get,
+    never,
+    random_state,
+    remembered,
+    wait_until,
+)
+
+OTHER_KEY = bytes(32)
+
+
+@pytest.mark.parametrize("call", [get, lambda donor, key: remembered(donor, "g", key)])
+def test_whoever_has_another_key_gets_nothing(donor: Donor, call: Callable[..., Any]) -> None:
+    """P6."""
+    donor.stage("g", 1, random_state(), 0, 1)
+    donor.remember("g", b"secret")
+
+    with pytest.raises(SnapshotCorrupt, match="does not come from an owner of this job's key"):
+        call(donor, key=OTHER_KEY)
+
+
+def test_a_donor_that_has_another_key_is_not_believed(donor: Donor) -> None:
+    stranger = Donor(HERE, OTHER_KEY)
+    stranger.stage("g", 1, random_state(), 0, 1)
+
+    with pytest.raises(SnapshotCorrupt):
+        get(stranger)
+    stranger.close()
+
+
+@pytest.mark.parametrize("key", [b"", b"short", bytes(33)])
+def test_a_key_of_another_size_is_refused(key: bytes) -> None:
+    with pytest.raises(ConfigError, match="it must have 32"):
+        Donor(HERE, key)
+    with pytest.raises(ConfigError, match="it must have 32"):
+        fetch([(HERE, 1)], "g", key, cancelled=never, limit_s=1.0)
+
+
+@pytest.mark.parametrize("where", [40, 100, 200, 5000, 1_500_000, 3_100_000])
+def test_a_bit_that_flips_on_the_way_is_found(donor: Donor, where: int) -> None:
+    """P6: in the answer's first message, the header, and frames of the stripe alike."""
+    donor.stage("g", 1, random_state(), 0, 1)
+    relay = Relay(donor.port, damage=where)
+
+    with pytest.raises((SnapshotCorrupt, Unreachable)):
+        get(relay.place, limit_s=5.0)
+    relay.close()
+
+
+def test_an_answer_recorded_earlier_does_not_pass_for_a_new_one(donor: Donor) -> None:
+    """P6: it was sealed for another challenge and nonce."""
+    donor.remember("g", b"old")
+    recorded = bytearray()
+    with socket.create_connection((HERE, donor.port)) as connection:
+        challenge = line.receive(connection, line.CHALLENGE_BYTES)
+        request = msgspec.msgpack.encode(line.ResultOf("g", bytes(16)))
+        line.send_message(connection, request, line.request_tag(KEY, challenge, request))
+        while data := connection.recv(1 << 16):
+            recorded += data
+
+    with socket.create_server((HERE, 0)) as server:
+        asking = Background(lambda: recall((HERE, server.getsockname()[1]), "g", KEY, never, LIMIT_S))
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(challenge + recorded)
+            with pytest.raises(SnapshotCorrupt):
+                asking.outcome()
+
+
+def test_a_request_recorded_earlier_is_not_answered(donor: Donor) -> None:
+    """P6: the challenge is new each time."""
+    donor.remember("g", b"secret")
+    request = msgspec.msgpack.encode(line.ResultOf("g", bytes(16)))
+    with socket.create_connection((HERE, donor.port)) as first:
+        challenge = line.receive(first, line.CHALLENGE_BYTES)
+    with socket.create_connection((HERE, donor.port)) as second:
+        line.receive(second, line.CHALLENGE_BYTES)
+        line.send_message(second, request, line.request_tag(KEY, challenge, request))
+        answer = b""
+        while data := second.recv(1 << 16):
+            answer += data
+
+    assert b"Refusal" in answer and b"secret" not in answer
+
+
+def junk(connection: socket.socket) -> None:
+    connection.sendall(random.Random(0).randbytes(1 << 16))
+
+
+def too_much(connection: socket.socket) -> None:
+    connection.sendall((1 << 31).to_bytes(4, "little") + b"x" * 100)
+
+
+def half(connection: socket.socket) -> None:
+    connection.sendall((100).to_bytes(4, "little") + b"x" * 50)
+    connection.shutdown(socket.SHUT_WR)
+
+
+def another_message(connection: socket.socket) -> None:
+    """By an owner of the key, but none that a donor knows."""
+    challenge = line.receive(connection, line.CHALLENGE_BYTES)
+    line.send_message(connection, b"\xc0", line.request_tag(KEY, challenge, b"\xc0"))
+
+
+def two_requests(connection: socket.socket) -> None:
+    challenge = line.receive(connection, line.CHALLENGE_BYTES)
+    request = msgspec.msgpack.encode(line.ResultOf("never", bytes(16)))
+    line.send_message(connection, request, line.request_tag(KEY, challenge, request))
+    connection.sendall(b"and more")
+
+
+@pytest.mark.parametrize("say", [junk, too_much, half, another_message, two_requests])
+def test_strangers_are_shown_out_and_do_no_harm(donor: Donor, say: Callable[[socket.socket], None]) -> None:
+    """P6."""
+    with socket.create_connection((HERE, donor.port), LIMIT_S) as connection:
+        say(connection)
+        # Perhaps it was not even read to its end.
+        with contextlib.suppress(ConnectionResetError):
+            while connection.recv(1 << 16):
+                pass
+
+    donor.stage("g", 1, random_state(), 0, 1)
+    assert get(donor).level == 1
+    wait_until(lambda: not donor._strangers and not donor._guests)
+
+
+def test_who_says_nothing_is_shown_out_after_a_while(donor: Donor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(donor_module, "_HELLO_S", 0.2)
+    with socket.create_connection((HERE, donor.port), LIMIT_S) as connection:
+        line.receive(connection, line.CHALLENGE_BYTES)
+
+        assert connection.recv(1) == b""
+
+
+def test_any_number_of_silent_strangers_keep_nobody_out(donor: Donor) -> None:
+    donor.stage("g", 1, random_state(), 0, 1)
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(socket.create_connection((HERE, donor.port), LIMIT_S))
+
+        begin = time.monotonic()
+        assert get(donor).level == 1
+        assert time.monotonic() - begin < AT_ONCE_S
+        assert len(donor._strangers) <= 32
+
+
+def test_more_guests_than_a_donor_serves_are_told_so(donor: Donor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(donor_module, "_MAX_GUESTS", 1)
+    waiting = Background(lambda: remembered(donor, "g"))
+    wait_until(lambda: len(donor._guests) == 1)
+
+    with pytest.raises(SnapshotMissing, match="serves too many others"):
+        remembered(donor, "g")
+
+    donor.remember("g", b"")
+    waiting.outcome()
