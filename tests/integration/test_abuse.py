@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import resource
 import socket
 import struct
 import subprocess
@@ -29,8 +28,8 @@ from craft.wire.client import Client
 from craft.wire.codec import encode, unpack
 
 LIMIT_S = 20.0
-FAST_S = 1.0
-"""A round trip takes some milliseconds; on a machine that is busy with everything at once, not more than this."""
+FAST_S = 0.5
+"""A round trip takes some milliseconds; on a machine that is busy with everything at once, seldom more than this."""
 DEBUG = (
     "import asyncio, logging, sys; logging.basicConfig(level=logging.DEBUG, stream=sys.stderr);"
     " from craft.cli.lighthouse import lighthouse; sys.exit(lighthouse())"
@@ -101,6 +100,12 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     scene.end()
 
 
+def assert_fast(took: list[float]) -> None:
+    """Nearly all are; one now and then may meet a machine that is busy with something else."""
+    assert sorted(took)[len(took) * 9 // 10] < FAST_S, took
+    assert max(took) < 10 * FAST_S, took
+
+
 def is_ended(connection: socket.socket) -> bool:
     """Wait until the other side ends the connection; what it says before does not matter."""
     connection.settimeout(LIMIT_S)
@@ -112,35 +117,37 @@ def is_ended(connection: socket.socket) -> bool:
     return True
 
 
+CROWD = """
+import contextlib, resource, socket, sys
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+kept, tried = [], 0
+while tried < min(10_000, hard - 100):
+    # Some are sent away while they connect.
+    with contextlib.suppress(ConnectionError):
+        source = (f"127.0.0.{2 + tried % 8}", 0)
+        kept.append(socket.create_connection(("127.0.0.1", int(sys.argv[1])), 20, source_address=source))
+    tried += 1
+print(tried, flush=True)
+sys.stdin.read()
+"""
+
+
 def test_thousands_of_silent_connections_keep_no_agent_waiting_P6(scene: Scene) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    wanted = min(10_000, hard - 500)
-    crowd: list[socket.socket] = []
-    try:
-        opener = threading.Thread(target=lambda: crowd.extend(opened(scene, wanted)))
-        opener.start()
-        meanwhile = scene.round_trips(lambda found: found >= 20 and not opener.is_alive())
-        opener.join()
+    command = [sys.executable, "-c", CROWD, str(scene.port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as crowd:
+        assert crowd.stdin is not None and crowd.stdout is not None
+        said: list[str] = []
+        reader = threading.Thread(target=lambda out: said.append(out.readline()), args=(crowd.stdout,))
+        reader.start()
+        meanwhile = scene.round_trips(lambda found: found >= 20 and bool(said))
+        reader.join()
         files = scene.files()
         afterwards = scene.round_trips(lambda found: found >= 20)
-    finally:
-        for connection in crowd:
-            connection.close()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert len(crowd) == wanted
-    assert max(meanwhile + afterwards) < FAST_S
+        crowd.stdin.close()
+    assert int(said[0]) > 1000
+    assert_fast(meanwhile + afterwards)
     assert files < 1200
-
-
-def opened(scene: Scene, count: int) -> Iterator[socket.socket]:
-    """Many connections, from several addresses, that say nothing."""
-    for number in range(count):
-        with contextlib.suppress(ConnectionError):
-            yield scene.connect(f"127.0.0.{2 + number % 8}")
-            continue
-        # Sent away while it connected: it counts as one that was tried.
-        yield socket.socket()
 
 
 def test_requests_that_never_come_to_their_end_are_ended_P6(scene: Scene) -> None:
@@ -169,7 +176,7 @@ def test_requests_that_never_come_to_their_end_are_ended_P6(scene: Scene) -> Non
     assert over.is_set()
     for connection in connections:
         connection.close()
-    assert max(took) < FAST_S
+    assert_fast(took)
 
 
 def headers_for_ever(connection: socket.socket, over: threading.Event) -> None:
@@ -194,7 +201,7 @@ def test_an_agent_that_floods_is_slowed_and_no_other_one_is_P6(scene: Scene) -> 
     took = scene.round_trips(lambda found: found >= 50 and time.monotonic() - bad.began > 5.0)
     lasted = time.monotonic() - bad.began
     bad.end()
-    assert max(took) < FAST_S
+    assert_fast(took)
     # A burst, the rate for as long as it lasted, and what fits into the buffers on the way; unhindered it is far more.
     assert 2000 < bad.sent < 2000 + 500 * lasted + 10_000
 
