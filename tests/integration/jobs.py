@@ -185,6 +185,14 @@ class Job:
     def journal(self) -> list[dict[str, Any]]:
         return list(read_lines(RunDir(self.run_dir).journal))
 
+    def committing(self) -> set[str]:
+        """Workers that have committed a step, dead ones included."""
+        return {file.parent.name for file in self.run_dir.glob("workers/*/steps.jsonl") if file.stat().st_size}
+
+    def wait_for_committing(self, number: int) -> None:
+        """Wait until so many workers have ever committed a step."""
+        wait_for(lambda: len(self.committing()) >= number, f"{number} workers have committed a step")
+
     def members(self) -> list[str]:
         """The workers of the newest generation, in the order of their ranks."""
         made = [line["members"] for line in self.journal() if line.get("action") == "Reconfigure"]

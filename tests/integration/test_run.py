@@ -177,7 +177,7 @@ def test_sigterm_ends_a_job_with_everything_it_started(running: Job) -> None:
 
 
 def test_workers_and_lighthouse_do_not_outlive_a_killed_agent(running: Job) -> None:
-    assert len(running.processes()) == 4
+    assert len(running.processes()) == 5
     running.process.kill()
     running.process.wait()
     assert_all_gone(running)

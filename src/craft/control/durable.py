@@ -18,6 +18,9 @@ from craft.protocol.membership import Generation, Member
 from craft.settings.rundir import write_private
 
 
+_KEPT_GONE = 256
+
+
 class Durable(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the job's state that must not be forgotten."""
 
@@ -27,6 +30,8 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     highest: int = 0
     lost: tuple[Member, ...] = ()
     """Workers that must not act any more; one of them may still be running somewhere."""
+    gone: tuple[str, ...] = ()
+    """Workers that ended or left: their agents may say so once more, and it is no news."""
     draining: tuple[tuple[str, str], ...] = ()
     """Workers that are to leave, and why."""
     winding_down: str | None = None
@@ -69,6 +74,9 @@ def durable_of(state: JobState) -> Durable:
         upcoming=state.upcoming,
         highest=state.highest,
         lost=tuple(view.member for view in state.having("lost") if not view.ended),
+        gone=tuple(
+            view.member.worker_id for view in state.having("lost", "left") if view.ended or view.standing == "left"
+        )[-_KEPT_GONE:],
         draining=tuple(
             (view.member.worker_id, view.draining)
             for view in state.having("waiting", "member")
@@ -95,6 +103,11 @@ def restore(fresh: JobState, durable: Durable | None) -> JobState:
         workers=(
             *(replace(view, draining=leaving.get(view.member.worker_id)) for view in living),
             *(WorkerView(member=member, standing="lost") for member in durable.lost),
+            *(
+                WorkerView(member=Member(worker_id=worker_id), standing="lost", ended=True)
+                for worker_id in durable.gone
+                if worker_id not in inside
+            ),
         ),
         upcoming=durable.upcoming,
         highest=max(state.highest, durable.highest),

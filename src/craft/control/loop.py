@@ -164,8 +164,7 @@ class Loop:
             self.handle(DrainExpired(worker_id=worker_id))
 
     def _look_again(self, generation: int) -> None:
-        current = self._state.generation
-        if current is not None and current.number == generation and generation in self._state.broken:
+        if generation in self.edges.index.wanted and generation in self._state.broken:
             self.handle(GenerationStuck(generation=generation))
 
     def _account(self, before: JobState, event: AnyEvent) -> None:

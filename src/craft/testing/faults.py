@@ -54,6 +54,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Strike when the point is reached for this time, counted in each process; points of each bucket come several times."""
     after: str | None = None
     """Wait at the point until this other one was reached in the same step by another thread, and strike then."""
+    after_file: str | None = None
+    """Strike only once a file of this name is in the run directory."""
     seconds: float = 0.0
     """How long a ``sleep`` is."""
 
@@ -100,6 +102,8 @@ class _Armed:
 
     def _fits(self, fault: Fault, step: int, rank: int | None) -> bool:
         if fault.step not in (None, step) or fault.worker not in (None, self._worker_id):
+            return False
+        if fault.after_file is not None and not (self._run_dir and (self._run_dir / fault.after_file).exists()):
             return False
         return fault.rank is None or fault.rank == (_current_rank() if rank is None else rank)
 

@@ -19,6 +19,7 @@ from craft.snapshots.fetch import Fetched, fetch
 from craft.snapshots.portable import State, load
 from craft.snapshots.state import Stateful
 from craft.worker.commit import Commitments
+from craft.worker.points import reach
 from craft.worker.start import Conditions, compare
 
 _SILENCE_S = 60.0
@@ -66,6 +67,7 @@ class Healing:
             state = State(self._modules, self._registered, msgspec.json.encode(self._conditions))
             self._donor.stage(generation.name, settlement.level, state, donors.index(worker_id), len(donors))
             self._serving = True
+            reach("staged", settlement.level)
 
     def _release(self) -> None:
         """Nobody needs the copy any more."""

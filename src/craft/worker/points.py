@@ -4,6 +4,10 @@ On the main thread, in this order: join, entering, claimed, started, batch, flus
 during its backward), blocks_sent, result_part (sent to one peer, perhaps not yet to the next), result_sent (these three
 for each bucket; on the exchange thread for those exchanged during backward), before_acknowledge, acknowledging,
 committed. On the opening thread: opening, opened.
+
+When somebody joins: staged (a donor's stripe is copied); of the joiner fetched (on a thread of its own: the state is here),
+loaded, replayed (a result that was queued meanwhile). In a collective call between the steps: calling (lengths are
+exchanged), called (everybody's part is here), scored (a batch of an evaluation).
 """
 
 from __future__ import annotations

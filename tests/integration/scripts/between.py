@@ -22,6 +22,8 @@ testing.arm()
 class Heard(torch.nn.Module):
     """What the calls returned, as state: so a worker that heard something else would be found out."""
 
+    seen: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("seen", torch.zeros(4, dtype=torch.float64))

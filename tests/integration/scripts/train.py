@@ -6,6 +6,8 @@ Its own points for faults: forward and backward (each microbatch), update (after
 import argparse
 import faulthandler
 import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=10)
 parser.add_argument("--width", type=int, default=64, help="of the hidden layers; 2000 makes messages of several MB")
 parser.add_argument("--loaders", type=int, default=0, help="loader processes of each worker")
+parser.add_argument("--slow-until", type=Path, help="every microbatch takes longer until this file is there")
 options = parser.parse_args()
 
 # A test whose job hangs asks for the stacks of all threads.
@@ -90,6 +93,8 @@ for step in job.steps(
 ):
     optimizer.zero_grad()
     for x, y in step:
+        if options.slow_until is not None and not options.slow_until.exists():
+            time.sleep(0.01)
         loss = F.cross_entropy(model(x), y)
         loss.backward()
         step.log(loss=loss)

@@ -18,10 +18,14 @@ class BrokenPolicy:
         current = state.generation
         if current is None or state.holding:
             return ()
-        if isinstance(event, ExchangeBroken):
-            return self._broke(state, event)
-        if not isinstance(event, GenerationStuck) or event.generation != current.number or not state.survivors:
+        wanted = [each.number for each in (current, state.upcoming) if each is not None]
+        if isinstance(event, ExchangeBroken) and event.generation in wanted:
+            reason = "a death would show within moments"
+            return (Watch(generation=event.generation, times=1 + state.retries, reason=reason),)
+        if not isinstance(event, GenerationStuck) or event.generation not in wanted or not state.survivors:
             return ()
+        if event.generation != current.number:
+            return self._does_not_open(state, event.generation)
         cut_off = blame(state.survivors, state.complaints)
         if cut_off:
             return tuple(
@@ -31,17 +35,13 @@ class BrokenPolicy:
         reason = f"generation {event.generation} broke though nobody is known to be lost: the same members meet again"
         return (Reconfigure(members=state.survivors, again=True, reason=reason),)
 
-    def _broke(self, state: JobState, event: ExchangeBroken) -> tuple[AnyAction, ...]:
-        assert state.generation is not None
-        if event.generation == state.generation.number:
-            reason = "a death would show within moments"
-            return (Watch(generation=event.generation, times=1 + state.retries, reason=reason),)
-        if state.upcoming is not None and event.generation == state.upcoming.number:
-            joiners = [each for each in state.upcoming.worker_ids if each not in state.members]
-            reason = f"generation {event.generation}, in which it was to join, does not open"
-            # It is in the upcoming generation: its loss leads to a newer one, without it.
-            return tuple(DeclareLost(worker_id=each, source="peers", reason=reason) for each in joiners[:1])
-        return ()
+    def _does_not_open(self, state: JobState, number: int) -> tuple[AnyAction, ...]:
+        """An upcoming generation: whoever was to join in it is followed by another, for whom it may."""
+        assert state.upcoming is not None
+        joiners = [each for each in state.upcoming.worker_ids if each not in state.members]
+        reason = f"generation {number}, in which it was to join, does not open"
+        # The loss of the first leads to a newer generation, in which the others are.
+        return tuple(DeclareLost(worker_id=each, source="peers", reason=reason) for each in joiners[:1])
 
 
 def blame(members: Sequence[str], complaints: Iterable[tuple[str, str]]) -> tuple[str, ...]:
