@@ -42,8 +42,8 @@ test: check packages
 
 bench: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
-	# Both run, whatever the first one finds; a missed bar in either shows in the exit code.
-	$(BIN)/python bench/recovery.py; first=$$?; $(BIN)/python bench/overhead.py && exit $$first
+	# All run, whatever the first ones find; a missed bar in any shows in the exit code.
+	status=0; for each in recovery overhead transfer control; do $(BIN)/python bench/$$each.py || status=1; done; exit $$status
 
 clean:
 	rm -rf $(VENV) build *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,7 +1,7 @@
 """Turns the raw figures of a benchmark into JSON, a text table, a chart and a verdict against the bars.
 
-``recovery.py`` and ``overhead.py`` call ``finish``. ``python bench/report.py bench/results/recovery.json`` writes them
-anew from the raw figures in such a file.
+The benchmarks call ``finish``. ``python bench/report.py bench/results/recovery.json`` writes them anew from the raw figures
+in such a file.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ WORST_BEYOND_STEP_MS = 300.0
 MIN_KILLS = 20
 RATIO_TO_TORCHFT = {"torchft": 40.0, "torchft-tuned": 4.0}
 MAX_OVERHEAD = 1.04
+MIN_TRANSFER_GB_S = 1.0
+MIN_TRANSFER_RATIO = 2.5
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,67 @@ def summarize_overhead(result: dict[str, Any]) -> Summary:
     )
 
 
+def summarize_transfer(result: dict[str, Any]) -> Summary:
+    speeds: dict[str, list[float]] = {}
+    figures: dict[str, Any] = {}
+    rows = []
+    for system, found in result["transfers"].items():
+        speeds[system] = [each["bytes"] / each["transfer_s"] / 1e9 for each in found]
+        medians = {
+            name: statistics.median(each[name] for each in found)
+            for name in ("bytes", "transfer_s", "stage_s", "load_s", "sender_cpu_s", "receiver_cpu_s")
+        }
+        figures[system] = {"gb_s": _spread(speeds[system]), **medians}
+        low, high = min(speeds[system]), max(speeds[system])
+        cpu_s = (medians[f"{side}_cpu_s"] / medians["bytes"] * 1e9 for side in ("sender", "receiver"))
+        times = (_ms(medians[name]) for name in ("stage_s", "load_s"))
+        speed = f"{statistics.median(speeds[system]):.2f}"
+        rows.append(
+            (system, str(len(found)), speed, f"{low:.2f}-{high:.2f}", *times, *(f"{each:.2f}" for each in cpu_s))
+        )
+    for reserved in (False, True):
+        found = [each for each in result["transfers"]["craft"] if each["reserved"] == reserved]
+        if found:
+            staged = [each["bytes"] / each["stage_s"] / 1e9 for each in found]
+            figures["stage, memory reserved" if reserved else "stage, memory fresh"] = {"gb_s": _spread(staged)}
+    return Summary(
+        title=f"State of {figures['craft']['bytes'] / 1e9:.2f} GB from one process to another over loopback",
+        header=(
+            "system",
+            "transfers",
+            "GB/s, median",
+            "min-max",
+            "stage (ms)",
+            "load (ms)",
+            "sender CPU s/GB",
+            "receiver",
+        ),
+        rows=tuple(rows),
+        checks=tuple(_transfer_checks(speeds, figures)),
+        figures=figures,
+    )
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def _transfer_checks(speeds: dict[str, list[float]], figures: dict[str, Any]) -> list[Check]:
+    median = statistics.median(speeds["craft"])
+    ratio = ratio_of_medians(speeds["craft"], speeds["torchft"])
+    figures["craft"]["ratio_to_torchft"] = asdict(ratio)
+    what = "speed of CRAFT, one stripe, checked and authenticated"
+    return [
+        Check(what, f"{median:.2f} GB/s", f"at least {MIN_TRANSFER_GB_S:.1f} GB/s", median >= MIN_TRANSFER_GB_S),
+        Check(
+            "speed of CRAFT over torchft's HTTP transport, medians",
+            f"{ratio.value:.2f} (95% {ratio.low:.2f}-{ratio.high:.2f})",
+            f"at least {MIN_TRANSFER_RATIO}",
+            ratio.value >= MIN_TRANSFER_RATIO,
+        ),
+    ]
+
+
 def _failure_checks(result: dict[str, Any]) -> list[Check]:
     """A job of CRAFT that did not come through weighs more than any figure; one of torchft is only told."""
     systems = [failure["system"] for failure in result["failed"]]
@@ -205,7 +268,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def finish(result: dict[str, Any], out: Path) -> int:
     """Write ``<benchmark>.json``, ``.txt`` and ``.png`` under ``out``, print the verdict, and return an exit status."""
     name = result["benchmark"]
-    summary = summarize_recovery(result) if name == "recovery" else summarize_overhead(result)
+    summarize = {"recovery": summarize_recovery, "overhead": summarize_overhead, "transfer": summarize_transfer}
+    summary = summarize[name](result)
     summary = replace(summary, checks=(*summary.checks, *_failure_checks(result)))
     out.mkdir(parents=True, exist_ok=True)
     whole = {**result, "summary": summary.figures, "checks": [asdict(check) for check in summary.checks]}
@@ -223,8 +287,9 @@ def finish(result: dict[str, Any], out: Path) -> int:
         ]
     )
     (out / f"{name}.txt").write_text(text + "\n")
-    draw = draw_recovery if name == "recovery" else draw_overhead
-    draw(result, summary.figures, out / f"{name}.png")
+    draw = {"recovery": draw_recovery, "overhead": draw_overhead}.get(name)
+    if draw is not None:
+        draw(result, summary.figures, out / f"{name}.png")
     print(text)
     return 0 if all(check.passed for check in summary.checks) else 1
 
