@@ -98,8 +98,7 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
         """Members of the current generation that are not lost and not finished, in the order of their ranks."""
         if self.generation is None:
             return ()
-        present = frozenset(view.member.worker_id for view in self.having("member"))
-        return tuple(worker_id for worker_id in self.generation.worker_ids if worker_id in present)
+        return roster.present(self.workers, self.generation)
 
     @property
     def survivors(self) -> tuple[str, ...]:
@@ -109,7 +108,8 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.upcoming is None:
             return self.members
-        return tuple(worker_id for worker_id in self.members if self.upcoming.rank_of(worker_id) is not None)
+        inside = frozenset(self.upcoming.worker_ids)
+        return tuple(worker_id for worker_id in self.members if worker_id in inside)
 
     @property
     def staying(self) -> tuple[str, ...]:
@@ -287,12 +287,16 @@ def apply(state: JobState, action: AnyAction, nonce: str) -> JobState:
 
 def _make(state: JobState, worker_ids: Iterable[str], nonce: str) -> Generation:
     number = state.highest + 1
-    members = {view.member.worker_id: replace(view.member, since=number) for view in state.workers}
-    if state.generation is None:
-        members = {worker_id: replace(member, since=0) for worker_id, member in members.items()}
-    else:
-        members |= {member.worker_id: member for member in state.generation.members}
-    return Generation(number=number, nonce=nonce, members=tuple(members[worker_id] for worker_id in worker_ids))
+    known = {member.worker_id: member for member in state.generation.members} if state.generation is not None else {}
+
+    def member(worker_id: str) -> Member:
+        if worker_id in known:
+            return known[worker_id]
+        view = state.view(worker_id)
+        assert view is not None
+        return replace(view.member, since=0 if state.generation is None else number)
+
+    return Generation(number=number, nonce=nonce, members=tuple(map(member, worker_ids)))
 
 
 def restarted(state: JobState, durable: Generation | None) -> JobState:

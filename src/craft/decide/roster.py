@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
-from craft.protocol.membership import Member
+from craft.protocol.membership import Generation, Member
 
 
 class View(Protocol):
@@ -48,10 +48,21 @@ def leaving(workers: tuple[View, ...]) -> bool:
     return _roster(workers).leaving()
 
 
+def present(workers: tuple[View, ...], generation: Generation) -> tuple[str, ...]:
+    """Return the ids of those members of a generation that still are members, in the order of their ranks."""
+    return _roster(workers).present(generation)
+
+
 def replaced(workers: tuple[V, ...], view: V) -> tuple[V, ...]:
     """Return the workers with ``view`` in the place of the one of its id; the same if there is none."""
-    position = _roster(workers).positions.get(view.member.worker_id)
-    return workers if position is None else (*workers[:position], view, *workers[position + 1 :])
+    roster = _roster(workers)
+    position = roster.positions.get(view.member.worker_id)
+    if position is None:
+        return workers
+    changed = (*workers[:position], view, *workers[position + 1 :])
+    # Most likely the next to be asked about; should it not be, the way back is found as any other.
+    roster.change(position, changed)
+    return changed
 
 
 class _Roster:
@@ -63,6 +74,7 @@ class _Roster:
         self.positions = {workers[at].member.worker_id: at for at in range(len(workers) - 1, -1, -1)}
         self._groups: dict[str, dict[str, View]] = {}
         self._leaving: bool | None = None
+        self._present: tuple[Generation, tuple[str, ...]] | None = None
 
     def group(self, standing: str) -> dict[str, View]:
         """The workers of one standing by their ids, in their order."""
@@ -75,6 +87,13 @@ class _Roster:
             self._leaving = any(view.draining is not None for view in self.workers if view.standing == "member")
         return self._leaving
 
+    def present(self, generation: Generation) -> tuple[str, ...]:
+        if self._present is None or self._present[0] is not generation:
+            inside = self.group("member")
+            found = tuple(member.worker_id for member in generation.members if member.worker_id in inside)
+            self._present = (generation, found)
+        return self._present[1]
+
     def follow(self, workers: tuple[View, ...]) -> bool:
         """Become the roster of ``workers``, if that is this one's but for one worker; else stay as it is."""
         if len(workers) == len(self.workers) + 1:
@@ -82,27 +101,34 @@ class _Roster:
         if len(workers) != len(self.workers) or not workers:
             return False
         at = _first_difference(self.workers, workers)
-        before, now = self.workers[at], workers[at]
-        if before.member.worker_id != now.member.worker_id or self.workers[at + 1 :] != workers[at + 1 :]:
+        if self.workers[at].member.worker_id != workers[at].member.worker_id:
             return False
+        if self.workers[at + 1 :] != workers[at + 1 :]:
+            return False
+        self.change(at, workers)
+        return True
+
+    def change(self, at: int, workers: tuple[View, ...]) -> None:
+        """Become the roster of ``workers``, where only the one in this place is another, of the same id."""
+        before, now = self.workers[at], workers[at]
         if before.standing == now.standing:
             if now.standing in self._groups:
                 self._groups[now.standing][now.member.worker_id] = now
         else:
-            self._leaving = None
-            self._groups.pop(before.standing, None)
+            self._leaving = self._present = None
+            self._groups.get(before.standing, {}).pop(before.member.worker_id, None)
+            # Where in its new group it belongs is found when somebody asks.
             self._groups.pop(now.standing, None)
         if before.draining != now.draining:
             self._leaving = None
         self.workers = workers
-        return True
 
     def _appended(self, workers: tuple[View, ...]) -> bool:
         new = workers[-1]
         if new.member.worker_id in self.positions or workers[:-1] != self.workers:
             return False
         self.positions[new.member.worker_id] = len(self.workers)
-        self._leaving = None if new.draining is not None else self._leaving
+        self._leaving = self._present = None
         if new.standing in self._groups:
             self._groups[new.standing][new.member.worker_id] = new
         self.workers = workers

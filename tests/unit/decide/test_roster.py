@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from craft.decide.membership import JobState, Standing, WorkerView, observe
-from craft.decide.roster import find, having, leaving, replaced
+from craft.decide.roster import find, having, leaving, present, replaced
 from craft.protocol.events import GenerationEntered, WorkerJoined
-from craft.protocol.membership import Member
+from craft.protocol.membership import Generation, Member
 
 Workers = tuple[WorkerView, ...]
 STANDINGS: tuple[Standing, ...] = ("waiting", "member", "lost", "finished")
@@ -56,6 +56,11 @@ def test_whatever_was_asked_before_the_answers_are_those_of_a_search(changes: li
         tuples.append(workers)
         for wanted in (*((each,) for each in STANDINGS), ("waiting", "member"), STANDINGS):
             assert having(workers, wanted) == tuple(each for each in workers if each.standing in wanted)
+        generation = Generation(number=1, nonce="x", members=tuple(each.member for each in workers[::-2]))
+        members = {each.member.worker_id for each in workers if each.standing == "member"}
+        for _ in range(2):
+            expected_ids = tuple(each for each in generation.worker_ids if each in members)
+            assert present(workers, generation) == expected_ids
         draining = [each for each in workers if each.draining is not None]
         assert leaving(workers) == any(each.standing == "member" for each in draining)
         for name in range(10):
