@@ -21,8 +21,9 @@ class DoorLimits:
 
     stay_s: float = 5.0
     """From the connection to a whole request with the token."""
-    per_address: int = 256
-    strangers: int = 1024
+    per_address: int = 1024
+    """Many: all agents may stand behind one address, and find the lighthouse again at the same moment."""
+    strangers: int = 4096
     connections: int = 16_384
     """In all, those with the token included. Strangers leave room for agents, since there are fewer of them."""
 

@@ -56,6 +56,10 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return refusal(404, f"there is no {request.path} here")
     except web.HTTPException as error:
         return refusal(error.status, error.text or error.reason)
+    except ConnectionError as error:
+        # Whoever asked has gone; nobody will read this.
+        logger.debug("%s %s: %s", request.method, request.path, error)
+        return refusal(400, "the connection was lost")
     except Exception:
         # The edge of the process for this request: the lighthouse must live on, whatever one request does.
         logger.exception("%s %s failed", request.method, request.path)
