@@ -186,6 +186,18 @@ class Hosts:
         except AssertionError as error:
             raise AssertionError(f"{error}{self.tell()}") from None
 
+    def wait_for_committing(self, name: str, number: int) -> None:
+        """Wait until so many workers of a host, dead ones included, have ever committed a step."""
+
+        def there() -> bool:
+            files = self.jobs[name].run_dir.glob("workers/*/steps.jsonl")
+            return sum(1 for file in files if file.stat().st_size) >= number
+
+        try:
+            wait_for(there, f"{number} workers of host {name} have committed a step")
+        except AssertionError as error:
+            raise AssertionError(f"{error}{self.tell()}") from None
+
     def kill(self, name: str) -> None:
         """SIGKILL to the agent of a host."""
         self.jobs[name].process.kill()

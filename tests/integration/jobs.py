@@ -308,9 +308,13 @@ class References:
 
     def digest(self, *arguments: str, workers: int = 4) -> str:
         """The digest that ``train.py`` ends with if nothing fails."""
-        key = (*arguments, str(workers))
+        return self.digest_of(TRAIN, *arguments, workers=workers)
+
+    def digest_of(self, script: Path, *arguments: str, workers: int = 4) -> str:
+        """The digest that a script ends with if nothing fails."""
+        key = (str(script), *arguments, str(workers))
         if key not in self._found:
-            result = self._jobs.run(TRAIN, *arguments, workers=workers)
+            result = self._jobs.run(script, *arguments, workers=workers)
             assert result.exit_code == 0, describe(result)
             assert check(result.run_dir).violations == (), describe(result)
             self._found[key] = result.digest

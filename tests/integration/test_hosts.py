@@ -7,8 +7,12 @@ part of one history (P2, P3).
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +23,9 @@ STEPS = 200
 LENGTH = ("--steps", str(STEPS))
 """Long enough that faults from outside strike while the job goes on."""
 
+REPLACE = {"CRAFT_MAX_RESTARTS": "50"}
+"""Lost workers are replaced; in tests they are not by default, so that what the survivors do shows."""
+
 MakeHosts = Callable[..., Hosts]
 
 
@@ -28,10 +35,17 @@ def reference(references: References) -> str:
     return references.digest(*LENGTH, workers=2)
 
 
-def begin(hosts: Hosts, step: int = 20) -> None:
+def begin(hosts: Hosts, *arguments: str, **more: Any) -> None:
     """Start the job everywhere and wait until it is well under way."""
-    hosts.start_all(*LENGTH)
-    hosts.reach_step(step)
+    hosts.start_all(*LENGTH, *arguments, **more)
+    hosts.reach_step(20)
+
+
+def begin_slowly(hosts: Hosts) -> Path:
+    """The same, with replacement of lost workers; the job is slow until somebody makes the file that is returned."""
+    go = hosts.run_dir.with_name("go")
+    begin(hosts, "--slow-until", str(go), environment=REPLACE)
+    return go
 
 
 def assert_ended_well(hosts: Hosts, *names: str) -> None:
@@ -129,11 +143,13 @@ def test_a_host_that_cannot_reach_the_lighthouse_is_lost_though_it_reaches_the_o
     make_hosts: MakeHosts, reference: str
 ) -> None:
     hosts = make_hosts("a", "b", "c")
-    begin(hosts)
+    begin(hosts, environment={"CRAFT_LEASE_S": "2"})
     hosts.network.cut(LIGHTHOUSE, "b")
     assert_ended_well(hosts, "a", "c")
     hosts.assert_exact(reference, steps=STEPS, lost={"b"})
     assert generations(hosts, "b") == {1}
+    # The others closed their connections to it, so it knows that it has neither an exchange nor a lighthouse.
+    wait_for(lambda: not hosts.living("b"), "its workers end by themselves", 20)
 
 
 def test_a_host_that_hears_and_is_not_heard_is_lost_and_ends_its_workers_P1_P3(
@@ -144,7 +160,7 @@ def test_a_host_that_hears_and_is_not_heard_is_lost_and_ends_its_workers_P1_P3(
     hosts.network.mute("b")
     assert_ended_well(hosts, "a", "c")
     hosts.assert_exact(reference, steps=STEPS, lost={"b"})
-    assert not hosts.living("b"), hosts.tell()
+    wait_for(lambda: not hosts.living("b"), "its workers are ended", 20)
     assert generations(hosts, "b") == {1}
 
 
@@ -158,6 +174,37 @@ def test_a_host_that_is_lost_and_comes_back_when_the_job_is_over_hears_of_that(
     hosts.network.heal()
     hosts.wait("b", limit_s=30)
     hosts.assert_exact(reference, steps=STEPS, lost={"b"})
+
+
+# Replacement.
+
+
+@pytest.mark.parametrize("victim", ["a", "c"])
+def test_a_host_that_was_cut_off_and_comes_back_gets_new_workers_that_join_P1_P3(
+    make_hosts: MakeHosts, reference: str, victim: str
+) -> None:
+    """Once it is the host of the leader, once another."""
+    hosts = make_hosts("a", "b", "c")
+    go = begin_slowly(hosts)
+    hosts.network.cut_off(victim)
+    wait_for(lambda: hosts.events("HostLost"), "it is lost")
+    hosts.network.heal()
+    hosts.wait_for_committing(victim, 2)
+    go.touch()
+    assert_ended_well(hosts)
+    hosts.assert_exact(reference, steps=STEPS, lost={victim})
+    assert hosts.commits(victim)[f"{victim}-w1"][-1].step == STEPS - 1
+
+
+def test_a_worker_that_dies_on_one_of_two_hosts_is_replaced_there_P1_P3(make_hosts: MakeHosts, reference: str) -> None:
+    hosts = make_hosts("a", "b", workers=2)
+    go = begin_slowly(hosts)
+    os.kill(hosts.living("b")["b-w1"], signal.SIGKILL)
+    hosts.wait_for_committing("b", 3)
+    go.touch()
+    assert_ended_well(hosts)
+    hosts.assert_exact(reference, steps=STEPS, lost={"b"}, faults=1)
+    assert hosts.commits("b")["b-w2"][-1].step == STEPS - 1
 
 
 # Networks that are bad for a while, or not bad enough.

@@ -246,7 +246,8 @@ def test_a_worker_killed_while_another_is_drained_P1_P3(replaced: Replaced) -> N
     job = replaced.start(workers=3)
     for number in range(2):
         job.reach_step(6 * (number + 1))
-        victim, leaver = [each for each in job.members() if each in job.pids()][:2]
+        workers = job.client.get_status()["workers"]
+        victim, leaver = [each["worker_id"] for each in workers if each["state"] == "member"][:2]
         job.client.drain(worker_id=leaver)
         time.sleep(0.02 * number)
         job.kill(victim)

@@ -50,6 +50,7 @@ class Seen:
     overdue: WorkerOverdue | None = None
     """What was last found about it."""
     failed: bool = False
+    left: bool = False
     exited: bool = False
 
 
@@ -106,7 +107,8 @@ class Edges:
             seen.generation = report.generation
             if self.index.lives(worker_id):
                 yield GenerationEntered(worker_id=worker_id, generation=report.generation)
-        if report.left and self.index.lives(worker_id):
+        if report.left and not seen.left:
+            seen.left = True
             yield WorkerLeft(worker_id=worker_id, step=report.step)
         if report.complete and self.index.lives(worker_id):
             # It needs nobody any more, and no generation may wait for it: its script may run on for long.
@@ -208,10 +210,8 @@ def _normal(report: WorkerReport, host: str) -> WorkerReport:
     return report
 
 
-def _ending(exited: Exited, seen: Seen | None) -> WorkerFinished | WorkerLeft | WorkerLost:
+def _ending(exited: Exited, seen: Seen | None) -> WorkerFinished | WorkerLost:
     if exited.signal is None and exited.exit_code == 0:
-        if seen is not None and seen.report.left:
-            return WorkerLeft(worker_id=exited.worker_id, step=seen.report.step)
         if seen is None:
             return WorkerFinished(worker_id=exited.worker_id, complete=False)
         report = seen.report
