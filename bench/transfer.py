@@ -28,6 +28,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.jobs import exit_on_sigterm
 from bench.report import environment, finish
 
 from craft.snapshots.donor import Donor
@@ -135,8 +136,6 @@ def send(director: Connection, layers: int) -> None:
     answers["cpu"] = cpu_s
     while True:
         what, *arguments = director.recv()
-        if what == "end":
-            return
         director.send(answers[what](*arguments))
 
 
@@ -155,10 +154,8 @@ class Sender:
         return self._line.recv()
 
     def end(self) -> None:
-        if self._process.is_alive():
-            self._line.send(("end",))
-        self._process.join(10)
         self._process.kill()
+        self._process.join()
 
 
 def receive_craft(sender: Sender, layers: int, parts: int, reserved: bool) -> dict[str, float]:
@@ -213,10 +210,11 @@ def in_new_process(call: Callable[..., dict[str, float]], *arguments: Any) -> di
     theirs.close()
     try:
         found: dict[str, float] = ours.recv()
+        process.join(10)
         return found
     finally:
-        process.join(10)
         process.kill()
+        process.join()
 
 
 def hash_speeds(frame_bytes: int = 1 << 20, total_bytes: int = 1 << 28) -> dict[str, float]:
@@ -266,6 +264,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     args = parse()
+    exit_on_sigterm()
     torch.set_num_threads(1)
     result: dict[str, Any] = {"benchmark": "transfer", "environment": environment(), "failed": []}
     result["hash_gb_s"] = hash_speeds()
