@@ -149,7 +149,7 @@ def _check_stop(world: World, bounds: Bounds) -> None:
     stop = world.job.stopping
     if stop is None:
         return
-    members = world.job.survivors
+    members = world.job.members
     if stop.exit_code != 0 and any(
         worker.name in members and worker.ledger.committed is not None for worker in world.having("running")
     ):

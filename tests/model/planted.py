@@ -19,6 +19,7 @@ from craft.protocol.events import AnyEvent, WorkerFinished
 from craft.protocol.membership import Generation, Settlement
 
 from .rules import Rules
+from .world import Worker
 
 
 def _result_is_enough(ledger: Ledger) -> bool:
@@ -56,9 +57,11 @@ def _forget_what_was_proposed(fresh: JobState, durable: Durable | None) -> JobSt
 REUSES_GENERATION_NUMBERS = Rules(restore=_forget_what_was_proposed)
 
 
-class _WhoLeavesIsStillCounted(LossPolicy):
-    def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
-        return super().decide(replace(state, upcoming=None), event)
+def _never(worker: Worker) -> bool:
+    return False
+
+
+STAYS_THOUGH_ALL_WENT_ON = Rules(must_leave=_never)
 
 
 def _claims_before_the_state_is_there(ledger: Ledger, generation: Generation) -> Ledger:
@@ -87,5 +90,4 @@ def _with(wrong: Policy) -> Rules:
 
 
 WAITS_FOR_THE_FINISHED = _with(_FinishedIsNeverMissed())
-COUNTS_WHO_LEAVES = _with(_WhoLeavesIsStillCounted())
 WAITS_FOR_SPARES = _with(_SparesKeepTheJobOpen())

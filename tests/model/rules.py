@@ -18,6 +18,8 @@ from craft.protocol.actions import AnyAction
 from craft.protocol.events import AnyEvent
 from craft.protocol.membership import Claim, Generation, Settlement
 
+from .world import Worker
+
 SettleFn = Callable[[Sequence[Claim], Callable[[int], int], LossAnswer], Settlement]
 
 
@@ -47,4 +49,6 @@ class Rules:
     apply: Callable[[JobState, AnyAction, str], JobState] = membership.apply
     policies: tuple[policies.Policy, ...] = policies.default_policies()
     durable_of: Callable[[JobState], Durable] = durable_of
+    must_leave: Callable[[Worker], bool] = lambda worker: worker.gone_without
+    """In the workers, this is a question of what they remember, not of a function of ``decide``."""
     restore: Callable[[JobState, Durable | None], JobState] = restore

@@ -102,8 +102,8 @@ PLANTED = {
         Bounds(workers=2, joiners=1, steps=2, microbatches=2, crashes=1, restarts=1),
         "given out twice",
     ),
-    "counts on one that is leaving": (
-        planted.COUNTS_WHO_LEAVES,
+    "stays though all went on without it": (
+        planted.STAYS_THOUGH_ALL_WENT_ON,
         Bounds(steps=2, microbatches=2, drains=1, crashes=1),
         "does not hold the result in between",
     ),

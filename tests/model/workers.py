@@ -36,7 +36,10 @@ def moves(world: World, bounds: Bounds, rules: Rules) -> Moves:
 def _hear(world: World, worker: Worker, rules: Rules) -> Moves:
     """A directive arrives: any that is still under way, in any order."""
     for generation in dict.fromkeys(target.generation for target in world.targets):
-        if generation is not None and is_news(worker, generation):
+        if generation is not None and is_news(worker, generation) and rules.must_leave(worker):
+            # All were ready to go on without it, and some may have: what it has may be old.
+            yield ("leave", worker.name), world.with_worker(replace(worker, status="left"))
+        elif generation is not None and is_news(worker, generation):
             label = ("hear", worker.name, f"generation={generation.name}")
             yield label, _enter(world, worker, generation, rules)
 

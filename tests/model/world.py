@@ -122,6 +122,11 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
         return 0 if self.generation is None else self.generation.number
 
     @property
+    def gone_without(self) -> bool:
+        """Whether it has the result of a step after which all others go on without it."""
+        return self.prepared is not None and self.agreed == self.prepared.number and leaves(self, self.prepared)
+
+    @property
     def acts(self) -> bool:
         """Whether it takes part in the exchange of the generation in its ledger."""
         return self.status in ("running", "cut") and self.ledger.settled

@@ -17,7 +17,6 @@ from craft.protocol.errors import ConfigError
 from craft.protocol.membership import Generation, Member
 from craft.settings.rundir import write_private
 
-
 _KEPT_GONE = 256
 
 

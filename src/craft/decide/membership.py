@@ -101,17 +101,6 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
         return roster.present(self.workers, self.generation)
 
     @property
-    def survivors(self) -> tuple[str, ...]:
-        """Those of ``members`` that can go on if something happens now.
-
-        Whoever the upcoming generation leaves out cannot: the others may have entered it and gone on already.
-        """
-        if self.upcoming is None:
-            return self.members
-        inside = frozenset(self.upcoming.worker_ids)
-        return tuple(worker_id for worker_id in self.members if worker_id in inside)
-
-    @property
     def staying(self) -> tuple[str, ...]:
         """Those of ``members`` that are not about to leave."""
         leaving = frozenset(view.member.worker_id for view in self.having("member") if view.draining is not None)

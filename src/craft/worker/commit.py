@@ -78,6 +78,11 @@ class Commitments:
         self._meeting.agree(combined.ready)
         return self.moved
 
+    def check_leaving(self, combined: Combined | None) -> None:
+        """Raise Left if ``combined``, of a result in hand, says that all go on without this worker."""
+        if combined is not None:
+            self._meeting.check_leaving(combined.ready)
+
     def broke(self, error: Exception) -> None:
         """Say that the group of the generation it acts under broke."""
         self._meeting.broke(self.ledger.generation, error)

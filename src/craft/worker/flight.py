@@ -231,6 +231,7 @@ class Flight:
             # The old group is aborted already, so this returns at once.
             self._exchange.wait()
             if attempt.usable:
+                self._commitments.check_leaving(attempt.combined)
                 self._commitments.completed()
         # What the old group was to receive into may still be written to.
         self._route, self._result = None, None

@@ -239,6 +239,7 @@ class Follower:
 
     def _regroup(self, attempt: Attempt | None) -> None:
         if attempt is not None and attempt.usable:
+            self._commitments.check_leaving(attempt.combined)
             self._commitments.completed()
         self._adopt()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from craft.groups.store import Store
@@ -15,6 +16,8 @@ from craft.worker.channel import Channel
 from craft.worker.job import Job
 from craft.worker.meeting import Meeting
 from craft.worker.points import reach
+
+logger = logging.getLogger(__name__)
 
 _job: Job | None = None
 _channel: Channel | None = None
@@ -59,7 +62,12 @@ def join() -> Job:
         if channel is not None:
             channel.report(broken=Broken(generation=generation, detail=detail, unreachable=unreachable))
 
-    meeting = Meeting(settings.worker_id, settings.address, broke)
+    def left() -> None:
+        logger.info("leaves the job, as it was told")
+        if channel is not None:
+            channel.report(left=True)
+
+    meeting = Meeting(settings.worker_id, settings.address, broke, left)
     reach("join", 0)
     activity().now(Phase.JOINING)
     donor = None

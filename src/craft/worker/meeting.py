@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 from craft.groups.gloo import GlooGroup
 from craft.groups.reach import unreachable
@@ -49,10 +50,13 @@ class _Place:
 class Meeting:
     """The generation that this worker is to act under, the one to come, and their groups."""
 
-    def __init__(self, worker_id: str, address: str, on_broken: OnBroken) -> None:
+    def __init__(
+        self, worker_id: str, address: str, on_broken: OnBroken, on_left: Callable[[], None] = lambda: None
+    ) -> None:
         self._worker_id = worker_id
         self._address = address
         self._on_broken = on_broken
+        self._on_left = on_left
         # Guards everything below; the channel's thread, opening threads and the main thread meet here. Reentrant.
         self._change = threading.Condition()
         self._current: _Place | None = None
@@ -217,8 +221,16 @@ class Meeting:
         with self._change:
             if self._next is not None and self._next.generation.number == number:
                 self._follow()
-            elif self._leaving and self._leaving == number:
-                raise Left(0)
+            self.check_leaving(number)
+
+    def check_leaving(self, number: int) -> None:
+        """Raise Left if every member was ready for generation ``number``, in which this worker is not.
+
+        The others may have entered it and gone on: what this worker has may be old.
+        """
+        with self._change:
+            if self._leaving and self._leaving == number:
+                self._leave()
 
     def _follow(self) -> None:
         if self._current is not None:
@@ -290,9 +302,13 @@ class Meeting:
 
     def _check_gone(self) -> None:
         if self._over is not None:
-            raise Left(0)
+            self._leave()
         if self._fenced is not None:
             raise Fenced(self._fenced)
+
+    def _leave(self) -> NoReturn:
+        self._on_left()
+        raise Left(0)
 
     def close(self) -> None:
         with self._change:

@@ -12,7 +12,6 @@ from craft.protocol.errors import ConfigError
 from craft.worker import seeds
 from craft.worker.data import ENDED
 from craft.worker.flight import PROBE
-from craft.worker.meeting import Left
 from craft.worker.points import reach
 
 if TYPE_CHECKING:
@@ -110,8 +109,5 @@ class Steps:
                         " `for batch in step` must run until it stops by itself"
                     )
             training.end()
-        except Left:
-            training.report(left=True, step=training.applied)
-            raise
         finally:
             training.close()

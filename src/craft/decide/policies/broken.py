@@ -22,18 +22,18 @@ class BrokenPolicy:
         if isinstance(event, ExchangeBroken) and event.generation in wanted:
             reason = "a death would show within moments"
             return (Watch(generation=event.generation, times=1 + state.retries, reason=reason),)
-        if not isinstance(event, GenerationStuck) or event.generation not in wanted or not state.survivors:
+        if not isinstance(event, GenerationStuck) or event.generation not in wanted or not state.members:
             return ()
         if event.generation != current.number:
             return self._does_not_open(state, event.generation)
-        cut_off = blame(state.survivors, state.complaints)
+        cut_off = blame(state.members, state.complaints)
         if cut_off:
             return tuple(
                 DeclareLost(worker_id=worker_id, source="peers", reason=_complaint(worker_id, state.complaints))
                 for worker_id in cut_off
             )
         reason = f"generation {event.generation} broke though nobody is known to be lost: the same members meet again"
-        return (Reconfigure(members=state.survivors, again=True, reason=reason),)
+        return (Reconfigure(members=state.members, again=True, reason=reason),)
 
     def _does_not_open(self, state: JobState, number: int) -> tuple[AnyAction, ...]:
         """An upcoming generation: whoever was to join in it is followed by another, for whom it may."""

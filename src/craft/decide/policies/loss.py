@@ -58,7 +58,7 @@ class LossPolicy:
 
     def _answer(self, state: JobState, event: AnyEvent, gone: tuple[str, ...]) -> tuple[AnyAction, ...]:
         assert state.generation is not None
-        survivors = state.survivors
+        survivors = state.members
         if not survivors and state.having("finished"):
             return (Stop(reason="every worker that is left finished", exit_code=EXIT_FINISHED),)
         if not survivors:
@@ -79,13 +79,13 @@ class LossPolicy:
         return (Reconfigure(members=filled, reason=f"{what}: {self._course(state, filled)}"),)
 
     def _course(self, state: JobState, filled: tuple[str, ...]) -> str:
-        taken = filled[len(state.survivors) :]
+        taken = filled[len(state.members) :]
         verb = "redo" if self._on_loss == "wait" and not taken else _THEN[self._on_loss]
         if not taken:
             return f"{len(filled)} survivors {verb} its microbatches"
         if self._on_loss == "wait":
             return f"{names(taken)} {_take(taken)} and {'computes' if len(taken) == 1 else 'compute'} its microbatches"
-        return f"{names(taken)} {_take(taken)}, {len(state.survivors)} survivors {verb} its microbatches"
+        return f"{names(taken)} {_take(taken)}, {len(state.members)} survivors {verb} its microbatches"
 
     def _held(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
         """Somebody came, or nobody will: does the waiting end?"""
@@ -99,11 +99,11 @@ class LossPolicy:
         filled = _filled(state)
         wanted = state.slots if self._on_loss == "wait" else state.min_workers
         if len(filled) >= wanted:
-            taken = names(filled[len(state.survivors) :])
+            taken = names(filled[len(state.members) :])
             return (Reconfigure(members=filled, reason=f"{taken} took the place of those lost"),)
         if not over:
             return ()
-        if len(filled) < state.min_workers or not state.survivors:
+        if len(filled) < state.min_workers or not state.members:
             return (Stop(reason=too_few(len(filled), state.min_workers), exit_code=EXIT_GIVEN_UP),)
         why = f"nobody came within {self._wait_limit_s:g} s" if expired else "nobody will come"
         return (Reconfigure(members=filled, reason=f"{why}: {len(filled)} workers redo the lost microbatches"),)
@@ -115,8 +115,8 @@ def _take(taken: tuple[str, ...]) -> str:
 
 def _filled(state: JobState) -> tuple[str, ...]:
     """The survivors, with spares in the free slots."""
-    free = max(0, state.slots - len(state.survivors))
-    return (*state.survivors, *state.spares[:free])
+    free = max(0, state.slots - len(state.members))
+    return (*state.members, *state.spares[:free])
 
 
 def _has_entered(state: JobState, worker_id: str) -> bool:

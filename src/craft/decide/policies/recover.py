@@ -17,5 +17,5 @@ class RecoverPolicy:
         if event.generation > current.number:
             # Somebody was told of a generation that this lighthouse does not know: go past it.
             reason = f"generation {event.generation} is running, which the restarted lighthouse did not know"
-            return (Reconfigure(members=state.survivors, reason=reason),)
+            return (Reconfigure(members=state.members, reason=reason),)
         return ()
