@@ -56,7 +56,8 @@ def _tensor_like(like: torch.Tensor, data: bytes) -> torch.Tensor:
 def broadcast_object(training: Training, value: Any) -> Any:
     """Return rank 0's ``value`` on every worker: plain data, as MessagePack has it (tuples come back as lists)."""
     try:
-        own = msgspec.msgpack.encode(value) if training.is_first_to_keep_pace else b""
+        # From everybody: whoever is the first may be lost meanwhile, and then the next one's counts.
+        own = msgspec.msgpack.encode(value)
     except (TypeError, ValueError, OverflowError, UnicodeEncodeError) as error:
         raise ConfigError(
             f"job.broadcast_object takes plain data (numbers, strings, bytes, lists, dicts, None): {error}"

@@ -320,10 +320,6 @@ class Training:
         ledger = self.commitments.ledger
         return [each for each in ledger.members if each not in ledger.idle].index(ledger.worker_id)
 
-    @property
-    def is_first_to_keep_pace(self) -> bool:
-        return not self.behind and self.position == 0
-
     def gather(self, data: bytes) -> list[bytes]:
         """Return everybody's bytes; between two steps only."""
         if self.current is None or not self.current.done or self._ended_loop:
