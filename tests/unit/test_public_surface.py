@@ -44,14 +44,19 @@ def test_importing_craft_imports_no_torch() -> None:
 
 def test_a_job_has_exactly_these_attributes() -> None:
     assert public_names(craft.Job) == [
+        "all_reduce",
+        "barrier",
         "branch",
+        "broadcast_object",
         "device",
         "epoch",
+        "evaluate",
         "generation",
         "is_leader",
         "local_rank",
         "num_replicas",
         "on",
+        "paused",
         "rank",
         "register",
         "replica_rank",

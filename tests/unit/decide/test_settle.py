@@ -4,9 +4,10 @@ import msgspec
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from craft.decide.settle import LossAnswer, settle
-from craft.protocol.errors import ProtocolViolation
+from craft.decide.settle import NO_PART, LossAnswer, settle
+from craft.protocol.errors import ProtocolViolation, StateLost
 from craft.protocol.membership import DROPPED, Claim, Settlement
 
 STEP = 7
@@ -153,10 +154,59 @@ def test_past_the_last_step_there_is_nothing_to_own() -> None:
     [
         [Claim(worker_id="a", committed=6), Claim(worker_id="b", committed=5)],
         [Claim(worker_id="a", committed=7), Claim(worker_id="b", committed=5, result=2)],
-        [Claim(worker_id="a", committed=None), Claim(worker_id="b", committed=None)],
     ],
 )
 def test_claims_that_the_commit_rule_excludes_end_the_job(claims: list[Claim]) -> None:
     """P3: better to stop than to split the history."""
     with pytest.raises(ProtocolViolation):
         settled(claims, 2)
+
+
+def test_where_nobody_has_the_state_nothing_is_left_to_go_on_from() -> None:
+    with pytest.raises(StateLost, match="nothing is left"):
+        settled([Claim(worker_id="a", committed=None), Claim(worker_id="b", committed=None)], 2)
+
+
+def test_under_wait_a_joiner_computes_what_was_lost() -> None:
+    """P2"""
+    claims = [
+        Claim(worker_id="a", committed=5, held=(0,), pending=(1,)),
+        Claim(worker_id="j", committed=None, able=False),
+    ]
+
+    answer = settle(claims, lambda step: 4, "wait")
+
+    assert (answer.owners, answer.given, answer.idle, answer.joiners) == ((0, 0, 1, 1), (2, 3), (), ("j",))
+
+
+def test_who_is_not_able_yet_is_given_nothing_unless_nobody_else_is_there() -> None:
+    """P2"""
+    keeps_up = Claim(worker_id="a", committed=5)
+    catches_up = Claim(worker_id="b", committed=5, able=False)
+
+    assert settled([keeps_up, catches_up], 2).owners == (0, 0)
+    assert settled([keeps_up, catches_up], 2).idle == ("b",)
+    assert settled([catches_up], 2).owners == (0, 0)
+    assert settled([catches_up], 2).idle == ()
+
+
+def test_a_collective_call_that_returned_to_somebody_is_completed_by_all_who_have_its_result() -> None:
+    """P3"""
+    returned, in_hand = (
+        Claim(worker_id="a", committed=5, calls=2),
+        Claim(worker_id="b", committed=5, calls=1, call_result=3),
+    )
+    waiting = Claim(worker_id="b", committed=5, calls=1)
+
+    assert settled([returned, in_hand], 2).calls == 2
+    assert settled([in_hand, replace(in_hand, worker_id="c")], 2).calls == 2
+    assert settled([in_hand, waiting], 2).calls == 1
+    with pytest.raises(ProtocolViolation, match="collective calls"):
+        settled([returned, waiting], 2)
+
+
+def test_who_takes_no_part_in_collective_calls_does_not_count_in_them() -> None:
+    """P3"""
+    claims = [Claim(worker_id="a", committed=5, calls=2), Claim(worker_id="j", committed=5, able=False, calls=NO_PART)]
+
+    assert settled(claims, 2).calls == 2
