@@ -48,6 +48,8 @@ class OwnLighthouse:
         command += ["--wait-limit", str(settings.wait_limit_s)]
         # With one host there is nobody to go on without it: silence of a busy machine must not end the job.
         command += ["--port", str(settings.port), "--heartbeat-limit", str(_OWN_HOST_LIMIT_S)]
+        if settings.chaos:
+            command.append("--chaos")
         if settings.token_file is not None:
             command += ["--token-file", str(settings.token_file)]
         return command

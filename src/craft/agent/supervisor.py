@@ -20,6 +20,7 @@ import msgspec
 
 from craft.agent.crew import Crew
 from craft.agent.forkserver import Ended, Forked, Outgoing, Ready
+from craft.agent.injections import Injections
 from craft.agent.own_lighthouse import OwnLighthouse
 from craft.agent.relay import Relay
 from craft.agent.watch import Watchdog
@@ -64,6 +65,8 @@ class Supervisor:
         """Workers that ended with an error after the job was over."""
         self._watchdog = Watchdog(settings.hang_limits)
         self._draining: asyncio.Task[None] | None = None
+        self._found: dict[str, Any] = {}
+        """The status of a job that runs already, as it was when this agent came."""
         self._lighthouse: OwnLighthouse | None = None
         self._tls: ssl.SSLContext | None = None
         self._fork_server: asyncio.subprocess.Process | None = None
@@ -82,8 +85,16 @@ class Supervisor:
             await self._find_lighthouse()
             self.relay = Relay(self._settings.host, self.url, self.token, self._directed, self._tls)
             self._crew = Crew(
-                self._settings, self._run_dir, self._sockets, state_key(self.token), self._watchdog, self._exhausted
+                self._settings,
+                self._run_dir,
+                self._sockets,
+                state_key(self.token),
+                self._watchdog,
+                self._exhausted,
+                first_number=self._first_number(),
+                world_size=self._found.get("slots"),
             )
+            self._injections = Injections(self._settings.host, self._crew.signal)
             self._watch_over = WatchOver(self._watchdog, self.relay)
             server = await asyncio.start_unix_server(self.relay.serve_worker, path=str(self._socket_path))
             async with server:
@@ -174,7 +185,7 @@ class Supervisor:
         deadline = time.monotonic() + _START_S
         while True:
             try:
-                await asyncio.to_thread(client.get_status)
+                self._found = await asyncio.to_thread(client.get_status)
                 return
             except Unauthorized:
                 file = self._settings.token_file
@@ -217,6 +228,15 @@ class Supervisor:
         assert self._fork_writer is not None
         self._crew.begin(self._fork_writer)
 
+    def _first_number(self) -> int:
+        """Past every worker that an earlier agent of this host started: ids are never used twice."""
+        prefix = self._settings.worker_prefix
+        known = [worker["worker_id"] for worker in self._found.get("workers", ())]
+        numbers = [
+            int(name[len(prefix) :]) for name in known if name.startswith(prefix) and name[len(prefix) :].isdigit()
+        ]
+        return max(numbers, default=-1) + 1
+
     def _exhausted(self, reason: str) -> None:
         assert self.relay is not None
         self.relay.say(exhausted=reason)
@@ -244,6 +264,7 @@ class Supervisor:
     def _directed(self, directive: Directive) -> None:
         for worker_id in directive.fenced:
             self._crew.signal(worker_id, signal.SIGKILL)
+        self._injections.take(directive.injections)
         if directive.stopping or directive.winding_down is not None:
             self._crew.close()
         if directive.stopping:
@@ -261,8 +282,10 @@ class Supervisor:
         """End whoever has neither an exchange nor a lighthouse any more: the job may go on without it elsewhere."""
         assert self.relay is not None
         if self.relay.silent_s() > self._settings.lease_s:
+            waiting = self._watchdog.waiting_s()
             for worker_id, report in self.relay.reports().items():
-                if report.broken is not None and worker_id in self._crew.living:
+                stuck = report.broken is not None or waiting.get(worker_id, 0.0) > self._settings.lease_s
+                if stuck and worker_id in self._crew.living:
                     logger.warning("%s has no exchange, and no lighthouse is in reach: it ends", worker_id)
                     self._crew.signal(worker_id, signal.SIGKILL)
 

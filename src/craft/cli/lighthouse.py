@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 @click.option(
     "--keep", is_flag=True, help="Serve from a child process, and start another one within moments if it is killed."
 )
+@click.option("--chaos", is_flag=True, help="Let 'craft chaos' inject faults without being asked twice.")
 @click.option("--with-parent", is_flag=True, help="End when the process that started this one ends.")
 def lighthouse(
     workers: int,
@@ -84,6 +85,7 @@ def lighthouse(
     tls_key: Path | None,
     heartbeat_limit: float,
     keep: bool,
+    chaos: bool,
     with_parent: bool,
 ) -> None:
     """Run the lighthouse of a job: it knows who is there, decides, and tells.
@@ -109,6 +111,8 @@ def lighthouse(
         on_loss=on_loss,
         wait_limit_s=wait_limit,
         heartbeat_limit_s=heartbeat_limit,
+        chaos=chaos,
+        kept=keep,
     )
     if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key go together")

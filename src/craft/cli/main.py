@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 _COMMANDS = {
+    "chaos": ("craft.cli.chaos", "chaos", "Inject faults into a running job."),
     "demo": ("craft.cli.demo", "demo", "See it work: kill workers of a small job and compare the bits."),
     "drain": ("craft.cli.inspect", "drain", "Let a worker or a host leave in order."),
     "events": ("craft.cli.inspect", "events", "Show what happened in a job."),

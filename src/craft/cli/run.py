@@ -43,6 +43,7 @@ from craft.settings.rundir import PREFIX, RunDir
 @click.option(
     "--check-bits/--no-check-bits", default=None, help="Compare one microbatch's bits between workers at the start."
 )
+@click.option("--chaos", is_flag=True, default=None, help="Let 'craft chaos' inject faults without being asked twice.")
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="A craft.toml.")
 @click.option("-m", "as_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")

@@ -33,6 +33,7 @@ def directive_of(state: JobState, sequence: int) -> Directive:
         fenced=tuple(view.member.worker_id for view in state.having("lost") if not view.ended),
         probe=state.probing,
         winding_down=state.winding_down,
+        injections=state.injections,
         stopping=stop is not None,
         exit_code=stop.exit_code if stop is not None else 0,
         reason=stop.reason if stop is not None else "",

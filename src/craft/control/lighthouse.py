@@ -39,6 +39,10 @@ class LighthouseSettings:
     """A host whose agent is silent for longer is lost."""
     grace_s: float = GRACE_S
     """How long a broken generation is left alone before its members are sent to meet again."""
+    chaos: bool = False
+    """Whether the job was started for faults to be injected."""
+    kept: bool = False
+    """Whether a keeper starts another one when this one is killed."""
 
 
 class AsyncioSurroundings:
@@ -88,6 +92,7 @@ class Lighthouse:
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Gets a sentence if the lighthouse cannot go on."""
         self.url = url
+        self.settings = settings
         self.journal = Journal(run.journal)
         self.lines = LineCounter()
         self.journal.listen(self.lines)
@@ -129,7 +134,7 @@ class Lighthouse:
             for session in self.sessions.by_host.values()
         ]
         own = LighthouseStatus(pid=os.getpid(), url=self.url)
-        return status_of(self.loop.state, self.loop.reports, self.loop.faults, agents, own)
+        return status_of(self.loop.state, self.loop.reports, self.loop.faults, agents, own, chaos=self.settings.chaos)
 
     async def disconnect(self) -> None:
         """End all connections; the journal stays open, since what arrived before is still being handled."""

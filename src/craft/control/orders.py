@@ -6,6 +6,7 @@ import msgspec
 from aiohttp import web
 
 from craft.control.guards import answer, refusal
+from craft.control.injections import InjectionRequest, Injections
 from craft.control.loop import Loop
 from craft.decide.membership import to_drain
 from craft.protocol.actions import AnyAction
@@ -15,15 +16,12 @@ from craft.protocol.events import DrainRequested, StopRequested
 MAX_REASON_CHARS = 2000
 
 
-class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ActionRequest(InjectionRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of ``POST /v1/actions``."""
 
     action: str
-    """``stop`` or ``drain``."""
+    """``stop``, ``drain`` or ``inject``."""
     reason: str = "requested"
-    worker_id: str | None = None
-    host: str | None = None
-    """Who is to leave: exactly one of the two; only with ``drain``."""
     deadline_s: float | None = None
     """After this long, whoever is still there is treated as lost; only with ``drain``."""
 
@@ -31,16 +29,38 @@ class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class Orders:
     """Checks an order and hands it to the loop."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, injections: Injections) -> None:
         self._loop = loop
+        self._injections = injections
 
     def take(self, wanted: ActionRequest) -> web.Response:
         check_reason(wanted.reason)
+        if wanted.action == "inject":
+            return self._inject(wanted)
+        for field in ("kind", "sure", "seconds", "delay_ms"):
+            if getattr(wanted, field) is not None:
+                raise MalformedMessage(f"{field} belongs to 'inject'", field)
         if wanted.action == "stop":
             return self._stop(wanted)
         if wanted.action == "drain":
             return self._drain(wanted)
-        raise MalformedMessage(f"unknown action {wanted.action[:40]!r}: there are 'stop' and 'drain'", "action")
+        raise MalformedMessage(
+            f"unknown action {wanted.action[:40]!r}: there are 'stop', 'drain' and 'inject'", "action"
+        )
+
+    def _inject(self, wanted: ActionRequest) -> web.Response:
+        if wanted.deadline_s is not None:
+            raise MalformedMessage("deadline_s belongs to 'drain'", "deadline_s")
+        event = self._injections.check(wanted)
+        if isinstance(event, web.Response):
+            return event
+        self._loop.handle(event)
+        actions: tuple[AnyAction, ...] = ()
+        if event.kind == "drain":
+            actions = self._loop.handle(DrainRequested(worker_id=event.worker_id, reason=wanted.reason))
+        elif event.kind == "kill-lighthouse":
+            self._injections.kill_lighthouse()
+        return outcome(event, actions, already=False)
 
     def _stop(self, wanted: ActionRequest) -> web.Response:
         if wanted.worker_id is not None or wanted.host is not None:

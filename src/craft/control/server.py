@@ -9,6 +9,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from craft.control.guards import answer, authentication, errors, read_body, refusal
+from craft.control.injections import Injections
 from craft.control.lighthouse import Lighthouse
 from craft.control.orders import ActionRequest, Orders, check_reason, outcome
 from craft.protocol.errors import MalformedMessage
@@ -39,7 +40,7 @@ class Handlers:
     def __init__(self, lighthouse: Lighthouse) -> None:
         self._lighthouse = lighthouse
         self._loop = lighthouse.loop
-        self._orders = Orders(self._loop)
+        self._orders = Orders(self._loop, Injections(lighthouse))
         self._registry = registry_of(self._sample)
 
     async def healthz(self, request: web.Request) -> web.StreamResponse:

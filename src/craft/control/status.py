@@ -54,6 +54,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     upcoming: int | None
     """The generation that is being prepared, if one is."""
     agents: tuple[AgentStatus, ...]
+    settled: bool
+    """Whether every member is known to act under ``generation``."""
+    chaos: bool
+    """Whether the job was started for faults to be injected."""
 
 
 def status_of(
@@ -62,6 +66,7 @@ def status_of(
     faults: Sequence[Fault],
     agents: Sequence[AgentStatus],
     lighthouse: LighthouseStatus,
+    chaos: bool = False,
 ) -> Status:
     """Put together what is known."""
     # The one that is furthest speaks for the job: the others are at most a report behind.
@@ -83,7 +88,14 @@ def status_of(
         exit_code=stop.exit_code if stop is not None else None,
         upcoming=state.upcoming.number if state.upcoming is not None else None,
         agents=tuple(agents),
+        settled=_settled(state),
+        chaos=chaos,
     )
+
+
+def _settled(state: JobState) -> bool:
+    current = state.generation
+    return current is not None and all(view.entered >= current.number for view in state.having("member"))
 
 
 def state_word(state: JobState) -> str:

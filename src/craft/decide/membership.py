@@ -18,6 +18,7 @@ from craft.protocol.events import (
     AnyEvent,
     DrainRequested,
     ExchangeBroken,
+    FaultInjected,
     GenerationEntered,
     HoldExpired,
     HostLost,
@@ -29,6 +30,7 @@ from craft.protocol.events import (
     WorkerLeft,
     WorkerLost,
 )
+from craft.protocol.injections import BY_LIGHTHOUSE, KEPT
 from craft.protocol.membership import Generation, Member
 
 Standing = Literal["waiting", "member", "lost", "left", "finished"]
@@ -83,6 +85,8 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     unreplaced: tuple[str, ...] = ()
     """Hosts that start no more workers in the place of lost ones."""
     failures: tuple[WorkerFailed, ...] = ()
+    injections: tuple[FaultInjected, ...] = ()
+    """The latest faults that agents and workers are to carry out; they decide nothing."""
     winding_down: str | None = None
     """Why the workers are to leave their loops, if they are."""
     stopping: Stop | None = None
@@ -145,6 +149,8 @@ def observe(state: JobState, event: AnyEvent) -> JobState:
         return state
     if isinstance(event, ReplacementsEnded):
         return replace(state, unreplaced=tuple(sorted({*state.unreplaced, event.host})))
+    if isinstance(event, FaultInjected) and event.kind not in BY_LIGHTHOUSE:
+        return replace(state, injections=(*state.injections, event)[-KEPT:])
     if isinstance(event, ExchangeBroken):
         return _broken(state, event)
     if isinstance(event, GenerationEntered):
@@ -254,7 +260,10 @@ def apply(state: JobState, action: AnyAction, nonce: str) -> JobState:
     if isinstance(action, Reconfigure):
         made = _make(state, action.members, nonce)
         retries = state.retries + 1 if action.again else 0
-        return _adopt(replace(state, upcoming=None, recovering=False, retries=retries), made)
+        # What those who meet again found out about each other still holds.
+        complaints = state.complaints if action.again else ()
+        adopted = _adopt(replace(state, upcoming=None, recovering=False, retries=retries), made)
+        return replace(adopted, complaints=complaints)
     if isinstance(action, Propose):
         made = _make(state, action.members, nonce)
         return replace(state, upcoming=made, highest=made.number)

@@ -163,6 +163,19 @@ class GlooGroup:
         self._end(self._gone())
         self._questions.put(None)
 
+    def cut_one(self) -> bool:
+        """Shut one connection down, as a network would that fails between two hosts; False if there is none left.
+
+        There is one connection for each peer, so that one peer is cut off from this member. Which one it is cannot be
+        told: a connection that was accepted says nothing about its other end's rank.
+        """
+        with self._lock:
+            if not self._connections:
+                return False
+            # Not closed: the watching thread looks at it, and abort() closes it with the others.
+            sockets.shut(self._connections[-1])
+            return True
+
     def close(self) -> None:
         self.abort()
 

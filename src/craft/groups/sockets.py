@@ -7,6 +7,7 @@ Gloo's by its ports: either ours is the port of the group's own listening socket
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Collection, Iterator
@@ -64,8 +65,11 @@ def cut(found: Collection[socket.socket]) -> None:
     """Shut the connections down, in both directions, for every process that shares them."""
     for copy in found:
         with copy:
-            try:
-                copy.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                # Not connected any more: the peer was faster.
-                continue
+            shut(copy)
+
+
+def shut(copy: socket.socket) -> None:
+    """Shut one connection down; it stays this process's to close."""
+    # Not connected any more: the peer was faster.
+    with contextlib.suppress(OSError):
+        copy.shutdown(socket.SHUT_RDWR)

@@ -16,6 +16,7 @@ CraftError
 ├── Fenced               the job goes on without this worker; it must end
 ├── StateLost            nobody who is left has the training state
 ├── BitsDiffer           two workers computed different bits where they must be equal
+├── InjectedError        what a fault raises that somebody wanted to see
 └── ProtocolViolation    a promise of the protocol does not hold: a bug in CRAFT
 """
 
@@ -104,6 +105,10 @@ class StateLost(CraftError):
 
 class BitsDiffer(CraftError):
     """Workers that must hold the same bits do not."""
+
+
+class InjectedError(CraftError):
+    """A fault that a test, or ``craft chaos``, wanted."""
 
 
 class ProtocolViolation(CraftError):

@@ -180,6 +180,25 @@ class StateDiverged(Event, frozen=True, kw_only=True, tag=True):
     worker_ids: tuple[str, ...]
 
 
+class FaultInjected(Event, frozen=True, kw_only=True, tag=True):
+    """Somebody wants something to go wrong, to see what follows. In a directive: carried out once, by whom it concerns."""
+
+    injection_id: str
+    """Unique: a directive repeats it."""
+    kind: str
+    """One of ``protocol.injections.KINDS``."""
+    worker_id: str | None = None
+    """The worker that it hits, if it is one."""
+    host: str | None = None
+    """The host whose agent it hits, if it does."""
+    agent_pid: int = 0
+    """The process of that agent: one that is started in its place is not meant."""
+    seconds: float = 0.0
+    """How long it lasts, if it ends by itself."""
+    delay_ms: float = 0.0
+    """How much longer a microbatch takes meanwhile."""
+
+
 class StopRequested(Event, frozen=True, kw_only=True, tag=True):
     """Somebody wants the job to end at the next step boundary: a person, or the script itself."""
 
@@ -206,5 +225,6 @@ AnyEvent = (
     | StepRetried
     | ParametersUnequal
     | StateDiverged
+    | FaultInjected
     | StopRequested
 )

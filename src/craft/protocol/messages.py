@@ -9,7 +9,14 @@ from __future__ import annotations
 
 import msgspec
 
-from craft.protocol.events import ParametersUnequal, StateDiverged, StepRetried, WorkerFailed, WorkerOverdue
+from craft.protocol.events import (
+    FaultInjected,
+    ParametersUnequal,
+    StateDiverged,
+    StepRetried,
+    WorkerFailed,
+    WorkerOverdue,
+)
 from craft.protocol.membership import Generation, Member
 
 PROTOCOL_VERSION = 1
@@ -102,6 +109,8 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The generation whose members are to find out which others they can reach; 0: none."""
     winding_down: str | None = None
     """Why every worker is to leave its loop at the next step boundary, if it is."""
+    injections: tuple[FaultInjected, ...] = ()
+    """Faults that somebody wants to see, the latest few; each is carried out once, by whom it concerns."""
     stopping: bool = False
     """The job is over."""
     exit_code: int = 0

@@ -52,6 +52,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """After SIGTERM, workers of a host in a larger job have this long to leave at a step boundary."""
     lease_s: float = 10.0
     """A worker whose exchange broke ends when its agent could not reach the lighthouse for this long."""
+    chaos: bool = False
+    """Whether this job is there for faults to be injected: ``craft chaos`` then asks nobody."""
     threads: int = 1
     """OMP_NUM_THREADS of every worker: part of the job's identity, since bits depend on it."""
     port: int = 0
@@ -148,6 +150,8 @@ def _check(settings: RunSettings) -> None:
         raise ConfigError(f"--threads {settings.threads}: a worker needs at least 1 thread")
     if settings.lighthouse is not None and settings.token_file is None:
         raise ConfigError("--lighthouse needs --token-file: the file with the token of that lighthouse")
+    if settings.lighthouse is not None and settings.chaos:
+        raise ConfigError("--chaos is for the lighthouse: give it to 'craft lighthouse', not to the hosts of its job")
     if settings.tls_ca is not None and not (settings.lighthouse or "").startswith("https://"):
         raise ConfigError("--tls-ca is for a lighthouse at https://: name one with --lighthouse")
     if not settings.as_module and not Path(settings.script).is_file():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from craft.testing.faults import Fault, InjectedError, arm
+from craft.protocol.errors import InjectedError
+from craft.testing.faults import Fault, arm
 from craft.worker.points import reach
 
 __all__ = ["Fault", "InjectedError", "arm", "reach"]

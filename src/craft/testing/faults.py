@@ -25,16 +25,12 @@ from typing import Literal
 
 import msgspec
 
-from craft.protocol.errors import ConfigError, CraftError
+from craft.protocol.errors import ConfigError, InjectedError
 from craft.settings.testing import FAULTS, read_faults
 from craft.settings.worker import WorkerSettings
 from craft.worker import points
 
 _AFTER_LIMIT_S = 30.0
-
-
-class InjectedError(CraftError):
-    """What a fault of kind ``raise`` raises."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -73,6 +73,12 @@ class Client:
             "POST", "/v1/actions", {"action": "drain", **subject, "reason": reason, "deadline_s": deadline_s}
         )
 
+    def inject(self, kind: str, *, sure: bool = False, **details: str | float | None) -> dict[str, Any]:
+        """Have a fault injected; ``details`` are the other fields of the order. ConfigError if it is refused."""
+        given = {name: value for name, value in details.items() if value is not None}
+        order = {"action": "inject", "kind": kind, **given, **({"sure": True} if sure else {})}
+        return self._ask("POST", "/v1/actions", order)
+
     def events(self, follow: bool = False) -> Iterator[dict[str, Any]]:
         """Yield the lines of the journal; with ``follow``, also those to come, until the lighthouse ends."""
         # The lighthouse sends something every 15 s, so that silence for longer than that means that it is gone.

@@ -13,6 +13,7 @@ from craft.settings.worker import WorkerSettings
 from craft.snapshots.donor import Donor
 from craft.worker.activity import Activity
 from craft.worker.channel import Channel
+from craft.worker.injections import Injections, install
 from craft.worker.job import Job
 from craft.worker.meeting import Meeting
 from craft.worker.points import reach
@@ -86,7 +87,14 @@ def join() -> Job:
             state_port=donor.port,
         )
         channel.report(member=member, joined=not settings.late)
-        channel.listen(meeting.direct)
+        injections = Injections(settings.worker_id, meeting.cut_one)
+        install(injections)
+
+        def directed(directive: Directive) -> None:
+            injections.take(directive)
+            meeting.direct(directive)
+
+        channel.listen(directed)
         if settings.late:
             # The others are on their way: they hear of this one when it can take part at once, at its first step.
             meeting.wait_directive()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -23,6 +24,8 @@ from craft.protocol.messages import Directive
 from craft.worker.points import reach
 
 logger = logging.getLogger(__name__)
+
+_OPEN_LIMIT_S = 15.0
 
 OnBroken = Callable[[int, str, tuple[str, ...]], None]
 
@@ -163,10 +166,14 @@ class Meeting:
         rank = generation.rank_of(self._worker_id)
         assert rank is not None
         reach("opening", self.step, rank)
+        began = time.monotonic()
         try:
-            group = GlooGroup(generation, rank, self._address)
+            group = GlooGroup(generation, rank, self._address, _OPEN_LIMIT_S)
         except GroupError as error:
-            if not place.abandoned:
+            if time.monotonic() - began > _OPEN_LIMIT_S / 2 and not place.abandoned:
+                # Everybody's limit ends at about the same time: first find out who is out of reach, then say it all.
+                self._look(place, str(error))
+            elif not place.abandoned:
                 self.broke(generation.number, error)
             return
         reach("opened", self.step, rank)
@@ -194,14 +201,14 @@ class Meeting:
                 return
             self._probed = number
 
-        def look() -> None:
-            missing = unreachable(place.generation, self._worker_id)
-            if not place.abandoned and missing:
-                self._on_broken(number, f"no connection to {', '.join(missing)}", missing)
-            elif not place.abandoned:
-                self._on_broken(number, "stuck, though every member can be reached", ())
+        args = (place, "stuck, though every member can be reached")
+        threading.Thread(target=self._look, args=args, name=f"craft-probe-{number}", daemon=True).start()
 
-        threading.Thread(target=look, name=f"craft-probe-{number}", daemon=True).start()
+    def _look(self, place: _Place, otherwise: str) -> None:
+        missing = unreachable(place.generation, self._worker_id)
+        if not place.abandoned:
+            detail = f"no connection to {', '.join(missing)}" if missing else otherwise
+            self._on_broken(place.generation.number, detail, missing)
 
     @property
     def ready(self) -> int:
@@ -309,6 +316,12 @@ class Meeting:
     def _leave(self) -> NoReturn:
         self._on_left()
         raise Left(0)
+
+    def cut_one(self) -> bool:
+        """For tests of jobs: cut one connection of the current group; False if it has none."""
+        with self._change:
+            group = self._current.group if self._current is not None else None
+        return group is not None and group.cut_one()
 
     def close(self) -> None:
         with self._change:

@@ -12,6 +12,7 @@ from craft.protocol.errors import ConfigError
 from craft.worker import seeds
 from craft.worker.data import ENDED
 from craft.worker.flight import PROBE
+from craft.worker.injections import strike
 from craft.worker.points import reach
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class Step:
             seeds.seed_all(seeds.derive(training.seed, seeds.COMPUTE, self.number, place))
             reach("batch", self.number)
             training.activity.now(Phase.COMPUTING, self.number, place)
+            strike(self.number)
             yield data
             self.microbatch = None
             scalars = {name: float(value) for name, value in self._scalars.items()}
