@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 
 import psutil
 from bench.commits import Commit, read_commits
@@ -146,16 +147,27 @@ def _members(started: Sequence[subprocess.Popen[bytes]]) -> set[psutil.Process]:
 class CraftJob(Job):
     """``craft run`` of one of the scripts in this folder."""
 
-    def __init__(self, folder: Path, script: str, args: Sequence[str], workers: int) -> None:
+    def __init__(
+        self, folder: Path, script: str, args: Sequence[str], workers: int, options: Sequence[str] = ()
+    ) -> None:
         super().__init__(folder)
         self._run = folder / "run"
-        flags: list[str | Path] = ["--workers", str(workers), "--dir", self._run]
+        flags: list[str | Path] = ["--workers", str(workers), "--dir", self._run, *options]
         command: list[str | Path] = [BIN / "craft", "run", *flags, BENCH / script, *args]
         self.start(command, "craft.log")
 
-    def members(self) -> list[Member]:
+    def status(self) -> dict[str, Any]:
         command: list[str | Path] = [BIN / "craft", "status", "--json", "--dir", self._run]
-        status = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=20).stdout)
+        found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=20).stdout)
+        return found
+
+    def journal(self) -> list[dict[str, Any]]:
+        """What happened so far, oldest first."""
+        complete, _, _ = (self._run / "journal.jsonl").read_text().rpartition("\n")
+        return [json.loads(line) for line in complete.splitlines()]
+
+    def members(self) -> list[Member]:
+        status = self.status()
         workers = [worker for worker in status["workers"] if worker["rank"] is not None]
         return [Member(w["worker_id"], w["pid"]) for w in sorted(workers, key=lambda w: int(w["rank"]))]
 
@@ -181,11 +193,17 @@ class TorchftJob(Job):
         if heartbeat_timeout_ms is not None:
             flags += ["--heartbeat_timeout_ms", str(heartbeat_timeout_ms)]
         self.lighthouse = self.start([BIN / "torchft_lighthouse", *flags, "--bind", f"[::]:{port}"], "lighthouse.log")
+        self._commands: list[list[str | Path]] = []
         self._workers = []
         for rank in range(workers):
             place = ["--rank", rank, "--workers", workers, "--lighthouse", f"http://localhost:{port}"]
-            command: list[str | Path] = [sys.executable, BENCH / script, *map(str, place), *args]
-            self._workers.append(self.start(command, f"{rank}.log"))
+            self._commands.append([sys.executable, BENCH / script, *map(str, place), *args])
+            self._workers.append(self.start(self._commands[rank], f"{rank}.log"))
+
+    def restart(self, name: str) -> None:
+        """Start a process in the place of a dead one, as a supervisor of torchft's workers would."""
+        rank = int(name)
+        self._workers[rank] = self.start(self._commands[rank], f"{rank}-again.log")
 
     @property
     def running(self) -> bool:

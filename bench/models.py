@@ -40,6 +40,15 @@ class Samples(Dataset[Batch]):
         return self._features[index], self._labels[index]
 
 
+class Ballast(nn.Module):
+    """State of a given size that nothing computes with, in tensors of 4 MB: as that of a larger model would be."""
+
+    def __init__(self, megabytes: int) -> None:
+        super().__init__()
+        for number in range(-(-megabytes // 4)):
+            self.register_buffer(f"part{number}", torch.full((1_000_000,), float(number)))
+
+
 def build_model(seed: int = 0) -> nn.Module:
     """Return the network, about 0.7 million parameters, with the same bits for the same seed."""
     torch.manual_seed(seed)

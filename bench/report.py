@@ -13,7 +13,7 @@ import platform
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.charts import draw_overhead, draw_recovery
+from bench.healing_report import summarize_healing
 from bench.stats import Estimate, paired_ratio, ratio_of_means, ratio_of_medians, trimmed_ratio
+from bench.verdict import Check, Summary
 
 MEDIAN_BEYOND_STEP_MS = 75.0
 WORST_BEYOND_STEP_MS = 300.0
@@ -30,31 +32,6 @@ RATIO_TO_TORCHFT = {"torchft": 40.0, "torchft-tuned": 4.0}
 MAX_OVERHEAD = 1.04
 MIN_TRANSFER_GB_S = 1.0
 MIN_TRANSFER_RATIO = 2.5
-
-
-@dataclass(frozen=True)
-class Check:
-    """One bar: what was measured, in words, and whether it holds."""
-
-    what: str
-    measured: str
-    bar: str
-    passed: bool
-
-    def __str__(self) -> str:
-        return f"{'PASS' if self.passed else 'FAIL'}  {self.what}: {self.measured} (bar: {self.bar})"
-
-
-@dataclass(frozen=True)
-class Summary:
-    """A benchmark's result, ready to be shown."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    checks: tuple[Check, ...]
-    figures: dict[str, Any]
-    """The figures behind the rows, for the chart and the JSON file."""
 
 
 def environment() -> dict[str, Any]:
@@ -268,7 +245,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def finish(result: dict[str, Any], out: Path) -> int:
     """Write ``<benchmark>.json``, ``.txt`` and ``.png`` under ``out``, print the verdict, and return an exit status."""
     name = result["benchmark"]
-    summarize = {"recovery": summarize_recovery, "overhead": summarize_overhead, "transfer": summarize_transfer}
+    summarize = {
+        "recovery": summarize_recovery,
+        "overhead": summarize_overhead,
+        "transfer": summarize_transfer,
+        "healing": summarize_healing,
+    }
     summary = summarize[name](result)
     summary = replace(summary, checks=(*summary.checks, *_failure_checks(result)))
     out.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGlo
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.models import Samples, backward, build_model, build_optimizer, endless_batches, update
+from bench.models import Ballast, Samples, backward, build_model, build_optimizer, endless_batches, update
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,9 @@ class Replica:
     """The replica group's own store; it must live as long as the manager."""
 
 
-def join_torchft(rank: int, lighthouse: str, group_timeout_ms: int = 5000) -> Replica:
+def join_torchft(rank: int, lighthouse: str, group_timeout_ms: int = 5000, ballast_mb: int = 0) -> Replica:
     """Build model, optimizer and manager for a replica group of one worker."""
+    ballast = Ballast(ballast_mb)
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     model = build_model()
     inner = build_optimizer(model)
@@ -47,9 +48,10 @@ def join_torchft(rank: int, lighthouse: str, group_timeout_ms: int = 5000) -> Re
     def load_state_dict(state: dict[str, Any]) -> None:
         model.load_state_dict(state["model"])
         inner.load_state_dict(state["optimizer"])
+        ballast.load_state_dict(state["ballast"])
 
     def state_dict() -> dict[str, Any]:
-        return {"model": model.state_dict(), "optimizer": inner.state_dict()}
+        return {"model": model.state_dict(), "optimizer": inner.state_dict(), "ballast": ballast.state_dict()}
 
     manager = Manager(
         pg=ProcessGroupGloo(timeout=timedelta(milliseconds=group_timeout_ms)),
@@ -88,12 +90,13 @@ def main() -> None:
     parser.add_argument(
         "--group-timeout-ms", type=int, default=5000, help="limit of one collective (train_ddp.py: 5000)"
     )
+    parser.add_argument("--ballast-mb", type=int, default=0, help="further state, which only has to be carried along")
     parser.add_argument("--commits", type=Path, required=True, help="folder for this rank's commit lines")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
     batches = endless_batches(Samples(), args.samples, args.rank, args.workers)
-    replica = join_torchft(args.rank, args.lighthouse, args.group_timeout_ms)
+    replica = join_torchft(args.rank, args.lighthouse, args.group_timeout_ms, args.ballast_mb)
     generation, world_size = 0, 0
 
     with (args.commits / f"{args.rank}.jsonl").open("a", buffering=1) as commits:

@@ -206,7 +206,7 @@ def test_the_summary_lists_faults_and_what_they_cost(jobs: Jobs) -> None:
     (victim,) = result.struck.values()
     lines = result.output.splitlines()
     assert any(line.endswith(f"{victim} lost: killed by SIGKILL") for line in lines), result.output
-    assert any("10 steps in" in line and "1 faults, goodput" in line for line in lines), result.output
+    assert any("10 steps in" in line and "1 fault, goodput" in line for line in lines), result.output
     assert any(line.startswith(f"  generation 2: {victim}: ") and line.endswith(" ms lost") for line in lines)
 
 

@@ -35,16 +35,21 @@ class Crew:
         state_key: str,
         watchdog: Watchdog,
         on_exhausted: Callable[[str], None],
+        *,
+        first_number: int = 0,
+        world_size: int | None = None,
     ) -> None:
+        """Ids are counted from ``first_number``; ``world_size`` is that of the whole job, where it has several hosts."""
         self._settings = settings
         self._run_dir = run_dir
         self._sockets = sockets
         self._state_key = state_key
         self._watchdog = watchdog
         self._on_exhausted = on_exhausted
+        self._world_size = world_size
         self._writer: asyncio.StreamWriter | None = None
         self._places: dict[str, int] = {}
-        self._next = 0
+        self._next = first_number
         self._restarts = Restarts()
         self._living: dict[str, int] = {}
         self._awaited: set[str] = set()
@@ -88,12 +93,15 @@ class Crew:
             late=late,
         )
         environment = {
-            "RANK": str(place),
             "LOCAL_RANK": str(place),
-            "WORLD_SIZE": str(self._settings.workers),
+            "LOCAL_WORLD_SIZE": str(self._settings.workers),
+            "WORLD_SIZE": str(self._world_size or self._settings.workers),
             "OMP_NUM_THREADS": str(self._settings.threads),
             **worker.to_environment(),
         }
+        if self._world_size is None:
+            # In a job of several hosts ranks are given out when all have come: job.rank knows.
+            environment["RANK"] = str(place)
         return Fork(
             worker_id=worker_id,
             script=self._settings.script,

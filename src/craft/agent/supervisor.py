@@ -50,6 +50,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int
     reason: str
     traceback: str | None = None
+    faults: tuple[str, ...] | None = None
+    """Those of the whole job, where its journal is on another host; None: see the journal."""
 
 
 class Supervisor:
@@ -105,6 +107,7 @@ class Supervisor:
                 tasks.append(asyncio.create_task(self._tick()))
                 await self._start_workers()
                 outcome = await self._see_out(await self._over)
+                outcome = await self._count_faults(outcome)
         finally:
             for task in tasks:
                 task.cancel()
@@ -301,6 +304,18 @@ class Supervisor:
             await self._crew.end(_LEAVE_S)
         self._watch(self)
         return outcome
+
+    async def _count_faults(self, outcome: Outcome) -> Outcome:
+        """In a job of several hosts only the lighthouse knows what happened on the others."""
+        if self._settings.lighthouse is None:
+            return outcome
+        try:
+            status = await asyncio.to_thread(Client(self.url, self.token, tls=self._tls).get_status)
+        except CraftError as error:
+            logger.info("the lighthouse does not say what happened on other hosts: %s", error)
+            return outcome
+        faults = tuple(f"{', '.join(fault['worker_ids'])}: {fault['reason']}" for fault in status["fault_list"])
+        return msgspec.structs.replace(outcome, faults=faults)
 
     def _after_training(self, outcome: Outcome) -> Outcome:
         """What a script does after its last step may fail, too."""

@@ -224,6 +224,12 @@ class Watchdog:
         """What each worker was doing at the last look, as far as it has said so."""
         return {worker_id: each.doing for worker_id, each in self._watched.items() if each.doing is not None}
 
+    def waiting_s(self) -> dict[str, float]:
+        """For how long each worker that is in the exchange has been there."""
+        now = self._looked or 0.0
+        doing = self.activities()
+        return {each: now - doing[each].since for each in doing if doing[each].phase is Phase.EXCHANGING}
+
     def culprits(self) -> tuple[Suspect, ...]:
         """``look``, and those of it who hold up others; right where every member of the generation is on this host."""
         suspects = {suspect.worker_id: suspect for suspect in self.look()}

@@ -81,7 +81,9 @@ class Display:
 
     def _details(self, leader: WorkerReport, workers: int) -> str:
         metrics = "  ".join(f"{name} {value:.4g}" for name, value in leader.metrics.items())
-        return f"{self._rate:.1f} steps/s  {metrics}  {workers} workers  {self._faults} faults"
+        # Where the journal is on another host, this one does not know.
+        faults = f"  {_count(self._faults, 'fault')}" if self._settings.lighthouse is None else ""
+        return f"{self._rate:.1f} steps/s  {metrics}  {_count(workers, 'worker')}{faults}"
 
     def _show_bar(self, leader: WorkerReport, workers: int) -> None:
         if self._live is None:
@@ -126,12 +128,20 @@ class Display:
         word = "finished" if outcome.exit_code == 0 else f"ended with exit code {outcome.exit_code}"
         self.say(f"craft: {word}: {outcome.reason}")
         training_s = time.time() - self._first_commit if self._first_commit is not None else wall_s
-        self.say(
-            f"  {steps} steps in {wall_s:.1f} s, {self._faults} faults, goodput {100 * goodput(training_s, costs):.2f}%"
-        )
+        if outcome.faults is not None:
+            self.say(f"  {steps} steps in {wall_s:.1f} s, {_count(len(outcome.faults), 'fault')} on all hosts")
+            for fault in outcome.faults:
+                self.say(f"  {fault}")
+            return
+        share = f"goodput {100 * goodput(training_s, costs):.2f}%"
+        self.say(f"  {steps} steps in {wall_s:.1f} s, {_count(self._faults, 'fault')}, {share}")
         for cost in costs:
             lost = "the job ended before the next step" if cost.lost_s is None else f"{1000 * cost.lost_s:.0f} ms lost"
             self.say(f"  generation {cost.generation}: {cost.what}: {lost}")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _sentence(line: dict[str, Any]) -> str:
@@ -161,7 +171,8 @@ def _sentence(line: dict[str, Any]) -> str:
     if event == "WorkerLeft":
         return f"{line['worker_id']} left, as it was told"
     if event == "ReplacementsEnded":
-        return f"host {line['host']} starts no more workers in the place of lost ones: {line['reason']}"
+        asked = line["reason"].startswith("--max-restarts is 0")
+        return "" if asked else f"host {line['host']} starts no more workers in the place of lost ones: {line['reason']}"
     if action == "Hold":
         return str(line["reason"])
     if action == "Propose":

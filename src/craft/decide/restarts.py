@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
+AT_ONCE_S = 0.1
+"""The survivors first: what starts now takes processor time from those who are just redoing a step."""
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 60.0
 MOST_YOUNG = 8
@@ -37,5 +39,5 @@ def worker_ended(restarts: Restarts, *, commits: bool, max_restarts: int) -> tup
     if young >= MOST_YOUNG:
         reason = f"{young} workers in a row died before they committed a step: the next one would, too"
         return replace(restarts, exhausted=reason), None
-    delay_s = 0.0 if young <= 1 else min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (young - 2))
+    delay_s = AT_ONCE_S if young <= 1 else min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (young - 2))
     return replace(restarts, count=restarts.count + 1), delay_s

@@ -10,6 +10,9 @@ from craft.decide.policies.policy import names
 from craft.protocol.actions import AnyAction, DeclareLost, Reconfigure, Watch
 from craft.protocol.events import AnyEvent, ExchangeBroken, GenerationStuck
 
+_PROBED = 5
+"""So many times in a row count as one, where members find out whom they reach: that takes seconds."""
+
 
 class BrokenPolicy:
     """Answers a broken exchange that no death explains: the same members meet again, without those out of reach."""
@@ -21,7 +24,10 @@ class BrokenPolicy:
         wanted = [each.number for each in (current, state.upcoming) if each is not None]
         if isinstance(event, ExchangeBroken) and event.generation in wanted:
             reason = "a death would show within moments"
-            return (Watch(generation=event.generation, times=1 + state.retries, reason=reason),)
+            times = 1 + state.retries
+            if state.probing == event.generation:
+                reason, times = "who is out of reach takes a while to find out", max(times, _PROBED)
+            return (Watch(generation=event.generation, times=times, reason=reason),)
         if not isinstance(event, GenerationStuck) or event.generation not in wanted or not state.members:
             return ()
         if event.generation != current.number:

@@ -1,0 +1,204 @@
+"""A job of two hosts under ``craft chaos``: starts it, starts killed agents again, looks at its resources, ends it.
+
+Enters: a folder, a seed, a length. Leaves: the run directories of all its hosts, what chaos said, a series of resources.
+Both hosts are on this machine, by name alone: the network between them is the loopback.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from craft.protocol.errors import Unreachable
+from craft.settings.rundir import RunDir
+from craft.telemetry.journal import read_lines
+from craft.wire.client import Client
+from tests.integration.jobs import CRAFT, JOB_VARIABLE, Job, Jobs, Result, describe, end, marked, wait_for
+
+from .resources import Resources
+
+SCRIPT = Path(__file__).parent / "scripts" / "endless.py"
+SLOTS = 4
+HOSTS = {"a": ("--spares", "1"), "b": ()}
+"""Two workers on each, and a spare on one."""
+QUICK = {
+    "CRAFT_MAX_RESTARTS": "1000",
+    "CRAFT_HANG_LIMIT_S": "3",
+    "CRAFT_FIRST_STEP_LIMIT_S": "20",
+    "CRAFT_BUCKET_MB": "0.001",
+}
+_SAMPLE_S = 1.0
+_LOOK_S = 0.1
+
+
+class Soak:
+    """One job, from its start to its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run_dir = folder / "lighthouse"
+        self.resources = Resources()
+        self.agents: dict[str, Job] = {}
+        """The newest agent of each host."""
+        self.run_dirs: list[Path] = []
+        self._jobs = Jobs(folder)
+        self._mark = uuid.uuid4().hex
+        self._lighthouse = self._start("lighthouse", "--keep", "--chaos", "--workers", str(SLOTS),
+                                       "--heartbeat-limit", "2")  # fmt: skip
+        self._began = time.monotonic()
+        self._sampled = 0.0
+        self._killed = 0
+
+    # Starting and ending.
+
+    def _start(self, command: str, *options: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{command}.out").open("wb") as out:
+            return subprocess.Popen(
+                [*CRAFT, command, "--dir", str(self.run_dir), *options],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, JOB_VARIABLE: self._mark},
+            )
+
+    def begin(self) -> None:
+        """Start both hosts, and wait until the job trains."""
+        wait_for(lambda: RunDir(self.run_dir).address.exists(), "the lighthouse listens", 20)
+        for host in HOSTS:
+            self._start_agent(host)
+        wait_for(lambda: self.status()["step"] >= 5, "the job trains", 60)
+
+    def _start_agent(self, host: str) -> None:
+        options = ("--lighthouse", self.client.url, "--token-file", str(RunDir(self.run_dir).token), *HOSTS[host])
+        job = self._jobs.start(
+            SCRIPT, "--pause-ms", "10", workers=2, options=options, environment={**QUICK, "CRAFT_HOST": host}
+        )
+        self.agents[host] = job
+        self.run_dirs.append(job.run_dir)
+
+    @property
+    def client(self) -> Client:
+        return Client.of_run(RunDir(self.run_dir))
+
+    def status(self) -> dict[str, Any]:
+        """The job's status; the lighthouse may be away for a moment."""
+
+        def ask() -> dict[str, Any] | None:
+            try:
+                return self.client.get_status()
+            except Unreachable:
+                return None
+
+        return wait_for(ask, "the lighthouse answers", 30)
+
+    def torment(self, seed: int, length_s: float) -> str:
+        """Let chaos loose for so long; agents that it kills are started again. Returns what it said."""
+        chaos = self._start("chaos", "--seed", str(seed), "--every", "5s", "--for", f"{length_s:g}s")
+        while chaos.poll() is None:
+            self._revive()
+            self._look()
+            time.sleep(_LOOK_S)
+        said = (self.folder / "chaos.out").read_text()
+        assert chaos.returncode == 0, said + self.tell()
+        return said
+
+    def _revive(self) -> None:
+        for host, job in self.agents.items():
+            code = job.process.poll()
+            if code is None:
+                continue
+            assert code == -signal.SIGKILL, f"the agent of {host} ended by itself with {code}{self.tell()}"
+            wait_for(lambda job=job: not job.processes(), "its workers end with it", 10)  # type: ignore[misc]
+            self._killed += 1
+            self._start_agent(host)
+
+    def _look(self) -> None:
+        now = time.monotonic() - self._began
+        if now - self._sampled < _SAMPLE_S:
+            return
+        self._sampled = now
+        self.resources.sample("keeper", [self._lighthouse.pid], now)
+        self.resources.sample("agent", [job.process.pid for job in self.agents.values()], now)
+        try:
+            workers = self.client.get_status()["workers"]
+        except Unreachable:
+            return
+        pids = [worker["pid"] for worker in workers if worker["state"] == "member" and worker["pid"]]
+        self.resources.sample("worker", pids, now)
+
+    def recover(self, limit_s: float = 60.0) -> None:
+        """Wait until the job is whole again and gets on."""
+
+        def whole() -> bool:
+            self._revive()
+            status = self.status()
+            members = [worker for worker in status["workers"] if worker["state"] == "member"]
+            everybody = sum(agent["connected"] for agent in status["agents"]) == len(HOSTS)
+            return bool(status["settled"] and everybody and len(members) >= 2 and status["upcoming"] is None)
+
+        self._wait(whole, "the job is whole again", limit_s)
+        reached = self.status()["step"]
+        self._wait(lambda: self.status()["step"] > reached + 20, "the job gets on", limit_s)
+
+    def stop(self, limit_s: float = 60.0) -> dict[str, Result]:
+        """Stop the job as a person would, and wait for the end of every process; returns how each host ended."""
+        self.client.stop("enough")
+        self._wait(lambda: all(job.process.poll() is not None for job in self.agents.values()), "all end", limit_s)
+        results = {host: job.wait(20) for host, job in self.agents.items()}
+        self._lighthouse.terminate()
+        assert self._lighthouse.wait(10) == 0, self.tell()
+        wait_for(lambda: not marked(JOB_VARIABLE, self._mark), "nothing of the lighthouse is left", 10)
+        return results
+
+    def _wait(self, condition: Any, what: str, limit_s: float) -> None:
+        try:
+            wait_for(condition, what, limit_s)
+        except AssertionError as error:
+            self._dump_stacks()
+            raise AssertionError(f"{error}{self.tell()}") from None
+
+    def _dump_stacks(self) -> None:
+        """Have every worker write its stacks into its log."""
+        for worker in self.status()["workers"]:
+            if worker["state"] in ("member", "waiting", "starting") and worker["pid"]:
+                try:
+                    os.kill(worker["pid"], signal.SIGUSR1)
+                except ProcessLookupError:
+                    continue
+        time.sleep(1.0)
+
+    def close(self) -> None:
+        """End whatever is left."""
+        self.resources.write(self.folder / "resources.json")
+        self._jobs.end()
+        if self._lighthouse.poll() is None:
+            self._lighthouse.kill()
+        self._lighthouse.wait()
+        end(marked(JOB_VARIABLE, self._mark))
+
+    # Looking back.
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [line for line in read_lines(RunDir(self.run_dir).journal) if line.get("event") == name]
+
+    def tell(self) -> str:
+        """All that a failed test needs to show."""
+        parts = [f"\nfiles: {self.folder}"]
+        parts += [f"--- {file.name}\n{file.read_text()[-4000:]}" for file in sorted(self.folder.glob("*.out"))]
+        parts += [f"=== host {host}{describe(_so_far(job))}" for host, job in self.agents.items()]
+        return "\n".join(parts)
+
+
+def _so_far(job: Job) -> Result:
+    return Result(
+        exit_code=-1 if job.process.poll() is None else job.process.returncode,
+        output=job.files.with_suffix(".out").read_text(errors="replace"),
+        errors=job.files.with_suffix(".err").read_text(errors="replace"),
+        run_dir=job.run_dir,
+        wall_s=time.monotonic() - job.started,
+    )
