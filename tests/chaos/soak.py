@@ -14,11 +14,12 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from tests.integration.jobs import CRAFT, JOB_VARIABLE, Job, Jobs, Result, describe, end, marked, wait_for
+
 from craft.protocol.errors import Unreachable
 from craft.settings.rundir import RunDir
 from craft.telemetry.journal import read_lines
 from craft.wire.client import Client
-from tests.integration.jobs import CRAFT, JOB_VARIABLE, Job, Jobs, Result, describe, end, marked, wait_for
 
 from .resources import Resources
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.integration.jobs import Jobs, describe
 
 from craft.testing.history import check
-from tests.integration.jobs import Jobs, describe
 
 from .soak import SCRIPT, Soak
 

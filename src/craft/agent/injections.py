@@ -32,8 +32,8 @@ class Injections:
         # What is not in the directive any more does not come back: the set stays small.
         self._done = frozenset(each.injection_id for each in injections)
         for each in new:
-            if each.kind in _SIGNALS and each.worker_id is not None:
-                self._send_signal(each.worker_id, _SIGNALS[each.kind])
-            elif each.kind == "kill-agent" and (each.host, each.agent_pid) == (self._host, os.getpid()):
+            if each.fault in _SIGNALS and each.worker_id is not None:
+                self._send_signal(each.worker_id, _SIGNALS[each.fault])
+            elif each.fault == "kill-agent" and (each.host, each.agent_pid) == (self._host, os.getpid()):
                 logger.warning("killed by an injected fault")
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -74,13 +74,13 @@ class Injections:
             return refusal(
                 409, 'nobody would start this lighthouse again (it has no --keep): add "sure": true', field="sure"
             )
-        return FaultInjected(injection_id=_new_id(), kind="kill-lighthouse")
+        return FaultInjected(injection_id=_new_id(), fault="kill-lighthouse")
 
     def _of_agent(self, wanted: InjectionRequest) -> FaultInjected | web.Response:
         session = self._lighthouse.sessions.by_host.get(wanted.host or "")
         if session is None or session.closed:
             return refusal(404, f"there is no host {wanted.host!r} with an agent that is connected", field="host")
-        return FaultInjected(injection_id=_new_id(), kind="kill-agent", host=wanted.host, agent_pid=session.pid or 0)
+        return FaultInjected(injection_id=_new_id(), fault="kill-agent", host=wanted.host, agent_pid=session.pid or 0)
 
     def _of_worker(self, wanted: InjectionRequest, kind: str) -> FaultInjected | web.Response:
         edges, worker_id = self._lighthouse.loop.edges, wanted.worker_id or ""
@@ -92,7 +92,7 @@ class Injections:
         slow = kind == "slow"
         return FaultInjected(
             injection_id=_new_id(),
-            kind=kind,
+            fault=kind,
             worker_id=worker_id,
             seconds=_number(wanted.seconds, SECONDS, MAX_SECONDS, "seconds") if slow else 0.0,
             delay_ms=_number(wanted.delay_ms, DELAY_MS, MAX_DELAY_MS, "delay_ms") if slow else 0.0,

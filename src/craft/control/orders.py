@@ -56,9 +56,9 @@ class Orders:
             return event
         self._loop.handle(event)
         actions: tuple[AnyAction, ...] = ()
-        if event.kind == "drain":
+        if event.fault == "drain":
             actions = self._loop.handle(DrainRequested(worker_id=event.worker_id, reason=wanted.reason))
-        elif event.kind == "kill-lighthouse":
+        elif event.fault == "kill-lighthouse":
             self._injections.kill_lighthouse()
         return outcome(event, actions, already=False)
 

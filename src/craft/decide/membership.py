@@ -149,7 +149,7 @@ def observe(state: JobState, event: AnyEvent) -> JobState:
         return state
     if isinstance(event, ReplacementsEnded):
         return replace(state, unreplaced=tuple(sorted({*state.unreplaced, event.host})))
-    if isinstance(event, FaultInjected) and event.kind not in BY_LIGHTHOUSE:
+    if isinstance(event, FaultInjected) and event.fault not in BY_LIGHTHOUSE:
         return replace(state, injections=(*state.injections, event)[-KEPT:])
     if isinstance(event, ExchangeBroken):
         return _broken(state, event)

@@ -185,7 +185,7 @@ class FaultInjected(Event, frozen=True, kw_only=True, tag=True):
 
     injection_id: str
     """Unique: a directive repeats it."""
-    kind: str
+    fault: str
     """One of ``protocol.injections.KINDS``."""
     worker_id: str | None = None
     """The worker that it hits, if it is one."""

@@ -78,6 +78,10 @@ class Flight:
     def begin(self) -> None:
         """A step begins; enter a newer generation first, if there is one."""
         self._buffers.begin()
+        self.keep_pace()
+
+    def keep_pace(self) -> None:
+        """Do at a step boundary what all do there, and take part in the step that begins."""
         if not self._commitments.agree(self.combined):
             # Before anything else: what this worker was to compute is its own, and must not be taken for lost. Unless all
             # enter a generation here that they prepared for: then the step is planned anew, and nothing is.

@@ -217,6 +217,9 @@ class Follower:
             commitments.completed()
             commitments.all_acknowledged(combined)
             self._put(attempt)
+            # This worker may have said that it is ready: then all enter the prepared generation at this boundary, and so
+            # does it. (Where the main thread takes over, it does the same.)
+            commitments.agree(combined)
             return
         if attempt.error is not None:
             self._on_broken(attempt.error)

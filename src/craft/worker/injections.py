@@ -41,9 +41,9 @@ class Injections:
         for each in new:
             if each.worker_id != self._worker_id:
                 continue
-            if each.kind == "cut":
+            if each.fault == "cut":
                 logger.warning("an injected fault: %s", "a connection is cut" if self._cut() else "nothing to cut")
-            elif each.kind in ("hang", "slow", "raise"):
+            elif each.fault in ("hang", "slow", "raise"):
                 with self._lock:
                     self._pending.append(each)
 
@@ -54,10 +54,10 @@ class Injections:
         with self._lock:
             due, self._pending = self._pending, []
         for each in due:
-            logger.warning("an injected fault: %s in step %d", each.kind, step)
-            if each.kind == "slow":
+            logger.warning("an injected fault: %s in step %d", each.fault, step)
+            if each.fault == "slow":
                 self._slow = (time.monotonic() + each.seconds, each.delay_ms / 1e3)
-            elif each.kind == "raise":
+            elif each.fault == "raise":
                 raise InjectedError(f"an error was injected into step {step}")
             else:
                 threading.Event().wait()

@@ -204,6 +204,8 @@ class Training:
 
     def begin(self) -> None:
         """The inner loop of a step begins."""
+        # No longer the script's code: whoever waits here, for a generation to be entered, waits for others.
+        self.activity.now(Phase.EXCHANGING, self.applied)
         if not self.flight.gradients.layout.fits():
             # Code between the steps froze or unfroze parameters, and does so on every worker.
             self.flight.gradients.detach()
@@ -251,7 +253,12 @@ class Training:
         self.follower = None
         self.commitments.ledger = books.keeps_pace(self.commitments.ledger)
         self._digest.restart(self.applied + 1)
-        self.flight.take_up()
+        try:
+            # What was replayed last may have said that all enter a generation at this boundary.
+            self.flight.keep_pace()
+        except StateLost:
+            self._state_lost()
+            raise
         logger.info("keeps pace with the others from step %d on", self.applied)
         return False
 
