@@ -27,7 +27,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.agents import Loss, Simulation
-from bench.report import Check, table
+from bench.report import table
+from bench.verdict import Check
 
 from craft.settings.rundir import RunDir
 

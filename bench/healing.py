@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,7 @@ def measure_replacement(job: CraftJob, draw: random.Random) -> dict[str, float]:
         "script_s": joined - born[newcomer],
         "step_s": usual_step_s(job, survivors, killed),
         "longest_step_s": max(
-            longest_s([c for c in commits[name]][: _after(commits[name], first)], joined, float("inf"))
-            for name in survivors
+            longest_s(commits[name][: _after(commits[name], first)], joined, float("inf")) for name in survivors
         ),
     }
 
@@ -194,7 +194,8 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
     def craft(name: str, ballast_mb: int, options: Sequence[str], measure: Any) -> None:
         def go() -> Any:
-            with craft_job(folder / f"{name}-{time.monotonic_ns()}", args.samples, ballast_mb, *options) as job:
+            job = craft_job(folder / f"{name}-{time.monotonic_ns()}", args.samples, ballast_mb, *options)
+            with job:
                 return measure(job)
 
         attempt(name, "craft", go)
@@ -204,20 +205,20 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             place = folder / f"torchft-{time.monotonic_ns()}"
             script_args = ["--commits", str(place), "--ballast-mb", str(args.ballast_mb)]
             script_args += ["--samples", str(args.samples * MICROBATCHES // WORKERS)]
-            with TorchftJob(place, "train_torchft.py", script_args, WORKERS) as job:
+            job = TorchftJob(place, "train_torchft.py", script_args, WORKERS)
+            with job:
                 return measure_torchft(job, draw)
 
         attempt("torchft", "torchft", go)
 
     for number in range(args.rounds):
         draw = random.Random(f"{args.seed} {number}")
-        craft("replacement", args.ballast_mb, (), lambda job: measure_replacement(job, draw))
+        craft("replacement", args.ballast_mb, (), partial(measure_replacement, draw=draw))
         if number < args.torchft_rounds:
             torchft(draw)
-        craft("stopped", 0, (), lambda job: measure_signal(job, draw, signal.SIGSTOP, False))
-        craft("spare", 50, ("--spares", "1"), lambda job: measure_signal(job, draw, signal.SIGKILL, True))
-    draw = random.Random(args.seed)
-    craft("lighthouse", 0, (), lambda job: measure_lighthouse(job, args.lighthouse_kills, draw))
+        craft("stopped", 0, (), partial(measure_signal, draw=draw, number=signal.SIGSTOP, spare=False))
+        craft("spare", 50, ("--spares", "1"), partial(measure_signal, draw=draw, number=signal.SIGKILL, spare=True))
+    craft("lighthouse", 0, (), partial(measure_lighthouse, kills=args.lighthouse_kills, draw=random.Random(args.seed)))
     return {"measured": found, "failed": failed}
 
 

@@ -10,7 +10,6 @@ neither. Example, a quick try:
 from __future__ import annotations
 
 import argparse
-import mmap
 import multiprocessing
 import resource
 import sys
@@ -18,6 +17,7 @@ import time
 import zlib
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ from bench.report import environment, finish
 
 from craft.snapshots.donor import Donor
 from craft.snapshots.fetch import fetch
-from craft.snapshots.portable import State, load, stripe_of
+from craft.snapshots.portable import State, carried_bytes, load, stripe_of
+from craft.snapshots.reserve import Reserve
 
 HERE = "127.0.0.1"
 KEY = bytes(range(32))
@@ -41,7 +42,6 @@ LIMIT_S = 120.0
 WIDTH = 768
 WARM_UP = 1
 """Rounds that are left out."""
-WARM_BYTES = 3 << 30
 
 
 class Worker:
@@ -72,18 +72,6 @@ class Worker:
             param.grad = torch.randn_like(param)
         self.optimizer.step()
         self.optimizer.zero_grad()
-
-
-def warm_memory(size: int) -> None:
-    """Touch memory and give it back, so that what is taken next is there.
-
-    On a virtual machine whose host takes back what is not used, the first touch after a while costs more than the transfer,
-    and whoever comes second would profit from the one before.
-    """
-    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        for begin in range(0, size, 4096):
-            memory[begin] = 1
 
 
 def cpu_s() -> float:
@@ -134,6 +122,7 @@ def send(director: Connection, layers: int) -> None:
 
     answers: dict[str, Callable[..., Any]] = {"reserve": reserve, "stage": stage, "offer": offer, "release": release}
     answers["cpu"] = cpu_s
+    answers["carried"] = lambda: carried_bytes(State(worker.modules, worker.registered, b"").header)
     while True:
         what, *arguments = director.recv()
         director.send(answers[what](*arguments))
@@ -162,13 +151,14 @@ def receive_craft(sender: Sender, layers: int, parts: int, reserved: bool) -> di
     """One transfer by CRAFT, as a worker that joins makes it: into a model that is built already."""
     if reserved:
         sender.ask("reserve", parts)
+    # A worker that joins knows from its agent how much will come, and sets memory aside while its script starts.
+    reserve = Reserve(sender.ask("carried"))
     worker = Worker(layers, seed=2)
+    reserve.take(0)
     offered = sender.ask("stage", parts)
-    warm_memory(WARM_BYTES)
     own, other = cpu_s(), sender.ask("cpu")
-    transfer_s, found = timed(
-        lambda: fetch(offered["places"], "bench", KEY, cancelled=lambda: False, limit_s=LIMIT_S, modules=worker.modules)
-    )
+    fetching = partial(fetch, offered["places"], "bench", KEY, cancelled=lambda: False, limit_s=LIMIT_S)
+    transfer_s, found = timed(partial(fetching, modules=worker.modules, reserve=reserve))
     used = {"receiver_cpu_s": cpu_s() - own, "sender_cpu_s": sender.ask("cpu") - other}
     load_s, _ = timed(lambda: load(found.header, found.tensors, worker.modules, worker.registered))
     sender.ask("release")
@@ -183,7 +173,6 @@ def receive_torchft(sender: Sender, layers: int) -> dict[str, float]:
     transport: Any = HTTPTransport(timeout=timedelta(seconds=LIMIT_S), num_chunks=0)
     worker = Worker(layers, seed=2)
     offered = sender.ask("offer")
-    warm_memory(WARM_BYTES)
     own, other = cpu_s(), sender.ask("cpu")
     limit = timedelta(seconds=LIMIT_S)
     transfer_s, found = timed(lambda: transport.recv_checkpoint(0, offered["metadata"], 1, limit))
@@ -243,8 +232,10 @@ def run(args: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
     transfers: dict[str, list[dict[str, float]]] = {name: [] for name in systems}
     try:
         for turn in range(-WARM_UP, args.rounds):
-            for name, receive in systems.items():
-                found = in_new_process(receive, turn)
+            # Each is the first in its turn: memory that one gives back is there for the next, and not for nothing.
+            order = [*systems][turn % len(systems) :] + [*systems][: turn % len(systems)]
+            for name in order:
+                found = in_new_process(systems[name], turn)
                 speed = found["bytes"] / found["transfer_s"] / 1e9
                 print(f"{'warm-up' if turn < 0 else turn}, {name}: {speed:.2f} GB/s", flush=True)
                 if turn >= 0:

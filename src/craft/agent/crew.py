@@ -35,6 +35,7 @@ class Crew:
         state_key: str,
         watchdog: Watchdog,
         on_exhausted: Callable[[str], None],
+        carried_bytes: Callable[[], int],
         *,
         first_number: int = 0,
         world_size: int | None = None,
@@ -46,6 +47,7 @@ class Crew:
         self._state_key = state_key
         self._watchdog = watchdog
         self._on_exhausted = on_exhausted
+        self._carried_bytes = carried_bytes
         self._world_size = world_size
         self._writer: asyncio.StreamWriter | None = None
         self._places: dict[str, int] = {}
@@ -91,6 +93,7 @@ class Crew:
             activity=self._activity(worker_id),
             state_key=self._state_key,
             late=late,
+            carried_bytes=self._carried_bytes() if late else 0,
         )
         environment = {
             "LOCAL_RANK": str(place),

@@ -72,6 +72,10 @@ class Relay:
     def reports(self) -> dict[str, WorkerReport]:
         return {report.member.worker_id: report for report in self.report.workers}
 
+    def carried_bytes(self) -> int:
+        """How much memory a worker that joins should set aside; 0 while nobody here knows."""
+        return max((report.carried_bytes for report in self.report.workers), default=0)
+
     def ended(self, exited: Exited) -> None:
         """A worker's process ended; the lighthouse hears of it at once."""
         for known in (self._workers, self._found, self._phases):

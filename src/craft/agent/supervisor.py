@@ -93,6 +93,7 @@ class Supervisor:
                 state_key(self.token),
                 self._watchdog,
                 self._exhausted,
+                self.relay.carried_bytes,
                 first_number=self._first_number(),
                 world_size=self._found.get("slots"),
             )

@@ -172,7 +172,9 @@ def _sentence(line: dict[str, Any]) -> str:
         return f"{line['worker_id']} left, as it was told"
     if event == "ReplacementsEnded":
         asked = line["reason"].startswith("--max-restarts is 0")
-        return "" if asked else f"host {line['host']} starts no more workers in the place of lost ones: {line['reason']}"
+        return (
+            "" if asked else f"host {line['host']} starts no more workers in the place of lost ones: {line['reason']}"
+        )
     if action == "Hold":
         return str(line["reason"])
     if action == "Propose":

@@ -55,6 +55,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The last settlement that lost work, for the journal."""
     microbatches: int | None = None
     """Into how many the global batch is cut, once the loop has begun."""
+    carried_bytes: int = 0
+    """How much memory a joiner should set aside for the state, beside that of the model; 0: not known yet."""
     left: bool = False
     """Whether it left the job at a step boundary, as it was told."""
     state_gone: int = 0

@@ -98,6 +98,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         activity: Path,
         state_key: str,
         late: bool,
+        carried_bytes: int,
     ) -> WorkerSettings:
         return WorkerSettings(
             worker_id=worker_id,
@@ -108,6 +109,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             activity=activity,
             state_key=state_key,
             late=late,
+            carried_bytes=carried_bytes,
             local_rank=place,
             on_loss=self.on_loss,
             check_bits=self.check_bits,

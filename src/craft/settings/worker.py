@@ -23,6 +23,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: Path | None = None
     activity: Path | None = None
     """File in memory in which this worker says what it is doing; None: it does not."""
+    carried_bytes: int = 0
+    """How much memory the state of the job will take here beside that of the model; 0: not known."""
     state_key: str = ""
     """The key, in hexadecimal, by which workers of one job know each other when they hand over state."""
     local_rank: int = 0

@@ -23,7 +23,8 @@ from craft.protocol.errors import ConfigError
 from craft.snapshots import line
 from craft.snapshots.memory import carve, room
 from craft.snapshots.portable import State, encode_header, stripe_of
-from craft.snapshots.staged import Reserve, Staged
+from craft.snapshots.reserve import Reserve
+from craft.snapshots.staged import Staged
 
 logger = logging.getLogger(__name__)
 

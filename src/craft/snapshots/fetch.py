@@ -31,6 +31,7 @@ from craft.protocol.errors import (
 from craft.snapshots import line
 from craft.snapshots.landing import Landing
 from craft.snapshots.portable import Header
+from craft.snapshots.reserve import Reserve
 
 Place = tuple[str, int]
 
@@ -57,19 +58,21 @@ def fetch(
     cancelled: Callable[[], bool] | threading.Event,
     limit_s: float,
     modules: Mapping[str, torch.nn.Module] | None = None,
+    reserve: Reserve | None = None,
 ) -> Fetched:
     """Fetch the state that is staged under ``name``: stripe i from ``places[i]``, all in parallel.
 
     Waits for donors that have not staged it yet. ``limit_s`` is the longest silence of a donor that is put up with, not the
     time that all of it may take. Bytes of parameters and buffers of ``modules`` are received into these directly: after an
-    error they hold anything. Nothing is written any more once this has returned or raised.
+    error they hold anything. What else there is goes into memory of ``reserve``, where that is enough. Nothing is written any
+    more once this has returned or raised.
 
     Raises SnapshotMissing, SnapshotCorrupt, Unreachable, BitsDiffer (donors hold different states), SnapshotAborted.
     """
     line.check_key(key)
     if not places:
         raise SnapshotMissing(f"nobody has the state {name}")
-    landing = Landing(len(places), modules or {})
+    landing = Landing(len(places), modules or {}, reserve)
     calls = _Calls(limit_s)
     for part, place in enumerate(places):
         request = line.StripeOf(name, part, len(places), secrets.token_bytes(16))

@@ -17,6 +17,7 @@ from craft.protocol.errors import BitsDiffer, SnapshotCorrupt
 from craft.snapshots.line import FRAME_BYTES
 from craft.snapshots.memory import DTYPES, carve, room, view_of
 from craft.snapshots.portable import Header, Layout, decode_header, entry_bytes, flat_form, stripe_of, targets
+from craft.snapshots.reserve import Reserve
 from craft.snapshots.skeleton import Entry
 
 _ALIGN = 64
@@ -29,8 +30,9 @@ class Landing:
     header: Header
     tensors: list[torch.Tensor]
 
-    def __init__(self, of: int, modules: Mapping[str, torch.nn.Module]) -> None:
+    def __init__(self, of: int, modules: Mapping[str, torch.nn.Module], reserve: Reserve | None = None) -> None:
         self._of = of
+        self._reserve = reserve
         self._modules = modules
         # Guards the making of what follows: the first stripe whose header is here does it.
         self._lock = threading.Lock()
@@ -41,7 +43,7 @@ class Landing:
         with self._lock:
             if self._data is None:
                 self.header = decode_header(data)
-                self.tensors = _make_room(self.header, targets(self._modules))
+                self.tensors = _make_room(self.header, targets(self._modules), self._reserve)
                 self._layout = Layout(self.header.entries)
                 self._memory = [view_of(tensor) for tensor in self.tensors]
                 self._data = data
@@ -62,22 +64,40 @@ class Landing:
             yield [self._memory[index][start:stop] for index, start, stop in pieces]
 
 
-def _make_room(header: Header, own: Mapping[Entry, torch.Tensor]) -> list[torch.Tensor]:
+def _make_room(header: Header, own: Mapping[Entry, torch.Tensor], reserve: Reserve | None) -> list[torch.Tensor]:
     """Return a tensor for every entry: that of a module where it fits, else one in new memory.
 
     The tensors of one registered object share their memory, in large pages. So it is given back as a whole when the object
-    has copied them and lets go.
+    has copied them and lets go. What was set aside is one piece for all.
     """
     tensors: list[torch.Tensor] = []
     numbered = enumerate(header.entries)
+    if reserve is not None:
+        return _in_one_piece(header, own, reserve)
     for _, group in itertools.groupby(numbered, key=lambda each: (each[0] < header.module_entries, _owner(each[1]))):
         entries = [(entry, own.get(entry) if index < header.module_entries else None) for index, entry in group]
-        sizes = [0 if target is not None else -(-entry_bytes(entry) // _ALIGN) * _ALIGN for entry, target in entries]
+        sizes = [0 if target is not None else _aligned(entry) for entry, target in entries]
         memory = room(sum(sizes))
         begins = itertools.accumulate(sizes, initial=0)
         for (entry, target), begin in zip(entries, begins, strict=False):
             tensors.append(target if target is not None else _tensor(memory, begin, entry))
     return tensors
+
+
+def _in_one_piece(header: Header, own: Mapping[Entry, torch.Tensor], reserve: Reserve) -> list[torch.Tensor]:
+    found = [own.get(entry) if index < header.module_entries else None for index, entry in enumerate(header.entries)]
+    memory = reserve.take(
+        sum(_aligned(entry) for entry, target in zip(header.entries, found, strict=True) if target is None)
+    )
+    tensors, begin = [], 0
+    for entry, target in zip(header.entries, found, strict=True):
+        tensors.append(target if target is not None else _tensor(memory, begin, entry))
+        begin += 0 if target is not None else _aligned(entry)
+    return tensors
+
+
+def _aligned(entry: Entry) -> int:
+    return -(-entry_bytes(entry) // _ALIGN) * _ALIGN
 
 
 def _owner(entry: Entry) -> str:

@@ -74,6 +74,12 @@ class Layout:
             index += 1
 
 
+def carried_bytes(header: Header) -> int:
+    """Bytes that a joiner must make room for: all but those of parameters and buffers, which it has already."""
+    # As each tensor begins on a boundary of its own, a little more than they are.
+    return sum(entry_bytes(entry) + 64 for entry in header.entries[header.module_entries :])
+
+
 def entry_bytes(entry: Entry) -> int:
     return math.prod(entry.shape) * DTYPES[entry.dtype].itemsize
 

@@ -1,4 +1,4 @@
-"""A staged stripe, and memory set aside for the next one.
+"""A staged stripe.
 
 Enters: the bytes that a donor has copied. Leaves: the same bytes and the hash of each frame of them, which a thread of its own
 makes. ``donor.py`` owns them.
@@ -6,13 +6,12 @@ makes. ``donor.py`` owns them.
 
 from __future__ import annotations
 
-import mmap
 import threading
 
 import torch
 
 from craft.snapshots import line
-from craft.snapshots.memory import carve, room, view_of
+from craft.snapshots.memory import view_of
 
 
 class Staged:
@@ -55,23 +54,3 @@ class Staged:
             self._ended = True
             self._more.notify_all()
         self.thread.join()
-
-
-class Reserve:
-    """Memory that a thread of its own touches before it is needed."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._memory = room(size)
-        self._thread = threading.Thread(target=self._touch, name="craft-donor-reserve", daemon=True)
-        self._thread.start()
-
-    def _touch(self) -> None:
-        carve(self._memory, 0, self._size).zero_()
-
-    def take(self, size: int) -> mmap.mmap:
-        if size > self._size:
-            return room(size)
-        # Otherwise it would erase what is copied there meanwhile.
-        self._thread.join()
-        return self._memory

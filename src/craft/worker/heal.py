@@ -16,7 +16,8 @@ from craft.protocol.errors import ConfigError
 from craft.protocol.membership import Generation, Settlement
 from craft.snapshots.donor import Donor
 from craft.snapshots.fetch import Fetched, fetch
-from craft.snapshots.portable import State, load
+from craft.snapshots.portable import State, carried_bytes, load
+from craft.snapshots.reserve import Reserve
 from craft.snapshots.state import Stateful
 from craft.worker.commit import Commitments
 from craft.worker.points import reach
@@ -37,7 +38,10 @@ class Healing:
         modules: Mapping[str, torch.nn.Module],
         registered: Mapping[str, Stateful],
         conditions: Conditions,
+        reserve: Reserve | None = None,
     ) -> None:
+        """``reserve`` is memory that was set aside for the state, if this worker came later than others."""
+        self._reserve = reserve
         self._donor = donor
         self._key = key
         self._commitments = commitments
@@ -69,6 +73,10 @@ class Healing:
             self._serving = True
             reach("staged", settlement.level)
 
+    def carried_bytes(self) -> int:
+        """How much memory a joiner should set aside."""
+        return carried_bytes(State(self._modules, self._registered, b"").header)
+
     def _release(self) -> None:
         """Nobody needs the copy any more."""
         if self._serving and self._donor is not None:
@@ -89,7 +97,15 @@ class Healing:
     def fetch(self, generation: Generation, donors: tuple[str, ...], cancelled: threading.Event) -> Fetched:
         """Fetch the whole state from the donors, a stripe from each; blocks, on a thread that may."""
         places = [(member.address, member.state_port) for member in generation.members if member.worker_id in donors]
-        return fetch(places, generation.name, self._key, cancelled=cancelled, limit_s=_SILENCE_S, modules=self._modules)
+        return fetch(
+            places,
+            generation.name,
+            self._key,
+            cancelled=cancelled,
+            limit_s=_SILENCE_S,
+            modules=self._modules,
+            reserve=self._reserve,
+        )
 
     def load(self, fetched: Fetched) -> None:
         """Put a fetched state into this worker's own objects; it is bit for bit that of the donors then."""
@@ -98,6 +114,7 @@ class Healing:
         if problem is not None:
             raise ConfigError(problem)
         load(fetched.header, fetched.tensors, self._modules, self._registered)
+        self._reserve = None
 
 
 def donors_of(generation: Generation, settlement: Settlement) -> tuple[str, ...]:

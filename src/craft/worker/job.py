@@ -12,6 +12,7 @@ from craft.protocol.errors import ConfigError
 from craft.protocol.events import Event
 from craft.settings.worker import WorkerSettings
 from craft.snapshots.donor import Donor
+from craft.snapshots.reserve import Reserve
 from craft.snapshots.state import Stateful
 from craft.worker import between
 from craft.worker.activity import Activity
@@ -38,12 +39,14 @@ class Job:
         channel: Channel | None,
         activity: Activity,
         donor: Donor | None,
+        reserve: Reserve | None = None,
     ) -> None:
         self._settings = settings
         self._meeting = meeting
         self._channel = channel
         self._activity = activity
         self._donor = donor
+        self._reserve = reserve
         self._commitments = Commitments(settings.worker_id, meeting, settings.on_loss)
         self._modules: dict[str, torch.nn.Module] = {}
         self._registered: dict[str, Stateful] = {}
@@ -130,6 +133,7 @@ class Job:
             channel=self._channel,
             activity=self._activity,
             donor=self._donor,
+            reserve=self._reserve,
             commitments=self._commitments,
             modules=self._modules,
             registered=self._registered,

@@ -11,6 +11,7 @@ from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import Broken, Directive, WorkerReport
 from craft.settings.worker import WorkerSettings
 from craft.snapshots.donor import Donor
+from craft.snapshots.reserve import Reserve
 from craft.worker.activity import Activity
 from craft.worker.channel import Channel
 from craft.worker.injections import Injections, install
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 _job: Job | None = None
 _channel: Channel | None = None
 _activity: Activity | None = None
+_reserve: Reserve | None = None
 
 
 def connect() -> Channel | None:
@@ -33,6 +35,14 @@ def connect() -> Channel | None:
         report = WorkerReport(member=_member(settings), pid=os.getpid())
         _channel = Channel(settings.socket, report, activity().beat)
     return _channel
+
+
+def set_aside() -> None:
+    """Take memory for the state that a worker which comes later will get, while its script starts."""
+    global _reserve
+    settings = WorkerSettings.from_environment()
+    if settings.carried_bytes:
+        _reserve = Reserve(settings.carried_bytes)
 
 
 def activity() -> Activity:
@@ -100,7 +110,7 @@ def join() -> Job:
             meeting.wait_directive()
         else:
             meeting.wait_generation()
-    _job = Job(settings, meeting, channel, activity(), donor)
+    _job = Job(settings, meeting, channel, activity(), donor, _reserve)
     activity().now(Phase.STARTING)
     return _job
 

@@ -29,6 +29,7 @@ def run_script(script: str, arguments: Sequence[str], *, as_module: bool, worker
     run_dir = WorkerSettings.from_environment().run_dir
     stacks.register(RunDir(run_dir).stacks(worker_id) if run_dir is not None else None)
     channel = join.connect()
+    join.set_aside()
     sys.argv = [script, *arguments]
     code = 0
     try:

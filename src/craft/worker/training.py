@@ -16,6 +16,7 @@ from craft.protocol.events import Event, GenerationEntered, StateDiverged, StepR
 from craft.protocol.membership import DROPPED, Settlement
 from craft.settings.worker import WorkerSettings
 from craft.snapshots.donor import Donor
+from craft.snapshots.reserve import Reserve
 from craft.snapshots.state import Leaf, RotatingDigest, Stateful, digest, module_leaves, registered_leaves
 from craft.worker.activity import Activity
 from craft.worker.buffers import Buffers
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SMOOTHING = 0.1
+_STATE_IS_BUILT = 2
+"""By this step optimizers have made their state: what a joiner will get is as large as it is going to be."""
 
 
 class Training:
@@ -54,6 +57,7 @@ class Training:
         channel: Channel | None,
         activity: Activity,
         donor: Donor | None,
+        reserve: Reserve | None,
         commitments: Commitments,
         modules: Mapping[str, torch.nn.Module],
         registered: Mapping[str, Stateful],
@@ -85,7 +89,7 @@ class Training:
         self._exchange = ExchangeThread(self._exchange_broke)
         self._digest = RotatingDigest(settings.digest_bytes)
         self._chronicle = Chronicle(settings.run_dir, settings.worker_id)
-        self.healing = Healing(donor, settings.state_key_bytes, commitments, modules, registered, conditions)
+        self.healing = Healing(donor, settings.state_key_bytes, commitments, modules, registered, conditions, reserve)
         self._calls = Calls(commitments, donor, settings.state_key_bytes, self._regroup_between_steps)
         self.follower: Follower | None = None
         self._warm = False
@@ -301,6 +305,8 @@ class Training:
         self.activity.now(Phase.UPDATING, number)
         flight.probe_wanted = False
         self.healing.committed()
+        if number == _STATE_IS_BUILT and self._channel is not None:
+            self.report(urgent=False, carried_bytes=self.healing.carried_bytes())
         self._ended = combined.ended or combined.stop is not None
         if combined.stop is not None:
             self._emit(StopRequested(reason=combined.stop))

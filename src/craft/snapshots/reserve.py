@@ -1,0 +1,32 @@
+"""Memory set aside before it is needed: for the next stripe of a donor, for the state that a joiner expects.
+
+The first touch of memory can cost more than what is then written there. A thread of its own takes that cost early.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+
+from craft.snapshots.memory import carve, room
+
+
+class Reserve:
+    """Memory that a thread of its own touches before it is needed."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._memory = room(size)
+        self._thread = threading.Thread(target=self._touch, name="craft-reserve", daemon=True)
+        self._thread.start()
+
+    def _touch(self) -> None:
+        carve(self._memory, 0, self._size).zero_()
+
+    def take(self, size: int) -> mmap.mmap:
+        """Return memory for ``size`` bytes: what was set aside if it is enough, the same one again if asked again."""
+        if size > self._size:
+            return room(size)
+        # Otherwise it would erase what is copied there meanwhile.
+        self._thread.join()
+        return self._memory
