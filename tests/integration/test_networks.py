@@ -1,4 +1,4 @@
-"""Wanted of jobs of several hosts: put it beside tests/integration/test_hosts.py."""
+"""Jobs of several hosts that heal: hosts that come back, links that carry nothing, a host that leaves in order."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def lost_hosts(hosts: Hosts) -> set[str]:
 def test_workers_that_stay_out_of_reach_of_the_lighthouse_end_by_themselves(
     make_hosts: MakeHosts, reference: str, how: str
 ) -> None:
-    """DESIGN 4: if its exchange broke and no lighthouse is in reach for the limit, a worker ends itself."""
+    """The job may go on without them elsewhere, and they could not know."""
     hosts = make_hosts("a", "b")
     go = begin(hosts)
     if how == "cut":
@@ -124,3 +124,18 @@ def test_the_summary_of_a_host_counts_the_faults_of_the_job(make_hosts: MakeHost
     begin(hosts).touch()
     hosts.kill("b")
     assert "1 fault" in hosts.wait("a")["a"].output
+
+
+def test_a_host_that_gets_sigterm_leaves_in_order_with_nothing_lost_P1_P2(make_hosts: MakeHosts, reference: str) -> None:
+    hosts = make_hosts("a", "b", workers=2)
+    go = begin(hosts)
+    hosts.jobs["b"].process.terminate()
+    (left,) = hosts.wait("b").values()
+    assert left.exit_code == 75, hosts.tell()
+    assert "preempted by SIGTERM" in left.output
+    go.touch()
+    assert_ended_well(hosts, "a")
+    assert_one_history(hosts, reference)
+    assert hosts.events("StepRetried") == []
+    assert hosts.lost() == set()
+    assert len(hosts.events("WorkerLeft")) == 2
