@@ -27,16 +27,7 @@ def make_source(
     num_workers: int | None,
 ) -> tuple[Source, int | None, Settings]:
     """Return the source, the number of steps (None: until the streams end), and the settings all workers must share."""
-    _check_number("microbatches", microbatches)
-    for name, value in (("steps", steps), ("epochs", epochs)):
-        if value is not None:
-            _check_number(name, value)
-    if num_workers is not None:
-        _check_number("num_workers", num_workers, at_least=0)
-    if not isinstance(seed, int):
-        raise ConfigError(f"job.steps(seed={seed!r}): seed is a whole number")
-    if steps is not None and epochs is not None:
-        raise ConfigError("job.steps(steps=..., epochs=...): give one of them, not both")
+    _check_numbers(microbatches, steps, epochs, num_workers, seed)
     settings: Settings = {"microbatches": microbatches, "steps": steps, "epochs": epochs, "seed": seed}
     if isinstance(data, IterableDataset):
         raise ConfigError(
@@ -56,6 +47,46 @@ def make_source(
         data, collate_fn, num_workers, shuffle, global_batch, drop_last, options = _take_over(
             data, collate_fn, num_workers, shuffle, global_batch
         )
+    batch = _check_dataset(data, global_batch, drop_last, steps, epochs)
+    order = Order(
+        length=len(data),
+        global_batch=batch,
+        microbatches=microbatches,
+        seed=seed,
+        shuffle=True if shuffle is None else shuffle,
+        drop_last=drop_last,
+    )
+    total = steps if steps is not None else (epochs or 0) * order.steps_per_pass
+    settings |= {"global_batch": batch, "samples": len(data), "shuffle": shuffle, "drop_last": drop_last}
+    source = MapSource(
+        data,
+        order,
+        seed=seed,
+        total_steps=total,
+        collate=collate_fn,
+        num_workers=num_workers or 0,
+        loader_options=options,
+    )
+    return source, total, settings
+
+
+def _check_numbers(
+    microbatches: int, steps: int | None, epochs: int | None, num_workers: int | None, seed: int
+) -> None:
+    _check_number("microbatches", microbatches)
+    for name, value in (("steps", steps), ("epochs", epochs)):
+        if value is not None:
+            _check_number(name, value)
+    if num_workers is not None:
+        _check_number("num_workers", num_workers, at_least=0)
+    if not isinstance(seed, int):
+        raise ConfigError(f"job.steps(seed={seed!r}): seed is a whole number")
+    if steps is not None and epochs is not None:
+        raise ConfigError("job.steps(steps=..., epochs=...): give one of them, not both")
+
+
+def _check_dataset(data: Any, global_batch: int | None, drop_last: bool, steps: int | None, epochs: int | None) -> int:
+    """Raise ConfigError unless ``data`` is a dataset that is enough for a step; return the size of a step."""
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise ConfigError(
             f"job.steps({type(data).__qualname__}): data is a dataset with __getitem__ and __len__, a DataLoader, or a function"
@@ -67,26 +98,7 @@ def make_source(
         raise ConfigError(f"the dataset has {len(data)} samples: not enough for one step of {global_batch}")
     if steps is None and epochs is None:
         raise ConfigError("job.steps() needs steps=... or epochs=...: when is the job finished?")
-    order = Order(
-        length=len(data),
-        global_batch=global_batch,
-        microbatches=microbatches,
-        seed=seed,
-        shuffle=True if shuffle is None else shuffle,
-        drop_last=drop_last,
-    )
-    total = steps if steps is not None else (epochs or 0) * order.steps_per_pass
-    settings |= {"global_batch": global_batch, "samples": len(data), "shuffle": shuffle, "drop_last": drop_last}
-    source = MapSource(
-        data,
-        order,
-        seed=seed,
-        total_steps=total,
-        collate=collate_fn,
-        num_workers=num_workers or 0,
-        loader_options=options,
-    )
-    return source, total, settings
+    return global_batch
 
 
 def _check_number(name: str, value: object, at_least: int = 1) -> None:
