@@ -16,6 +16,7 @@ from typing import Any
 
 from tests.integration.jobs import CRAFT, JOB_VARIABLE, Job, Jobs, Result, describe, end, marked, wait_for
 
+from craft.protocol import injections
 from craft.protocol.errors import Unreachable
 from craft.settings.rundir import RunDir
 from craft.telemetry.journal import read_lines
@@ -27,6 +28,8 @@ SCRIPT = Path(__file__).parent / "scripts" / "endless.py"
 SLOTS = 4
 HOSTS = {"a": ("--spares", "1"), "b": ()}
 """Two workers on each, and a spare on one."""
+# Whoever is drained is not replaced, so that the job would dwindle if that came as often as the rest.
+KINDS = ",".join([*(kind for kind in injections.KINDS if kind != "drain"), *injections.KINDS])
 QUICK = {
     "CRAFT_MAX_RESTARTS": "1000",
     "CRAFT_HANG_LIMIT_S": "3",
@@ -99,7 +102,7 @@ class Soak:
 
     def torment(self, seed: int, length_s: float) -> str:
         """Let chaos loose for so long; agents that it kills are started again. Returns what it said."""
-        chaos = self._start("chaos", "--seed", str(seed), "--every", "5s", "--for", f"{length_s:g}s")
+        chaos = self._start("chaos", "--seed", str(seed), "--every", "5s", "--kinds", KINDS, "--for", f"{length_s:g}s")
         while chaos.poll() is None:
             self._revive()
             self._look()

@@ -7,6 +7,7 @@ every worker is killed and the fork server ends: workers do not outlive their ag
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import selectors
 import signal
@@ -194,6 +195,9 @@ def main() -> None:
     import craft.worker.run  # noqa: F401
 
     torch.set_num_threads(torch.get_num_threads())
+    # What is imported stays for good. Not looked through again, it does not keep workers from finding their own garbage,
+    # and stays shared between them.
+    gc.freeze()
     ForkServer(socket.socket(fileno=fd)).serve()
     # Taking torch down in order would keep the agent waiting for the better part of a second.
     os._exit(0)

@@ -97,14 +97,19 @@ class GlooGroup:
         answer: _Answer = queue.SimpleQueue()
         with self._lock:
             if self._over is not None:
-                raise self._over
+                raise self._over.with_traceback(None)
             self._answers.add(answer)
         self._questions.put((list(pending), answer))
         error = answer.get()
         with self._lock:
             self._answers.discard(answer)
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                # Its traceback has this frame, which must not have it in turn: they, and what was to be received, would
+                # stay until the garbage collector finds them.
+                del error, pending, answer
 
     def _wait_loop(self) -> None:
         """Wait in Gloo for whoever calls ``wait_all``.

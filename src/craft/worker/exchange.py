@@ -63,7 +63,7 @@ class Attempt:
         try:
             self._route.post(self.result.tensors)
         except GroupError as error:
-            self.error = error
+            self.error = _bare(error)
 
     def overlap(self, bucket: int) -> None:
         """Exchange a bucket that is ready, and those that waited for it; on the exchange thread."""
@@ -72,7 +72,7 @@ class Attempt:
             try:
                 self._exchange_bucket()
             except GroupError as error:
-                self.error = error
+                self.error = _bare(error)
 
     def finish(self, word: Word) -> bool:
         """Exchange what is left and say ``word``; True if every member has acknowledged the whole result."""
@@ -82,7 +82,7 @@ class Attempt:
             if self.error is None:
                 self._finish(word)
         except GroupError as error:
-            self.error = error
+            self.error = _bare(error)
         return self.error is None
 
     def _finish(self, word: Word) -> None:
@@ -158,3 +158,14 @@ class ExchangeThread:
                 attempt.bug = error
             if attempt.error is not None:
                 self._on_error(attempt)
+            # While this thread waits for the next one, it must not keep this one, and its group, alive.
+            del item, attempt
+
+
+def _bare(error: GroupError) -> GroupError:
+    """``error`` without the frames it came through: by them the attempt, its group and itself would keep each other alive.
+
+    The group's sockets and threads would then last until the garbage collector looks at old objects, which it hardly does.
+    """
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
