@@ -16,7 +16,7 @@ from craft.decide import ledger as books
 from craft.decide.ledger import Ledger
 from craft.decide.settle import LossAnswer, settle
 from craft.groups.group import Group
-from craft.protocol.errors import GroupError
+from craft.protocol.errors import GroupError, StateLost
 from craft.protocol.membership import Claim, Generation, Settlement
 from craft.protocol.word import Combined
 from craft.worker.gather import gather
@@ -41,7 +41,10 @@ _decode = msgspec.msgpack.Decoder(Entry).decode
 class Commitments:
     """Owns the ledger."""
 
-    def __init__(self, worker_id: str, meeting: Meeting, on_loss: LossAnswer) -> None:
+    def __init__(
+        self, worker_id: str, meeting: Meeting, on_loss: LossAnswer, on_state_lost: Callable[[int], None]
+    ) -> None:
+        """``on_state_lost(generation)`` is called before StateLost is raised, whoever catches it."""
         self.ledger = Ledger(worker_id=worker_id)
         self.generation: Generation | None = None
         self.group: Group | None = None
@@ -55,6 +58,7 @@ class Commitments:
         """After a generation was entered without state: what the others told of theirs."""
         self._meeting = meeting
         self._on_loss = on_loss
+        self._on_state_lost = on_state_lost
 
     @property
     def step(self) -> int:
@@ -111,7 +115,11 @@ class Commitments:
             reach("claimed", self.step)
             claims = [entry.claim for entry in entries]
             self.started = any(other.started for other in claims)
-            settlement = settle(claims, size_of, self._on_loss)
+            try:
+                settlement = settle(claims, size_of, self._on_loss)
+            except StateLost:
+                self._on_state_lost(generation.number)
+                raise
             self.ledger = books.settled(self.ledger, settlement)
             if not self.ledger.whole:
                 self.trained = next(entry.trainable for entry in entries if entry.claim.committed is not None)

@@ -24,6 +24,7 @@ from craft.worker.gradients import Flats, Gradients
 from craft.worker.layout import Layout
 from craft.worker.points import reach
 from craft.worker.route import Route, word_bytes
+from craft.worker.voice import Voice
 
 PROBE = -1
 """In place of a microbatch: microbatch 0 is computed once more, only to compare its bits."""
@@ -42,7 +43,7 @@ class Flight:
         leaves: Callable[[], list[Leaf]],
         size_of: Callable[[int], int],
         on_settled: Callable[[Settlement, bool], None],
-        on_broken: Callable[[Attempt], None],
+        voice: Voice,
     ) -> None:
         """``on_settled(settlement, level)``: whether the state here is that of the step that goes on, or an update is due."""
         self.gradients = gradients
@@ -62,7 +63,7 @@ class Flight:
         self._leaves = leaves
         self._size_of = size_of
         self._on_settled = on_settled
-        self._on_broken = on_broken
+        self._voice = voice
         self._records: dict[int, Record] = {}
         self._attempt: Attempt | None = None
         self._route: Route | None = None
@@ -198,7 +199,7 @@ class Flight:
                 self._late = False
                 self._start_attempt()
                 return False
-            self._check_bits(attempt.combined)
+            self._compare_bits(attempt.combined)
             self._commitments.completed()
             idle = self._commitments.ledger.idle
             self._commitments.all_acknowledged(attempt.combined)
@@ -207,7 +208,7 @@ class Flight:
                 self._digest.restart(self.step)
             self._committed(attempt)
             return True
-        self._on_broken(attempt)
+        self._voice.broke(attempt)
         self._commitments.await_move()
         return False
 
@@ -249,6 +250,13 @@ class Flight:
             # Between two microbatches the buffers are those of neither.
             self._buffers.restore()
         self._on_settled(settlement, not commits)
+
+    def _compare_bits(self, combined: Combined) -> None:
+        try:
+            self._check_bits(combined)
+        except BitsDiffer as error:
+            self._voice.diverged(error, combined.step, self._commitments.ledger.members)
+            raise
 
     def _check_bits(self, combined: Combined) -> None:
         members = self._commitments.ledger.members

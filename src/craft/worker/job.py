@@ -24,6 +24,7 @@ from craft.worker.sources import make_source
 from craft.worker.start import Conditions
 from craft.worker.steps import Steps
 from craft.worker.training import Training
+from craft.worker.voice import Voice
 
 M = TypeVar("M", bound=torch.nn.Module)
 E = TypeVar("E", bound=Event)
@@ -43,11 +44,11 @@ class Job:
     ) -> None:
         self._settings = settings
         self._meeting = meeting
-        self._channel = channel
         self._activity = activity
         self._donor = donor
         self._reserve = reserve
-        self._commitments = Commitments(settings.worker_id, meeting, settings.on_loss)
+        self._voice = Voice(settings.worker_id, meeting, channel, self._emit)
+        self._commitments = Commitments(settings.worker_id, meeting, settings.on_loss, self._voice.state_lost)
         self._modules: dict[str, torch.nn.Module] = {}
         self._registered: dict[str, Stateful] = {}
         self._handlers: list[tuple[type[Event], Callable[[Any], None]]] = []
@@ -130,7 +131,7 @@ class Job:
         self._training = Training(
             settings=self._settings,
             meeting=self._meeting,
-            channel=self._channel,
+            voice=self._voice,
             activity=self._activity,
             donor=self._donor,
             reserve=self._reserve,
@@ -141,10 +142,8 @@ class Job:
             seed=seed,
             total_steps=total_steps,
             conditions=Conditions.here(self.device, settings | self._settings.shared()),
-            emit=self._emit,
         )
-        if self._channel is not None:
-            self._channel.report(microbatches=count)
+        self._voice.report(microbatches=count)
         return Steps(self._training)
 
     def on(self, event: type[E], handler: Callable[[E], None]) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
 from craft.decide import ledger as books
 from craft.protocol.activity import Phase
-from craft.protocol.errors import BitsDiffer, ConfigError, GroupError, StateLost
-from craft.protocol.events import Event, GenerationEntered, StateDiverged, StepRetried, StopRequested, WorkerLost
-from craft.protocol.membership import DROPPED, Settlement
+from craft.protocol.errors import ConfigError, GroupError
+from craft.protocol.events import StopRequested
+from craft.protocol.membership import Settlement
 from craft.settings.worker import WorkerSettings
 from craft.snapshots.donor import Donor
 from craft.snapshots.reserve import Reserve
@@ -21,20 +21,20 @@ from craft.snapshots.state import Leaf, RotatingDigest, Stateful, digest, module
 from craft.worker.activity import Activity
 from craft.worker.buffers import Buffers
 from craft.worker.calls import Calls
-from craft.worker.channel import Channel
 from craft.worker.chronicle import Chronicle
 from craft.worker.commit import Commitments
 from craft.worker.data import Source
-from craft.worker.exchange import Attempt, ExchangeThread
+from craft.worker.exchange import ExchangeThread
 from craft.worker.flight import PROBE, Flight
-from craft.worker.follow import Follower
 from craft.worker.gather import gather
 from craft.worker.gradients import Gradients
 from craft.worker.heal import Healing
+from craft.worker.joining import Joining
 from craft.worker.layout import Layout, trainable_of
 from craft.worker.meeting import Meeting
 from craft.worker.points import reach
 from craft.worker.start import Conditions, check_conditions, make_equal
+from craft.worker.voice import Voice
 
 if TYPE_CHECKING:
     from craft.worker.steps import Step
@@ -54,7 +54,7 @@ class Training:
         *,
         settings: WorkerSettings,
         meeting: Meeting,
-        channel: Channel | None,
+        voice: Voice,
         activity: Activity,
         donor: Donor | None,
         reserve: Reserve | None,
@@ -65,7 +65,6 @@ class Training:
         seed: int,
         total_steps: int | None,
         conditions: Conditions,
-        emit: Callable[[Event], None],
     ) -> None:
         self.settings = settings
         self.commitments = commitments
@@ -79,20 +78,18 @@ class Training:
         self.applied = 0
         """The step that the script is in: for a joiner that catches up, behind that of the others."""
         self._meeting = meeting
-        self._channel = channel
+        self._voice = voice
         self._modules = modules
         self._registered = registered
         self._conditions = conditions
-        self._emit = emit
         self._params = _parameters(modules)
         self._buffers = Buffers(list(modules.values()))
-        self._exchange = ExchangeThread(self._exchange_broke)
+        self._exchange = ExchangeThread(voice.broke)
         self._digest = RotatingDigest(settings.digest_bytes)
         self._chronicle = Chronicle(settings.run_dir, settings.worker_id)
         self.healing = Healing(donor, settings.state_key_bytes, commitments, modules, registered, conditions, reserve)
         self._calls = Calls(commitments, donor, settings.state_key_bytes, self._regroup_between_steps)
-        self.follower: Follower | None = None
-        self._warm = False
+        self._joining: Joining | None = None
         self._expected: tuple[int, tuple[int, ...]] | None = None
         self._ended = False
         self._ended_loop = False
@@ -113,7 +110,7 @@ class Training:
             self.leaves,
             self.source.size_of,
             self.settled,
-            self._exchange_broke,
+            self._voice,
         )
 
     @property
@@ -128,7 +125,7 @@ class Training:
         """Meet the others, and make sure that all begin from the same state under the same conditions."""
         self.activity.now(Phase.JOINING, 0)
         if self.settings.late:
-            self.report(joined=True)
+            self._voice.report(joined=True)
         settlement = self._regroup()
         # A loss meanwhile leads to another round, unless somebody has come through: then all have, and may be on their way.
         while not self.commitments.started:
@@ -136,11 +133,11 @@ class Training:
                 self._compare()
                 self.commitments.started = True
             except GroupError as error:
-                self._meeting.broke(self.commitments.ledger.generation, error)
+                self.commitments.broke(error)
                 self.commitments.await_move()
                 settlement = self._regroup()
         reach("started", self.commitments.step)
-        self.report(total_steps=self.total_steps)
+        self._voice.report(total_steps=self.total_steps)
         if self.commitments.ledger.whole:
             self.applied = self.commitments.step
             self.settled(settlement, level=True)
@@ -149,11 +146,7 @@ class Training:
         self._last_commit = time.time()
 
     def _regroup(self) -> Settlement:
-        try:
-            return self.commitments.regroup(self.source.size_of)
-        except StateLost:
-            self._state_lost()
-            raise
+        return self.commitments.regroup(self.source.size_of)
 
     def _compare(self) -> None:
         group, members = self.commitments.group, self.commitments.ledger.members
@@ -164,41 +157,21 @@ class Training:
                 "workers %s began with other parameters than %s (first: %s): all now have those of %s",
                 ", ".join(unequal.worker_ids), unequal.source, unequal.first, unequal.source,
             )  # fmt: skip
-            self.report(unequal=unequal)
+            self._voice.unequal(unequal)
 
     def _join(self, settlement: Settlement) -> None:
-        """The others are on their way: take their state, while a thread takes the results of what they do meanwhile."""
-        self.follower = Follower(
+        """The others are on their way."""
+        self._joining = Joining(
             self.commitments,
-            self._layout_of_the_others,
-            self._buffers.empty_like,
+            self.healing,
+            self._voice,
+            self._params,
+            self._buffers,
             self.source.size_of,
-            self.healing.fetch,
-            self._report_settled,
-            self._follow_broke,
+            self._bucket_bytes,
         )
-        self.follower.start(settlement)
-        try:
-            fetched = self.follower.wait_state()
-            self.healing.load(fetched)
-        except StateLost:
-            self._state_lost()
-            raise
-        for param, wanted in zip(self._params, self._others_train(), strict=True):
-            param.requires_grad_(wanted)
-        self._buffers.begin()
-        self.applied = fetched.level
+        self.applied = self._joining.take_state(settlement)
         self.flight.probe_wanted = False
-        reach("loaded", self.applied)
-        logger.info("took the state as of step %d, %d bytes", fetched.level, fetched.header.total_bytes)
-
-    def _others_train(self) -> list[bool]:
-        bits = int.from_bytes(self.commitments.trained, "little")
-        return [bool(bits >> index & 1) for index in range(len(self._params))]
-
-    def _layout_of_the_others(self) -> Layout:
-        trained = self._others_train() if self.commitments.trained else None
-        return Layout(self._params, self._bucket_bytes, trained)
 
     def wants_more(self) -> bool:
         if self._ended:
@@ -215,73 +188,46 @@ class Training:
             self.flight.gradients.detach()
             before, self.flight = self.flight, self._new_flight()
             self.flight.probe_wanted, self.flight.combined = before.probe_wanted, before.combined
-        if self.follower is not None:
+        if self._joining is not None:
             self._buffers.begin()
             return
         self.healing.give()
-        try:
-            self.flight.begin()
-        except StateLost:
-            self._state_lost()
-            raise
+        self.flight.begin()
 
     def next_microbatch(self) -> int | None:
         """What the inner loop computes next; the data source is told what to expect."""
-        if self.follower is not None and self._catches_up():
-            if not self._warm:
-                # First-call costs, such as compilation, are not everybody's: nobody waits for this one.
-                self._warm = True
+        if self._joining is not None:
+            if self._joining.catches_up and not self._joining.warmed_up:
+                self._joining.warmed_up = True
                 return PROBE
-            return self._replay()
+            if self._joining.catches_up and self._replay(self._joining):
+                return None
+            self._keep_pace()
         self.activity.now(Phase.EXCHANGING, self.applied)
         self.flight.stop_reason = self.stop_reason or self._meeting.winding_down
-        try:
-            microbatch = self.flight.next_microbatch()
-        except BitsDiffer as error:
-            self._diverged(error)
-            raise
-        except StateLost:
-            self._state_lost()
-            raise
+        microbatch = self.flight.next_microbatch()
         ledger = self.commitments.ledger
         if microbatch is not None and self._expected != (self.commitments.step, ledger.owners):
             self._expected = (self.commitments.step, ledger.owners)
             self.source.expect(self.commitments.step, ledger.share)
         return microbatch
 
-    def _catches_up(self) -> bool:
-        """Whether the script is behind the others; if it is not any more, take part in the exchange from here on."""
-        assert self.follower is not None
-        if not self.follower.level:
-            return True
-        self.follower = None
+    def _replay(self, joining: Joining) -> bool:
+        """Hand the next queued result to the script; False if there is none any more."""
+        self.activity.now(Phase.EXCHANGING, self.applied)
+        result = joining.next()
+        if result is not None:
+            self.flight.replay(result)
+        return result is not None
+
+    def _keep_pace(self) -> None:
+        """A joiner has caught up: from here on it takes part in the exchange itself."""
+        self._joining = None
         self.commitments.ledger = books.keeps_pace(self.commitments.ledger)
         self._digest.restart(self.applied + 1)
-        try:
-            # What was replayed last may have said that all enter a generation at this boundary.
-            self.flight.keep_pace()
-        except StateLost:
-            self._state_lost()
-            raise
+        # What was replayed last may have said that all enter a generation at this boundary.
+        self.flight.keep_pace()
         logger.info("keeps pace with the others from step %d on", self.applied)
-        return False
-
-    def _replay(self) -> int | None:
-        """Hand the next queued result to the script."""
-        assert self.follower is not None
-        self.activity.now(Phase.EXCHANGING, self.applied)
-        try:
-            result = self.follower.next()
-        except BitsDiffer as error:
-            self._diverged(error)
-            raise
-        except StateLost:
-            self._state_lost()
-            raise
-        if result is None:
-            return self.next_microbatch()
-        self.flight.replay(result)
-        return None
 
     def committed(self, number: int) -> dict[str, float]:
         """A step was committed: write it down and report it. Returns its metrics."""
@@ -305,15 +251,15 @@ class Training:
         self.activity.now(Phase.UPDATING, number)
         flight.probe_wanted = False
         self.healing.committed()
-        if number == _STATE_IS_BUILT and self._channel is not None:
-            self.report(urgent=False, carried_bytes=self.healing.carried_bytes())
+        if number == _STATE_IS_BUILT and self._voice.is_heard:
+            self._voice.report(urgent=False, carried_bytes=self.healing.carried_bytes())
         self._ended = combined.ended or combined.stop is not None
         if combined.stop is not None:
-            self._emit(StopRequested(reason=combined.stop))
+            self._voice.emit(StopRequested(reason=combined.stop))
         now = time.time()
         elapsed, self._last_commit = now - self._last_commit, now
         self._step_s = elapsed if not self._step_s else self._step_s + _SMOOTHING * (elapsed - self._step_s)
-        self.report(urgent=False, step=number + 1, metrics=metrics, step_s=self._step_s)
+        self._voice.report(urgent=False, step=number + 1, metrics=metrics, step_s=self._step_s)
         return metrics
 
     # Between the steps.
@@ -321,7 +267,7 @@ class Training:
     @property
     def behind(self) -> bool:
         """Whether this worker catches up: it takes no part in what the others do between the steps."""
-        return self.follower is not None
+        return self._joining is not None
 
     @property
     def num_keeping_pace(self) -> int:
@@ -340,8 +286,7 @@ class Training:
                 "job.evaluate, all_reduce, broadcast_object and barrier belong into the loop over job.steps, after the"
                 " inner loop: there all workers are at the same place"
             )
-        phase = Phase.EXCHANGING
-        self.activity.now(phase, self.applied - 1)
+        self.activity.now(Phase.EXCHANGING, self.applied - 1)
         try:
             return self._calls.gather(data, self.applied, self.behind)
         finally:
@@ -353,10 +298,10 @@ class Training:
 
     def end(self) -> None:
         """Every step is committed here; leave only when it is everywhere, as far as the others are still there."""
-        if self.follower is not None:
+        if self._joining is not None:
             # It has nothing more to take: the last results are replayed.
-            assert self.follower.next() is None
-            self.follower = None
+            assert self._joining.next() is None
+            self._joining = None
         self._ended_loop = True
         self.activity.now(Phase.ENDING)
         self.healing.give()
@@ -366,11 +311,11 @@ class Training:
                 gather(self.commitments.group, b"")
                 break
             except GroupError as error:
-                self._meeting.broke(self.commitments.ledger.generation, error)
+                self.commitments.broke(error)
                 self.commitments.await_move()
                 self.settled(self._regroup(), level=True)
         self._chronicle.complete()
-        self.report(complete=True, step=self.commitments.step, digest=digest(self.leaves()))
+        self._voice.report(complete=True, step=self.commitments.step, digest=digest(self.leaves()))
 
     def close(self) -> None:
         self.flight.gradients.detach()
@@ -383,51 +328,12 @@ class Training:
 
         ``level``: whether the state here is that of the step that goes on; if not, the script's update comes first.
         """
-        ledger = self.commitments.ledger
         # Whether it was in a step or still before its first one: from here on all look at the same slices.
         self._digest.restart(settlement.level + 1)
         self.healing.settled(settlement)
         if level:
             self.healing.give()
-        retried = self._report_settled(settlement)
-        if retried is not None:
-            self._emit(retried)
-        for worker_id in self.commitments.lost:
-            reason = f"not in generation {ledger.generation}"
-            self._emit(WorkerLost(worker_id=worker_id, reason=reason, source="peers"))
-        self._emit(GenerationEntered(worker_id=ledger.worker_id, generation=ledger.generation))
-
-    def _report_settled(self, settlement: Settlement) -> StepRetried | None:
-        generation = self.commitments.ledger.generation
-        dropped = tuple(index for index, owner in enumerate(settlement.owners) if owner == DROPPED)
-        changes: dict[str, Any] = {"generation": generation, "broken": None}
-        retried = None
-        if settlement.given or dropped:
-            retried = StepRetried(generation=generation, step=settlement.level, given=settlement.given, dropped=dropped)
-            changes["retried"] = retried
-        self.report(**changes)
-        return retried
-
-    def _exchange_broke(self, attempt: Attempt) -> None:
-        """Say at once that the group broke; also on the exchange thread, since the main thread may compute for long."""
-        if attempt.group is not None and attempt.error is not None:
-            self._meeting.broke(attempt.group.generation, attempt.error)
-
-    def _follow_broke(self, error: Exception) -> None:
-        """The same on the thread that follows the exchange."""
-        self._meeting.broke(self.commitments.ledger.generation, error)
-
-    def _diverged(self, error: BitsDiffer) -> None:
-        members = self.commitments.ledger.members
-        self.report(diverged=StateDiverged(step=self.commitments.step, detail=str(error), worker_ids=members))
-
-    def _state_lost(self) -> None:
-        self.report(state_gone=self.commitments.ledger.generation)
-
-    def report(self, *, urgent: bool = True, **changes: Any) -> None:
-        """Change what the lighthouse knows of this worker."""
-        if self._channel is not None:
-            self._channel.report(urgent=urgent, **changes)
+        self._voice.entered(settlement, self.commitments.ledger.generation, self.commitments.lost)
 
 
 def _parameters(modules: Mapping[str, torch.nn.Module]) -> list[torch.nn.Parameter]:

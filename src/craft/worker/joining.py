@@ -1,0 +1,83 @@
+"""A worker that comes to a job that is on its way: it takes the others' state and catches up with them.
+
+``Training`` makes one when it finds that this worker has no state. Until ``catches_up`` is false, steps come from the results
+that the follower has queued; from then on this worker takes part like all others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+
+from craft.protocol.membership import Settlement
+from craft.worker.buffers import Buffers
+from craft.worker.commit import Commitments
+from craft.worker.follow import Follower, Result
+from craft.worker.heal import Healing
+from craft.worker.layout import Layout
+from craft.worker.points import reach
+from craft.worker.voice import Voice
+
+logger = logging.getLogger(__name__)
+
+
+class Joining:
+    """Owned by the main thread."""
+
+    def __init__(
+        self,
+        commitments: Commitments,
+        healing: Healing,
+        voice: Voice,
+        params: Sequence[torch.nn.Parameter],
+        buffers: Buffers,
+        size_of: Callable[[int], int],
+        bucket_bytes: int,
+    ) -> None:
+        self._commitments = commitments
+        self._healing = healing
+        self._params = params
+        self._buffers = buffers
+        self._bucket_bytes = bucket_bytes
+        self.warmed_up = False
+        """Whether it has computed a microbatch: first-call costs, such as compilation, are not everybody's."""
+        self._follower = Follower(
+            commitments,
+            self._layout_of_the_others,
+            buffers.empty_like,
+            size_of,
+            healing.fetch,
+            lambda settlement: voice.settled(settlement, commitments.ledger.generation),
+            commitments.broke,
+        )
+
+    def take_state(self, settlement: Settlement) -> int:
+        """Take the state of the others, while a thread takes the results of what they do meanwhile. Returns its step."""
+        self._follower.start(settlement)
+        fetched = self._follower.wait_state()
+        self._healing.load(fetched)
+        for param, wanted in zip(self._params, self._others_train(), strict=True):
+            param.requires_grad_(wanted)
+        self._buffers.begin()
+        reach("loaded", fetched.level)
+        logger.info("took the state as of step %d, %d bytes", fetched.level, fetched.header.total_bytes)
+        return fetched.level
+
+    def _others_train(self) -> list[bool]:
+        bits = int.from_bytes(self._commitments.trained, "little")
+        return [bool(bits >> index & 1) for index in range(len(self._params))]
+
+    def _layout_of_the_others(self) -> Layout:
+        trained = self._others_train() if self._commitments.trained else None
+        return Layout(self._params, self._bucket_bytes, trained)
+
+    @property
+    def catches_up(self) -> bool:
+        """Whether results are queued, or will be: the script is behind the others."""
+        return not self._follower.level
+
+    def next(self) -> Result | None:
+        """The next result to hand to the script; None if there is none any more."""
+        return self._follower.next()
