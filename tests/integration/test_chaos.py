@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,20 @@ def test_a_job_that_was_not_started_for_chaos_is_left_alone_without_a_yes(tormen
     done = chaos(job, "--schedule", "0s:kill w1", "--yes")
     assert done.returncode == 0, done
     tormented.finish(job, lost=1, joined=1)
+
+
+def test_on_a_terminal_it_asks_and_takes_no_for_an_answer(tormented: Tormented) -> None:
+    job = tormented.start()
+    ours, theirs = os.openpty()
+    command = [*CRAFT, "chaos", "--dir", str(job.run_dir), "--schedule", "0s:kill w1"]
+    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        os.write(ours, b"n\n")
+        said, _ = process.communicate(timeout=30)
+    os.close(theirs)
+    os.close(ours)
+    assert process.returncode == 2
+    assert b"this job was not started for chaos: go on?" in said
+    assert tormented.finish(job, lost=0).events("FaultInjected") == []
 
 
 @pytest.mark.parametrize(

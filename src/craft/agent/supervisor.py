@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import signal
 import socket
 import ssl
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,13 +21,13 @@ from craft.agent.forkserver import Ended, Forked, Outgoing, Ready
 from craft.agent.injections import Injections
 from craft.agent.own_lighthouse import OwnLighthouse
 from craft.agent.relay import Relay
+from craft.agent.scratch import Scratch
 from craft.agent.watch import Watchdog
 from craft.agent.watch_over import WatchOver
 from craft.protocol.errors import ConfigError, CraftError, Unauthorized, Unreachable
 from craft.protocol.messages import Directive, Exited
 from craft.settings.run import RunSettings
 from craft.settings.rundir import RunDir
-from craft.wire.activity import memory_folder
 from craft.wire.auth import ensure_token, read_token, state_key
 from craft.wire.client import Client
 from craft.wire.tls import client_context
@@ -75,7 +73,8 @@ class Supervisor:
         self._fork_writer: asyncio.StreamWriter | None = None
         self._forks_ready = asyncio.Event()
         # In memory: what workers write there all the time must not wait for a disk.
-        self._sockets = Path(tempfile.mkdtemp(prefix="craft-", dir=memory_folder()))
+        self._scratch = Scratch()
+        self._sockets = self._scratch.path
         self.url = ""
         self.token = ""
         self.relay: Relay | None = None
@@ -113,7 +112,7 @@ class Supervisor:
             for task in tasks:
                 task.cancel()
             await self._end_helpers()
-            shutil.rmtree(self._sockets, ignore_errors=True)
+            self._scratch.close()
         return outcome
 
     @property
