@@ -15,9 +15,10 @@ import psutil
 
 LONG_LIVED_S = 40.0
 """Who lives shorter says nothing about growth."""
-BOUNDS = {"fds": 12.0, "sockets": 8.0, "threads": 6.0, "rss_mb": 24.0}
-"""How much more of each a process may have at the end of its life than after a quarter of it. Groups that are being opened
-or let go make it go up and down by a few at any time; a leak would add some with each of the many generations."""
+BOUNDS = {"fds": 10.0, "sockets": 8.0, "threads": 3.0, "rss_mb": 16.0}
+"""How much more of each a process may have at the end of its life than after a quarter of it. A group has
+a thread, four file descriptors and a connection for each peer: more peers at the end, and one that is being opened or let
+go, are within this. A leak would add some with each of the many generations."""
 
 Sample = dict[str, float]
 

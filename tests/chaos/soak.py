@@ -100,9 +100,14 @@ class Soak:
 
         return wait_for(ask, "the lighthouse answers", 30)
 
-    def torment(self, seed: int, length_s: float) -> str:
-        """Let chaos loose for so long; agents that it kills are started again. Returns what it said."""
-        chaos = self._start("chaos", "--seed", str(seed), "--every", "5s", "--kinds", KINDS, "--for", f"{length_s:g}s")
+    def torment(self, seed: int, length_s: float, every_s: float) -> str:
+        """Let chaos loose for so long, with so much time between two faults on average; returns what it said.
+
+        Agents that it kills are started again.
+        """
+        chaos = self._start(
+            "chaos", "--seed", str(seed), "--every", f"{every_s:g}s", "--kinds", KINDS, "--for", f"{length_s:g}s"
+        )
         while chaos.poll() is None:
             self._revive()
             self._look()

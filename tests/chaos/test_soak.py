@@ -1,6 +1,6 @@
 """A job of two hosts under faults of every kind, again and again: it ends with the bits of an undisturbed one (P1 to P3).
 
-    SOAK_MINUTES=30 SOAK_SEED=1 pytest tests/chaos -s
+    SOAK_MINUTES=30 SOAK_SEED=1 SOAK_EVERY_S=5 pytest tests/chaos -s
 
 With ``SOAK_DIR`` the files stay there; ``resources.json`` has what every process used, second by second.
 """
@@ -19,6 +19,8 @@ from craft.testing.history import check
 from .soak import SCRIPT, Soak
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "1.5"))
+EVERY_S = float(os.environ.get("SOAK_EVERY_S", "5"))
+"""Mean time between two faults."""
 SEED = int(os.environ.get("SOAK_SEED", "7"))
 
 
@@ -34,7 +36,7 @@ def soak(tmp_path: Path) -> Iterator[Soak]:
 @pytest.mark.timeout(60 * MINUTES * 1.5 + 300)
 def test_faults_of_every_kind_change_no_bit_and_leave_nothing_behind_P1_P2_P3(soak: Soak) -> None:
     soak.begin()
-    said = soak.torment(SEED, 60 * MINUTES)
+    said = soak.torment(SEED, 60 * MINUTES, EVERY_S)
     print(said)
     soak.recover()
     for host, result in soak.stop().items():
