@@ -38,6 +38,8 @@ QUICK = {
 }
 _SAMPLE_S = 1.0
 _LOOK_S = 0.1
+_IDLE_S = 20.0
+"""Longer than an agent needs to start its workers."""
 
 
 class Soak:
@@ -56,7 +58,9 @@ class Soak:
                                        "--heartbeat-limit", "2")  # fmt: skip
         self._began = time.monotonic()
         self._sampled = 0.0
-        self._killed = 0
+        self._idle_since: dict[str, float] = {}
+        self._asked: set[int] = set()
+        """Agents that were told to end."""
 
     # Starting and ending.
 
@@ -121,10 +125,21 @@ class Soak:
             code = job.process.poll()
             if code is None:
                 continue
-            assert code == -signal.SIGKILL, f"the agent of {host} ended by itself with {code}{self.tell()}"
+            killed = code == -signal.SIGKILL or job.process.pid in self._asked
+            assert killed, f"the agent of {host} ended by itself with {code}{self.tell()}"
             wait_for(lambda job=job: not job.processes(), "its workers end with it", 10)  # type: ignore[misc]
-            self._killed += 1
+            self._idle_since.pop(host, None)
             self._start_agent(host)
+
+    def _end_idle(self, workers: list[dict[str, Any]], now: float) -> None:
+        """A host whose workers were all drained is ended and started again, as who drained it would do."""
+        busy = {worker["host"] for worker in workers if worker["state"] in ("starting", "waiting", "member")}
+        for host, job in self.agents.items():
+            if host in busy:
+                self._idle_since.pop(host, None)
+            elif now - self._idle_since.setdefault(host, now) > _IDLE_S and job.process.poll() is None:
+                self._asked.add(job.process.pid)
+                job.process.terminate()
 
     def _look(self) -> None:
         now = time.monotonic() - self._began
@@ -137,6 +152,7 @@ class Soak:
             workers = self.client.get_status()["workers"]
         except Unreachable:
             return
+        self._end_idle(workers, now)
         pids = [worker["pid"] for worker in workers if worker["state"] == "member" and worker["pid"]]
         self.resources.sample("worker", pids, now)
 
