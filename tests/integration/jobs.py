@@ -191,7 +191,15 @@ class Job:
 
     def wait_for_committing(self, number: int) -> None:
         """Wait until so many workers have ever committed a step."""
-        wait_for(lambda: len(self.committing()) >= number, f"{number} workers have committed a step")
+
+        def there() -> bool:
+            assert self.process.poll() is None, f"ended before {number} workers had committed" + describe(self._result())
+            return len(self.committing()) >= number
+
+        try:
+            wait_for(there, f"{number} workers have committed a step")
+        except AssertionError as error:
+            raise AssertionError(f"{error}{describe(self._result())}") from None
 
     def members(self) -> list[str]:
         """The workers of the newest generation, in the order of their ranks."""

@@ -243,7 +243,8 @@ def test_a_worker_that_does_not_leave_by_its_deadline_is_treated_as_lost_P1(repl
 
 
 def test_a_worker_killed_while_another_is_drained_P1_P3(replaced: Replaced) -> None:
-    job = replaced.start(workers=3)
+    # Each round takes two and brings one: in the second one somebody must be left who has the state.
+    job = replaced.start(workers=4)
     for number in range(2):
         job.reach_step(6 * (number + 1))
         workers = job.client.get_status()["workers"]

@@ -22,6 +22,7 @@ from craft.agent.injections import Injections
 from craft.agent.own_lighthouse import OwnLighthouse
 from craft.agent.relay import Relay
 from craft.agent.scratch import Scratch
+from craft.agent.stranded import Stranded
 from craft.agent.watch import Watchdog
 from craft.agent.watch_over import WatchOver
 from craft.protocol.errors import ConfigError, CraftError, Unauthorized, Unreachable
@@ -98,6 +99,7 @@ class Supervisor:
             )
             self._injections = Injections(self._settings.host, self._crew.signal)
             self._watch_over = WatchOver(self._watchdog, self.relay)
+            self._stranded = Stranded(self._settings.lease_s, self.relay, self._crew, self._watchdog)
             server = await asyncio.start_unix_server(self.relay.serve_worker, path=str(self._socket_path))
             async with server:
                 tasks.append(asyncio.create_task(self._guarded(self.relay.follow_lighthouse())))
@@ -277,20 +279,9 @@ class Supervisor:
         assert self.relay is not None
         while True:
             self._watch_over.look()
-            self._end_stranded()
+            self._stranded.look()
             self._watch(self)
             await asyncio.sleep(_TICK_S)
-
-    def _end_stranded(self) -> None:
-        """End whoever has neither an exchange nor a lighthouse any more: the job may go on without it elsewhere."""
-        assert self.relay is not None
-        if self.relay.silent_s() > self._settings.lease_s:
-            waiting = self._watchdog.waiting_s()
-            for worker_id, report in self.relay.reports().items():
-                stuck = report.broken is not None or waiting.get(worker_id, 0.0) > self._settings.lease_s
-                if stuck and worker_id in self._crew.living:
-                    logger.warning("%s has no exchange, and no lighthouse is in reach: it ends", worker_id)
-                    self._crew.signal(worker_id, signal.SIGKILL)
 
     async def _see_out(self, outcome: Outcome) -> Outcome:
         """The job is over: let workers come to the end of their scripts after a good end; else end them."""

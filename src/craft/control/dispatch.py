@@ -31,6 +31,7 @@ def directive_of(state: JobState, sequence: int) -> Directive:
         upcoming=state.upcoming,
         # Every lost worker must end, however it was lost: one that still runs somewhere has no other way to know.
         fenced=tuple(view.member.worker_id for view in state.having("lost") if not view.ended),
+        released=tuple(view.member.worker_id for view in state.having("left") if view.entered == 0),
         probe=state.probing,
         winding_down=state.winding_down,
         injections=state.injections,

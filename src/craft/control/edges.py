@@ -109,7 +109,8 @@ class Edges:
                 yield GenerationEntered(worker_id=worker_id, generation=report.generation)
         if report.left and not seen.left:
             seen.left = True
-            yield WorkerLeft(worker_id=worker_id, step=report.step)
+            if not self.index.is_old_news(worker_id):
+                yield WorkerLeft(worker_id=worker_id, step=report.step)
         if report.complete and self.index.lives(worker_id):
             # It needs nobody any more, and no generation may wait for it: its script may run on for long.
             yield WorkerFinished(worker_id=worker_id, step=report.step, digest=report.digest, complete=True)

@@ -45,6 +45,11 @@ class Index:
         view = self.view(worker_id)
         return view is not None and view.standing == "lost" and not view.ended
 
+    def is_old_news(self, worker_id: str) -> bool:
+        """Whether an earlier lighthouse knew already that it is gone."""
+        view = self.view(worker_id)
+        return view is not None and view.standing == "lost"
+
     def takes_part(self, worker_id: str) -> bool:
         view = self.view(worker_id)
         return view is not None and view.standing == "member"

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from craft.decide import roster
-from craft.protocol.actions import AnyAction, Drain, Fence, Hold, Probe, Propose, Reconfigure, Stop, WindDown
+from craft.protocol.actions import AnyAction, Drain, Fence, Hold, Probe, Propose, Reconfigure, Release, Stop, WindDown
 from craft.protocol.events import (
     AnyEvent,
     DrainRequested,
@@ -269,6 +269,8 @@ def apply(state: JobState, action: AnyAction, nonce: str) -> JobState:
         return replace(state, upcoming=made, highest=made.number)
     if isinstance(action, Fence):
         return _gone(state, action.worker_id, "lost")
+    if isinstance(action, Release):
+        return _gone(state, action.worker_id, "left")
     if isinstance(action, Hold):
         return replace(state, holding=action.generation, upcoming=None)
     if isinstance(action, Probe):

@@ -31,6 +31,12 @@ class Fence(Action, frozen=True, kw_only=True, tag=True):
     worker_id: str
 
 
+class Release(Action, frozen=True, kw_only=True, tag=True):
+    """Let a worker that holds no slot go: nobody needs anything from it."""
+
+    worker_id: str
+
+
 class DeclareLost(Action, frozen=True, kw_only=True, tag=True):
     """Treat a worker that may still run as lost: a ``WorkerLost`` of this source follows."""
 
@@ -78,4 +84,4 @@ class Stop(Action, frozen=True, kw_only=True, tag=True):
     traceback: str | None = None
 
 
-AnyAction = Reconfigure | Propose | Fence | DeclareLost | Hold | Drain | Probe | Watch | WindDown | Stop
+AnyAction = Reconfigure | Propose | Fence | Release | DeclareLost | Hold | Drain | Probe | Watch | WindDown | Stop

@@ -20,6 +20,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """Port of the rendezvous store it hosts; the one of rank 0 is used."""
     state_port: int = 0
     """Port at which it serves its state to joiners."""
+    late: bool = False
+    """Whether it was started as a spare, or in the place of a lost worker."""
     since: int = 0
     """The generation from which on it has been a member without a break; 0: from the first one on."""
 

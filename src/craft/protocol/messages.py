@@ -107,6 +107,8 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What to prepare for, and to enter at a step boundary when all are ready."""
     fenced: tuple[str, ...] = ()
     """Workers that must end."""
+    released: tuple[str, ...] = ()
+    """Workers without a slot that may go."""
     probe: int = 0
     """The generation whose members are to find out which others they can reach; 0: none."""
     winding_down: str | None = None

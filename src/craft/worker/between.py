@@ -85,6 +85,8 @@ def evaluate(
         parts = training.gather(msgspec.msgpack.encode(list(own.values())))
         for part in parts:
             scored |= {each.batch: each for each in msgspec.msgpack.decode(part, type=list[_Scored])}
+    # Who scored what, and how often, must not show in what the script draws next.
+    seeds.seed_all(seeds.derive(training.seed, seeds.EVALUATE, training.applied))
     return _mean([scored[batch] for batch in range(num_batches)])
 
 

@@ -51,11 +51,14 @@ class Healing:
         self._due: Settlement | None = None
         """Joiners of this settlement wait for a stripe that is not copied yet."""
         self._serving = False
+        self._helping = False
+        """Whether some member does not keep pace yet."""
 
     def settled(self, settlement: Settlement) -> None:
         """A generation begins; whoever joins in it needs the state as of its first step."""
         self._release()
-        if not settlement.idle:
+        self._helping = bool(settlement.idle)
+        if not self._helping:
             self._forget()
         self._due = settlement if settlement.joiners else None
 
@@ -90,7 +93,8 @@ class Healing:
 
     def committed(self) -> None:
         """A step was committed: once every member keeps pace, nobody needs anything from the past."""
-        if self._serving and not self._commitments.ledger.idle:
+        if self._helping and not self._commitments.ledger.idle:
+            self._helping = False
             self._release()
             self._forget()
 

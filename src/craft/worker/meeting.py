@@ -90,7 +90,7 @@ class Meeting:
             self._change.notify_all()
             if self._worker_id in directive.fenced:
                 self._fence(f"worker {self._worker_id} was declared lost; the job goes on without it")
-            if directive.stopping and not self._inside:
+            if not self._inside and (directive.stopping or self._worker_id in directive.released):
                 self._over = directive.reason or "the job is over"
                 self._change.notify_all()
             if directive.generation is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from craft.decide.membership import JobState
 from craft.decide.policies.join import proposed
-from craft.protocol.actions import AnyAction, DeclareLost, Drain, Fence
+from craft.protocol.actions import AnyAction, DeclareLost, Drain, Release
 from craft.protocol.events import AnyEvent, DrainExpired, DrainRequested
 
 
@@ -28,6 +28,8 @@ class DrainPolicy:
         # A spare has nothing that anybody needs: it can go at once.
         spares = [view.member.worker_id for view in about if view.standing == "waiting"]
         members = [view.member.worker_id for view in about if view.standing == "member"]
-        ends = [Fence(worker_id=worker_id, reason=f"a spare that is to leave: {event.reason}") for worker_id in spares]
+        ends = [
+            Release(worker_id=worker_id, reason=f"a spare that is to leave: {event.reason}") for worker_id in spares
+        ]
         drains = [Drain(worker_id=worker_id, deadline_s=event.deadline_s, reason=event.reason) for worker_id in members]
         return (*ends, *drains, *proposed(state))

@@ -20,7 +20,10 @@ class FormPolicy:
         if len(state.having("waiting")) < state.slots - state.absent:
             return ()
         # In the order of their names, not of their coming: ranks are then what RANK says in a worker's environment.
+        # Spares come last: they are there for those who do not come at all, not for those who take longer.
         members = sorted((view.member for view in state.having("waiting")), key=_by_name)
+        if sum(not member.late for member in members) < state.slots - state.absent:
+            return ()
         waiting = tuple(member.worker_id for member in members)
         if len(waiting) < state.min_workers:
             return (Stop(reason=too_few(len(waiting), state.min_workers), exit_code=EXIT_GIVEN_UP),)
@@ -28,6 +31,6 @@ class FormPolicy:
         return (Reconfigure(members=chosen, reason=f"all {len(chosen)} workers joined"),)
 
 
-def _by_name(member: Member) -> tuple[str, int, str]:
+def _by_name(member: Member) -> tuple[bool, str, int, str]:
     """w10 comes after w9."""
-    return member.host, len(member.worker_id), member.worker_id
+    return member.late, member.host, len(member.worker_id), member.worker_id

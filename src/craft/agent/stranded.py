@@ -1,0 +1,66 @@
+"""Ends workers that have neither an exchange nor a lighthouse any more: the job may go on without them elsewhere.
+
+A lighthouse that is merely away costs nobody anything. So a worker ends only if its exchange broke, or if it waits in it
+for long and the network carries nothing to another member: a cut that nobody announces looks just like a slow step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+
+from craft.agent.crew import Crew
+from craft.agent.relay import Relay
+from craft.agent.watch import Watchdog
+from craft.groups.reach import unreachable
+
+logger = logging.getLogger(__name__)
+
+_ASK_AGAIN_S = 5.0
+
+
+class Stranded:
+    """Lives on the agent's event loop; ``look`` is called several times a second."""
+
+    def __init__(self, lease_s: float, relay: Relay, crew: Crew, watchdog: Watchdog) -> None:
+        self._lease_s = lease_s
+        self._relay = relay
+        self._crew = crew
+        self._watchdog = watchdog
+        self._asked: dict[str, float] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def look(self) -> None:
+        if self._relay.silent_s() <= self._lease_s:
+            return
+        waiting_s = self._watchdog.waiting_s()
+        for worker_id, report in self._relay.reports().items():
+            if worker_id not in self._crew.living:
+                continue
+            if report.broken is not None:
+                self._end(worker_id, "its exchange broke")
+            elif waiting_s.get(worker_id, 0.0) > self._lease_s and self._is_due(worker_id):
+                task = asyncio.create_task(self._ask(worker_id))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    def _is_due(self, worker_id: str) -> bool:
+        now = time.monotonic()
+        if now - self._asked.get(worker_id, -_ASK_AGAIN_S) < _ASK_AGAIN_S:
+            return False
+        self._asked[worker_id] = now
+        return True
+
+    async def _ask(self, worker_id: str) -> None:
+        directive = self._relay.directive
+        if directive is None or directive.generation is None:
+            return
+        missing = await asyncio.to_thread(unreachable, directive.generation, worker_id)
+        if missing and self._relay.silent_s() > self._lease_s:
+            self._end(worker_id, f"it waits in the exchange, and {', '.join(missing)} cannot be reached")
+
+    def _end(self, worker_id: str, why: str) -> None:
+        logger.warning("%s ends: no lighthouse is in reach, and %s", worker_id, why)
+        self._crew.signal(worker_id, signal.SIGKILL)
