@@ -8,6 +8,7 @@ it, or do it again. A joiner that catches up takes no part; it gets the results 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 _LENGTH, _DATA, _ROUND = 16, 17, 18
 """Tags; a round of the acknowledgement takes one each. Below those of a step's buckets, beside those of its word."""
 _SILENCE_S = 600.0
+_AGAIN_S = 0.05
 
 
 class Calls:
@@ -41,14 +43,15 @@ class Calls:
         self._place = (0, 0)
         """(step, number of calls made since its commit)."""
 
-    def gather(self, data: bytes, step: int, behind: bool) -> list[bytes]:
+    def gather(self, data: bytes, step: int, behind: bool, followed: Callable[[], bool]) -> list[bytes]:
         """Return the bytes of every member that takes part, in the order of ranks.
 
         ``step`` is the number of committed steps here; ``behind``: this worker catches up, and takes the others' result.
+        ``followed()``: whether a thread of its own follows generations meanwhile; if not, that is to be done here.
         """
         number = self._place[1] if self._place[0] == step else 0
         name = f"{step}/{number}"
-        parts = self._recall(name) if behind else self._call(data)
+        parts = self._recall(name, data, followed) if behind else self._call(data)
         self._place = (step, number + 1)
         if self._donor is not None and self._commitments.ledger.idle:
             self._donor.remember(name, msgspec.msgpack.encode(parts))
@@ -109,23 +112,30 @@ class Calls:
         if group is not None:
             barrier(group, ranks, position, _ROUND)
 
-    def _recall(self, name: str) -> list[bytes]:
+    def _recall(self, name: str, data: bytes, followed: Callable[[], bool]) -> list[bytes]:
         """Ask those who keep pace for the result of a call that they made, or are about to make."""
         commitments = self._commitments
         while True:
+            if not followed() and commitments.moved:
+                self._regroup()
             generation, ledger = commitments.generation, commitments.ledger
             assert generation is not None
+            if not followed() and ledger.worker_id not in ledger.idle:
+                # Nobody who kept pace is left: those who were behind go on by themselves.
+                return self._call(data)
             # The one of the lowest rank has been there for the longest, and knows them all.
             oldest = next(each for each in generation.members if each.worker_id not in ledger.idle)
             try:
-                data = self._ask(oldest, name, generation)
-                return msgspec.msgpack.decode(data, type=list[bytes])
+                found = self._ask(oldest, name, generation, followed)
+                return msgspec.msgpack.decode(found, type=list[bytes])
             except (SnapshotError, Unreachable) as error:
                 logger.info("the result of call %s did not come from %s: %s", name, oldest.worker_id, error)
+                # It died, and a newer generation is about to come.
+                time.sleep(_AGAIN_S)
 
-    def _ask(self, member: Member, name: str, generation: Generation) -> bytes:
+    def _ask(self, member: Member, name: str, generation: Generation, followed: Callable[[], bool]) -> bytes:
         def outdated() -> bool:
-            return self._commitments.generation is not generation
+            return self._commitments.generation is not generation or (not followed() and self._commitments.moved)
 
         return recall((member.address, member.state_port), name, self._key, outdated, _SILENCE_S)
 

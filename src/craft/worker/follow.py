@@ -100,6 +100,12 @@ class Follower:
         with self._change:
             return self._ended and not self._results and self._error is None
 
+    @property
+    def runs(self) -> bool:
+        """Whether it still takes part in exchanges and generations; if not, the main thread has to."""
+        with self._change:
+            return not self._ended
+
     def next(self) -> Result | None:
         """Return the next result to replay; None once there is none, and the main thread is to take part itself."""
         with self._change:

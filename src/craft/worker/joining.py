@@ -78,6 +78,11 @@ class Joining:
         """Whether results are queued, or will be: the script is behind the others."""
         return not self._follower.level
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether a thread follows generations in the main thread's stead."""
+        return self._follower.runs
+
     def next(self) -> Result | None:
         """The next result to hand to the script; None if there is none any more."""
         return self._follower.next()

@@ -288,9 +288,13 @@ class Training:
             )
         self.activity.now(Phase.EXCHANGING, self.applied - 1)
         try:
-            return self._calls.gather(data, self.applied, self.behind)
+            return self._calls.gather(data, self.applied, self.behind, self._is_followed)
         finally:
             self.activity.now(Phase.UPDATING, self.applied - 1)
+
+    def _is_followed(self) -> bool:
+        """Whether a joiner's thread follows generations in the main thread's stead."""
+        return self._joining is not None and self._joining.is_followed
 
     def _regroup_between_steps(self) -> None:
         # The update of the step that was committed last may be half done: the state is nobody's yet.
