@@ -66,6 +66,11 @@ class Commitments:
         return self.ledger.level
 
     @property
+    def slots(self) -> int:
+        """Places in the job's layout."""
+        return self._meeting.slots
+
+    @property
     def moved(self) -> bool:
         """Whether there is a newer generation to enter."""
         return self._meeting.newer(self.ledger.generation)

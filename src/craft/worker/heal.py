@@ -23,6 +23,8 @@ from craft.worker.commit import Commitments
 from craft.worker.points import reach
 from craft.worker.start import Conditions, compare
 
+_STRIPE_SLACK = 1 << 16
+"""Stripes are not quite equal."""
 _SILENCE_S = 60.0
 """A donor stages at its next step boundary, and a step may be long."""
 
@@ -51,6 +53,8 @@ class Healing:
         self._due: Settlement | None = None
         """Joiners of this settlement wait for a stripe that is not copied yet."""
         self._serving = False
+        self._state_bytes = 0
+        """How large the state is, once that is known."""
         self._helping = False
         """Whether some member does not keep pace yet."""
 
@@ -61,6 +65,10 @@ class Healing:
         if not self._helping:
             self._forget()
         self._due = settlement if settlement.joiners else None
+        members = len(self._commitments.ledger.members)
+        if self._donor is not None and self._state_bytes and members < self._commitments.slots:
+            # Somebody will come for a stripe, and the first touch of memory would cost a step more than its copy does.
+            self._donor.reserve(-(-self._state_bytes // members) + _STRIPE_SLACK)
 
     def give(self) -> None:
         """The state is that of the last commit: copy what is wanted of it, if anything is."""
@@ -76,9 +84,11 @@ class Healing:
             self._serving = True
             reach("staged", settlement.level)
 
-    def carried_bytes(self) -> int:
-        """How much memory a joiner should set aside."""
-        return carried_bytes(State(self._modules, self._registered, b"").header)
+    def measure(self) -> int:
+        """Find out how large the state is; return how much memory a joiner should set aside."""
+        header = State(self._modules, self._registered, b"").header
+        self._state_bytes = header.total_bytes
+        return carried_bytes(header)
 
     def _release(self) -> None:
         """Nobody needs the copy any more."""

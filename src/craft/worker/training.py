@@ -252,7 +252,7 @@ class Training:
         flight.probe_wanted = False
         self.healing.committed()
         if number == _STATE_IS_BUILT and self._voice.is_heard:
-            self._voice.report(urgent=False, carried_bytes=self.healing.carried_bytes())
+            self._voice.report(urgent=False, carried_bytes=self.healing.measure())
         self._ended = combined.ended or combined.stop is not None
         if combined.stop is not None:
             self._voice.emit(StopRequested(reason=combined.stop))
