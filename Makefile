@@ -37,13 +37,14 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
+# Several at a time: most of a test is a job that starts, and that keeps one core busy at best.
 test: check packages
-	$(BIN)/pytest
+	$(BIN)/pytest -n 3 --dist worksteal
 
 bench: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	# All run, whatever the first ones find; a missed bar in any shows in the exit code.
-	status=0; for each in recovery overhead transfer control; do $(BIN)/python bench/$$each.py || status=1; done; exit $$status
+	status=0; for each in recovery overhead healing transfer control; do $(BIN)/python bench/$$each.py || status=1; done; exit $$status
 
 clean:
 	rm -rf $(VENV) build *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

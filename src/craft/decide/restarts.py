@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-AT_ONCE_S = 0.1
+AT_ONCE_S = 0.04
 """The survivors first: what starts now takes processor time from those who are just redoing a step."""
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 60.0
