@@ -193,7 +193,9 @@ class Job:
         """Wait until so many workers have ever committed a step."""
 
         def there() -> bool:
-            assert self.process.poll() is None, f"ended before {number} workers had committed" + describe(self._result())
+            assert self.process.poll() is None, f"ended before {number} workers had committed" + describe(
+                self._result()
+            )
             return len(self.committing()) >= number
 
         try:

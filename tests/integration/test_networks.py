@@ -126,7 +126,9 @@ def test_the_summary_of_a_host_counts_the_faults_of_the_job(make_hosts: MakeHost
     assert "1 fault" in hosts.wait("a")["a"].output
 
 
-def test_a_host_that_gets_sigterm_leaves_in_order_with_nothing_lost_P1_P2(make_hosts: MakeHosts, reference: str) -> None:
+def test_a_host_that_gets_sigterm_leaves_in_order_with_nothing_lost_P1_P2(
+    make_hosts: MakeHosts, reference: str
+) -> None:
     hosts = make_hosts("a", "b", workers=2)
     go = begin(hosts)
     hosts.jobs["b"].process.terminate()

@@ -18,7 +18,7 @@ from craft.control.server import make_app
 from craft.protocol.membership import Member
 from craft.protocol.messages import HostReport, WorkerReport
 from craft.settings.rundir import RunDir
-from craft.wire.auth import bearer, make_token
+from craft.wire.auth import bearer
 from craft.wire.codec import MAX_MESSAGE_BYTES
 
 TOKEN = "a-token-of-tests-alone-0123456789"

@@ -134,7 +134,7 @@ def test_another_stripe_than_the_one_asked_for_is_refused(donors: list[Donor]) -
     for part in range(2):
         donors[part].stage("g", 1, random_state(), part, 2)
 
-    with pytest.raises(SnapshotMissing, match="the donor has stripe [01] of 2, not [01] of 2"):
+    with pytest.raises(SnapshotMissing, match=r"the donor has stripe [01] of 2, not [01] of 2"):
         get(donors[1], donors[0])
 
 
