@@ -58,7 +58,7 @@ def run(
       craft run --workers 4 train.py --lr 0.1
       craft run --workers 4 --on-loss shrink -m my_package.train
 
-    Exit codes: 0 finished, 1 bug in the script, 2 bad input, 3 given up, 130/143 interrupted.
+    Exit codes: 0 finished, 1 bug in the script, 2 bad input, 3 given up, 75 preempted, 130/143 interrupted.
     """
     try:
         settings, origins = resolve({**flags, "script": script, "arguments": arguments, "as_module": as_module}, config)

@@ -19,7 +19,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None
     """None if it holds no slot now."""
     state: str
-    """starting, waiting, member, lost or finished."""
+    """starting, waiting, member, lost, left or finished."""
     step: int
 
 
