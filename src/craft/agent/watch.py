@@ -1,9 +1,9 @@
 """The agent's watchdog over its own workers: who has been at one thing for too long, or is stopped.
 
 The supervisor calls ``add`` when a worker was forked, ``remove`` when it ended, and ``look`` every 0.1 s: that reads a
-page of memory and two small files of ``/proc`` per worker and never blocks. What comes out are ``Suspect`` values. Which of
-them hold up the others is for ``decide.hangs.blamed``. ``examine`` then asks the one that is blamed for its stacks, and
-puts them into its log; what comes out is a ``Hang``, with a sentence for the journal.
+page of memory and two small files of ``/proc`` per worker and never blocks. What comes out are ``Suspect`` values.
+``examine`` asks one of them for its stacks, and puts them into its log; what comes out is a ``Hang``, with a sentence for
+the journal. Which of them hold up the others is the lighthouse's to decide.
 """
 
 from __future__ import annotations
@@ -229,17 +229,6 @@ class Watchdog:
         now = self._looked or 0.0
         doing = self.activities()
         return {each: now - doing[each].since for each in doing if doing[each].phase is Phase.EXCHANGING}
-
-    def culprits(self) -> tuple[Suspect, ...]:
-        """``look``, and those of it who hold up others; right where every member of the generation is on this host."""
-        suspects = {suspect.worker_id: suspect for suspect in self.look()}
-        if not suspects:
-            return ()
-        overdue = {worker_id: suspect.overdue for worker_id, suspect in suspects.items()}
-        # Who has said nothing yet is there all the same: it must not make another one seem alone.
-        silent = Doing(phase=Phase.STARTING, since=self._looked or 0.0)
-        everybody = {**dict.fromkeys(self._watched, silent), **self.activities()}
-        return tuple(suspects[worker_id] for worker_id in hangs.blamed(overdue, everybody))
 
     def held_up(self) -> tuple[Suspect, ...]:
         """Who waits in the exchange for longer than ever, as of the last look: not to blame, but worth a question."""

@@ -1,12 +1,11 @@
 """Who hangs: from what each main thread is doing, for how long, and how long that usually takes.
 
-The agent asks about its own workers every 0.1 s (``overdue``, ``stopped``). ``blamed`` says which of those hold up the
-others; it needs what all members are doing. Times are seconds on one clock; those of another host are shifted first.
+The agent asks about its own workers every 0.1 s (``overdue``, ``stopped``, ``held_up``). Which of those hold up the others is
+for ``policies.hang``, which knows what all members are doing. Times are seconds on one clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -115,38 +114,3 @@ def stopped(state: str, since: float, now: float, doing: Doing | None, limits: H
     if state != STOPPED or elapsed <= limits.stop_limit_s:
         return None
     return Overdue(cause="stopped", doing=doing, elapsed_s=elapsed, limit_s=limits.stop_limit_s)
-
-
-def blamed(suspects: Mapping[str, Overdue], activities: Mapping[str, Doing]) -> dict[str, Overdue]:
-    """Return the suspects that hold somebody up. ``activities`` has every member of the generation.
-
-    Where nobody waits, all are slow alike: a busy disk, or the same long work on every worker. A worker that is stopped
-    by a signal does nothing for anybody, waited for or not.
-    """
-    alone = len(activities) <= 1
-    waiting = any(
-        doing.phase is Phase.EXCHANGING and worker_id not in suspects for worker_id, doing in activities.items()
-    )
-    return {
-        worker_id: suspect for worker_id, suspect in suspects.items() if alone or waiting or suspect.cause == "stopped"
-    }
-
-
-def culprits(activities: Mapping[str, Doing], now: float, limits: HangLimits) -> dict[str, Overdue]:
-    """Return who is overdue and holds up the others, from what all members are doing."""
-    return blamed(_suspects(activities, now, limits), activities)
-
-
-def stalled(activities: Mapping[str, Doing], now: float, limits: HangLimits) -> bool:
-    """Whether nobody gets on and nobody can be blamed: something to tell people, and nothing to end a worker for.
-
-    All are overdue at once, or all wait for each other in the exchange beyond what is usual for it.
-    """
-    if not activities or culprits(activities, now, limits):
-        return False
-    return all(overdue(doing, now, limits) or held_up(doing, now, limits) for doing in activities.values())
-
-
-def _suspects(activities: Mapping[str, Doing], now: float, limits: HangLimits) -> dict[str, Overdue]:
-    found = {worker_id: overdue(doing, now, limits) for worker_id, doing in activities.items()}
-    return {worker_id: suspect for worker_id, suspect in found.items() if suspect is not None}

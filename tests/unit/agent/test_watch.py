@@ -237,29 +237,6 @@ def test_who_waits_for_long_can_be_asked_for(watchdog: Watchdog, start: Start) -
     assert suspect_of(look).overdue.words.startswith("in the exchange of step 41 for ")
 
 
-def test_only_who_holds_up_another_is_a_culprit(watchdog: Watchdog, start: Start) -> None:
-    sleeper, loop = start("sleep"), start("loop")
-    until(lambda: {suspect.worker_id for suspect in watchdog.look()} == {sleeper.name, loop.name})
-    assert watchdog.culprits() == ()
-
-    start("waiting")
-
-    until(lambda: {suspect.worker_id for suspect in watchdog.culprits()} == {sleeper.name, loop.name})
-
-
-def test_a_worker_beside_one_that_has_said_nothing_yet_is_not_alone(watchdog: Watchdog, start: Start) -> None:
-    silent, sleeper = start("silent"), start("sleep")
-    until(lambda: silent.stacks.exists() and not silent.activity.exists())
-    watchdog.remove(silent.name)
-    silent.watched_by(watchdog)
-    assert suspect_of(watchdog.look).worker_id == sleeper.name
-    assert watchdog.culprits() == ()
-
-    watchdog.remove(silent.name)
-
-    assert [suspect.worker_id for suspect in watchdog.culprits()] == [sleeper.name]
-
-
 def test_time_in_which_the_agent_itself_did_not_run_counts_against_nobody(start: Start, clock: Clock) -> None:
     """The machine was asleep, or everything on it was stopped and went on."""
     victim = start("sleep")

@@ -11,13 +11,9 @@ from craft.decide.hangs import (
     FIRST_STEPS,
     NEVER_OVERDUE,
     HangLimits,
-    Overdue,
-    blamed,
-    culprits,
     held_up,
     limit_for,
     overdue,
-    stalled,
     stopped,
 )
 from craft.protocol.activity import Doing, Phase
@@ -111,51 +107,6 @@ def test_only_a_stop_by_a_signal_is_one(state: str) -> None:
     assert stopped(state, 0.0, 1e9, COMPUTING, LIMITS) is None
 
 
-def test_who_hangs_while_another_waits_is_the_culprit() -> None:
-    assert list(culprits({"w0": COMPUTING, "w1": EXCHANGING, "w2": EXCHANGING}, 115.0, LIMITS)) == ["w0"]
-
-
-def test_nobody_is_blamed_where_nobody_waits() -> None:
-    """All validate at once, or the disk is slow for everybody."""
-    everybody = {"w0": COMPUTING, "w1": doing(Phase.UPDATING), "w2": doing(Phase.LOADING, usual_s=3.0)}
-
-    assert culprits(everybody, 115.0, LIMITS) == {}
-    assert not stalled(everybody, 115.0, LIMITS)
-    assert stalled(everybody, 175.0, LIMITS)
-
-
-def test_a_lone_worker_is_waited_for_by_the_job() -> None:
-    assert list(culprits({"w0": COMPUTING}, 115.0, LIMITS)) == ["w0"]
-
-
-def test_all_who_hang_are_blamed_if_one_waits() -> None:
-    found = culprits({"w0": COMPUTING, "w1": EXCHANGING, "w2": doing(Phase.LOADING)}, 115.0, LIMITS)
-
-    assert sorted(found) == ["w0", "w2"]
-
-
-def test_a_keeper_of_its_gil_is_not_among_those_who_wait() -> None:
-    keeper = replace(EXCHANGING, beat=100.0)
-
-    assert list(culprits({"w0": keeper, "w1": replace(EXCHANGING, beat=119.9)}, 120.0, LIMITS)) == ["w0"]
-    assert culprits({"w0": keeper, "w1": doing(Phase.PAUSED)}, 120.0, LIMITS) == {}
-
-
-def test_a_stopped_worker_is_blamed_though_nobody_waits() -> None:
-    suspect = stopped("T", 100.0, 101.0, COMPUTING, LIMITS)
-    assert suspect is not None
-
-    assert blamed({"w0": suspect}, {"w0": COMPUTING, "w1": COMPUTING}) == {"w0": suspect}
-
-
-def test_all_in_the_exchange_is_a_stall_without_a_culprit() -> None:
-    everybody = {"w0": EXCHANGING, "w1": EXCHANGING}
-
-    assert not stalled(everybody, 109.0, LIMITS)
-    assert stalled(everybody, 111.0, LIMITS)
-    assert culprits(everybody, 111.0, LIMITS) == {}
-
-
 def test_who_waits_for_longer_than_ever_says_so() -> None:
     found = held_up(EXCHANGING, 115.0, LIMITS)
 
@@ -210,16 +161,3 @@ def test_slower_work_has_no_shorter_limit(phase: Phase, one_s: float, other_s: f
     shorter, longer = (limit_for(doing(phase, usual_s=usual), given_limits) for usual in (short, long))
 
     assert shorter is not None and longer is not None and shorter <= longer
-
-
-@given(st.dictionaries(st.sampled_from(["w0", "w1", "w2", "w3"]), doings, min_size=1), limits, SECONDS)
-def test_a_culprit_is_overdue_and_somebody_waits_for_it(
-    activities: dict[str, Doing], given_limits: HangLimits, now: float
-) -> None:
-    found: dict[str, Overdue] = culprits(activities, now, given_limits)
-
-    for worker_id, suspect in found.items():
-        assert suspect == overdue(activities[worker_id], now, given_limits)
-        others = [one for other, one in activities.items() if other != worker_id]
-        assert not others or any(one.phase is Phase.EXCHANGING for one in others)
-    assert not (found and stalled(activities, now, given_limits))
