@@ -6,7 +6,7 @@ TORCH := 2.13.0
 # What tests of several hosts need beside Python, as command:package of Debian.
 PACKAGES := ip:iproute2 tc:iproute2 nft:nftables nsenter:util-linux
 
-.PHONY: setup packages demo check test bench clean
+.PHONY: setup packages demo check test test-long bench clean
 
 setup: $(VENV)/.ready
 
@@ -39,7 +39,11 @@ check: setup
 
 # Several at a time: most of a test is a job that starts, and that keeps one core busy at best.
 test: check packages
-	$(BIN)/pytest -n 3 --dist worksteal
+	@echo "Variants that are marked as long are left out here; 'make test-long' runs them."
+	$(BIN)/pytest -n 3 --dist worksteal -m 'not long'
+
+test-long: setup packages
+	$(BIN)/pytest -n 3 --dist worksteal -m long
 
 bench: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'

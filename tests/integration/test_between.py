@@ -22,7 +22,7 @@ def test_results_do_not_depend_on_the_number_of_workers_P1(jobs: Jobs, reference
     jobs.run(SCRIPT, workers=3).assert_exact(reference, faults=0, steps=STEPS)
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("point", "occurrence"),
     [

@@ -64,7 +64,7 @@ def generations(hosts: Hosts, name: str) -> set[int]:
     return {commit.generation for own in hosts.commits(name).values() for commit in own}
 
 
-@pytest.mark.parametrize(("names", "workers"), [("ab", 2), ("abc", 1)])
+@pytest.mark.parametrize(("names", "workers"), [("ab", 2), pytest.param("abc", 1, marks=pytest.mark.long)])
 def test_a_job_of_several_hosts_has_the_bits_of_one_host_P1(
     make_hosts: MakeHosts, reference: str, names: str, workers: int
 ) -> None:
@@ -75,7 +75,7 @@ def test_a_job_of_several_hosts_has_the_bits_of_one_host_P1(
     assert len(hosts.members()) == len(names) * workers
 
 
-@pytest.mark.parametrize("victim", ["a", "c"])
+@pytest.mark.parametrize("victim", ["a", pytest.param("c", marks=pytest.mark.long)])
 def test_a_host_whose_agent_dies_is_lost_with_all_its_workers_P1_P5(
     make_hosts: MakeHosts, reference: str, victim: str
 ) -> None:
@@ -92,7 +92,7 @@ def test_a_host_whose_agent_dies_is_lost_with_all_its_workers_P1_P5(
     assert "closed and did not come back" in lost["reason"]
 
 
-@pytest.mark.parametrize("victim", ["a", "c"])
+@pytest.mark.parametrize("victim", ["a", pytest.param("c", marks=pytest.mark.long)])
 def test_a_host_that_is_cut_off_for_good_is_lost_and_forms_no_generation_of_its_own_P1_P3(
     make_hosts: MakeHosts, reference: str, victim: str
 ) -> None:
@@ -111,6 +111,7 @@ def test_a_host_that_is_cut_off_for_good_is_lost_and_forms_no_generation_of_its_
     assert "no sign of life" in lost["reason"]
 
 
+@pytest.mark.long
 def test_what_can_only_be_seen_by_silence_costs_the_limit_and_little_more_P5(
     make_hosts: MakeHosts, reference: str
 ) -> None:
@@ -125,6 +126,7 @@ def test_what_can_only_be_seen_by_silence_costs_the_limit_and_little_more_P5(
     hosts.assert_exact(reference, steps=STEPS, lost={"b"})
 
 
+@pytest.mark.long
 def test_two_hosts_without_the_lighthouse_do_not_go_on_though_they_are_more_P1_P3(
     make_hosts: MakeHosts, reference: str
 ) -> None:
@@ -152,6 +154,7 @@ def test_a_host_that_cannot_reach_the_lighthouse_is_lost_though_it_reaches_the_o
     wait_for(lambda: not hosts.living("b"), "its workers end by themselves", 20)
 
 
+@pytest.mark.long
 def test_a_host_that_hears_and_is_not_heard_is_lost_and_ends_its_workers_P1_P3(
     make_hosts: MakeHosts, reference: str
 ) -> None:
@@ -164,6 +167,7 @@ def test_a_host_that_hears_and_is_not_heard_is_lost_and_ends_its_workers_P1_P3(
     assert generations(hosts, "b") == {1}
 
 
+@pytest.mark.long
 def test_a_host_that_is_lost_and_comes_back_when_the_job_is_over_hears_of_that(
     make_hosts: MakeHosts, reference: str
 ) -> None:
@@ -179,7 +183,7 @@ def test_a_host_that_is_lost_and_comes_back_when_the_job_is_over_hears_of_that(
 # Replacement.
 
 
-@pytest.mark.parametrize("victim", ["a", "c"])
+@pytest.mark.parametrize("victim", ["a", pytest.param("c", marks=pytest.mark.long)])
 def test_a_host_that_was_cut_off_and_comes_back_gets_new_workers_that_join_P1_P3(
     make_hosts: MakeHosts, reference: str, victim: str
 ) -> None:
@@ -196,6 +200,7 @@ def test_a_host_that_was_cut_off_and_comes_back_gets_new_workers_that_join_P1_P3
     assert hosts.commits(victim)[f"{victim}-w1"][-1].step == STEPS - 1
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_on_one_of_two_hosts_is_replaced_there_P1_P3(make_hosts: MakeHosts, reference: str) -> None:
     hosts = make_hosts("a", "b", workers=2)
     go = begin_slowly(hosts)
@@ -210,7 +215,7 @@ def test_a_worker_that_dies_on_one_of_two_hosts_is_replaced_there_P1_P3(make_hos
 # Networks that are bad for a while, or not bad enough.
 
 
-@pytest.mark.parametrize("how", ["host", "link"])
+@pytest.mark.parametrize("how", ["host", pytest.param("link", marks=pytest.mark.long)])
 def test_a_cut_that_heals_within_the_limit_costs_nobody_P1(make_hosts: MakeHosts, reference: str, how: str) -> None:
     hosts = make_hosts("a", "b", "c")
     begin(hosts)
@@ -281,6 +286,7 @@ def test_a_lighthouse_that_is_killed_and_started_again_by_hand_takes_the_job_ove
     assert generations(hosts, "a") == generations(hosts, "b") == {1}
 
 
+@pytest.mark.long
 def test_a_host_that_dies_while_there_is_no_lighthouse_is_lost_for_the_next_one_P1_P3(
     make_hosts: MakeHosts, reference: str
 ) -> None:

@@ -47,7 +47,9 @@ def lost_hosts(hosts: Hosts) -> set[str]:
     return {places[worker] for worker in hosts.lost()}
 
 
-@pytest.mark.parametrize("how", ["cut_off", "mute", "cut"])
+@pytest.mark.parametrize(
+    "how", ["cut_off", pytest.param("mute", marks=pytest.mark.long), pytest.param("cut", marks=pytest.mark.long)]
+)
 def test_workers_that_stay_out_of_reach_of_the_lighthouse_end_by_themselves(
     make_hosts: MakeHosts, reference: str, how: str
 ) -> None:
@@ -64,6 +66,7 @@ def test_workers_that_stay_out_of_reach_of_the_lighthouse_end_by_themselves(
     wait_for(lambda: not hosts.living("b"), "its workers end", 30)
 
 
+@pytest.mark.long
 def test_a_host_that_was_cut_off_and_comes_back_gets_new_workers_that_join_P1_P3(
     make_hosts: MakeHosts, reference: str
 ) -> None:
@@ -99,7 +102,7 @@ def test_a_host_whose_agent_died_and_is_started_again_by_hand_takes_part_again_P
     assert len(set(joined)) == len(joined), "ids are never used again"
 
 
-@pytest.mark.parametrize("pair", ["ab", "bc"])
+@pytest.mark.parametrize("pair", ["ab", pytest.param("bc", marks=pytest.mark.long)])
 def test_a_link_that_is_cut_between_two_workers_costs_no_more_than_one_of_them_P1_P3(
     make_hosts: MakeHosts, reference: str, pair: str
 ) -> None:

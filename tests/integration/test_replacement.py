@@ -85,7 +85,16 @@ def test_two_workers_lost_at_the_same_instant_are_both_replaced_P1(replaced: Rep
     replaced.finish(job, joined=2).assert_exact(replaced.reference(), faults=2, steps=STEPS)
 
 
-@pytest.mark.parametrize("point", ["join", "opened", "entering", "claimed", "fetched", "loaded", "batch", "replayed"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "opened",
+        "fetched",
+        "loaded",
+        "replayed",
+        *(pytest.param(point, marks=pytest.mark.long) for point in ("join", "entering", "claimed", "batch")),
+    ],
+)
 def test_a_joiner_that_dies_on_the_way_does_no_harm_and_is_followed_by_another_P1(
     replaced: Replaced, point: str
 ) -> None:
@@ -96,7 +105,14 @@ def test_a_joiner_that_dies_on_the_way_does_no_harm_and_is_followed_by_another_P
     assert "w4" in {line["worker_id"] for line in result.events("WorkerFinished")}
 
 
-@pytest.mark.parametrize("point", ["staged", "batch", "before_acknowledge", "committed", "update"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "staged",
+        "committed",
+        *(pytest.param(point, marks=pytest.mark.long) for point in ("batch", "before_acknowledge", "update")),
+    ],
+)
 def test_a_donor_that_dies_while_it_hands_over_its_state_is_replaced_by_another_P1_P3(
     replaced: Replaced, point: str
 ) -> None:
