@@ -309,10 +309,21 @@ def test_a_second_lighthouse_of_a_job_is_refused(make_hosts: MakeHosts, referenc
 
 def test_a_second_agent_of_the_same_host_is_refused_and_disturbs_nobody(make_hosts: MakeHosts, reference: str) -> None:
     hosts = make_hosts("a", "b")
-    begin(hosts)
+    go = hosts.run_dir.with_name("go")
+    hosts.start_all(*LENGTH, "--slow-until", str(go))
+    hosts.reach_step(5)
     second = hosts.start("b", *LENGTH, host="a")
     result = second.wait()
     assert result.exit_code == 2, result
     assert "host a has an agent already" in result.output + result.errors
+    go.touch()
     assert_ended_well(hosts)
     hosts.assert_exact(reference, steps=STEPS, lost=set())
+
+
+def test_an_agent_that_comes_when_the_job_is_over_ends_at_once(make_hosts: MakeHosts) -> None:
+    hosts = make_hosts("a", "b")
+    begin(hosts)
+    assert_ended_well(hosts)
+    late = hosts.start("b", *LENGTH, host="late").wait(30)
+    assert late.exit_code == 0, late

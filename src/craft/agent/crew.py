@@ -59,6 +59,8 @@ class Crew:
         self._starting: set[asyncio.Task[None]] = set()
         self._closed = False
         self.all_ended = asyncio.Event()
+        # Nobody is there to be waited for: an agent that comes when the job is over starts nobody at all.
+        self.all_ended.set()
 
     @property
     def living(self) -> frozenset[str]:
