@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
-from .hosts import Hosts
+from craft.settings.rundir import RunDir
+
+from .hosts import LENGTH, Hosts
 from .jobs import SESSION_VARIABLE, Jobs, References, leftovers
 from .network import find_obstacle
+from .scene import Scene
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -67,3 +70,16 @@ def make_hosts(tmp_path: Path, namespaces: None) -> Iterator[Callable[..., Hosts
     yield make
     for hosts in made:
         hosts.end()
+
+
+@pytest.fixture(scope="session")
+def reference_of_hosts(references: References) -> str:
+    """The final state of the job of several hosts on one host, without a namespace, with another number of workers."""
+    return references.digest(*LENGTH, workers=2)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(RunDir(tmp_path / "run"))
+    yield scene
+    scene.end()

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,13 @@ LIGHTHOUSE = "lighthouse"
 PORT = 29400
 HEARTBEAT_LIMIT_S = 1.5
 """Short, since tests wait for it; longer than by default, since a test's machine does all of this on a few cores."""
+
+STEPS = 200
+LENGTH = ("--steps", str(STEPS))
+"""Long enough that faults from outside strike while the job goes on."""
+
+REPLACE = {"CRAFT_MAX_RESTARTS": "50"}
+"""Lost workers are replaced; in tests they are not by default, so that what the survivors do shows."""
 
 
 class Hosts:
@@ -244,3 +251,11 @@ def _last_step(path: Path) -> int:
         file.seek(max(0, path.stat().st_size - 8192))
         lines = file.read().split(b"\n")[:-1]
     return int(json.loads(lines[-1])["step"]) if lines else -1
+
+
+MakeHosts = Callable[..., Hosts]
+
+
+def assert_ended_well(hosts: Hosts, *names: str) -> None:
+    for name, result in hosts.wait(*names).items():
+        assert result.exit_code == 0, f"host {name}{hosts.tell()}"

@@ -10,29 +10,13 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .hosts import HEARTBEAT_LIMIT_S, LIGHTHOUSE, Hosts
-from .jobs import References, wait_for
-
-STEPS = 200
-LENGTH = ("--steps", str(STEPS))
-"""Long enough that faults from outside strike while the job goes on."""
-
-REPLACE = {"CRAFT_MAX_RESTARTS": "50"}
-"""Lost workers are replaced; in tests they are not by default, so that what the survivors do shows."""
-
-MakeHosts = Callable[..., Hosts]
-
-
-@pytest.fixture(scope="session")
-def reference(references: References) -> str:
-    """The final state of the same job on one host, without a namespace, with another number of workers."""
-    return references.digest(*LENGTH, workers=2)
+from .hosts import HEARTBEAT_LIMIT_S, LENGTH, LIGHTHOUSE, REPLACE, STEPS, Hosts, MakeHosts, assert_ended_well
+from .jobs import wait_for
 
 
 def begin(hosts: Hosts, *arguments: str, **more: Any) -> None:
@@ -48,11 +32,6 @@ def begin_slowly(hosts: Hosts) -> Path:
     return go
 
 
-def assert_ended_well(hosts: Hosts, *names: str) -> None:
-    for name, result in hosts.wait(*names).items():
-        assert result.exit_code == 0, f"host {name}{hosts.tell()}"
-
-
 def last_for(seconds: float) -> None:
     """Let a fault last."""
     until = time.monotonic() + seconds
@@ -66,18 +45,18 @@ def generations(hosts: Hosts, name: str) -> set[int]:
 
 @pytest.mark.parametrize(("names", "workers"), [("ab", 2), pytest.param("abc", 1, marks=pytest.mark.long)])
 def test_a_job_of_several_hosts_has_the_bits_of_one_host_P1(
-    make_hosts: MakeHosts, reference: str, names: str, workers: int
+    make_hosts: MakeHosts, reference_of_hosts: str, names: str, workers: int
 ) -> None:
     hosts = make_hosts(*names, workers=workers)
     hosts.start_all(*LENGTH)
     assert_ended_well(hosts)
-    hosts.assert_exact(reference, steps=STEPS, lost=set())
+    hosts.assert_exact(reference_of_hosts, steps=STEPS, lost=set())
     assert len(hosts.members()) == len(names) * workers
 
 
 @pytest.mark.parametrize("victim", ["a", pytest.param("c", marks=pytest.mark.long)])
 def test_a_host_whose_agent_dies_is_lost_with_all_its_workers_P1_P5(
-    make_hosts: MakeHosts, reference: str, victim: str
+    make_hosts: MakeHosts, reference_of_hosts: str, victim: str
 ) -> None:
     """Once it is the host of the leader, once another."""
     hosts = make_hosts("a", "b", "c")
@@ -87,14 +66,14 @@ def test_a_host_whose_agent_dies_is_lost_with_all_its_workers_P1_P5(
     wait_for(lambda: not hosts.jobs[victim].processes(), "its workers end with it", 5)
     others = sorted({"a", "b", "c"} - {victim})
     assert_ended_well(hosts, *others)
-    hosts.assert_exact(reference, steps=STEPS, lost={victim})
+    hosts.assert_exact(reference_of_hosts, steps=STEPS, lost={victim})
     (lost,) = hosts.events("HostLost")
     assert "closed and did not come back" in lost["reason"]
 
 
 @pytest.mark.parametrize("victim", ["a", pytest.param("c", marks=pytest.mark.long)])
 def test_a_host_that_is_cut_off_for_good_is_lost_and_forms_no_generation_of_its_own_P1_P3(
-    make_hosts: MakeHosts, reference: str, victim: str
+    make_hosts: MakeHosts, reference_of_hosts: str, victim: str
 ) -> None:
     """Both of its workers live on and reach each other: that must not be enough for them."""
     hosts = make_hosts("a", "b", "c", workers=2) if victim == "c" else make_hosts("a", "b", workers=2)
@@ -102,7 +81,7 @@ def test_a_host_that_is_cut_off_for_good_is_lost_and_forms_no_generation_of_its_
     hosts.network.cut_off(victim)
     cut = hosts.steps()
     assert_ended_well(hosts, *(name for name in hosts.names if name != victim))
-    hosts.assert_exact(reference, steps=STEPS, lost={victim})
+    hosts.assert_exact(reference_of_hosts, steps=STEPS, lost={victim})
     assert generations(hosts, victim) == {1}
     for worker, own in hosts.commits(victim).items():
         # It may have had the result of the step in flight in hand, and of the one that the others were in by then.
@@ -113,7 +92,7 @@ def test_a_host_that_is_cut_off_for_good_is_lost_and_forms_no_generation_of_its_
 
 @pytest.mark.long
 def test_what_can_only_be_seen_by_silence_costs_the_limit_and_little_more_P5(
-    make_hosts: MakeHosts, reference: str
+    make_hosts: MakeHosts, reference_of_hosts: str
 ) -> None:
     hosts = make_hosts("a", "b", "c")
     begin(hosts)
@@ -123,12 +102,12 @@ def test_what_can_only_be_seen_by_silence_costs_the_limit_and_little_more_P5(
     hosts.reach_step(before + 5, "a")
     assert time.monotonic() - began < HEARTBEAT_LIMIT_S + 5
     assert_ended_well(hosts, "a", "c")
-    hosts.assert_exact(reference, steps=STEPS, lost={"b"})
+    hosts.assert_exact(reference_of_hosts, steps=STEPS, lost={"b"})
 
 
 @pytest.mark.long
 def test_two_hosts_without_the_lighthouse_do_not_go_on_though_they_are_more_P1_P3(
-    make_hosts: MakeHosts, reference: str
+    make_hosts: MakeHosts, reference_of_hosts: str
 ) -> None:
     """One host and the lighthouse on one side, two hosts that reach each other on the other."""
     hosts = make_hosts("a", "b", "c")
@@ -137,18 +116,18 @@ def test_two_hosts_without_the_lighthouse_do_not_go_on_though_they_are_more_P1_P
         for other in ("b", "c"):
             hosts.network.cut(one, other)
     assert_ended_well(hosts, "a")
-    hosts.assert_exact(reference, steps=STEPS, lost={"b", "c"})
+    hosts.assert_exact(reference_of_hosts, steps=STEPS, lost={"b", "c"})
     assert generations(hosts, "b") == generations(hosts, "c") == {1}
 
 
 def test_a_host_that_cannot_reach_the_lighthouse_is_lost_though_it_reaches_the_others_P1_P3(
-    make_hosts: MakeHosts, reference: str
+    make_hosts: MakeHosts, reference_of_hosts: str
 ) -> None:
     hosts = make_hosts("a", "b", "c")
     begin(hosts, environment={"CRAFT_LEASE_S": "2"})
     hosts.network.cut(LIGHTHOUSE, "b")
     assert_ended_well(hosts, "a", "c")
-    hosts.assert_exact(reference, steps=STEPS, lost={"b"})
+    hosts.assert_exact(reference_of_hosts, steps=STEPS, lost={"b"})
     assert generations(hosts, "b") == {1}
     # The others closed their connections to it, so it knows that it has neither an exchange nor a lighthouse.
     wait_for(lambda: not hosts.living("b"), "its workers end by themselves", 20)
@@ -156,20 +135,20 @@ def test_a_host_that_cannot_reach_the_lighthouse_is_lost_though_it_reaches_the_o
 
 @pytest.mark.long
 def test_a_host_that_hears_and_is_not_heard_is_lost_and_ends_its_workers_P1_P3(
-    make_hosts: MakeHosts, reference: str
+    make_hosts: MakeHosts, reference_of_hosts: str
 ) -> None:
     hosts = make_hosts("a", "b", "c")
     begin(hosts)
     hosts.network.mute("b")
     assert_ended_well(hosts, "a", "c")
-    hosts.assert_exact(reference, steps=STEPS, lost={"b"})
+    hosts.assert_exact(reference_of_hosts, steps=STEPS, lost={"b"})
     wait_for(lambda: not hosts.living("b"), "its workers are ended", 20)
     assert generations(hosts, "b") == {1}
 
 
 @pytest.mark.long
 def test_a_host_that_is_lost_and_comes_back_when_the_job_is_over_hears_of_that(
-    make_hosts: MakeHosts, reference: str
+    make_hosts: MakeHosts, reference_of_hosts: str
 ) -> None:
     hosts = make_hosts("a", "b")
     begin(hosts)
@@ -177,7 +156,7 @@ def test_a_host_that_is_lost_and_comes_back_when_the_job_is_over_hears_of_that(
     assert_ended_well(hosts, "a")
     hosts.network.heal()
     hosts.wait("b", limit_s=30)
-    hosts.assert_exact(reference, steps=STEPS, lost={"b"})
+    hosts.assert_exact(reference_of_hosts, steps=STEPS, lost={"b"})
 
 
 # Replacement.
@@ -185,7 +164,7 @@ def test_a_host_that_is_lost_and_comes_back_when_the_job_is_over_hears_of_that(
 
 @pytest.mark.parametrize("victim", ["a", pytest.param("c", marks=pytest.mark.long)])
 def test_a_host_that_was_cut_off_and_comes_back_gets_new_workers_that_join_P1_P3(
-    make_hosts: MakeHosts, reference: str, victim: str
+    make_hosts: MakeHosts, reference_of_hosts: str, victim: str
 ) -> None:
     """Once it is the host of the leader, once another."""
     hosts = make_hosts("a", "b", "c")
@@ -196,19 +175,21 @@ def test_a_host_that_was_cut_off_and_comes_back_gets_new_workers_that_join_P1_P3
     hosts.wait_for_committing(victim, 2)
     go.touch()
     assert_ended_well(hosts)
-    hosts.assert_exact(reference, steps=STEPS, lost={victim})
+    hosts.assert_exact(reference_of_hosts, steps=STEPS, lost={victim})
     assert hosts.commits(victim)[f"{victim}-w1"][-1].step == STEPS - 1
 
 
 @pytest.mark.long
-def test_a_worker_that_dies_on_one_of_two_hosts_is_replaced_there_P1_P3(make_hosts: MakeHosts, reference: str) -> None:
+def test_a_worker_that_dies_on_one_of_two_hosts_is_replaced_there_P1_P3(
+    make_hosts: MakeHosts, reference_of_hosts: str
+) -> None:
     hosts = make_hosts("a", "b", workers=2)
     go = begin_slowly(hosts)
     os.kill(hosts.living("b")["b-w1"], signal.SIGKILL)
     hosts.wait_for_committing("b", 3)
     go.touch()
     assert_ended_well(hosts)
-    hosts.assert_exact(reference, steps=STEPS, lost={"b"}, faults=1)
+    hosts.assert_exact(reference_of_hosts, steps=STEPS, lost={"b"}, faults=1)
     assert hosts.commits("b")["b-w2"][-1].step == STEPS - 1
 
 
@@ -216,7 +197,9 @@ def test_a_worker_that_dies_on_one_of_two_hosts_is_replaced_there_P1_P3(make_hos
 
 
 @pytest.mark.parametrize("how", ["host", pytest.param("link", marks=pytest.mark.long)])
-def test_a_cut_that_heals_within_the_limit_costs_nobody_P1(make_hosts: MakeHosts, reference: str, how: str) -> None:
+def test_a_cut_that_heals_within_the_limit_costs_nobody_P1(
+    make_hosts: MakeHosts, reference_of_hosts: str, how: str
+) -> None:
     hosts = make_hosts("a", "b", "c")
     begin(hosts)
     if how == "host":
@@ -226,33 +209,33 @@ def test_a_cut_that_heals_within_the_limit_costs_nobody_P1(make_hosts: MakeHosts
     last_for(HEARTBEAT_LIMIT_S / 3)
     hosts.network.heal()
     assert_ended_well(hosts)
-    hosts.assert_exact(reference, steps=STEPS, lost=set())
+    hosts.assert_exact(reference_of_hosts, steps=STEPS, lost=set())
     assert generations(hosts, "a") == {1}
 
 
-def test_a_slow_host_slows_the_job_and_is_not_taken_for_lost_P1(make_hosts: MakeHosts, reference: str) -> None:
+def test_a_slow_host_slows_the_job_and_is_not_taken_for_lost_P1(make_hosts: MakeHosts, reference_of_hosts: str) -> None:
     hosts = make_hosts("a", "b", "c")
     begin(hosts)
     hosts.network.slow("b", megabits=10)
     assert_ended_well(hosts)
-    hosts.assert_exact(reference, steps=STEPS, lost=set())
+    hosts.assert_exact(reference_of_hosts, steps=STEPS, lost=set())
 
 
 def test_a_host_that_loses_packets_slows_the_job_and_is_not_taken_for_lost_P1(
-    make_hosts: MakeHosts, reference: str
+    make_hosts: MakeHosts, reference_of_hosts: str
 ) -> None:
     hosts = make_hosts("a", "b", "c")
     begin(hosts)
     hosts.network.lose("b", percent=2)
     assert_ended_well(hosts)
-    hosts.assert_exact(reference, steps=STEPS, lost=set())
+    hosts.assert_exact(reference_of_hosts, steps=STEPS, lost=set())
 
 
 # The lighthouse.
 
 
 def test_a_lighthouse_that_nobody_reaches_for_longer_than_the_limit_delays_no_step_and_costs_nobody_P4(
-    make_hosts: MakeHosts, reference: str
+    make_hosts: MakeHosts, reference_of_hosts: str
 ) -> None:
     hosts = make_hosts("a", "b")
     begin(hosts)
@@ -264,7 +247,7 @@ def test_a_lighthouse_that_nobody_reaches_for_longer_than_the_limit_delays_no_st
     ended, steps = time.time(), hosts.steps()
     hosts.network.heal()
     assert_ended_well(hosts)
-    hosts.assert_exact(reference, steps=STEPS, lost=set())
+    hosts.assert_exact(reference_of_hosts, steps=STEPS, lost=set())
     assert steps < STEPS, "the job was over before the fault was"
     times = sorted(commit.time for own in hosts.commits("a").values() for commit in own)
     meanwhile = [moment for moment in times if began < moment < ended]
@@ -272,7 +255,7 @@ def test_a_lighthouse_that_nobody_reaches_for_longer_than_the_limit_delays_no_st
 
 
 def test_a_lighthouse_that_is_killed_and_started_again_by_hand_takes_the_job_over_P1_P4(
-    make_hosts: MakeHosts, reference: str
+    make_hosts: MakeHosts, reference_of_hosts: str
 ) -> None:
     hosts = make_hosts("a", "b")
     begin(hosts)
@@ -281,14 +264,14 @@ def test_a_lighthouse_that_is_killed_and_started_again_by_hand_takes_the_job_ove
     hosts.reach_step(hosts.steps() + 30)
     hosts.light()
     assert_ended_well(hosts)
-    hosts.assert_exact(reference, steps=STEPS, lost=set())
+    hosts.assert_exact(reference_of_hosts, steps=STEPS, lost=set())
     assert [line["restarted"] for line in hosts.events("LighthouseStarted")] == [False, True]
     assert generations(hosts, "a") == generations(hosts, "b") == {1}
 
 
 @pytest.mark.long
 def test_a_host_that_dies_while_there_is_no_lighthouse_is_lost_for_the_next_one_P1_P3(
-    make_hosts: MakeHosts, reference: str
+    make_hosts: MakeHosts, reference_of_hosts: str
 ) -> None:
     hosts = make_hosts("a", "b", "c")
     begin(hosts)
@@ -296,18 +279,20 @@ def test_a_host_that_dies_while_there_is_no_lighthouse_is_lost_for_the_next_one_
     hosts.kill("a")
     hosts.light()
     assert_ended_well(hosts, "b", "c")
-    hosts.assert_exact(reference, steps=STEPS, lost={"a"})
+    hosts.assert_exact(reference_of_hosts, steps=STEPS, lost={"a"})
 
 
-def test_a_second_lighthouse_of_a_job_is_refused(make_hosts: MakeHosts, reference: str) -> None:
+def test_a_second_lighthouse_of_a_job_is_refused(make_hosts: MakeHosts, reference_of_hosts: str) -> None:
     hosts = make_hosts("a", "b")
     begin(hosts)
     assert "has a living lighthouse already" in hosts.refuse_lighthouse()
     assert_ended_well(hosts)
-    hosts.assert_exact(reference, steps=STEPS, lost=set())
+    hosts.assert_exact(reference_of_hosts, steps=STEPS, lost=set())
 
 
-def test_a_second_agent_of_the_same_host_is_refused_and_disturbs_nobody(make_hosts: MakeHosts, reference: str) -> None:
+def test_a_second_agent_of_the_same_host_is_refused_and_disturbs_nobody(
+    make_hosts: MakeHosts, reference_of_hosts: str
+) -> None:
     hosts = make_hosts("a", "b")
     go = hosts.run_dir.with_name("go")
     hosts.start_all(*LENGTH, "--slow-until", str(go))
@@ -318,7 +303,7 @@ def test_a_second_agent_of_the_same_host_is_refused_and_disturbs_nobody(make_hos
     assert "host a has an agent already" in result.output + result.errors
     go.touch()
     assert_ended_well(hosts)
-    hosts.assert_exact(reference, steps=STEPS, lost=set())
+    hosts.assert_exact(reference_of_hosts, steps=STEPS, lost=set())
 
 
 def test_an_agent_that_comes_when_the_job_is_over_ends_at_once(make_hosts: MakeHosts) -> None:
