@@ -130,13 +130,16 @@ def test_a_death_in_the_last_step_leaves_nobody_behind_P1_P3(
 def test_a_second_worker_that_dies_while_the_first_is_replaced_leads_to_a_third_generation_P1_P3(
     jobs: Jobs, references: References, point: str
 ) -> None:
-    """Twice in a job of six: first the leader is the second one to die, then another. The first has the highest rank."""
+    """Twice in a job of six: first the leader is the second one to die, then another. The first has the highest rank.
+
+    The second one is at whichever step it is when it hears of the first: it may be slow to begin it.
+    """
     result = run_with(
         jobs,
         Fault(point="batch", step=3, rank=5),
-        Fault(point=point, step=3, rank=0),
+        Fault(point=point, rank=0, after_file="struck/0"),
         Fault(point="batch", step=6, rank=3),
-        Fault(point=point, step=6, rank=1),
+        Fault(point=point, rank=1, after_file="struck/2"),
         workers=6,
     )
     result.assert_exact(references.digest(), faults=4, steps=STEPS)

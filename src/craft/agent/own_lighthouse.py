@@ -36,6 +36,7 @@ class OwnLighthouse:
         assert process.stdout is not None
         line = await asyncio.wait_for(process.stdout.readline(), _START_S)
         if not line:
+            await process.wait()
             said = self._run_dir.lighthouse_log.read_bytes()[before:].decode(errors="replace").strip()
             raise ConfigError(said.removeprefix("craft lighthouse: ") or "the lighthouse did not start")
         self._process = process

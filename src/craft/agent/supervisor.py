@@ -62,8 +62,6 @@ class Supervisor:
         self._watch = watch
         self._over: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._interrupted: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._failed: set[str] = set()
-        """Workers that ended with an error after the job was over."""
         self._watchdog = Watchdog(settings.hang_limits)
         self._draining: asyncio.Task[None] | None = None
         self._found: dict[str, Any] = {}
@@ -247,8 +245,6 @@ class Supervisor:
         self.relay.say(exhausted=reason)
 
     def _ended(self, message: Ended) -> None:
-        if self._over.done() and message.exit_code != 0:
-            self._failed.add(message.worker_id)
         assert self.relay is not None
         report = self.relay.reports().get(message.worker_id)
         self._crew.ended(
@@ -311,8 +307,10 @@ class Supervisor:
     def _after_training(self, outcome: Outcome) -> Outcome:
         """What a script does after its last step may fail, too."""
         assert self.relay is not None
-        failed = next((report.failed for report in self.relay.reports().values() if report.failed is not None), None)
-        if failed is None or failed.worker_id not in self._failed:
+        # One that failed before its last step was answered then, however late its process ends.
+        failures = (report.failed for report in self.relay.reports().values() if report.complete)
+        failed = next((failed for failed in failures if failed is not None), None)
+        if failed is None:
             return outcome
         reason = f"{failed.error} (worker {failed.worker_id}, after the last step)"
         return Outcome(exit_code=1, reason=reason, traceback=failed.traceback)

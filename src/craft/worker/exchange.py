@@ -68,7 +68,7 @@ class Attempt:
     def overlap(self, bucket: int) -> None:
         """Exchange a bucket that is ready, and those that waited for it; on the exchange thread."""
         self._ready.add(bucket)
-        while self._next in self._ready and self.error is None:
+        while self._next in self._ready and self.error is None and self.bug is None:
             try:
                 self._exchange_bucket()
             except GroupError as error:
