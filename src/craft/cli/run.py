@@ -13,7 +13,24 @@ from craft.settings.run import resolve, write_effective
 from craft.settings.rundir import PREFIX, RunDir
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+class _Resume(click.Command):
+    """``--resume`` may come without a value: what follows is then the script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        valued = {
+            name for each in self.params if isinstance(each, click.Option) and not each.is_flag for name in each.opts
+        }
+        place = 0
+        # Up to the script: from there on everything is the script's.
+        while place < len(args) and args[place].startswith("-"):
+            value = args[place + 1] if place + 1 < len(args) else ""
+            if args[place] == "--resume" and value != "auto" and not value.isdigit():
+                args = [*args[:place], "--resume=auto", *args[place + 1 :]]
+            place += 2 if args[place] in valued else 1
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_Resume, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--workers", type=int, help="Workers on this host.  [default: 1]")
 @click.option("--spares", type=int, help="Further workers that wait for a free slot.  [default: 0]")
 @click.option("--min-workers", type=int, help="Give up when fewer are left and nobody comes.  [default: 1]")
@@ -42,6 +59,25 @@ from craft.settings.rundir import PREFIX, RunDir
 )
 @click.option(
     "--check-bits/--no-check-bits", default=None, help="Compare one microbatch's bits between workers at the start."
+)
+@click.option("--checkpoints", metavar="URL", help="Where checkpoints go: a path, or such as s3://bucket/job.")
+@click.option("--checkpoint-every", metavar="HOW", help="auto, or such as '500 steps' or '10 min'.  [default: auto]")
+@click.option("--checkpoint-keep", type=int, help="How many are kept, besides those with a tag.  [default: 3]")
+@click.option("--checkpoint-local", metavar="DIR", help="A fast directory to which they are written first.")
+@click.option(
+    "--resume",
+    metavar="[auto|STEP]",
+    help="Go on from the newest good checkpoint, if there is one; or from that of a step.",
+)
+@click.option(
+    "--on-divergence",
+    type=click.Choice(["report", "skip", "lower-lr", "rollback", "stop"]),
+    help="What is done about a loss or gradient that is not finite.  [default: report]",
+)
+@click.option(
+    "--preempt-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="When this file appears: take a checkpoint and end with exit code 75.",
 )
 @click.option("--chaos", is_flag=True, default=None, help="Let 'craft chaos' inject faults without being asked twice.")
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="A craft.toml.")

@@ -190,7 +190,7 @@ class Edges:
 
     def _values_of(self, report: WorkerReport) -> Iterator[AnyEvent]:
         gone = StateGone(generation=report.state_gone) if report.state_gone else None
-        for value in (report.diverged, report.unequal, report.retried, gone):
+        for value in (report.diverged, report.unequal, report.retried, gone, *report.notes):
             if value is not None and value not in self._values:
                 self._values.add(value)
                 yield value

@@ -205,6 +205,117 @@ class StopRequested(Event, frozen=True, kw_only=True, tag=True):
     reason: str
 
 
+class CheckpointWritten(Event, frozen=True, kw_only=True, tag=True):
+    """A checkpoint is complete and listed under ``url``."""
+
+    name: str
+    branch: int
+    step: int
+    """Committed steps that are in it."""
+    url: str
+    tag: str | None = None
+    total_bytes: int = 0
+    new_bytes: int = 0
+    """How much of it had to be written; the rest was there already."""
+    seconds: float = 0.0
+    """From the snapshot until it was listed."""
+
+
+class CheckpointSkipped(Event, frozen=True, kw_only=True, tag=True):
+    """A checkpoint was due and was not taken."""
+
+    step: int
+    reason: str
+
+
+class CheckpointFailed(Event, frozen=True, kw_only=True, tag=True):
+    """A worker could not write its share of a checkpoint."""
+
+    worker_id: str
+    name: str
+    step: int
+    error: str
+    tries: int
+    retry_s: float | None
+    """It tries again after this long; None: it has given up, and there will be no such checkpoint."""
+
+
+class CheckpointAbandoned(Event, frozen=True, kw_only=True, tag=True):
+    """A checkpoint will never be complete: somebody's share of it was not written."""
+
+    name: str
+    step: int
+    reason: str
+
+
+class CheckpointRejected(Event, frozen=True, kw_only=True, tag=True):
+    """A checkpoint that is listed cannot be used; an older one is tried."""
+
+    name: str
+    step: int
+    url: str
+    reason: str
+
+
+class CheckpointRestored(Event, frozen=True, kw_only=True, tag=True):
+    """Every worker has loaded a checkpoint, verified it, and goes on from there."""
+
+    name: str
+    branch: int
+    step: int
+    url: str
+
+
+class IntervalChosen(Event, frozen=True, kw_only=True, tag=True):
+    """How often checkpoints are taken from now on, where CRAFT chooses it."""
+
+    interval_s: float
+    reason: str
+
+
+class NumbersDiverged(Event, frozen=True, kw_only=True, tag=True):
+    """A loss or a gradient of a step is not finite; every worker saw it at the same step."""
+
+    step: int
+    what: str
+    answer: str
+    """What is done about it, in words."""
+
+
+class RolledBack(Event, frozen=True, kw_only=True, tag=True):
+    """The job went back to a checkpoint, on purpose: a new branch of its history begins."""
+
+    branch: int
+    """The new one."""
+    step: int
+    """Committed steps of the checkpoint."""
+    left_at: int
+    """Committed steps when it went back."""
+    skipped: int
+    """Steps' worth of data that is left out."""
+    reason: str
+
+
+class PreemptRequested(Event, frozen=True, kw_only=True, tag=True):
+    """The whole job is to make room: it takes a checkpoint at the next step boundary, if there is time, and ends."""
+
+    reason: str
+    deadline_s: float | None = None
+
+
+AnyNote = (
+    CheckpointWritten
+    | CheckpointSkipped
+    | CheckpointFailed
+    | CheckpointAbandoned
+    | CheckpointRejected
+    | CheckpointRestored
+    | IntervalChosen
+    | NumbersDiverged
+    | RolledBack
+)
+"""What workers tell for the journal and for people; nothing is decided by it."""
+
 AnyEvent = (
     WorkerJoined
     | WorkerLost
@@ -227,4 +338,6 @@ AnyEvent = (
     | StateDiverged
     | FaultInjected
     | StopRequested
+    | PreemptRequested
+    | AnyNote
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from craft.protocol.events import (
+    AnyNote,
     FaultInjected,
     ParametersUnequal,
     StateDiverged,
@@ -53,6 +54,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     unequal: ParametersUnequal | None = None
     retried: StepRetried | None = None
     """The last settlement that lost work, for the journal."""
+    notes: tuple[AnyNote, ...] = ()
+    """The latest of what it has to tell for the journal."""
     microbatches: int | None = None
     """Into how many the global batch is cut, once the loop has begun."""
     carried_bytes: int = 0

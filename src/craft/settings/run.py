@@ -11,7 +11,9 @@ from typing import Any
 
 import msgspec
 
+from craft.decide.divergence import DivergenceAnswer
 from craft.decide.hangs import HangLimits
+from craft.decide.interval import parse_every
 from craft.decide.settle import LossAnswer
 from craft.protocol.errors import ConfigError
 from craft.settings.worker import WorkerSettings
@@ -52,6 +54,20 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """After SIGTERM, workers of a host in a larger job have this long to leave at a step boundary."""
     lease_s: float = 10.0
     """A worker whose exchange broke ends when its agent could not reach the lighthouse for this long."""
+    checkpoints: str | None = None
+    """Where checkpoints go: a path, or a URL that fsspec knows, such as s3://bucket/job."""
+    checkpoint_local: str | None = None
+    """A fast directory of each host, to which they are written first."""
+    checkpoint_every: str = "auto"
+    """How often: ``auto``, or such as ``500 steps`` or ``10 min``."""
+    checkpoint_keep: int = 3
+    """How many are kept, besides those with a tag."""
+    resume: str | None = None
+    """Begin from a checkpoint: ``auto`` (the newest good one, a fresh start where there is none), or its step."""
+    on_divergence: DivergenceAnswer = "report"
+    """What is done about a loss or a gradient that is not finite."""
+    preempt_file: Path | None = None
+    """When this file appears, the job makes room: it takes a checkpoint and ends with exit code 75."""
     chaos: bool = False
     """Whether this job is there for faults to be injected: ``craft chaos`` then asks nobody."""
     threads: int = 1
@@ -115,6 +131,12 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             check_bits=self.check_bits,
             digest_bytes=self.digest_bytes,
             bucket_mb=self.bucket_mb,
+            checkpoints=self.checkpoints,
+            checkpoint_local=self.checkpoint_local,
+            checkpoint_every=self.checkpoint_every,
+            checkpoint_keep=self.checkpoint_keep,
+            resume=self.resume,
+            on_divergence=self.on_divergence,
         )
 
 
@@ -148,6 +170,11 @@ def _check(settings: RunSettings) -> None:
         raise ConfigError(f"--min-workers {settings.min_workers} must be between 1 and --workers {settings.workers}")
     if settings.spares < 0 or settings.max_restarts < 0:
         raise ConfigError("--spares and --max-restarts must be at least 0")
+    if settings.checkpoint_keep < 1:
+        raise ConfigError(f"--checkpoint-keep {settings.checkpoint_keep}: at least 1 must be kept")
+    parse_every(settings.checkpoint_every)
+    if settings.resume is not None and settings.resume != "auto" and not settings.resume.isdigit():
+        raise ConfigError(f"--resume {settings.resume}: give the number of a step, or auto")
     if settings.threads < 1:
         raise ConfigError(f"--threads {settings.threads}: a worker needs at least 1 thread")
     if settings.lighthouse is not None and settings.token_file is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from craft.decide.divergence import DivergenceAnswer
 from craft.decide.settle import LossAnswer
 
 
@@ -37,6 +38,14 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How much of the state is hashed in each step to find silent divergence; 0 switches it off."""
     bucket_mb: float = 25.0
     """Size limit of a gradient bucket; the first one is at most 1 MiB, so that the exchange begins early."""
+    checkpoints: str | None = None
+    """Where checkpoints go; None: nowhere, unless the script says."""
+    checkpoint_local: str | None = None
+    checkpoint_every: str = "auto"
+    checkpoint_keep: int = 3
+    resume: str | None = None
+    """``auto`` or the number of a step; None: a fresh start."""
+    on_divergence: DivergenceAnswer = "report"
 
     @property
     def state_key_bytes(self) -> bytes:
@@ -55,6 +64,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
             "check_bits": self.check_bits,
             "digest_bytes": self.digest_bytes,
             "bucket_mb": self.bucket_mb,
+            "on_divergence": self.on_divergence,
         }
 
     def to_environment(self) -> Mapping[str, str]:

@@ -1,0 +1,61 @@
+"""How often checkpoints are taken."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import msgspec
+
+from craft.protocol.errors import ConfigError
+
+_UNITS = {"step": 0.0, "steps": 0.0, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
+_EVERY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+
+PRIOR_MTBF_S = 3 * 3600.0
+"""How long a job is taken to run between two failures until it has shown otherwise."""
+MIN_INTERVAL_S = 1.0
+MAX_INTERVAL_S = 3600.0
+
+
+class Every(msgspec.Struct, frozen=True):
+    """How often: every so many steps, or so many seconds, or (neither) as CRAFT chooses."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+
+def parse_every(text: str) -> Every:
+    """Read ``auto``, ``500 steps`` or ``10 min``; raise ConfigError if it is none of these."""
+    if text.strip() == "auto":
+        return Every()
+    found = _EVERY.fullmatch(text)
+    unit = found.group(2) if found else ""
+    if found is None or unit not in _UNITS:
+        raise ConfigError(f"every={text!r}: say 'auto', or such as '500 steps', '30 s', '10 min' or '1 h'")
+    number = float(found.group(1))
+    if number <= 0 or (not _UNITS[unit] and number != int(number)):
+        raise ConfigError(f"every={text!r}: give a number above 0, a whole one for steps")
+    return Every(seconds=number * _UNITS[unit]) if _UNITS[unit] else Every(steps=int(number))
+
+
+class Choice(msgspec.Struct, frozen=True):
+    interval_s: float
+    reason: str
+
+
+def choose(cost_s: float, write_s: float, elapsed_s: float, failures: int) -> Choice:
+    """Return the interval that loses least: sqrt(2 C F), for a checkpoint that costs C and failures F apart.
+
+    ``write_s`` is how long one takes to be complete: there is none oftener. Until failures were seen, F is what a prior says.
+    """
+    between_s = (PRIOR_MTBF_S + elapsed_s) / (1 + failures)
+    best = math.sqrt(2 * cost_s * between_s)
+    interval = min(max(best, 2 * write_s, MIN_INTERVAL_S), MAX_INTERVAL_S)
+    seen = f"{failures} failure{'s' * (failures != 1)} in {elapsed_s:.0f} s"
+    reason = f"a checkpoint costs {cost_s * 1000:.1f} ms, failures are taken to be {between_s:.0f} s apart ({seen})"
+    if interval > best:
+        reason += f"; no oftener, since writing one takes {write_s:.1f} s"
+    elif interval < best:
+        reason += "; at least once an hour"
+    return Choice(interval, reason)
