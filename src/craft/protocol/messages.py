@@ -72,6 +72,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Whether every step of the job is committed here."""
     digest: str | None = None
     """Hash over the whole training state, once complete."""
+    checkpoints: bool = False
+    """Whether this worker takes checkpoints."""
 
 
 class Exited(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +100,23 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     drain_deadline_s: float | None = None
 
 
+class Preemption(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole job is to make room: every worker takes part in one more checkpoint, then leaves."""
+
+    reason: str
+    deadline: float | None = None
+    """Seconds since 1970; whoever is still there then is ended, complete checkpoint or not."""
+
+
+class CheckpointWish(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody wants a checkpoint at the next step boundary."""
+
+    number: int
+    """Grows with every wish, also over restarts of the lighthouse; a directive repeats the newest."""
+    tag: str | None = None
+    """A checkpoint with a tag is kept for good."""
+
+
 class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The whole target. Lighthouse to agents, and on to their workers."""
 
@@ -116,6 +135,10 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The generation whose members are to find out which others they can reach; 0: none."""
     winding_down: str | None = None
     """Why every worker is to leave its loop at the next step boundary, if it is."""
+    preempting: Preemption | None = None
+    """Every worker is to take a checkpoint at the next step boundary, wait for it to be complete, and leave."""
+    checkpoint: CheckpointWish | None = None
+    """The newest wish for a checkpoint."""
     injections: tuple[FaultInjected, ...] = ()
     """Faults that somebody wants to see, the latest few; each is carried out once, by whom it concerns."""
     stopping: bool = False
