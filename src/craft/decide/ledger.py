@@ -47,6 +47,10 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     """Collective calls between the steps, completed since the last commit."""
     call_result: int | None = None
     """The generation under which it got everybody's part of the collective call it is in."""
+    rewinds: int = 0
+    """How often it has gone back to a checkpoint; beginning from one counts, too."""
+    rewind_to: tuple[int, int] | None = None
+    """(branch, step) of the checkpoint that it has read and verified, if all are about to go back to one."""
 
     @property
     def committed(self) -> int | None:
@@ -107,9 +111,12 @@ def claim(ledger: Ledger) -> Claim:
         result=ledger.result,
         held=tuple(sorted(ledger.held)),
         pending=ledger.pending if ledger.owners else (),
+        size=len(ledger.owners),
         able=ledger.able,
         calls=NO_PART if ledger.worker_id in ledger.idle else ledger.calls,
         call_result=ledger.call_result,
+        rewinds=ledger.rewinds,
+        rewind_to=ledger.rewind_to,
     )
 
 
@@ -118,7 +125,11 @@ def settled(ledger: Ledger, settlement: Settlement) -> Ledger:
     if ledger.worker_id in settlement.commits:
         ledger = commit(ledger)
     if not ledger.whole:
-        ledger = replace(ledger, level=settlement.level)
+        ledger = replace(
+            ledger, level=settlement.level, branch=settlement.branch, rewinds=settlement.rewinds, rewind_to=None
+        )
+    elif ledger.rewinds < settlement.rewinds:
+        ledger = rewound(ledger)
     if ledger.level != settlement.level:
         raise ProtocolViolation(
             f"worker {ledger.worker_id} stands at step {ledger.level}, the settlement at {settlement.level}"
@@ -193,6 +204,31 @@ def keeps_pace(ledger: Ledger) -> Ledger:
 def called(ledger: Ledger) -> Ledger:
     """Everybody's part of the collective call is here."""
     return replace(ledger, call_result=ledger.generation)
+
+
+def verified(ledger: Ledger, branch: int, step: int) -> Ledger:
+    """The checkpoint that all are about to go back to is here, and every byte of it was checked."""
+    return replace(ledger, rewind_to=(branch, step))
+
+
+def rewound(ledger: Ledger) -> Ledger:
+    """Every member has it: go back. What was in flight never was."""
+    if ledger.rewind_to is None:
+        raise ProtocolViolation(f"worker {ledger.worker_id} has no checkpoint to go back to")
+    branch, level = ledger.rewind_to
+    return replace(
+        ledger,
+        branch=branch,
+        level=level,
+        owners=(),
+        held=frozenset(),
+        result=None,
+        acknowledged_by=frozenset(),
+        calls=0,
+        call_result=None,
+        rewinds=ledger.rewinds + 1,
+        rewind_to=None,
+    )
 
 
 def returned(ledger: Ledger) -> Ledger:

@@ -13,9 +13,23 @@ import msgspec
 from msgspec.structs import replace
 
 from craft.decide import roster
-from craft.protocol.actions import AnyAction, Drain, Fence, Hold, Probe, Propose, Reconfigure, Release, Stop, WindDown
+from craft.protocol.actions import (
+    AnyAction,
+    Drain,
+    Fence,
+    Hold,
+    Preempt,
+    Probe,
+    Propose,
+    Reconfigure,
+    Release,
+    Stop,
+    TakeCheckpoint,
+    WindDown,
+)
 from craft.protocol.events import (
     AnyEvent,
+    CheckpointWritten,
     DrainRequested,
     ExchangeBroken,
     FaultInjected,
@@ -32,6 +46,7 @@ from craft.protocol.events import (
 )
 from craft.protocol.injections import BY_LIGHTHOUSE, KEPT
 from craft.protocol.membership import Generation, Member
+from craft.protocol.messages import CheckpointWish, Preemption
 
 Standing = Literal["waiting", "member", "lost", "left", "finished"]
 """``waiting``: without a slot, a spare; ``left``: went at a step boundary, as it was told."""
@@ -89,6 +104,12 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     """The latest faults that agents and workers are to carry out; they decide nothing."""
     winding_down: str | None = None
     """Why the workers are to leave their loops, if they are."""
+    preempting: Preemption | None = None
+    """Why, and until when, the job is to make room, if it is."""
+    wish: CheckpointWish | None = None
+    """The newest wish for a checkpoint."""
+    checkpoint: CheckpointWritten | None = None
+    """The newest that is complete; what a job that makes room says of itself at its end."""
     stopping: Stop | None = None
 
     def view(self, worker_id: str) -> WorkerView | None:
@@ -116,6 +137,11 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(view.member.worker_id for view in self.having("waiting") if view.draining is None)
 
     @property
+    def ending(self) -> bool:
+        """Whether every worker is to leave at the next step boundary: nobody joins any more."""
+        return self.winding_down is not None or self.preempting is not None
+
+    @property
     def replaceable(self) -> bool:
         """Whether somebody can still come: some host starts workers in the place of lost ones."""
         hosts = {view.member.host for view in self.workers if view.standing != "left"}
@@ -133,7 +159,9 @@ def observe(state: JobState, event: AnyEvent) -> JobState:
         failures = (*state.failures, event)[-_KEPT_FAILURES:]
         return state if event in state.failures else replace(state, failures=failures)
     if isinstance(event, WorkerFinished):
-        return _gone(state, event.worker_id, "finished")
+        # Of a job that makes room, its end may be known before its word that it left.
+        left = state.preempting is not None and not event.complete
+        return _gone(state, event.worker_id, "left" if left else "finished")
     if isinstance(event, WorkerLeft):
         return _left(state, event.worker_id)
     if isinstance(event, WorkerEnded):
@@ -151,6 +179,9 @@ def observe(state: JobState, event: AnyEvent) -> JobState:
         return replace(state, unreplaced=tuple(sorted({*state.unreplaced, event.host})))
     if isinstance(event, FaultInjected) and event.fault not in BY_LIGHTHOUSE:
         return replace(state, injections=(*state.injections, event)[-KEPT:])
+    if isinstance(event, CheckpointWritten):
+        newest = max(filter(None, (state.checkpoint, event)), key=lambda each: (each.branch, each.step))
+        return replace(state, checkpoint=newest)
     if isinstance(event, ExchangeBroken):
         return _broken(state, event)
     if isinstance(event, GenerationEntered):
@@ -167,6 +198,16 @@ def to_drain(state: JobState, event: DrainRequested) -> tuple[str, ...]:
         for view in state.having("waiting", "member")
         if (view.member.worker_id == event.worker_id or view.member.host == event.host) and view.draining is None
     )
+
+
+def preempts(state: JobState, deadline: float | None) -> bool:
+    """Whether a wish that the job makes room until ``deadline`` changes anything: it is the first, or has less time."""
+    if state.stopping is not None or state.winding_down is not None:
+        return False
+    current = state.preempting
+    if current is None or deadline is None:
+        return current is None
+    return current.deadline is None or deadline < current.deadline
 
 
 def _joined(state: JobState, member: Member) -> JobState:
@@ -200,7 +241,7 @@ def _gone(state: JobState, worker_id: str, standing: Standing, ended: bool = Fal
 
 def _left(state: JobState, worker_id: str) -> JobState:
     upcoming = state.upcoming
-    if upcoming is not None and upcoming.rank_of(worker_id) is None:
+    if upcoming is not None and upcoming.rank_of(worker_id) is None and state.preempting is None:
         # It left because all were ready for this generation: they enter it at the same step boundary.
         state = _adopt(replace(state, upcoming=None), upcoming)
     return _gone(state, worker_id, "left")
@@ -279,6 +320,12 @@ def apply(state: JobState, action: AnyAction, nonce: str) -> JobState:
         return _changed(state, action.worker_id, draining=action.reason)
     if isinstance(action, WindDown):
         return replace(state, winding_down=state.winding_down or action.reason)
+    if isinstance(action, Preempt):
+        reason = action.reason if state.preempting is None else state.preempting.reason
+        return replace(state, preempting=Preemption(reason=reason, deadline=action.deadline))
+    if isinstance(action, TakeCheckpoint):
+        number = 1 if state.wish is None else state.wish.number + 1
+        return replace(state, wish=CheckpointWish(number=number, tag=action.tag))
     if isinstance(action, Stop):
         return state if state.stopping is not None else replace(state, stopping=action)
     # Watch and DeclareLost change nothing by themselves: events follow from them.

@@ -28,6 +28,8 @@ def settle(claims: Sequence[Claim], size_of: Callable[[int], int], on_loss: Loss
     with_state = [claim for claim in claims if claim.committed is not None]
     if not with_state:
         raise StateLost("every worker that had the training state is gone: nothing is left to go on from")
+    if (rewinds := _rewinds(with_state)) > min(claim.rewinds for claim in with_state):
+        return _go_back(claims, rewinds, on_loss)
     top = max(claim.committed for claim in with_state if claim.committed is not None)
     behind = [claim for claim in with_state if claim.committed != top]
     for claim in behind:
@@ -40,6 +42,45 @@ def settle(claims: Sequence[Claim], size_of: Callable[[int], int], on_loss: Loss
         # Somebody who is gone may have committed it; and committing it is always right, since it is whole.
         return _fresh(top + 1, tuple(claim.worker_id for claim in with_state), claims, size_of(top + 1), calls=0)
     return _resume(top, claims, behind, size_of(top), on_loss)
+
+
+def _rewinds(claims: Sequence[Claim]) -> int:
+    """How often everybody is to have gone back to a checkpoint.
+
+    Like a step: whoever went back knew that every member had read and verified that checkpoint.
+    """
+    in_hand = {claim.rewind_to for claim in claims}
+    # Somebody who is gone may have gone back; and to go back is right, since all are about to.
+    all_hold_one = len(in_hand) == 1 and in_hand != {None} and len({claim.rewinds for claim in claims}) == 1
+    return max(claim.rewinds for claim in claims) + (1 if all_hold_one else 0)
+
+
+def _go_back(claims: Sequence[Claim], rewinds: int, on_loss: LossAnswer) -> Settlement:
+    """Whoever has not gone back yet does so; then step ``level`` goes on as far as somebody has begun it."""
+    back = [
+        _at_target(claim, rewinds) if claim.committed is not None and claim.rewinds < rewinds else claim
+        for claim in claims
+    ]
+    level = next(claim.committed for claim in back if claim.committed is not None)
+    # Where nobody has begun it, it is planned when it begins: its size is told by the checkpoint, which is not loaded yet.
+    return _resume(level, back, (), max(claim.size for claim in back), on_loss)
+
+
+def _at_target(claim: Claim, rewinds: int) -> Claim:
+    if claim.rewind_to is None or claim.rewinds != rewinds - 1:
+        raise ProtocolViolation(
+            f"worker {claim.worker_id} has gone back {claim.rewinds} times and another member {rewinds} times,"
+            " but it does not hold the checkpoint in between"
+        )
+    branch, level = claim.rewind_to
+    return Claim(
+        worker_id=claim.worker_id,
+        branch=branch,
+        committed=level,
+        able=claim.able,
+        started=claim.started,
+        rewinds=rewinds,
+    )
 
 
 def _all_hold_one_result(claims: Sequence[Claim]) -> bool:
@@ -59,6 +100,11 @@ def _idle(claims: Sequence[Claim], able: Sequence[int]) -> tuple[str, ...]:
 
 def _joiners(claims: Sequence[Claim]) -> tuple[str, ...]:
     return tuple(claim.worker_id for claim in claims if claim.committed is None)
+
+
+def _history(claims: Sequence[Claim]) -> dict[str, int]:
+    stands = next(claim for claim in claims if claim.committed is not None)
+    return {"branch": stands.branch, "rewinds": stands.rewinds}
 
 
 def _calls(claims: Sequence[Claim]) -> int:
@@ -94,6 +140,7 @@ def _fresh(
         idle=_idle(claims, able),
         joiners=_joiners(claims),
         calls=calls,
+        **_history(claims),
     )
 
 
@@ -128,6 +175,7 @@ def _resume(
         idle=_idle(claims, able),
         joiners=_joiners(claims),
         calls=calls,
+        **_history(claims),
     )
 
 

@@ -33,6 +33,10 @@ def combine(words: Sequence[Word]) -> Combined:
         buffers_from=buffers_from,
         unequal_digests=_groups([word.digest for word in words]),
         unequal_probes=_groups([word.probe for word in words]),
+        save=max((word.save for word in words if word.save is not None), default=None),
+        busy=any(word.busy for word in words),
+        saved=max(word.saved for word in words),
+        leave=any(word.leave for word in words),
     )
 
 

@@ -77,6 +77,19 @@ class WindDown(Action, frozen=True, kw_only=True, tag=True):
     """Let every worker leave its loop at the same step boundary, with nothing lost."""
 
 
+class Preempt(Action, frozen=True, kw_only=True, tag=True):
+    """Let every worker take a checkpoint at the next step boundary and leave; at the deadline PreemptExpired follows."""
+
+    deadline: float | None = None
+    """Seconds since 1970."""
+
+
+class TakeCheckpoint(Action, frozen=True, kw_only=True, tag=True):
+    """Have all workers take a checkpoint at the next step boundary."""
+
+    tag: str | None = None
+
+
 class Stop(Action, frozen=True, kw_only=True, tag=True):
     """End the job with this exit code."""
 
@@ -84,4 +97,18 @@ class Stop(Action, frozen=True, kw_only=True, tag=True):
     traceback: str | None = None
 
 
-AnyAction = Reconfigure | Propose | Fence | Release | DeclareLost | Hold | Drain | Probe | Watch | WindDown | Stop
+AnyAction = (
+    Reconfigure
+    | Propose
+    | Fence
+    | Release
+    | DeclareLost
+    | Hold
+    | Drain
+    | Probe
+    | Watch
+    | WindDown
+    | Preempt
+    | TakeCheckpoint
+    | Stop
+)

@@ -300,7 +300,19 @@ class PreemptRequested(Event, frozen=True, kw_only=True, tag=True):
     """The whole job is to make room: it takes a checkpoint at the next step boundary, if there is time, and ends."""
 
     reason: str
-    deadline_s: float | None = None
+    deadline: float | None = None
+    """Seconds since 1970."""
+
+
+class PreemptExpired(Event, frozen=True, kw_only=True, tag=True):
+    """Some workers of a job that was to make room are still there at the deadline."""
+
+
+class CheckpointRequested(Event, frozen=True, kw_only=True, tag=True):
+    """Somebody wants a checkpoint at the next step boundary."""
+
+    reason: str
+    tag: str | None = None
 
 
 AnyNote = (
@@ -339,5 +351,7 @@ AnyEvent = (
     | FaultInjected
     | StopRequested
     | PreemptRequested
+    | PreemptExpired
+    | CheckpointRequested
     | AnyNote
 )

@@ -59,6 +59,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """Microbatches of the step in flight whose gradients it holds."""
     pending: tuple[int, ...] = ()
     """Microbatches of the step in flight that it was given and has not computed yet."""
+    size: int = 0
+    """How many microbatches that step has, if it has begun."""
     able: bool = True
     """Whether it can be given microbatches; a joiner is when it has caught up and has computed one to warm up."""
     started: bool = False
@@ -67,6 +69,10 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """Collective calls between the steps that it completed since its last commit."""
     call_result: int | None = None
     """The generation under which it got everybody's part of the collective call it is in, if it did."""
+    rewinds: int = 0
+    """How often it has gone back to a checkpoint; beginning from one counts, too."""
+    rewind_to: tuple[int, int] | None = None
+    """(branch, step) of the checkpoint that it has read and verified, if all are about to go back to one."""
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,3 +92,6 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     """Members without any state: those of ``idle`` that need it from the others."""
     calls: int = 0
     """Collective calls since the last commit that count as completed, by everybody who stands at ``level``."""
+    branch: int = 0
+    rewinds: int = 0
+    """How often everybody has gone back to a checkpoint once this is carried out: whoever has not, does so now."""

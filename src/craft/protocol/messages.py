@@ -85,6 +85,14 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True):
     time: float
 
 
+class Preemption(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole job is to make room: every worker takes part in one more checkpoint, then leaves."""
+
+    reason: str
+    deadline: float | None = None
+    """Seconds since 1970; whoever is still there then is ended, complete checkpoint or not."""
+
+
 class HostReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Everything an agent knows. Agent to lighthouse; also its heartbeat."""
 
@@ -98,14 +106,8 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     draining: str | None = None
     """Why all workers of this host are to leave, if they are."""
     drain_deadline_s: float | None = None
-
-
-class Preemption(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole job is to make room: every worker takes part in one more checkpoint, then leaves."""
-
-    reason: str
-    deadline: float | None = None
-    """Seconds since 1970; whoever is still there then is ended, complete checkpoint or not."""
+    preempting: Preemption | None = None
+    """Why, and until when, the whole job is to make room, if somebody told this host so."""
 
 
 class CheckpointWish(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,6 +42,14 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Module buffers that microbatch 0 changed: sent by its owner after the word."""
     able: bool = True
     """Whether this member keeps pace and can be given microbatches from the next step on."""
+    save: str | None = None
+    """A checkpoint is due at the boundary after this step: its tag, or "" for one without."""
+    busy: bool = False
+    """This member still writes its share of the last checkpoint."""
+    saved: int = 0
+    """Committed steps of the newest checkpoint that this member knows to be complete."""
+    leave: bool = False
+    """The whole job is to make room: it ends at the boundary after this step, with a checkpoint."""
 
 
 class Combined(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,3 +74,9 @@ class Combined(msgspec.Struct, frozen=True, kw_only=True):
     unequal_digests: tuple[tuple[int, ...], ...]
     """Ranks grouped by state digest; empty while all agree."""
     unequal_probes: tuple[tuple[int, ...], ...]
+    save: str | None = None
+    busy: bool = False
+    """Whether anybody is."""
+    saved: int = 0
+    """The newest that anybody knows."""
+    leave: bool = False

@@ -8,7 +8,8 @@ from craft.decide.policies.form import FormPolicy
 from craft.decide.policies.hang import HangPolicy
 from craft.decide.policies.join import JoinPolicy
 from craft.decide.policies.loss import LossPolicy
-from craft.decide.policies.policy import EXIT_BUG, EXIT_FINISHED, EXIT_GIVEN_UP, Policy, decide
+from craft.decide.policies.policy import EXIT_BUG, EXIT_FINISHED, EXIT_GIVEN_UP, EXIT_PREEMPTED, Policy, decide
+from craft.decide.policies.preempt import PreemptPolicy
 from craft.decide.policies.recover import RecoverPolicy
 from craft.decide.policies.stop import StopPolicy
 from craft.decide.settle import LossAnswer
@@ -17,6 +18,7 @@ __all__ = [
     "EXIT_BUG",
     "EXIT_FINISHED",
     "EXIT_GIVEN_UP",
+    "EXIT_PREEMPTED",
     "BrokenPolicy",
     "DrainPolicy",
     "FormPolicy",
@@ -24,6 +26,7 @@ __all__ = [
     "JoinPolicy",
     "LossPolicy",
     "Policy",
+    "PreemptPolicy",
     "RecoverPolicy",
     "StopPolicy",
     "decide",
@@ -34,6 +37,7 @@ __all__ = [
 def default_policies(on_loss: LossAnswer = "redo", wait_limit_s: float = 60.0) -> tuple[Policy, ...]:
     """The built-in policies, in the order in which they are asked."""
     return (
+        PreemptPolicy(),
         StopPolicy(),
         FormPolicy(),
         LossPolicy(on_loss, wait_limit_s),

@@ -20,7 +20,7 @@ class JoinPolicy:
 
 def proposed(state: JobState) -> tuple[AnyAction, ...]:
     """The generation that is wanted at the next step boundary, if it is another one than the current."""
-    if state.generation is None or state.recovering or state.holding or state.winding_down is not None:
+    if state.generation is None or state.recovering or state.holding or state.ending:
         return ()
     if state.upcoming is not None:
         # Its members may be entering it just now; were it replaced, nobody would know under what they act.

@@ -38,9 +38,7 @@ class LossPolicy:
             return self._held(state, event)
         if not isinstance(event, WorkerLost | WorkerFailed | HostLost | WorkerFinished | WorkerLeft):
             return ()
-        if isinstance(event, WorkerFinished) and event.complete and _has_entered(state, event.worker_id):
-            # It committed every step, so everyone has, or has in hand, all there is; nobody needs it any more.
-            # Unless it ended before this generation reached it: then the others wait there for its claim.
+        if _is_done(state, event):
             return ()
         present = state.generation.worker_ids
         upcoming = state.upcoming.worker_ids if state.upcoming is not None else ()
@@ -66,8 +64,9 @@ class LossPolicy:
         if isinstance(event, WorkerFinished) and event.complete:
             reason = f"{names(gone)} finished before it heard of generation {state.generation.number}"
             return (Reconfigure(members=survivors, reason=reason),)
-        # Once some have finished, the few that are left are only completing what everybody already has in hand.
-        ending = bool(state.having("finished"))
+        # Once some have finished, the few that are left are only completing what everybody already has in hand. A job
+        # that makes room needs but one more step boundary, and nobody is started for that.
+        ending = bool(state.having("finished")) or state.preempting is not None
         filled = survivors if ending else _filled(state)
         what = f"{names(gone)} {_verb(event)}"
         wanted = state.slots if self._on_loss == "wait" else state.min_workers
@@ -107,6 +106,16 @@ class LossPolicy:
             return (Stop(reason=too_few(len(filled), state.min_workers), exit_code=EXIT_GIVEN_UP),)
         why = f"nobody came within {self._wait_limit_s:g} s" if expired else "nobody will come"
         return (Reconfigure(members=filled, reason=f"{why}: {len(filled)} workers redo the lost microbatches"),)
+
+
+def _is_done(state: JobState, event: AnyEvent) -> bool:
+    """Whether a worker ended that nobody needs any more."""
+    if not isinstance(event, WorkerFinished | WorkerLeft):
+        return False
+    # It committed every step, so everyone has, or has in hand, all there is; or the checkpoint is complete for which all
+    # were to stay. Unless it ended before this generation reached it: then the others wait there for its claim.
+    complete = isinstance(event, WorkerFinished) and event.complete
+    return (complete or state.preempting is not None) and _has_entered(state, event.worker_id)
 
 
 def _take(taken: tuple[str, ...]) -> str:

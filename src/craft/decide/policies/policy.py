@@ -12,6 +12,7 @@ from craft.protocol.events import AnyEvent, HostLost, WorkerFailed, WorkerFinish
 EXIT_FINISHED = 0
 EXIT_BUG = 1
 EXIT_GIVEN_UP = 3
+EXIT_PREEMPTED = 75
 
 
 class Policy(Protocol):

@@ -20,6 +20,9 @@ class StopPolicy:
     """Answers whatever ends the whole job."""
 
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
+        if isinstance(event, StopRequested) and state.preempting is not None:
+            # It ends at the next step boundary anyway, and with a checkpoint.
+            return ()
         if isinstance(event, StopRequested):
             if state.generation is None:
                 return (Stop(reason=event.reason, exit_code=EXIT_FINISHED),)
