@@ -7,6 +7,7 @@ never used twice.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -173,13 +174,17 @@ class Crew:
         except ProcessLookupError:
             return
 
+    async def wait(self, limit_s: float) -> bool:
+        """Wait until all have ended, but not for longer than this; returns whether they have."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.all_ended.wait(), limit_s)
+        return self.all_ended.is_set()
+
     async def end(self, limit_s: float) -> None:
         """Ask all workers to end, and after a while do not ask."""
         self.close()
         for worker_id in self.living:
             self.signal(worker_id, signal.SIGTERM)
-        try:
-            await asyncio.wait_for(self.all_ended.wait(), limit_s)
-        except asyncio.TimeoutError:
+        if not await self.wait(limit_s):
             for worker_id in self.living:
                 self.signal(worker_id, signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import signal
@@ -21,10 +22,12 @@ from craft.agent.forkserver import Ended, Forked, Outgoing, Ready
 from craft.agent.injections import Injections
 from craft.agent.own_lighthouse import OwnLighthouse
 from craft.agent.relay import Relay
+from craft.agent.room import LEAVE_S, Room
 from craft.agent.scratch import Scratch
 from craft.agent.stranded import Stranded
 from craft.agent.watch import Watchdog
 from craft.agent.watch_over import WatchOver
+from craft.decide.policies import EXIT_PREEMPTED
 from craft.protocol.errors import ConfigError, CraftError, Unauthorized, Unreachable
 from craft.protocol.messages import Directive, Exited
 from craft.settings.run import RunSettings
@@ -35,12 +38,10 @@ from craft.wire.tls import client_context
 
 logger = logging.getLogger(__name__)
 
-_LEAVE_S = 3.0
-"""Workers that are told to end have this long before they are killed."""
 _START_S = 60.0
 _TICK_S = 0.1
 _ASK_AGAIN_S = 0.1
-EXIT_PREEMPTED = 75
+_TERMINATED = 143
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +64,7 @@ class Supervisor:
         self._over: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._interrupted: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._watchdog = Watchdog(settings.hang_limits)
-        self._draining: asyncio.Task[None] | None = None
+        self._room: Room | None = None
         self._found: dict[str, Any] = {}
         """The status of a job that runs already, as it was when this agent came."""
         self._lighthouse: OwnLighthouse | None = None
@@ -95,6 +96,7 @@ class Supervisor:
                 first_number=self._first_number(),
                 world_size=self._found.get("slots"),
             )
+            self._room = Room(self.relay, self._crew, self._settings, self._made_room)
             self._injections = Injections(self._settings.host, self._crew.signal)
             self._watch_over = WatchOver(self._watchdog, self.relay)
             self._stranded = Stranded(self._settings.lease_s, self.relay, self._crew, self._watchdog)
@@ -105,6 +107,10 @@ class Supervisor:
                 if self._lighthouse is not None:
                     tasks.append(asyncio.create_task(self._guarded(self._lighthouse.keep(self._moved))))
                 tasks.append(asyncio.create_task(self._tick()))
+                if self._settings.preempt_file is not None:
+                    give_up = functools.partial(self._interrupt, _TERMINATED)
+                    watching = self._room.watch_file(self._settings.preempt_file, give_up)
+                    tasks.append(asyncio.create_task(watching))
                 await self._start_workers()
                 outcome = await self._see_out(await self._over)
                 outcome = await self._count_faults(outcome)
@@ -132,33 +138,18 @@ class Supervisor:
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
-            outcome = Outcome(exit_code=code, reason=f"interrupted by {signal.Signals(number).name}")
-            loop.add_signal_handler(number, self._interrupt, outcome)
+        loop.add_signal_handler(signal.SIGINT, self._interrupt, 130, "interrupted by SIGINT")
+        loop.add_signal_handler(signal.SIGTERM, self._terminate, "interrupted by SIGTERM")
 
-    def _leaves_job(self) -> bool:
-        """Whether others go on when this host is told to end: then its workers leave in order, with nothing lost."""
-        return self._settings.lighthouse is not None and self.relay is not None and bool(self._crew.living)
+    def _made_room(self, reason: str) -> None:
+        self._finish(Outcome(exit_code=EXIT_PREEMPTED, reason=reason))
 
-    def _drain(self) -> None:
-        assert self.relay is not None
-        self._crew.close()
-        self.relay.say(draining="its agent got SIGTERM", drain_deadline_s=self._settings.drain_limit_s)
-        outcome = Outcome(exit_code=EXIT_PREEMPTED, reason="preempted by SIGTERM: its workers left the job")
+    def _terminate(self, reason: str) -> None:
+        if self._room is None or not self._room.on_sigterm():
+            self._interrupt(_TERMINATED, reason)
 
-        async def wait() -> None:
-            try:
-                await asyncio.wait_for(self._crew.all_ended.wait(), self._settings.drain_limit_s + _LEAVE_S)
-            except asyncio.TimeoutError:
-                logger.warning("some workers did not leave within %g s", self._settings.drain_limit_s)
-            self._finish(outcome)
-
-        self._draining = asyncio.create_task(wait())
-
-    def _interrupt(self, outcome: Outcome) -> None:
-        if outcome.exit_code == 143 and self._draining is None and self._leaves_job():
-            self._drain()
-            return
+    def _interrupt(self, exit_code: int, reason: str) -> None:
+        outcome = Outcome(exit_code=exit_code, reason=reason)
         if not self._interrupted.done():
             self._interrupted.set_result(outcome)
         self._finish(outcome)
@@ -251,7 +242,7 @@ class Supervisor:
             message,
             commits=report is not None and report.step > 0,
             # Whoever ended by itself had its reasons: it finished, or left as it was told.
-            replace=not (message.exit_code == 0 or self._over.done() or self._draining is not None),
+            replace=not (message.exit_code == 0 or self._over.done()),
         )
         self.relay.ended(
             Exited(
@@ -266,7 +257,7 @@ class Supervisor:
         for worker_id in directive.fenced:
             self._crew.signal(worker_id, signal.SIGKILL)
         self._injections.take(directive.injections)
-        if directive.stopping or directive.winding_down is not None:
+        if directive.stopping or directive.winding_down is not None or directive.preempting is not None:
             self._crew.close()
         if directive.stopping:
             self._finish(Outcome(exit_code=directive.exit_code, reason=directive.reason, traceback=directive.traceback))
@@ -287,10 +278,18 @@ class Supervisor:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             ended.cancel()
             outcome = self._interrupted.result() if self._interrupted.done() else self._after_training(outcome)
+        elif outcome.exit_code == EXIT_PREEMPTED and self._all_left():
+            # As good an end as any for their scripts, but the time is somebody else's.
+            await self._crew.wait(LEAVE_S)
         if self._crew.living:
-            await self._crew.end(_LEAVE_S)
+            await self._crew.end(LEAVE_S)
         self._watch(self)
         return outcome
+
+    def _all_left(self) -> bool:
+        assert self.relay is not None
+        reports = self.relay.reports()
+        return all(worker_id in reports and reports[worker_id].left for worker_id in self._crew.living)
 
     async def _count_faults(self, outcome: Outcome) -> Outcome:
         """In a job of several hosts only the lighthouse knows what happened on the others."""

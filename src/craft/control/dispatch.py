@@ -34,6 +34,8 @@ def directive_of(state: JobState, sequence: int) -> Directive:
         released=tuple(view.member.worker_id for view in state.having("left") if view.entered == 0),
         probe=state.probing,
         winding_down=state.winding_down,
+        preempting=state.preempting,
+        checkpoint=state.wish,
         injections=state.injections,
         stopping=stop is not None,
         exit_code=stop.exit_code if stop is not None else 0,

@@ -15,6 +15,7 @@ from craft.decide.membership import JobState, WorkerView, restarted
 from craft.protocol.actions import Stop
 from craft.protocol.errors import ConfigError
 from craft.protocol.membership import Generation, Member
+from craft.protocol.messages import CheckpointWish, Preemption
 from craft.settings.rundir import write_private
 
 _KEPT_GONE = 256
@@ -34,6 +35,8 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     draining: tuple[tuple[str, str], ...] = ()
     """Workers that are to leave, and why."""
     winding_down: str | None = None
+    preempting: Preemption | None = None
+    wish: CheckpointWish | None = None
     stopping: Stop | None = None
 
 
@@ -82,6 +85,8 @@ def durable_of(state: JobState) -> Durable:
             if view.draining is not None
         ),
         winding_down=state.winding_down,
+        preempting=state.preempting,
+        wish=state.wish,
         stopping=state.stopping,
     )
 
@@ -111,5 +116,7 @@ def restore(fresh: JobState, durable: Durable | None) -> JobState:
         upcoming=durable.upcoming,
         highest=max(state.highest, durable.highest),
         winding_down=durable.winding_down,
+        preempting=durable.preempting,
+        wish=durable.wish,
         stopping=durable.stopping,
     )

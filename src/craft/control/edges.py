@@ -7,13 +7,13 @@ later event of the same report is judged by what the earlier one led to.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from craft.control.index import Index
-from craft.decide.membership import JobState
+from craft.decide.membership import JobState, preempts
 from craft.decide.policies.hang import EXCHANGING
 from craft.protocol.errors import MalformedMessage
 from craft.protocol.events import (
@@ -21,6 +21,7 @@ from craft.protocol.events import (
     DrainRequested,
     ExchangeBroken,
     GenerationEntered,
+    PreemptRequested,
     ReplacementsEnded,
     StateGone,
     WorkerEnded,
@@ -30,7 +31,7 @@ from craft.protocol.events import (
     WorkerLost,
     WorkerOverdue,
 )
-from craft.protocol.messages import Broken, Exited, HostReport, WorkerReport
+from craft.protocol.messages import Broken, Exited, HostReport, Preemption, WorkerReport
 
 MAX_NUMBER = 2**53
 """Steps and generations are far below this; a larger one is nonsense, and could not be sent on."""
@@ -57,10 +58,12 @@ class Seen:
 class Edges:
     """Remembers what was seen, by worker; ``state`` gives the job's state as of now."""
 
-    def __init__(self, state: Callable[[], JobState]) -> None:
+    def __init__(self, state: Callable[[], JobState], old_news: Collection[object] = ()) -> None:
+        """``old_news``: values that an earlier lighthouse journaled."""
+        self._state = state
         self.seen: dict[str, Seen] = {}
         self.index = Index(state)
-        self._values: set[object] = set()
+        self._values: set[object] = set(old_news)
         """Values that are journaled once, whoever and however often reports them."""
         self._exited: set[str] = set()
         self._starting: dict[str, set[str]] = {}
@@ -70,6 +73,9 @@ class Edges:
     def events(self, report: HostReport) -> Iterator[AnyEvent]:
         """Yield what is new in ``report``. Entries come before losses: a worker may enter a generation and then die."""
         reports = [_normal(worker, report.host) for worker in report.workers]
+        for worker in reports:
+            # First of all: the last one to leave a job that makes room says with the same breath what was saved.
+            yield from self._once(worker.notes)
         for worker in reports:
             yield from self._arrived(worker, report.host)
         for worker in reports:
@@ -87,6 +93,11 @@ class Edges:
     def starting(self, host: str) -> frozenset[str]:
         """Workers of ``host`` that were reported and have neither joined nor ended."""
         return frozenset(each for each in self._starting.get(host, ()) if not self.index.gone(each))
+
+    @property
+    def checkpoints(self) -> bool:
+        """Whether some worker takes checkpoints."""
+        return any(seen.report.checkpoints for seen in self.seen.values())
 
     def _arrived(self, report: WorkerReport, host: str) -> Iterator[AnyEvent]:
         worker_id = report.member.worker_id
@@ -187,10 +198,19 @@ class Edges:
             yield ReplacementsEnded(host=report.host, reason=report.exhausted)
         if report.draining is not None and self.index.staying(report.host):
             yield DrainRequested(host=report.host, reason=report.draining, deadline_s=report.drain_deadline_s)
+        wanted = report.preempting
+        if wanted is None and report.draining is not None and self.checkpoints and self.index.all_leave:
+            # Nobody could go on with the state: it is saved instead. Their deadlines are those of their drains.
+            wanted = Preemption(reason=f"every host is to leave: {report.draining}")
+        if wanted is not None and preempts(self._state(), wanted.deadline):
+            yield PreemptRequested(reason=wanted.reason, deadline=wanted.deadline)
 
     def _values_of(self, report: WorkerReport) -> Iterator[AnyEvent]:
         gone = StateGone(generation=report.state_gone) if report.state_gone else None
-        for value in (report.diverged, report.unequal, report.retried, gone, *report.notes):
+        yield from self._once((report.diverged, report.unequal, report.retried, gone))
+
+    def _once(self, values: Iterable[AnyEvent | None]) -> Iterator[AnyEvent]:
+        for value in values:
             if value is not None and value not in self._values:
                 self._values.add(value)
                 yield value

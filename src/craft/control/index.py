@@ -54,6 +54,12 @@ class Index:
         view = self.view(worker_id)
         return view is not None and view.standing == "member"
 
+    @property
+    def all_leave(self) -> bool:
+        """Whether the job has begun and nobody is there, or waits for a slot, who is not to leave."""
+        state = self._state()
+        return state.generation is not None and not state.staying and not state.spares
+
     def staying(self, host: str) -> bool:
         """Whether some living worker of ``host`` is not to leave yet."""
         views = (self.view(worker_id) for worker_id in self.living(host))

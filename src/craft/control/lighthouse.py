@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
+from craft.control.checkpoints import CheckpointBook
 from craft.control.dispatch import Dispatch
 from craft.control.durable import Durable, DurableFile, restore
 from craft.control.faults import faults_in
@@ -88,7 +91,8 @@ class Lighthouse:
         durable_file = DurableFile(run.generation)
         durable = durable_file.load()
         fresh = JobState(slots=settings.workers, min_workers=settings.min_workers)
-        state = restore(fresh, durable)
+        self.checkpoints = CheckpointBook(read_lines(run.journal))
+        state = replace(restore(fresh, durable), checkpoint=self.checkpoints.newest)
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Gets a sentence if the lighthouse cannot go on."""
         self.url = url
@@ -96,6 +100,7 @@ class Lighthouse:
         self.journal = Journal(run.journal)
         self.lines = LineCounter()
         self.journal.listen(self.lines)
+        self.journal.listen(self.checkpoints)
         self.feed = Feed(self.journal, run.journal)
         # Microseconds, so that no restart can come back to a number that was used before.
         self.dispatch = Dispatch(first_sequence=int(time.time() * 1e6))
@@ -108,6 +113,7 @@ class Lighthouse:
             around=around,
             grace_s=settings.grace_s,
             faults=faults_in(read_lines(run.journal)),
+            old_news=self.checkpoints.notes,
         )
         self.heartbeats = Heartbeats(settings.heartbeat_limit_s, around, self)
         self.sessions = Sessions(self.loop, self.dispatch, self.heartbeats)
@@ -134,7 +140,15 @@ class Lighthouse:
             for session in self.sessions.by_host.values()
         ]
         own = LighthouseStatus(pid=os.getpid(), url=self.url)
-        return status_of(self.loop.state, self.loop.reports, self.loop.faults, agents, own, chaos=self.settings.chaos)
+        return status_of(
+            self.loop.state,
+            self.loop.reports,
+            self.loop.faults,
+            agents,
+            own,
+            replace(self.checkpoints.status, taken=self.loop.edges.checkpoints),
+            chaos=self.settings.chaos,
+        )
 
     async def disconnect(self) -> None:
         """End all connections; the journal stays open, since what arrived before is still being handled."""

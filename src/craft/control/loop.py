@@ -8,7 +8,7 @@ One thread calls it; time, timers and chance come in from outside, so that a tes
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -18,8 +18,28 @@ from craft.control.edges import Edges, check
 from craft.control.faults import Fault, fault_of
 from craft.decide.membership import JobState, apply, observe
 from craft.decide.policies import Policy, decide
-from craft.protocol.actions import AnyAction, DeclareLost, Drain, Hold, Propose, Reconfigure, Stop, Watch
-from craft.protocol.events import AnyEvent, DrainExpired, GenerationStuck, HoldExpired, HostLost, WorkerLost
+from craft.protocol.actions import (
+    AnyAction,
+    DeclareLost,
+    Drain,
+    Hold,
+    Preempt,
+    Propose,
+    Reconfigure,
+    Stop,
+    TakeCheckpoint,
+    Watch,
+    WindDown,
+)
+from craft.protocol.events import (
+    AnyEvent,
+    DrainExpired,
+    GenerationStuck,
+    HoldExpired,
+    HostLost,
+    PreemptExpired,
+    WorkerLost,
+)
 from craft.protocol.messages import HostReport, WorkerReport
 
 logger = logging.getLogger(__name__)
@@ -28,6 +48,10 @@ GRACE_S = 0.25
 """How long a broken generation is left alone: within it, a death would have shown."""
 _LONGEST_GRACE_S = 4.0
 """The more generations break in a row, the longer: what is wrong may take its time to show."""
+
+
+_KEPT = (Reconfigure, Propose, Stop, Drain, WindDown, Preempt, TakeCheckpoint)
+"""Actions whose outcome a restarted lighthouse must know."""
 
 
 class Writer(Protocol):
@@ -66,7 +90,9 @@ class Loop:
         around: Surroundings,
         grace_s: float = GRACE_S,
         faults: Sequence[Fault] = (),
+        old_news: Collection[object] = (),
     ) -> None:
+        """``faults`` and ``old_news`` (notes of workers) are those that an earlier lighthouse journaled."""
         self._state = state
         self._policies = policies
         self._store = store
@@ -75,7 +101,8 @@ class Loop:
         self._grace_s = grace_s
         self._faults = list(faults)
         self._watched: set[int] = set()
-        self.edges = Edges(lambda: self._state)
+        self.edges = Edges(lambda: self._state, old_news)
+        self._await_deadline()
 
     @property
     def state(self) -> JobState:
@@ -131,12 +158,12 @@ class Loop:
 
     def _carry_out(self, action: AnyAction) -> None:
         changed = apply(self._state, action, self._around.nonce())
-        made = None
-        if isinstance(action, Reconfigure | Propose | Stop | Drain):
+        if isinstance(action, _KEPT):
             # Durable before anyone is told: a restarted lighthouse must never use the number again.
             self._store.save(durable_of(changed))
+        made = None
+        if isinstance(action, Reconfigure | Propose):
             made = changed.upcoming if isinstance(action, Propose) else changed.generation
-            made = None if isinstance(action, Stop | Drain) else made
         self._state = changed
         self._set_timer(action)
         if made is not None:
@@ -154,6 +181,15 @@ class Loop:
             self._around.later(action.limit_s, lambda: self._end_hold(action.generation))
         elif isinstance(action, Drain) and action.deadline_s is not None:
             self._around.later(action.deadline_s, lambda: self._end_drain(action.worker_id))
+        elif isinstance(action, Preempt):
+            self._await_deadline()
+
+    def _await_deadline(self) -> None:
+        """Of a job that makes room; also of one that was told so by an earlier lighthouse."""
+        if self._state.stopping is None and self._state.preempting is not None:
+            deadline = self._state.preempting.deadline
+            if deadline is not None:
+                self._around.later(max(0.0, deadline - self._around.now()), lambda: self._end_preemption(deadline))
 
     def _end_hold(self, generation: int) -> None:
         if self._state.holding == generation:
@@ -162,6 +198,11 @@ class Loop:
     def _end_drain(self, worker_id: str) -> None:
         if self.edges.index.lives(worker_id):
             self.handle(DrainExpired(worker_id=worker_id))
+
+    def _end_preemption(self, deadline: float) -> None:
+        wanted = self._state.preempting
+        if self._state.stopping is None and wanted is not None and wanted.deadline == deadline:
+            self.handle(PreemptExpired())
 
     def _look_again(self, generation: int) -> None:
         if generation in self.edges.index.wanted and generation in self._state.broken:

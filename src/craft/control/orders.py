@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import msgspec
 from aiohttp import web
 
 from craft.control.guards import answer, refusal
 from craft.control.injections import InjectionRequest, Injections
 from craft.control.loop import Loop
-from craft.decide.membership import to_drain
+from craft.decide.membership import preempts, to_drain
 from craft.protocol.actions import AnyAction
 from craft.protocol.errors import MalformedMessage
-from craft.protocol.events import DrainRequested, StopRequested
+from craft.protocol.events import CheckpointRequested, DrainRequested, PreemptRequested, StopRequested
 
 MAX_REASON_CHARS = 2000
+_TAG = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class ActionRequest(InjectionRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of ``POST /v1/actions``."""
 
     action: str
-    """``stop``, ``drain`` or ``inject``."""
+    """``stop``, ``drain``, ``preempt``, ``checkpoint`` or ``inject``."""
     reason: str = "requested"
     deadline_s: float | None = None
-    """After this long, whoever is still there is treated as lost; only with ``drain``."""
+    """After this long, whoever is still there is treated as lost (``drain``) or ended (``preempt``)."""
+    tag: str | None = None
+    """The checkpoint is kept under this name; only with ``checkpoint``."""
 
 
 class Orders:
@@ -35,6 +41,13 @@ class Orders:
 
     def take(self, wanted: ActionRequest) -> web.Response:
         check_reason(wanted.reason)
+        if wanted.deadline_s is not None:
+            if wanted.action not in ("drain", "preempt"):
+                raise MalformedMessage("deadline_s belongs to 'drain' and 'preempt'", "deadline_s")
+            if not 0 <= wanted.deadline_s <= 1e6:
+                raise MalformedMessage("deadline_s is a number of seconds, at least 0", "deadline_s")
+        if wanted.tag is not None and wanted.action != "checkpoint":
+            raise MalformedMessage("tag belongs to 'checkpoint'", "tag")
         if wanted.action == "inject":
             return self._inject(wanted)
         for field in ("kind", "sure", "seconds", "delay_ms"):
@@ -44,13 +57,14 @@ class Orders:
             return self._stop(wanted)
         if wanted.action == "drain":
             return self._drain(wanted)
+        if wanted.action in ("preempt", "checkpoint"):
+            return self._of_job(wanted)
         raise MalformedMessage(
-            f"unknown action {wanted.action[:40]!r}: there are 'stop', 'drain' and 'inject'", "action"
+            f"unknown action {wanted.action[:40]!r}: there are 'stop', 'drain', 'preempt', 'checkpoint' and 'inject'",
+            "action",
         )
 
     def _inject(self, wanted: ActionRequest) -> web.Response:
-        if wanted.deadline_s is not None:
-            raise MalformedMessage("deadline_s belongs to 'drain'", "deadline_s")
         event = self._injections.check(wanted)
         if isinstance(event, web.Response):
             return event
@@ -65,15 +79,42 @@ class Orders:
     def _stop(self, wanted: ActionRequest) -> web.Response:
         if wanted.worker_id is not None or wanted.host is not None:
             raise MalformedMessage("'stop' ends the whole job: it takes no worker_id and no host", "worker_id")
-        already = self._loop.state.stopping is not None or self._loop.state.winding_down is not None
+        already = self._loop.state.stopping is not None or self._loop.state.ending
         event = StopRequested(reason=wanted.reason)
         return outcome(event, () if already else self._loop.handle(event), already)
+
+    def _of_job(self, wanted: ActionRequest) -> web.Response:
+        """What is done by all workers together, and needs checkpoints."""
+        if wanted.worker_id is not None or wanted.host is not None:
+            raise MalformedMessage(
+                f"{wanted.action!r} is for the whole job: it takes no worker_id and no host", "worker_id"
+            )
+        if wanted.tag is not None and _TAG.fullmatch(wanted.tag) is None:
+            raise MalformedMessage("a tag is 1 to 64 letters, digits, '.', '_' or '-'", "tag")
+        if not self._loop.edges.checkpoints:
+            return refusal(
+                409,
+                "no worker takes checkpoints (yet): start the job with --checkpoints URL, or have its script call"
+                " job.checkpoints(); 'stop' and 'drain' need none",
+                field="action",
+            )
+        return self._preempt(wanted) if wanted.action == "preempt" else self._checkpoint(wanted)
+
+    def _preempt(self, wanted: ActionRequest) -> web.Response:
+        deadline = None if wanted.deadline_s is None else time.time() + wanted.deadline_s
+        event = PreemptRequested(reason=wanted.reason, deadline=deadline)
+        already = not preempts(self._loop.state, deadline)
+        return outcome(event, () if already else self._loop.handle(event), already)
+
+    def _checkpoint(self, wanted: ActionRequest) -> web.Response:
+        if self._loop.state.stopping is not None or self._loop.state.ending:
+            return refusal(409, "the job is ending: it takes no more checkpoints for others", field="action")
+        event = CheckpointRequested(reason=wanted.reason, tag=wanted.tag)
+        return outcome(event, self._loop.handle(event), already=False)
 
     def _drain(self, wanted: ActionRequest) -> web.Response:
         if (wanted.worker_id is None) == (wanted.host is None):
             raise MalformedMessage("give exactly one of worker_id and host", "worker_id")
-        if wanted.deadline_s is not None and not 0 <= wanted.deadline_s <= 1e6:
-            raise MalformedMessage("deadline_s is a number of seconds, at least 0", "deadline_s")
         views = self._loop.state.workers
         if all(wanted.worker_id != view.member.worker_id and wanted.host != view.member.host for view in views):
             what, name, field = (

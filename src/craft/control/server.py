@@ -98,6 +98,7 @@ class Handlers:
 
     def _sample(self) -> Sample:
         status = self._lighthouse.status()
+        checkpoints, last = status.checkpoints, status.checkpoints.last
         return Sample(
             step=status.step,
             total_steps=status.total_steps,
@@ -109,5 +110,11 @@ class Handlers:
             state=status.state,
             workers=Counter(worker.state for worker in status.workers),
             metrics=status.metrics,
+            checkpoints=checkpoints.written,
+            checkpoint_step=last.step if last is not None else None,
+            checkpoint_time=last.time if last is not None else 0.0,
+            checkpoint_bytes=checkpoints.total_bytes,
+            checkpoint_new_bytes=checkpoints.new_bytes,
+            checkpoint_failures=checkpoints.failures,
             lines=self._lighthouse.lines.counts,
         )

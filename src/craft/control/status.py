@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from craft.control.checkpoints import CheckpointsStatus
 from craft.control.faults import Fault
 from craft.decide.membership import JobState
+from craft.decide.policies import EXIT_PREEMPTED
 from craft.protocol.messages import WorkerReport
 
 
@@ -39,7 +41,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     generation: int
     state: str
-    """forming, running, stopping, finished or failed."""
+    """forming, running, stopping, finished, preempted or failed."""
     workers: tuple[WorkerStatus, ...]
     lighthouse: LighthouseStatus
     faults: int
@@ -56,6 +58,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     agents: tuple[AgentStatus, ...]
     settled: bool
     """Whether every member is known to act under ``generation``."""
+    checkpoints: CheckpointsStatus
     chaos: bool
     """Whether the job was started for faults to be injected."""
 
@@ -66,6 +69,7 @@ def status_of(
     faults: Sequence[Fault],
     agents: Sequence[AgentStatus],
     lighthouse: LighthouseStatus,
+    checkpoints: CheckpointsStatus,
     chaos: bool = False,
 ) -> Status:
     """Put together what is known."""
@@ -84,13 +88,20 @@ def status_of(
         slots=state.slots,
         total_steps=first.total_steps if first is not None else None,
         step_s=first.step_s if first is not None else 0.0,
-        reason=stop.reason if stop is not None else state.winding_down or "",
+        reason=stop.reason if stop is not None else _why_ending(state),
         exit_code=stop.exit_code if stop is not None else None,
         upcoming=state.upcoming.number if state.upcoming is not None else None,
         agents=tuple(agents),
         settled=_settled(state),
+        checkpoints=checkpoints,
         chaos=chaos,
     )
+
+
+def _why_ending(state: JobState) -> str:
+    if state.preempting is not None:
+        return f"makes room: {state.preempting.reason}"
+    return state.winding_down or ""
 
 
 def _settled(state: JobState) -> bool:
@@ -103,8 +114,8 @@ def state_word(state: JobState) -> str:
     if state.stopping is not None:
         if state.having("waiting", "member"):
             return "stopping"
-        return "finished" if state.stopping.exit_code == 0 else "failed"
-    if state.winding_down is not None:
+        return {0: "finished", EXIT_PREEMPTED: "preempted"}.get(state.stopping.exit_code, "failed")
+    if state.ending:
         return "stopping"
     return "running" if state.generation is not None else "forming"
 

@@ -29,6 +29,14 @@ class Sample:
     """How many workers are in which state."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What the script logs."""
+    checkpoints: int = 0
+    checkpoint_step: int | None = None
+    """That of the newest; None: there is none."""
+    checkpoint_time: float = 0.0
+    checkpoint_bytes: int = 0
+    """Of all that were written."""
+    checkpoint_new_bytes: int = 0
+    checkpoint_failures: int = 0
     lines: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """How often each (kind, name) was written to the journal."""
 
@@ -53,7 +61,20 @@ class JobCollector(Collector):
         yield GaugeMetricFamily("craft_slots", "Workers that the job is laid out for.", value=sample.slots)
         yield GaugeMetricFamily("craft_agents", "Agents that are connected.", value=sample.agents)
         yield CounterMetricFamily("craft_faults", "Losses of workers or hosts.", value=sample.faults)
+        yield from self._checkpoints(sample)
         yield from self._labelled(sample)
+
+    def _checkpoints(self, sample: Sample) -> Iterable[Metric]:
+        yield CounterMetricFamily("craft_checkpoints", "Complete checkpoints.", value=sample.checkpoints)
+        if sample.checkpoint_step is not None:
+            step, time = sample.checkpoint_step, sample.checkpoint_time
+            yield GaugeMetricFamily("craft_checkpoint_last_step", "Committed steps in the newest one.", value=step)
+            yield GaugeMetricFamily("craft_checkpoint_last_time_seconds", "When it was complete.", value=time)
+        yield CounterMetricFamily("craft_checkpoint_bytes", "Size of all of them.", value=sample.checkpoint_bytes)
+        new = sample.checkpoint_new_bytes
+        yield CounterMetricFamily("craft_checkpoint_new_bytes", "What of that had to be written.", value=new)
+        failures = sample.checkpoint_failures
+        yield CounterMetricFamily("craft_checkpoint_failures", "Shares that could not be written.", value=failures)
 
     def _labelled(self, sample: Sample) -> Iterable[Metric]:
         workers = GaugeMetricFamily("craft_workers", "Workers by state.", labels=["state"])

@@ -73,6 +73,14 @@ class Client:
             "POST", "/v1/actions", {"action": "drain", **subject, "reason": reason, "deadline_s": deadline_s}
         )
 
+    def preempt(self, reason: str, deadline_s: float | None = None) -> dict[str, Any]:
+        """Have the job take a checkpoint and end with exit code 75; ConfigError if it takes none."""
+        return self._ask("POST", "/v1/actions", {"action": "preempt", "reason": reason, "deadline_s": deadline_s})
+
+    def checkpoint(self, reason: str, tag: str | None = None) -> dict[str, Any]:
+        """Have the job take a checkpoint at the next step boundary; ConfigError if it takes none."""
+        return self._ask("POST", "/v1/actions", {"action": "checkpoint", "reason": reason, "tag": tag})
+
     def inject(self, kind: str, *, sure: bool = False, **details: str | float | None) -> dict[str, Any]:
         """Have a fault injected; ``details`` are the other fields of the order. ConfigError if it is refused."""
         given = {name: value for name, value in details.items() if value is not None}

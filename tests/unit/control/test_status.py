@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from craft.control.checkpoints import CheckpointsStatus
 from craft.control.status import LighthouseStatus, Status, status_of
 from craft.protocol.events import StopRequested
 from craft.protocol.messages import Exited, WorkerReport
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 def of(lab: Lab) -> Status:
     own = LighthouseStatus(pid=1, url="http://x:1")
-    return status_of(lab.loop.state, lab.loop.reports, lab.loop.faults, (), own)
+    return status_of(lab.loop.state, lab.loop.reports, lab.loop.faults, (), own, CheckpointsStatus())
 
 
 def test_the_state_of_the_job_in_one_word(
