@@ -52,6 +52,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     traceback: str | None = None
     faults: tuple[str, ...] | None = None
     """Those of the whole job, where its journal is on another host; None: see the journal."""
+    checkpoint: dict[str, Any] | None = None
+    """The newest one of the job, likewise."""
 
 
 class Supervisor:
@@ -301,7 +303,7 @@ class Supervisor:
             logger.info("the lighthouse does not say what happened on other hosts: %s", error)
             return outcome
         faults = tuple(f"{', '.join(fault['worker_ids'])}: {fault['reason']}" for fault in status["fault_list"])
-        return msgspec.structs.replace(outcome, faults=faults)
+        return msgspec.structs.replace(outcome, faults=faults, checkpoint=status["checkpoints"]["last"])
 
     def _after_training(self, outcome: Outcome) -> Outcome:
         """What a script does after its last step may fail, too."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from craft.cli.sentences import checkpoint, clock, sentence
 from craft.decide.faults import goodput
 from craft.decide.plan import cost_of_loss
 from craft.settings.run import RunSettings
@@ -104,9 +105,9 @@ class Display:
             if line.get("outcome") == "Fault":
                 self._faults += 1
             self._stopping = self._stopping or line.get("action") == "Stop"
-            text = _sentence(line)
+            text = sentence(line)
             if text and not self._stopping:
-                self.say(f"{time.strftime('%H:%M:%S', time.localtime(line['time']))}  {text}")
+                self.say(f"{clock(line['time'])}  {text}")
 
     def say(self, text: str) -> None:
         """Print a line above the progress bar."""
@@ -132,53 +133,20 @@ class Display:
             self.say(f"  {steps} steps in {wall_s:.1f} s, {_count(len(outcome.faults), 'fault')} on all hosts")
             for fault in outcome.faults:
                 self.say(f"  {fault}")
+            self._say_newest(outcome.checkpoint)
             return
         share = f"goodput {100 * goodput(training_s, costs):.2f}%"
         self.say(f"  {steps} steps in {wall_s:.1f} s, {_count(self._faults, 'fault')}, {share}")
         for cost in costs:
             lost = "the job ended before the next step" if cost.lost_s is None else f"{1000 * cost.lost_s:.0f} ms lost"
             self.say(f"  generation {cost.generation}: {cost.what}: {lost}")
+        written = (line for line in reversed(run.journal) if line.get("event") == "CheckpointWritten")
+        self._say_newest(next(written, None))
+
+    def _say_newest(self, written: dict[str, Any] | None) -> None:
+        if written is not None:
+            self.say(f"  newest checkpoint: {checkpoint(written)} in {written['url']}")
 
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _sentence(line: dict[str, Any]) -> str:
-    """One line of the journal for a person; empty if it is not worth their while."""
-    event, action = line.get("event"), line.get("action")
-    if event == "WorkerLost":
-        return f"{line['worker_id']} lost: {line['reason']}"
-    if event == "WorkerFailed":
-        return f"{line['worker_id']} failed in its script: {line['error']}"
-    if event == "HostLost":
-        return f"host {line['host']} lost: {line['reason']}"
-    if event == "LighthouseStarted":
-        return "the lighthouse was started again" if line.get("restarted") else ""
-    if event == "ParametersUnequal":
-        return f"warning: {', '.join(line['worker_ids'])} began with other parameters; all now have those of {line['source']}"
-    if event == "StateDiverged":
-        return f"state diverged: {line['detail']}"
-    if event == "StepRetried":
-        redone, dropped = line.get("given"), line.get("dropped")
-        return (
-            f"step {line['step']}: microbatches {redone} are redone"
-            if redone
-            else f"microbatches {dropped} are dropped"
-        )
-    if action == "WindDown":
-        return f"ends after the step in flight: {line['reason']}"
-    if event == "WorkerLeft":
-        return f"{line['worker_id']} left, as it was told"
-    if event == "ReplacementsEnded":
-        asked = line["reason"].startswith("--max-restarts is 0")
-        return (
-            "" if asked else f"host {line['host']} starts no more workers in the place of lost ones: {line['reason']}"
-        )
-    if action == "Hold":
-        return str(line["reason"])
-    if action == "Propose":
-        return f"generation {line['generation']} is prepared: {line['reason']}"
-    if action == "Reconfigure":
-        return f"generation {line['generation']}: {line['reason']}"
-    return ""

@@ -1,4 +1,4 @@
-"""``craft status``, ``events``, ``fail`` and ``stop``: look at a running job, and act on it."""
+"""``craft status``, ``events``, ``fail``, ``stop`` and others: look at a running job, and act on it."""
 
 from __future__ import annotations
 
@@ -152,6 +152,44 @@ def stop(run_dir: Path | None, reason: str) -> None:
     click.echo("the job was stopping already" if answer["already"] else "the job ends after the step in flight")
 
 
+@click.command()
+@run_option
+@click.option("--reason", default="asked by a person", show_default=True, help="For the journal.")
+@click.option("--deadline", type=click.FloatRange(min=0), help="Seconds after which it ends, saved or not.")
+@explained
+def preempt(run_dir: Path | None, reason: str, deadline: float | None) -> None:
+    """Have the job make room: it takes a checkpoint at the next step boundary and ends with exit code 75.
+
+    'craft run --resume' goes on from there. SIGTERM to 'craft run' does the same, with the deadline of drain_limit_s.
+
+    \b
+    Example:
+      craft preempt --deadline 60
+    """
+    answer = _client(run_dir).preempt(reason, deadline)
+    if answer["already"]:
+        click.echo("the job was ending already")
+        return
+    click.echo("the job takes a checkpoint at the next step boundary, and ends")
+    _print_actions(answer)
+
+
+@click.command()
+@run_option
+@click.option("--tag", help="Keep the checkpoint for good, under this name.")
+@click.option("--reason", default="asked by a person", show_default=True, help="For the journal.")
+@explained
+def checkpoint(run_dir: Path | None, tag: str | None, reason: str) -> None:
+    """Take a checkpoint at the next step boundary.
+
+    \b
+    Example:
+      craft checkpoint --tag before-the-lr-drop
+    """
+    _client(run_dir).checkpoint(reason, tag)
+    click.echo("a checkpoint is taken at the next step boundary; 'craft status' shows when it is complete")
+
+
 def _lines(run_dir: Path | None, follow: bool) -> Any:
     from craft.protocol.errors import Unreachable
     from craft.settings.rundir import find_run
@@ -208,4 +246,21 @@ def _print_status(found: dict[str, Any]) -> None:
     for fault in found["fault_list"][-5:]:
         moment = time.strftime("%H:%M:%S", time.localtime(fault["seen"]))
         console.print(f"  {moment} {', '.join(fault['worker_ids'])}: {fault['reason']}", markup=False)
+    _print_checkpoints(found["checkpoints"], console)
     console.print(f"lighthouse: {found['lighthouse']['url']} (pid {found['lighthouse']['pid']})")
+
+
+def _print_checkpoints(found: dict[str, Any], console: Any) -> None:
+    from craft.cli.sentences import checkpoint, clock
+
+    last = found["last"]
+    if not found["taken"] and last is None:
+        return
+    newest = f"newest at {clock(last['time'])}: {checkpoint(last)}" if last is not None else "none is complete yet"
+    console.print(f"checkpoints: {found['written']} written, {newest}", markup=False)
+    if found["restored"] is not None:
+        console.print(f"  this run went on from {found['restored']}", markup=False)
+    if found["interval_s"] is not None:
+        console.print(f"  every {found['interval_s']:.3g} s: {found['reason']}", markup=False)
+    if found["failures"]:
+        console.print(f"  {found['failures']} failures to write, the last of {found['failure']}", markup=False)

@@ -9,11 +9,13 @@ import click
 
 _COMMANDS = {
     "chaos": ("craft.cli.chaos", "chaos", "Inject faults into a running job."),
+    "checkpoint": ("craft.cli.inspect", "checkpoint", "Have a job take a checkpoint now."),
     "demo": ("craft.cli.demo", "demo", "See it work: kill workers of a small job and compare the bits."),
     "drain": ("craft.cli.inspect", "drain", "Let a worker or a host leave in order."),
     "events": ("craft.cli.inspect", "events", "Show what happened in a job."),
     "fail": ("craft.cli.inspect", "fail", "Report a worker as failed."),
     "lighthouse": ("craft.cli.lighthouse", "lighthouse", "Run the control plane of a job of several hosts."),
+    "preempt": ("craft.cli.inspect", "preempt", "Have a job take a checkpoint and end, to go on later."),
     "run": ("craft.cli.run", "run", "Run a training script as a fault-tolerant job."),
     "status": ("craft.cli.inspect", "status", "Show how a job is doing."),
     "stop": ("craft.cli.inspect", "stop", "End a job."),

@@ -1,0 +1,109 @@
+"""Lines of the journal in plain words: what the display of a running job prints, and what ``craft status`` says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+Line = dict[str, Any]
+
+
+def sentence(line: Line) -> str:
+    """One line of the journal for a person; empty if it is not worth their while."""
+    say = _SENTENCES.get(line.get("event") or line.get("action") or "")
+    return say(line) if say is not None else ""
+
+
+def size(count: int) -> str:
+    """A number of bytes, such as ``1.3 GB``."""
+    value = float(count)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def checkpoint(line: Line) -> str:
+    """A complete checkpoint: ``step 120 (1.3 GB, 0.2 GB of it new, 3.1 s), tagged best``."""
+    new, total = line["new_bytes"], line["total_bytes"]
+    part = "all of it new" if new >= total else f"{size(new)} of it new"
+    tag = f", tagged {line['tag']}" if line.get("tag") else ""
+    return f"step {line['step']} ({size(total)}, {part}, {line['seconds']:.1f} s){tag}"
+
+
+def clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
+
+
+def _started(line: Line) -> str:
+    return "the lighthouse was started again" if line.get("restarted") else ""
+
+
+def _unequal(line: Line) -> str:
+    workers = ", ".join(line["worker_ids"])
+    return f"warning: {workers} began with other parameters; all now have those of {line['source']}"
+
+
+def _retried(line: Line) -> str:
+    redone, dropped = line.get("given"), line.get("dropped")
+    if redone:
+        return f"step {line['step']}: microbatches {redone} are redone"
+    return f"microbatches {dropped} are dropped"
+
+
+def _replacements(line: Line) -> str:
+    if line["reason"].startswith("--max-restarts is 0"):
+        return ""
+    return f"host {line['host']} starts no more workers in the place of lost ones: {line['reason']}"
+
+
+def _failed_checkpoint(line: Line) -> str:
+    what = f"{line['worker_id']} could not write its share of the checkpoint of step {line['step']}: {line['error']}"
+    if line["retry_s"] is None:
+        return f"{what} (given up after {line['tries']} tries: there will be no such checkpoint)"
+    return f"{what} (try {line['tries']}; the next one in {line['retry_s']:.1f} s)"
+
+
+def _preempted(line: Line) -> str:
+    until = "" if line.get("deadline") is None else f", until {clock(line['deadline'])} at the latest"
+    return f"makes room ({line['reason']}): takes a checkpoint at the next step boundary{until}"
+
+
+def _wanted(line: Line) -> str:
+    tag = f" {line['tag']}" if line.get("tag") else ""
+    return f"checkpoint{tag} at the next step boundary: {line['reason']}"
+
+
+def _rolled_back(line: Line) -> str:
+    skipped = f", without the data of {line['skipped']} steps" if line["skipped"] else ""
+    return f"rolled back from step {line['left_at']} to step {line['step']}{skipped}: {line['reason']}"
+
+
+_SENTENCES: dict[str, Callable[[Line], str]] = {
+    "WorkerLost": lambda line: f"{line['worker_id']} lost: {line['reason']}",
+    "WorkerFailed": lambda line: f"{line['worker_id']} failed in its script: {line['error']}",
+    "WorkerLeft": lambda line: f"{line['worker_id']} left, as it was told",
+    "HostLost": lambda line: f"host {line['host']} lost: {line['reason']}",
+    "LighthouseStarted": _started,
+    "ParametersUnequal": _unequal,
+    "StateDiverged": lambda line: f"state diverged: {line['detail']}",
+    "StepRetried": _retried,
+    "ReplacementsEnded": _replacements,
+    "CheckpointWritten": lambda line: f"checkpoint written: {checkpoint(line)}",
+    "CheckpointSkipped": lambda line: f"no checkpoint at step {line['step']}: {line['reason']}",
+    "CheckpointFailed": _failed_checkpoint,
+    "CheckpointAbandoned": lambda line: f"no checkpoint of step {line['step']}: {line['reason']}",
+    "CheckpointRejected": lambda line: f"checkpoint of step {line['step']} cannot be used: {line['reason']}",
+    "CheckpointRestored": lambda line: f"goes on from the checkpoint of step {line['step']} in {line['url']}",
+    "IntervalChosen": lambda line: f"a checkpoint every {line['interval_s']:.3g} s: {line['reason']}",
+    "NumbersDiverged": lambda line: f"step {line['step']}: {line['what']} is not finite: {line['answer']}",
+    "RolledBack": _rolled_back,
+    "WindDown": lambda line: f"ends after the step in flight: {line['reason']}",
+    "Preempt": _preempted,
+    "TakeCheckpoint": _wanted,
+    "Hold": lambda line: str(line["reason"]),
+    "Propose": lambda line: f"generation {line['generation']} is prepared: {line['reason']}",
+    "Reconfigure": lambda line: f"generation {line['generation']}: {line['reason']}",
+}
