@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from craft.protocol.errors import BitsDiffer, SnapshotCorrupt
+from craft.snapshots.entries import Entry, Layout, entry_bytes
 from craft.snapshots.line import FRAME_BYTES
 from craft.snapshots.memory import DTYPES, carve, room, view_of
-from craft.snapshots.portable import Header, Layout, decode_header, entry_bytes, flat_form, stripe_of, targets
+from craft.snapshots.portable import Header, decode_header, flat_form, stripe_of, targets
 from craft.snapshots.reserve import Reserve
-from craft.snapshots.skeleton import Entry
 
 _ALIGN = 64
 """As torch aligns its own memory, so that kernels take the same path."""
@@ -43,7 +43,7 @@ class Landing:
         with self._lock:
             if self._data is None:
                 self.header = decode_header(data)
-                self.tensors = _make_room(self.header, targets(self._modules), self._reserve)
+                self.tensors = make_room(self.header, targets(self._modules), self._reserve)
                 self._layout = Layout(self.header.entries)
                 self._memory = [view_of(tensor) for tensor in self.tensors]
                 self._data = data
@@ -64,7 +64,7 @@ class Landing:
             yield [self._memory[index][start:stop] for index, start, stop in pieces]
 
 
-def _make_room(header: Header, own: Mapping[Entry, torch.Tensor], reserve: Reserve | None) -> list[torch.Tensor]:
+def make_room(header: Header, own: Mapping[Entry, torch.Tensor], reserve: Reserve | None) -> list[torch.Tensor]:
     """Return a tensor for every entry: that of a module where it fits, else one in new memory.
 
     The tensors of one registered object share their memory, in large pages. So it is given back as a whole when the object

@@ -6,9 +6,7 @@ travels; and ``load``, which puts what arrived into the objects of another worke
 
 from __future__ import annotations
 
-import bisect
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,8 +14,9 @@ import msgspec
 import torch
 
 from craft.protocol.errors import ConfigError, SnapshotCorrupt
+from craft.snapshots.entries import Entry, Layout, entry_bytes
 from craft.snapshots.memory import DTYPES, is_dense, memory_of, same_bits
-from craft.snapshots.skeleton import Builder, Entry, Items, Node, Packer, Table
+from craft.snapshots.skeleton import Builder, Items, Node, Packer, Table
 from craft.snapshots.state import Stateful, module_leaves
 
 STRIPE_ALIGN = 4096
@@ -56,32 +55,10 @@ def decode_header(data: bytes) -> Header:
     return header
 
 
-class Layout:
-    """Where each tensor's bytes lie in the row of all."""
-
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        self._begins = [0, *itertools.accumulate(map(entry_bytes, entries))]
-        self.total_bytes = self._begins[-1]
-
-    def pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (number of the entry, first byte, end) for every tensor that has bytes in this range of the row."""
-        index = bisect.bisect_right(self._begins, begin) - 1
-        while begin < end:
-            until = min(end, self._begins[index + 1])
-            if until > begin:
-                yield index, begin - self._begins[index], until - self._begins[index]
-            begin = until
-            index += 1
-
-
 def carried_bytes(header: Header) -> int:
     """Bytes that a joiner must make room for: all but those of parameters and buffers, which it has already."""
     # As each tensor begins on a boundary of its own, a little more than they are.
     return sum(entry_bytes(entry) + 64 for entry in header.entries[header.module_entries :])
-
-
-def entry_bytes(entry: Entry) -> int:
-    return math.prod(entry.shape) * DTYPES[entry.dtype].itemsize
 
 
 def stripe_of(total_bytes: int, part: int, of: int) -> tuple[int, int]:

@@ -18,16 +18,8 @@ import numpy
 import torch
 
 from craft.protocol.errors import ConfigError
+from craft.snapshots.entries import Entry
 from craft.snapshots.memory import dense, resolved
-
-
-class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor of the state. Its bytes travel in the order in which they lie in memory, which ``stride`` tells."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
 
 
 class Nothing(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from craft.protocol.errors import ConfigError, SnapshotCorrupt
+from craft.snapshots.entries import Entry, Layout
 from craft.snapshots.memory import same_bits
-from craft.snapshots.portable import Layout, State, decode_header, encode_header, load, stripe_of
-from craft.snapshots.skeleton import Entry
+from craft.snapshots.portable import State, decode_header, encode_header, load, stripe_of
 
 from .jobs import BUILDS, Job
 from .travel import Registered, moved

@@ -1,0 +1,76 @@
+"""The tensors of a training state by name and form, and where their bytes lie in the row of all. No torch.
+
+``portable.py`` makes headers of them; ``cutting.py`` cuts the row; ``craft checkpoints`` reads them without loading torch.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from craft.protocol.errors import SnapshotCorrupt
+
+_DIGITS = re.compile(r"\d{1,4}")
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor of the state. Its bytes travel in the order in which they lie in memory, which ``stride`` tells."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+class Outline(msgspec.Struct, frozen=True):
+    """What of a header can be read without torch."""
+
+    entries: tuple[Entry, ...]
+    total_bytes: int
+
+
+def read_outline(data: bytes) -> Outline:
+    """Return the outline of an encoded header, or raise SnapshotCorrupt."""
+    try:
+        outline = msgspec.msgpack.decode(data, type=Outline)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise SnapshotCorrupt(f"not the header of a training state: {error}") from None
+    for entry in outline.entries:
+        if min(entry.shape, default=0) < 0:
+            raise SnapshotCorrupt(f"no tensor has the form that the header gives {entry.name}: {entry}")
+    if Layout(outline.entries).total_bytes != outline.total_bytes:
+        raise SnapshotCorrupt("the header of a training state contradicts itself")
+    return outline
+
+
+def item_bytes(dtype: str) -> int:
+    """Size of one element: torch's names say how many bits it has, and what is smaller than a byte takes one."""
+    bits = _DIGITS.search(dtype)
+    return max(1, int(bits.group()) // 8) if bits else 1
+
+
+def entry_bytes(entry: Entry) -> int:
+    return math.prod(entry.shape) * item_bytes(entry.dtype)
+
+
+class Layout:
+    """Where each tensor's bytes lie in the row of all."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._begins = [0, *itertools.accumulate(map(entry_bytes, entries))]
+        self.total_bytes = self._begins[-1]
+
+    def pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (number of the entry, first byte, end) for every tensor that has bytes in this range of the row."""
+        index = bisect.bisect_right(self._begins, begin) - 1
+        while begin < end:
+            until = min(end, self._begins[index + 1])
+            if until > begin:
+                yield index, begin - self._begins[index], until - self._begins[index]
+            begin = until
+            index += 1

@@ -1,0 +1,32 @@
+"""Where checkpoints go: to one durable store, and perhaps first to a fast one of each host.
+
+A job's settings make one; writers and readers are given it. With several hosts, the fast store of each holds only what the
+workers of that host wrote: nothing is ever listed there, and a reader takes from it what it has.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from craft.snapshots.store import Store, open_store
+
+
+class Tiers(NamedTuple):
+    """The stores of a job."""
+
+    local: Store | None
+    durable: Store
+
+    @property
+    def url(self) -> str:
+        """Where people look for them."""
+        return self.durable.url
+
+    @property
+    def nearest_first(self) -> tuple[Store, ...]:
+        return (self.durable,) if self.local is None else (self.local, self.durable)
+
+
+def open_tiers(url: str, local: str | None = None) -> Tiers:
+    """Return the stores at a URL and, if given, in a directory of this host."""
+    return Tiers(open_store(local) if local else None, open_store(url))
