@@ -211,6 +211,11 @@ def verified(ledger: Ledger, branch: int, step: int) -> Ledger:
     return replace(ledger, rewind_to=(branch, step))
 
 
+def discarded(ledger: Ledger) -> Ledger:
+    """Somebody cannot use that checkpoint: nobody does."""
+    return replace(ledger, rewind_to=None)
+
+
 def rewound(ledger: Ledger) -> Ledger:
     """Every member has it: go back. What was in flight never was."""
     if ledger.rewind_to is None:

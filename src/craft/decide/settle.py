@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from msgspec.structs import replace
+
 from craft.decide.plan import DROPPED, give_out, plan
 from craft.protocol.errors import ProtocolViolation, StateLost
 from craft.protocol.membership import Claim, Settlement
@@ -25,6 +27,7 @@ def settle(claims: Sequence[Claim], size_of: Callable[[int], int], on_loss: Loss
 
     ``size_of(step)`` is the number of microbatches of a step: fewer in a last, partial batch, 0 past the end.
     """
+    claims = _without_stragglers(claims)
     with_state = [claim for claim in claims if claim.committed is not None]
     if not with_state:
         raise StateLost("every worker that had the training state is gone: nothing is left to go on from")
@@ -42,6 +45,17 @@ def settle(claims: Sequence[Claim], size_of: Callable[[int], int], on_loss: Loss
         # Somebody who is gone may have committed it; and committing it is always right, since it is whole.
         return _fresh(top + 1, tuple(claim.worker_id for claim in with_state), claims, size_of(top + 1), calls=0)
     return _resume(top, claims, behind, size_of(top), on_loss)
+
+
+def _without_stragglers(claims: Sequence[Claim]) -> Sequence[Claim]:
+    """A joiner that caught up while the others went back to a checkpoint has nothing that is of use."""
+    done = max(claim.rewinds for claim in claims)
+    return [
+        replace(claim, committed=None, result=None, held=(), pending=(), size=0)
+        if claim.rewinds < done and not claim.able
+        else claim
+        for claim in claims
+    ]
 
 
 def _rewinds(claims: Sequence[Claim]) -> int:

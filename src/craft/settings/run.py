@@ -58,10 +58,10 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Where checkpoints go: a path, or a URL that fsspec knows, such as s3://bucket/job."""
     checkpoint_local: str | None = None
     """A fast directory of each host, to which they are written first."""
-    checkpoint_every: str = "auto"
-    """How often: ``auto``, or such as ``500 steps`` or ``10 min``."""
-    checkpoint_keep: int = 3
-    """How many are kept, besides those with a tag."""
+    checkpoint_every: str | None = None
+    """How often: ``auto``, or such as ``500 steps`` or ``10 min``; by default what the script says, or else ``auto``."""
+    checkpoint_keep: int | None = None
+    """How many are kept, besides those with a tag; by default what the script says, or else 3."""
     resume: str | None = None
     """Begin from a checkpoint: ``auto`` (the newest good one, a fresh start where there is none), or its step."""
     on_divergence: DivergenceAnswer = "report"
@@ -170,9 +170,10 @@ def _check(settings: RunSettings) -> None:
         raise ConfigError(f"--min-workers {settings.min_workers} must be between 1 and --workers {settings.workers}")
     if settings.spares < 0 or settings.max_restarts < 0:
         raise ConfigError("--spares and --max-restarts must be at least 0")
-    if settings.checkpoint_keep < 1:
+    if settings.checkpoint_keep is not None and settings.checkpoint_keep < 1:
         raise ConfigError(f"--checkpoint-keep {settings.checkpoint_keep}: at least 1 must be kept")
-    parse_every(settings.checkpoint_every)
+    if settings.checkpoint_every is not None:
+        parse_every(settings.checkpoint_every)
     if settings.resume is not None and settings.resume != "auto" and not settings.resume.isdigit():
         raise ConfigError(f"--resume {settings.resume}: give the number of a step, or auto")
     if settings.threads < 1:

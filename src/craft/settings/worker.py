@@ -41,8 +41,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: str | None = None
     """Where checkpoints go; None: nowhere, unless the script says."""
     checkpoint_local: str | None = None
-    checkpoint_every: str = "auto"
-    checkpoint_keep: int = 3
+    checkpoint_every: str | None = None
+    checkpoint_keep: int | None = None
     resume: str | None = None
     """``auto`` or the number of a step; None: a fresh start."""
     on_divergence: DivergenceAnswer = "report"

@@ -79,36 +79,12 @@ class Calls:
             commitments.ledger = books.returned(commitments.ledger)
             return parts
 
-    def _peers(self) -> tuple[list[int], int]:
-        """Ranks that take part, and this worker's position among them."""
-        ledger = self._commitments.ledger
-        ranks = [rank for rank, member in enumerate(ledger.members) if member not in ledger.idle]
-        return ranks, ranks.index(ledger.rank)
-
     def _exchange(self, data: bytes) -> list[bytes]:
-        group, (ranks, position) = self._commitments.group, self._peers()
-        if group is None or len(ranks) == 1:
-            return [data]
-        others = [rank for rank in ranks if rank != group.rank]
-        own = torch.tensor([len(data)])
-        lengths = {rank: torch.zeros(1, dtype=torch.int64) for rank in others}
-        due = [group.recv(lengths[rank], rank, _LENGTH) for rank in others]
-        group.wait_all([*due, *(group.send(own, rank, _LENGTH) for rank in others)])
-        reach("calling", self._commitments.step)
-        room = {rank: torch.empty(int(lengths[rank]), dtype=torch.uint8) for rank in others if int(lengths[rank])}
-        due = [group.recv(tensor, rank, _DATA) for rank, tensor in room.items()]
-        if data:
-            flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            due += [group.send(flat, rank, _DATA) for rank in others]
-        group.wait_all(due)
-        return [
-            data if index == position else (room[rank].numpy().tobytes() if rank in room else b"")
-            for index, rank in enumerate(ranks)
-        ]
+        return exchange(self._commitments, data, lambda: reach("calling", self._commitments.step))
 
     def _acknowledge(self) -> None:
         """Return once everybody who takes part has everybody's part: the same rounds as at the end of a step."""
-        group, (ranks, position) = self._commitments.group, self._peers()
+        group, (ranks, position) = self._commitments.group, taking_part(self._commitments)
         if group is not None:
             barrier(group, ranks, position, _ROUND)
 
@@ -138,6 +114,36 @@ class Calls:
             return self._commitments.generation is not generation or (not followed() and self._commitments.moved)
 
         return recall((member.address, member.state_port), name, self._key, outdated, _SILENCE_S)
+
+
+def taking_part(commitments: Commitments) -> tuple[list[int], int]:
+    """Ranks of those who keep pace, and this worker's position among them."""
+    ledger = commitments.ledger
+    ranks = [rank for rank, member in enumerate(ledger.members) if member not in ledger.idle]
+    return ranks, ranks.index(ledger.rank)
+
+
+def exchange(commitments: Commitments, data: bytes, halfway: Callable[[], None] = lambda: None) -> list[bytes]:
+    """Return the bytes of everybody who keeps pace, in the order of ranks; raises GroupError if somebody is lost."""
+    group, (ranks, position) = commitments.group, taking_part(commitments)
+    if group is None or len(ranks) == 1:
+        return [data]
+    others = [rank for rank in ranks if rank != group.rank]
+    own = torch.tensor([len(data)])
+    lengths = {rank: torch.zeros(1, dtype=torch.int64) for rank in others}
+    due = [group.recv(lengths[rank], rank, _LENGTH) for rank in others]
+    group.wait_all([*due, *(group.send(own, rank, _LENGTH) for rank in others)])
+    halfway()
+    room = {rank: torch.empty(int(lengths[rank]), dtype=torch.uint8) for rank in others if int(lengths[rank])}
+    due = [group.recv(tensor, rank, _DATA) for rank, tensor in room.items()]
+    if data:
+        flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        due += [group.send(flat, rank, _DATA) for rank in others]
+    group.wait_all(due)
+    return [
+        data if index == position else (room[rank].numpy().tobytes() if rank in room else b"")
+        for index, rank in enumerate(ranks)
+    ]
 
 
 def barrier(group: Group, ranks: list[int], position: int, first_tag: int) -> None:

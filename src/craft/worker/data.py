@@ -43,6 +43,9 @@ class Source(Protocol):
     def epoch_of(self, step: int) -> int:
         """The pass over the data that ``step`` is in."""
 
+    def extend(self, steps: int) -> None:
+        """There are so many more steps than was said."""
+
     def close(self) -> None:
         """End loader processes."""
 
@@ -84,6 +87,9 @@ class Ahead(Sampler[Place]):
             self._next = (step, 0)
         self.issued = {key for key in self.issued if key[0] >= step}
         self._used = {key for key in self._used if key[0] >= step}
+
+    def extend(self, steps: int) -> None:
+        self._total_steps += steps
 
     def use(self, step: int, microbatch: int) -> None:
         """It has arrived and is used: not to be fetched again unless it is asked for."""
@@ -147,6 +153,10 @@ class MapSource:
 
     def more(self, step: int, microbatch: int) -> bool:
         return step < self._total_steps
+
+    def extend(self, steps: int) -> None:
+        self._total_steps += steps
+        self._ahead.extend(steps)
 
     def expect(self, step: int, share: tuple[int, ...]) -> None:
         self._ahead.expect(step, share)
@@ -216,6 +226,10 @@ class StreamSource:
 
     def epoch_of(self, step: int) -> int:
         return 0
+
+    def extend(self, steps: int) -> None:
+        if self._total_steps is not None:
+            self._total_steps += steps
 
     def expect(self, step: int, share: tuple[int, ...]) -> None:
         self._ahead = {key: data for key, data in self._ahead.items() if key[0] >= step}

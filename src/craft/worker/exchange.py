@@ -19,6 +19,7 @@ import torch
 from craft.decide.word import combine
 from craft.groups.group import Group
 from craft.protocol.errors import GroupError
+from craft.protocol.membership import Generation
 from craft.protocol.word import Combined, Word
 from craft.worker.gradients import Flats, Gradients
 from craft.worker.points import reach
@@ -35,6 +36,8 @@ class Attempt:
         self.step = step
         self.group = group
         self.result = result
+        self.under: Generation | None = None
+        """The generation under which it is tried."""
         self.plan: tuple[str | None, ...] = ()
         """Who computes which microbatch, by worker; None for one that is dropped."""
         self.combined: Combined | None = None

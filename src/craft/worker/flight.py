@@ -7,13 +7,14 @@ the step is committed, with ``start`` and ``hold`` around each microbatch. Failu
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from blake3 import blake3
 
 from craft.decide import ledger as books
 from craft.protocol.errors import BitsDiffer
-from craft.protocol.membership import DROPPED, Settlement
+from craft.protocol.membership import DROPPED, Generation, Settlement
 from craft.protocol.word import Combined, Record, Word
 from craft.snapshots.state import Leaf, RotatingDigest, tensor_bytes
 from craft.worker.buffers import Buffers
@@ -22,6 +23,7 @@ from craft.worker.exchange import Attempt, ExchangeThread
 from craft.worker.follow import Result
 from craft.worker.gradients import Flats, Gradients
 from craft.worker.layout import Layout
+from craft.worker.numbers import Numbers
 from craft.worker.points import reach
 from craft.worker.route import Route, word_bytes
 from craft.worker.voice import Voice
@@ -44,6 +46,8 @@ class Flight:
         size_of: Callable[[int], int],
         on_settled: Callable[[Settlement, bool], None],
         voice: Voice,
+        numbers: Numbers,
+        extra_word: Callable[[int], dict[str, Any]],
     ) -> None:
         """``on_settled(settlement, level)``: whether the state here is that of the step that goes on, or an update is due."""
         self.gradients = gradients
@@ -55,6 +59,8 @@ class Flight:
         self.members: tuple[str, ...] = ()
         self.generation = 0
         """Under which generation that step was committed, and its members."""
+        self.under: Generation | None = None
+        """The generation in which its result came about: the same on every worker, whenever each of them committed it."""
         self.probe_wanted = False
         self._commitments = commitments
         self._exchange = exchange
@@ -64,6 +70,9 @@ class Flight:
         self._size_of = size_of
         self._on_settled = on_settled
         self._voice = voice
+        self._numbers = numbers
+        self._extra_word = extra_word
+        """Gives what else goes into the word of a step."""
         self._records: dict[int, Record] = {}
         self._attempt: Attempt | None = None
         self._route: Route | None = None
@@ -183,6 +192,7 @@ class Flight:
         if self._result is None:
             self._result = Flats(layout)
         attempt = Attempt(self.step, self._commitments.group, self._route, self.gradients, self._result)
+        attempt.under = self._commitments.generation
         attempt.plan = tuple(None if owner == DROPPED else ledger.members[owner] for owner in ledger.owners)
         attempt.buffers_like = self._buffers.empty_like
         attempt.post()
@@ -227,6 +237,7 @@ class Flight:
             digest=self._state_digest,
             probe=self._probe,
             buffers=changed,
+            **self._extra_word(self.step),
         )
 
     def _regroup(self) -> None:
@@ -300,8 +311,15 @@ class Flight:
                 flat.mul_(num_present / combined.total_weight)
             for index, param, view in zip(bucket.param_indices, bucket.params, views, strict=True):
                 param.grad = view if present >> index & 1 else None
-        self._buffers.commit(combined.buffers, attempt.buffers)
-        self.combined, self.plan = combined, attempt.plan
+        if self._numbers.look(attempt.step, combined.metrics, layout, attempt.result.tensors):
+            self._buffers.commit(combined.buffers, attempt.buffers)
+        else:
+            # Without gradients an optimizer changes nothing.
+            for bucket in layout.buckets:
+                for param in bucket.params:
+                    param.grad = None
+            self._buffers.commit((), None)
+        self.combined, self.plan, self.under = combined, attempt.plan, attempt.under
         self.generation, self.members = generation, members
 
 

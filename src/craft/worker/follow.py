@@ -241,6 +241,7 @@ class Follower:
         attempt = Attempt(
             self._commitments.step, self._commitments.group, self._route, gradients, Flats(gradients.layout)
         )
+        attempt.under = self._commitments.generation
         attempt.plan = tuple(None if owner == DROPPED else ledger.members[owner] for owner in ledger.owners)
         attempt.buffers_like = self._buffers_like
         attempt.post()

@@ -7,7 +7,7 @@ donor serves it on threads of its own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 import torch
@@ -21,7 +21,7 @@ from craft.snapshots.reserve import Reserve
 from craft.snapshots.state import Stateful
 from craft.worker.commit import Commitments
 from craft.worker.points import reach
-from craft.worker.start import Conditions, compare
+from craft.worker.start import Attached, Progress, compare
 
 _STRIPE_SLACK = 1 << 16
 """Stripes are not quite equal."""
@@ -39,7 +39,7 @@ class Healing:
         commitments: Commitments,
         modules: Mapping[str, torch.nn.Module],
         registered: Mapping[str, Stateful],
-        conditions: Conditions,
+        attached: Callable[[], Attached],
         reserve: Reserve | None = None,
     ) -> None:
         """``reserve`` is memory that was set aside for the state, if this worker came later than others."""
@@ -49,7 +49,7 @@ class Healing:
         self._commitments = commitments
         self._modules = modules
         self._registered = registered
-        self._conditions = conditions
+        self._attached = attached
         self._due: Settlement | None = None
         """Joiners of this settlement wait for a stripe that is not copied yet."""
         self._serving = False
@@ -79,10 +79,14 @@ class Healing:
         donors = donors_of(generation, settlement)
         worker_id = self._commitments.ledger.worker_id
         if worker_id in donors:
-            state = State(self._modules, self._registered, msgspec.json.encode(self._conditions))
+            state = self.state()
             self._donor.stage(generation.name, settlement.level, state, donors.index(worker_id), len(donors))
             self._serving = True
             reach("staged", settlement.level)
+
+    def state(self) -> State:
+        """The whole state as it is now, with what travels beside it."""
+        return State(self._modules, self._registered, msgspec.json.encode(self._attached()))
 
     def measure(self) -> int:
         """Find out how large the state is; return how much memory a joiner should set aside."""
@@ -121,14 +125,15 @@ class Healing:
             reserve=self._reserve,
         )
 
-    def load(self, fetched: Fetched) -> None:
+    def load(self, fetched: Fetched) -> Progress:
         """Put a fetched state into this worker's own objects; it is bit for bit that of the donors then."""
-        theirs = msgspec.json.decode(fetched.header.conditions, type=Conditions)
-        problem = compare("the job", theirs, self._commitments.ledger.worker_id, self._conditions)
+        theirs = msgspec.json.decode(fetched.header.conditions, type=Attached)
+        problem = compare("the job", theirs.conditions, self._commitments.ledger.worker_id, self._attached().conditions)
         if problem is not None:
             raise ConfigError(problem)
         load(fetched.header, fetched.tensors, self._modules, self._registered)
         self._reserve = None
+        return theirs.progress
 
 
 def donors_of(generation: Generation, settlement: Settlement) -> tuple[str, ...]:

@@ -20,6 +20,8 @@ from craft.worker.channel import Channel
 from craft.worker.commit import Commitments
 from craft.worker.data import Collate
 from craft.worker.meeting import Meeting
+from craft.worker.saving import Target, check_tag
+from craft.worker.shifted import Shifted
 from craft.worker.sources import make_source
 from craft.worker.start import Conditions
 from craft.worker.steps import Steps
@@ -52,6 +54,7 @@ class Job:
         self._modules: dict[str, torch.nn.Module] = {}
         self._registered: dict[str, Stateful] = {}
         self._handlers: list[tuple[type[Event], Callable[[Any], None]]] = []
+        self._checkpoints: tuple[str, str, int, str | None] | None = None
         self._training: Training | None = None
 
     def replicate(self, model: M) -> M:
@@ -138,13 +141,44 @@ class Job:
             commitments=self._commitments,
             modules=self._modules,
             registered=self._registered,
-            source=source,
+            source=Shifted(source, total_steps, by_passes=steps is None),
             seed=seed,
-            total_steps=total_steps,
             conditions=Conditions.here(self.device, settings | self._settings.shared()),
+            target=self._target(),
         )
         self._voice.report(microbatches=count)
         return Steps(self._training)
+
+    def checkpoints(self, url: str, *, every: str = "auto", keep: int = 3, local: str | None = None) -> None:
+        """Take checkpoints into ``url``, a path or such as ``s3://bucket/job``; before ``job.steps``.
+
+        ``every``: "auto", "500 steps", "10 min". ``keep``: how many stay, besides those with a tag. ``local``: a fast directory
+        of each host to which they are written first. What ``craft run`` was given comes before what is said here.
+        """
+        self._not_training("checkpoints")
+        self._checkpoints = (url, every, keep, local)
+
+    def checkpoint(self, tag: str | None = None) -> None:
+        """Take a checkpoint of the state as it is now; one with a tag is kept for good. Between the steps, on every worker."""
+        check_tag(tag)
+        training = self._loop("checkpoint")
+        if training.saving is None:
+            raise ConfigError(
+                "job.checkpoint(): where to? Call job.checkpoints(url) before, or craft run --checkpoints URL"
+            )
+        training.checkpoint(tag)
+
+    def _target(self) -> Target | None:
+        given = self._settings
+        url, every, keep, local = self._checkpoints or (None, "auto", 3, None)
+        place = given.checkpoints or url
+        if place is None:
+            if given.on_divergence == "rollback":
+                raise ConfigError("--on-divergence rollback needs checkpoints to go back to: --checkpoints URL")
+            return None
+        return Target.of(
+            place, given.checkpoint_every or every, given.checkpoint_keep or keep, given.checkpoint_local or local
+        )
 
     def on(self, event: type[E], handler: Callable[[E], None]) -> None:
         """Call ``handler`` with each event of this type, on the main thread at a safe point."""

@@ -18,6 +18,7 @@ from craft.worker.follow import Follower, Result
 from craft.worker.heal import Healing
 from craft.worker.layout import Layout
 from craft.worker.points import reach
+from craft.worker.start import Progress
 from craft.worker.voice import Voice
 
 logger = logging.getLogger(__name__)
@@ -53,17 +54,17 @@ class Joining:
             commitments.broke,
         )
 
-    def take_state(self, settlement: Settlement) -> int:
+    def take_state(self, settlement: Settlement) -> tuple[int, Progress]:
         """Take the state of the others, while a thread takes the results of what they do meanwhile. Returns its step."""
         self._follower.start(settlement)
         fetched = self._follower.wait_state()
-        self._healing.load(fetched)
+        progress = self._healing.load(fetched)
         for param, wanted in zip(self._params, self._others_train(), strict=True):
             param.requires_grad_(wanted)
         self._buffers.begin()
         reach("loaded", fetched.level)
         logger.info("took the state as of step %d, %d bytes", fetched.level, fetched.header.total_bytes)
-        return fetched.level
+        return fetched.level, progress
 
     def _others_train(self) -> list[bool]:
         bits = int.from_bytes(self._commitments.trained, "little")

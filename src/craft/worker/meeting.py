@@ -20,7 +20,7 @@ from craft.groups.gloo import GlooGroup
 from craft.groups.reach import unreachable
 from craft.protocol.errors import Fenced, GroupError
 from craft.protocol.membership import Generation
-from craft.protocol.messages import Directive
+from craft.protocol.messages import CheckpointWish, Directive, Preemption
 from craft.worker.points import reach
 
 logger = logging.getLogger(__name__)
@@ -78,12 +78,17 @@ class Meeting:
         """Places in the job's layout."""
         self.winding_down: str | None = None
         """Why the lighthouse wants the loop to end, if it does."""
+        self.preempting: Preemption | None = None
+        """Why, and until when, the whole job is to make room, if it is."""
+        self.wish: CheckpointWish | None = None
+        """The newest wish for a checkpoint."""
         self.step = 0
         """The step in flight, for the points of the opening thread."""
 
     def direct(self, directive: Directive) -> None:
         """Follow a directive; an old or repeated one changes nothing."""
         self.winding_down = directive.winding_down
+        self.preempting, self.wish = directive.preempting, directive.checkpoint
         with self._change:
             self._heard = True
             self.slots = directive.slots or self.slots
@@ -237,7 +242,7 @@ class Meeting:
         """
         with self._change:
             if self._leaving and self._leaving == number:
-                self._leave()
+                self.leave()
 
     def _follow(self) -> None:
         if self._current is not None:
@@ -309,11 +314,12 @@ class Meeting:
 
     def _check_gone(self) -> None:
         if self._over is not None:
-            self._leave()
+            self.leave()
         if self._fenced is not None:
             raise Fenced(self._fenced)
 
-    def _leave(self) -> NoReturn:
+    def leave(self) -> NoReturn:
+        """Leave the job: raises Left."""
         self._on_left()
         raise Left(0)
 

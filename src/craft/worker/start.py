@@ -40,6 +40,22 @@ class Conditions(msgspec.Struct, frozen=True):
         )
 
 
+class Progress(msgspec.Struct, frozen=True):
+    """What sets this job's course apart from that of one in which every number was finite."""
+
+    skipped: int = 0
+    """Steps' worth of data that was left out by going back."""
+    lowered_until: int = 0
+    """Up to this step learning rates are lowered."""
+
+
+class Attached(msgspec.Struct, frozen=True):
+    """What travels with the state, beside it: to a worker that joins, and into checkpoints."""
+
+    conditions: Conditions
+    progress: Progress
+
+
 def check_conditions(group: Group | None, worker_ids: Sequence[str], conditions: Conditions) -> None:
     """Compare everybody's conditions with rank 0's; raise ConfigError, on every worker, if they differ."""
     everyone = [msgspec.json.decode(data, type=Conditions) for data in gather(group, msgspec.json.encode(conditions))]

@@ -13,6 +13,7 @@ from craft.worker import seeds
 from craft.worker.data import ENDED
 from craft.worker.flight import PROBE
 from craft.worker.injections import strike
+from craft.worker.meeting import Left
 from craft.worker.points import reach
 
 if TYPE_CHECKING:
@@ -111,5 +112,8 @@ class Steps:
                         " `for batch in step` must run until it stops by itself"
                     )
             training.end()
+        except Left:
+            training.leave()
+            raise
         finally:
             training.close()

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from craft.protocol.errors import BitsDiffer
-from craft.protocol.events import Event, GenerationEntered, ParametersUnequal, StateDiverged, StepRetried, WorkerLost
+from craft.protocol.events import (
+    AnyNote,
+    Event,
+    GenerationEntered,
+    ParametersUnequal,
+    StateDiverged,
+    StepRetried,
+    WorkerLost,
+)
 from craft.protocol.membership import DROPPED, Settlement
 from craft.worker.channel import Channel
 from craft.worker.exchange import Attempt
 from craft.worker.meeting import Meeting
+
+_MAX_NOTES = 16
+"""The latest are repeated in every report: one of them may get lost."""
 
 
 class Voice:
@@ -24,6 +36,9 @@ class Voice:
         self._channel = channel
         self.emit = emit
         """Tells the script."""
+        # Guards the notes: the thread that writes checkpoints has some, too.
+        self._noting = threading.Lock()
+        self._notes: tuple[AnyNote, ...] = ()
 
     @property
     def is_heard(self) -> bool:
@@ -54,6 +69,12 @@ class Voice:
         for worker_id in lost:
             self.emit(WorkerLost(worker_id=worker_id, reason=f"not in generation {generation}", source="peers"))
         self.emit(GenerationEntered(worker_id=self._worker_id, generation=generation))
+
+    def note(self, event: AnyNote) -> None:
+        """Tell of something, for the journal; any thread may."""
+        with self._noting:
+            self._notes = (*self._notes, event)[-_MAX_NOTES:]
+            self.report(notes=self._notes)
 
     def unequal(self, found: ParametersUnequal) -> None:
         self.report(unequal=found)

@@ -1,0 +1,115 @@
+"""Numbers that are not finite: every worker sees them in the same step, since all have the same result, and does the same.
+
+``Flight`` looks at each result before it hands it to the script; ``Training`` does what is left to do at the step boundary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from craft.decide.divergence import DivergenceAnswer
+from craft.protocol.errors import CraftError
+from craft.protocol.events import NumbersDiverged
+from craft.worker.layout import Layout
+from craft.worker.start import Progress
+
+_LOWER_BY = 0.1
+_LOWER_STEPS = 100
+_MOST_ROLLBACKS = 3
+"""To one and the same checkpoint."""
+
+_WORDS: dict[DivergenceAnswer, str] = {
+    "report": "nothing is done about it",
+    "skip": "the step changes nothing",
+    "lower-lr": f"the step changes nothing, and learning rates are lowered to {_LOWER_BY:g} for {_LOWER_STEPS} steps",
+    "rollback": "the job goes back to the newest checkpoint and leaves out the data since",
+    "stop": "the job ends",
+}
+
+
+class NotFinite(CraftError):
+    """A loss or a gradient is not finite, and the job is to end then. Raised on every worker in the same step."""
+
+
+class Numbers:
+    """Owned by the main thread."""
+
+    def __init__(self, answer: DivergenceAnswer, registered: Iterable[Any]) -> None:
+        items = list(registered)
+        self._answer = answer
+        # A gradient scaler tries how large gradients may become: those that are not finite are its daily business.
+        self._scales = any(isinstance(item, torch.amp.GradScaler) for item in items)
+        self._optimizers = [item for item in items if isinstance(item, torch.optim.Optimizer)]
+        self._step = 0
+        self._rates: list[list[Any]] = []
+        self._rollbacks: tuple[int, int] = (0, 0)
+        self.lowered_until = 0
+        self.due: NumbersDiverged | None = None
+        """What was found in the step that was committed last."""
+        for optimizer in self._optimizers:
+            optimizer.register_step_pre_hook(self._lower)
+            optimizer.register_step_post_hook(self._restore)
+
+    def load(self, progress: Progress) -> None:
+        self.lowered_until = progress.lowered_until
+
+    def look(
+        self, step: int, metrics: Sequence[tuple[str, float]], layout: Layout, flats: Sequence[torch.Tensor]
+    ) -> bool:
+        """Look at the result of ``step``; return whether it may change the state."""
+        self._step = step
+        what = self._found(metrics, layout, flats)
+        self.due = None
+        if what is None:
+            return True
+        self.due = NumbersDiverged(step=step, what=what, answer=_WORDS[self._answer])
+        if self._answer == "lower-lr":
+            self.lowered_until = step + 1 + _LOWER_STEPS
+        return self._answer == "report"
+
+    def _found(self, metrics: Sequence[tuple[str, float]], layout: Layout, flats: Sequence[torch.Tensor]) -> str | None:
+        for name, value in metrics:
+            if not math.isfinite(value):
+                return f"{name} is {value}"
+        if self._scales:
+            return None
+        for bucket, flat in zip(layout.buckets, flats, strict=True):
+            # The sum first: it is fast, and finite unless something is wrong. Then for sure.
+            if not math.isfinite(float(flat.sum())) and not bool(torch.isfinite(flat).all()):
+                return f"a gradient is not finite (bucket of parameters {bucket.param_indices[0]} to {bucket.param_indices[-1]})"
+        return None
+
+    @property
+    def goes_back(self) -> bool:
+        return self.due is not None and self._answer == "rollback"
+
+    def check(self) -> None:
+        """Raise NotFinite if the job is to end."""
+        if self.due is not None and self._answer == "stop":
+            raise NotFinite(f"{self.due.what} in step {self.due.step}: the job ends, as --on-divergence stop says")
+
+    def went_back(self, step: int) -> None:
+        """Count how often the job went back to the checkpoint of ``step``; raise NotFinite where that leads nowhere."""
+        last, times = self._rollbacks
+        self._rollbacks = (step, times + 1 if step == last else 1)
+        if self._rollbacks[1] > _MOST_ROLLBACKS:
+            raise NotFinite(
+                f"the job went back to the checkpoint of step {step} {_MOST_ROLLBACKS} times, each time with other data, and"
+                " numbers are still not finite: lower the learning rate, or clip gradients"
+            )
+
+    def _lower(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Before the script's ``optimizer.step()``. Schedulers never see the lowered rate."""
+        if self._step < self.lowered_until:
+            self._rates.append([group["lr"] for group in optimizer.param_groups])
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * _LOWER_BY
+
+    def _restore(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._rates:
+            for group, rate in zip(optimizer.param_groups, self._rates.pop(), strict=True):
+                group["lr"] = rate

@@ -1,0 +1,192 @@
+"""Begin from a checkpoint, or go back to one: all workers, to the same, each having verified every byte of it.
+
+Enters: what is listed in the stores. Leaves: the state of this worker's objects, replaced. It follows the rule of the steps:
+whoever goes back knows that everybody has read and verified the same checkpoint; if somebody is lost meanwhile, the members
+of the new generation settle whether all go back (``decide.settle``). Owned by the main thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+import torch
+
+from craft.decide import ledger as books
+from craft.decide.ledger import Ledger
+from craft.protocol.errors import ConfigError, SnapshotError
+from craft.protocol.events import CheckpointRejected, CheckpointRestored
+from craft.snapshots.listing import candidates
+from craft.snapshots.manifest import Manifest
+from craft.snapshots.portable import load
+from craft.snapshots.restore import Restored, restore
+from craft.snapshots.state import Stateful
+from craft.snapshots.tiers import Tiers
+from craft.worker.calls import exchange
+from craft.worker.commit import Commitments
+from craft.worker.points import reach
+from craft.worker.start import Attached, Conditions, Progress
+from craft.worker.voice import Voice
+
+logger = logging.getLogger(__name__)
+
+_MAY_CHANGE = frozenset({"on_loss", "check_bits", "digest_bytes", "bucket_mb", "on_divergence", "steps", "epochs"})
+"""Settings that may be others when a job goes on from a checkpoint."""
+
+
+class _Answer(msgspec.Struct, frozen=True, array_like=True):
+    """What one member says of the checkpoint that was chosen."""
+
+    problem: str = ""
+    """Why it cannot be used; empty if it can."""
+
+
+class Rewind:
+    """One worker's way back."""
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        commitments: Commitments,
+        voice: Voice,
+        modules: Mapping[str, torch.nn.Module],
+        registered: Mapping[str, Stateful],
+        conditions: Conditions,
+    ) -> None:
+        self._tiers = tiers
+        self._commitments = commitments
+        self._voice = voice
+        self._modules = modules
+        self._registered = registered
+        self._conditions = conditions
+        self._in_hand: Restored | None = None
+        self._loaded = 0
+        """How often a checkpoint was put into the state here."""
+
+    def listed(self) -> list[Manifest]:
+        """Every checkpoint that can be read, the newest first."""
+        return candidates(self._tiers, self._rejected)
+
+    def _rejected(self, event: CheckpointRejected) -> None:
+        logger.warning("checkpoint %s cannot be used: %s", event.name, event.reason)
+        self._voice.note(event)
+
+    def prepare(self, wanted: int | None, next_branch: bool) -> bool:
+        """Agree with everybody on the newest checkpoint that all can read (or that of step ``wanted``), and have it in hand.
+
+        False if there is none. Raises GroupError if somebody is lost; then it may be that all have it in hand, or have gone back.
+        """
+        leads = self._commitments.ledger.rank == 0
+        found = self.listed() if leads else []
+        names = [each.name for each in found if wanted is None or each.step == wanted]
+        everyone = [msgspec.json.decode(data, type=list[str]) for data in self._exchange(msgspec.json.encode(names))]
+        reasons: list[str] = []
+        for name in everyone[0]:
+            problem = self._read(name, next_branch)
+            answers = self._exchange(msgspec.json.encode(_Answer(problem)))
+            problems = [each.problem for each in (msgspec.json.decode(one, type=_Answer) for one in answers)]
+            problem = next((each for each in problems if each), "")
+            if not problem:
+                reach("verified", self._commitments.step)
+                return True
+            self._commitments.ledger = books.discarded(self._commitments.ledger)
+            self._in_hand = None
+            reasons.append(f"{name}: {problem}")
+            if leads:
+                step = next(each.step for each in found if each.name == name)
+                self._rejected(CheckpointRejected(name=name, step=step, url=self._tiers.durable.url, reason=problem))
+        if reasons:
+            raise ConfigError(
+                f"{len(reasons)} checkpoint{'s' * (len(reasons) > 1)} listed in {self._tiers.durable.url}, none of which can be"
+                f" used ({'; '.join(reasons)}): repair or remove them, or start without --resume in another place"
+            )
+        return False
+
+    def _exchange(self, data: bytes) -> list[bytes]:
+        return exchange(self._commitments, data)
+
+    def _read(self, name: str, next_branch: bool) -> str:
+        """Read and verify a checkpoint; from then on it is in hand. Returns why it cannot be used, if it cannot."""
+        try:
+            manifest = next((each for each in self.listed() if each.name == name), None)
+            if manifest is None:
+                return f"worker {self._commitments.ledger.worker_id} does not find it"
+            # Not yet into the modules of a job that is on its way: it may be that nobody goes back.
+            restored = restore(self._tiers, manifest, None if next_branch else self._modules)
+        except SnapshotError as error:
+            return str(error)
+        attached = msgspec.json.decode(restored.header.conditions, type=Attached)
+        self._check(attached.conditions)
+        self._in_hand = restored
+        branch = self._commitments.ledger.branch + 1 if next_branch else manifest.branch
+        self._commitments.ledger = books.verified(self._commitments.ledger, branch, manifest.step)
+        return ""
+
+    def _check(self, then: Conditions) -> None:
+        """Raise ConfigError if the job was another one: the same settings must lead to the same data in the same order."""
+        for key in sorted((then.settings.keys() | self._conditions.settings.keys()) - _MAY_CHANGE):
+            was, now = then.settings.get(key), self._conditions.settings.get(key)
+            if was != now:
+                raise ConfigError(
+                    f"the checkpoint is of a job with {key}={was!r}, and this one has {key}={now!r}: it cannot go on from"
+                    " there, since other samples would follow; give it the same, or start without --resume in another place"
+                )
+        for key in ("device", "torch_version", "num_threads", "deterministic"):
+            was, now = getattr(then, key), getattr(self._conditions, key)
+            if was != now:
+                logger.warning("the checkpoint was made with %s=%r, this job has %r: bits may differ", key, was, now)
+
+    def check_fresh(self) -> None:
+        """Raise ConfigError if a job that begins anew would write among the checkpoints of another one."""
+        listed = self.listed()
+        if listed:
+            raise ConfigError(
+                f"{self._tiers.durable.url} holds checkpoints already, the newest of step {listed[0].step}: go on from there"
+                " with --resume, or choose another place"
+            )
+
+    def go(self) -> None:
+        """Everybody has it in hand: go back."""
+        self._commitments.ledger = books.rewound(self._commitments.ledger)
+
+    def follow(self) -> tuple[Manifest, Progress] | None:
+        """If this worker has gone back, by itself or by a settlement: put the checkpoint into its objects."""
+        if self._commitments.ledger.rewinds == self._loaded or self._in_hand is None:
+            return None
+        restored, self._in_hand = self._in_hand, None
+        self._loaded = self._commitments.ledger.rewinds
+        load(restored.header, restored.tensors, self._modules, self._registered)
+        manifest = restored.manifest
+        logger.info("took the state of checkpoint %s", manifest.name)
+        self._voice.note(
+            CheckpointRestored(
+                name=manifest.name, branch=manifest.branch, step=manifest.step, url=self._tiers.durable.url
+            )
+        )
+        return manifest, msgspec.json.decode(restored.header.conditions, type=Attached).progress
+
+
+def begin_from(resume: str | None, rewind: Rewind | None, ledger: Ledger) -> None:
+    """Before the first step: begin from a checkpoint if that is wanted, with everybody; refuse what cannot be.
+
+    Raises GroupError if somebody is lost meanwhile.
+    """
+    if rewind is None:
+        if resume is not None:
+            raise ConfigError(
+                "--resume: from where? Say where checkpoints are: --checkpoints URL, or job.checkpoints(url)"
+            )
+        return
+    if ledger.rewinds:
+        # Done, before somebody was lost.
+        return
+    if resume is None:
+        rewind.check_fresh()
+        return
+    wanted = None if resume == "auto" else int(resume)
+    if rewind.prepare(wanted, next_branch=False):
+        rewind.go()
+    elif wanted is not None:
+        steps = ", ".join(str(each.step) for each in rewind.listed()) or "none"
+        raise ConfigError(f"--resume {wanted}: there is no checkpoint of that step; there are: {steps}")

@@ -1,0 +1,283 @@
+"""When checkpoints are taken, and the taking of this worker's share.
+
+Enters: what the script, the settings and the lighthouse want, as far as the control word makes all workers agree on it.
+Leaves: a snapshot at a step boundary, which ``snapshots.writer`` makes durable on a thread of its own. Owned by the main thread.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from craft.decide.interval import Every, choose, parse_every
+from craft.protocol.errors import ConfigError
+from craft.protocol.events import (
+    AnyNote,
+    CheckpointAbandoned,
+    CheckpointSkipped,
+    CheckpointWritten,
+    IntervalChosen,
+)
+from craft.protocol.membership import Generation
+from craft.protocol.word import Combined
+from craft.snapshots.manifest import name_of
+from craft.snapshots.portable import State
+from craft.snapshots.tiers import Tiers, open_tiers
+from craft.snapshots.writer import Place, Writer
+from craft.worker.activity import Activity
+from craft.worker.meeting import Meeting
+from craft.worker.points import reach
+from craft.worker.voice import Voice
+
+_FIRST_S = 10.0
+"""With ``auto``, the first one comes after so long: it shows what one costs."""
+_CHANGED = 1.25
+"""A choice that differs by less is not worth telling."""
+_END_LIMIT_S = 600.0
+"""How long a worker that is done waits for its share to be written."""
+
+
+class Target(NamedTuple):
+    """Where a job's checkpoints go, and how often."""
+
+    tiers: Tiers
+    every: Every
+    keep: int
+
+    @classmethod
+    def of(cls, url: str, every: str, keep: int, local: str | None) -> Target:
+        if not isinstance(keep, int) or keep < 1:
+            raise ConfigError(f"job.checkpoints(keep={keep!r}): at least 1 must be kept")
+        return cls(open_tiers(url, local), parse_every(every), keep)
+
+
+class Due(NamedTuple):
+    """A checkpoint that all have agreed to take at the next step boundary."""
+
+    step: int
+    """Committed steps that will be in it."""
+    branch: int
+    tag: str | None
+    generation: Generation
+    """In which they agreed; who of it is there then takes part."""
+    members: tuple[str, ...]
+    """Who writes a share, in the order of shares."""
+
+
+class Saving:
+    """One job's checkpoints, as one worker sees them."""
+
+    def __init__(
+        self,
+        target: Target,
+        worker_id: str,
+        meeting: Meeting,
+        voice: Voice,
+        activity: Activity,
+        state: Callable[[], State],
+    ) -> None:
+        self._every = target.every
+        self._worker_id = worker_id
+        self._meeting = meeting
+        self._voice = voice
+        self._activity = activity
+        self._state = state
+        self._news: queue.SimpleQueue[AnyNote] = queue.SimpleQueue()
+        """What the writing thread has to tell the script."""
+        self._writer = Writer(target.tiers, worker_id, target.keep, self._told)
+        self._due: Due | None = None
+        self._open: Due | None = None
+        """Taken, and not known to be complete."""
+        self._again: str | None = None
+        """One with this tag is to be taken as soon as possible, because another one came to nothing."""
+        self._wish = meeting.wish.number if meeting.wish is not None else 0
+        """The newest wish that was answered."""
+        self.saved = 0
+        """Committed steps of the newest checkpoint that is known to be complete."""
+        self._leaves = False
+        self._began = self._last = time.monotonic()
+        self._clock = _Clock()
+        self._interval_s = _FIRST_S
+        self._failures = 0
+        voice.report(urgent=False, checkpoints=True)
+
+    def _told(self, event: AnyNote) -> None:
+        """On the writing thread."""
+        self._voice.note(event)
+        self._news.put(event)
+
+    # What the word of a step says.
+
+    def word(self, step: int, leads: bool) -> dict[str, Any]:
+        """This worker's part in the word of ``step``; the one that leads looks at the clock for all."""
+        return {
+            "save": self._wanted(step, leads),
+            "busy": self._writer.busy,
+            "saved": self.saved,
+            "leave": self._meeting.preempting is not None,
+        }
+
+    def _wanted(self, step: int, leads: bool) -> str | None:
+        wish = self._meeting.wish
+        if wish is not None and wish.number > self._wish:
+            return wish.tag or ""
+        if self._again is not None:
+            return self._again
+        if self._every.steps is not None:
+            return "" if (step + 1) % self._every.steps == 0 else None
+        interval_s = self._every.seconds or self._interval_s
+        return "" if leads and time.monotonic() - self._last >= interval_s else None
+
+    def committed(self, combined: Combined, branch: int, under: Generation, behind: bool) -> None:
+        """A step was committed ``under`` a generation; ``behind``: this worker catches up, and takes no part."""
+        self._hear()
+        self._clock.committed(self._writer.busy)
+        self.saved = max(self.saved, combined.saved)
+        if self._open is not None and self.saved >= self._open.step:
+            self._open = None
+        leads = under.worker_ids[0] == self._worker_id
+        self._leaves = combined.leave
+        if combined.save is None and not combined.leave:
+            return
+        step = combined.step + 1
+        if combined.busy and not combined.leave:
+            self._last = time.monotonic()
+            if leads:
+                reason = "the one before it is still being written"
+                self._voice.note(CheckpointSkipped(step=step, reason=reason))
+            return
+        members = tuple(under.worker_ids[rank] for rank in combined.able)
+        if not behind and self._worker_id in members:
+            self._due = Due(step, branch, combined.save or None, under, members)
+
+    def ask(self, tag: str | None, step: int, branch: int, under: Generation, members: tuple[str, ...]) -> None:
+        """The script of every worker in ``members`` asks for one, now."""
+        self._due = Due(step, branch, tag, under, members)
+
+    # At a step boundary.
+
+    def at_boundary(self) -> None:
+        """The state is that of the last commit: copy this worker's share if one is due. Raises Left if all leave."""
+        due, self._due = self._due, None
+        if due is not None:
+            self._take(due)
+        if self._leaves:
+            self._wait("a checkpoint before the job makes room", self._time_left())
+            self._meeting.leave()
+
+    def _take(self, due: Due) -> None:
+        if self._writer.busy:
+            # Only one that somebody asked for comes here: it is not skipped.
+            self._wait("the checkpoint before this one", self._time_left())
+        self._again = None
+        if self._meeting.wish is not None:
+            self._wish = self._meeting.wish.number
+        nonce = f"{due.generation.number}_{due.generation.nonce}_{due.tag is not None:d}"
+        place = Place(
+            name=name_of(due.branch, due.step, nonce),
+            branch=due.branch,
+            step=due.step,
+            generation=due.generation.number,
+            tag=due.tag,
+            part=due.members.index(self._worker_id),
+            of=len(due.members),
+        )
+        self._writer.take(self._state(), place)
+        self._open, self._last = due, time.monotonic()
+        reach("saved", due.step)
+
+    def _time_left(self) -> float:
+        preempting = self._meeting.preempting
+        if preempting is None or preempting.deadline is None:
+            return _END_LIMIT_S
+        return max(0.0, preempting.deadline - time.time())
+
+    def _wait(self, why: str, limit_s: float) -> None:
+        with self._activity.paused(why):
+            self._writer.wait(limit_s)
+
+    def settled(self, members: Sequence[str], lost: Sequence[str]) -> None:
+        """A generation begins: a checkpoint of which somebody's share is lost is taken anew."""
+        self._failures += bool(lost)
+        due = self._open
+        if due is None or all(worker_id in members for worker_id in due.members):
+            return
+        self._open, self._again = None, due.tag or ""
+        if members[0] == self._worker_id:
+            gone = ", ".join(worker_id for worker_id in due.members if worker_id not in members)
+            reason = f"{gone} was lost before it was known to be complete: another one is taken"
+            name = name_of(due.branch, due.step, "")
+            self._voice.note(CheckpointAbandoned(name=name, step=due.step, reason=reason))
+
+    def went_back(self, step: int) -> None:
+        """The state is that of a checkpoint."""
+        self.saved = step
+        self._due = self._open = self._again = None
+
+    def at_end(self, step: int, branch: int, generation: Generation, members: tuple[str, ...]) -> None:
+        """Every step is committed: one more checkpoint, unless this state has one; returns when this share is written."""
+        if self.saved != step:
+            self._take(Due(step, branch, None, generation, members))
+        self.finish()
+
+    def finish(self) -> None:
+        """Wait until what was taken is written."""
+        if self._writer.busy:
+            self._wait("the last checkpoint", self._time_left())
+        self._hear()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    # What it costs.
+
+    def _hear(self) -> None:
+        """Tell the script what the writing thread had to tell."""
+        while not self._news.empty():
+            event = self._news.get()
+            if isinstance(event, CheckpointWritten):
+                self.saved = max(self.saved, event.step)
+                self._choose()
+            self._voice.emit(event)
+
+    def _choose(self) -> None:
+        """One is complete: how often is worth it?"""
+        if self._every != Every():
+            return
+        cost_s = self._writer.stall_s + self._clock.slowed_s
+        choice = choose(cost_s, self._writer.write_s, time.monotonic() - self._began, self._failures)
+        changed = max(choice.interval_s, self._interval_s) / min(choice.interval_s, self._interval_s)
+        self._interval_s = choice.interval_s
+        if changed >= _CHANGED:
+            self._voice.note(IntervalChosen(interval_s=round(choice.interval_s, 3), reason=choice.reason))
+
+
+class _Clock:
+    """By how much the steps are slower while a checkpoint is written."""
+
+    _SMOOTHING = 0.1
+
+    def __init__(self) -> None:
+        self.slowed_s = 0.0
+        """All in all, by the last one."""
+        self._usual_s = 0.0
+        self._last = 0.0
+        self._was_busy = False
+
+    def committed(self, busy: bool) -> None:
+        now = time.monotonic()
+        elapsed, self._last = now - self._last, now
+        if busy and not self._was_busy:
+            self.slowed_s = 0.0
+        if busy or self._was_busy:
+            self.slowed_s += max(0.0, elapsed - self._usual_s) if self._usual_s else 0.0
+        elif elapsed < now:
+            self._usual_s += (elapsed - self._usual_s) * (self._SMOOTHING if self._usual_s else 1.0)
+        self._was_busy = busy
+
+
+def check_tag(tag: str | None) -> None:
+    if tag is not None and not (isinstance(tag, str) and 0 < len(tag) <= 64 and tag.isprintable()):
+        raise ConfigError(f"job.checkpoint(tag={tag!r}): a tag is a word of at most 64 characters, such as 'best'")
