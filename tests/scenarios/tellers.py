@@ -12,6 +12,8 @@ from craft.protocol.actions import AnyAction, Propose, Reconfigure
 from craft.protocol.errors import ProtocolViolation, StateLost
 from craft.protocol.events import (
     AnyEvent,
+    CheckpointRequested,
+    CheckpointWritten,
     DrainExpired,
     DrainRequested,
     ExchangeBroken,
@@ -19,6 +21,8 @@ from craft.protocol.events import (
     GenerationStuck,
     HoldExpired,
     HostLost,
+    PreemptExpired,
+    PreemptRequested,
     ReplacementsEnded,
     StateDiverged,
     StateGone,
@@ -84,7 +88,8 @@ def _event(line: Line) -> AnyEvent:
                 worker_id=worker, error=error, traceback="...", step=step, microbatch=microbatch, late=late
             )
         case "finish":
-            return WorkerFinished(worker_id=worker, complete=line.text("complete", "yes") == "yes")
+            complete = line.text("complete", "yes") == "yes"
+            return WorkerFinished(worker_id=worker, step=line.number("step") or 0, complete=complete)
         case "enter":
             return GenerationEntered(worker_id=worker, generation=line.number("generation") or 0)
         case "break":
@@ -96,7 +101,7 @@ def _event(line: Line) -> AnyEvent:
         case "diverge":
             return StateDiverged(step=line.number("step") or 0, detail=line.text("detail"), worker_ids=(worker,))
         case "leave":
-            return WorkerLeft(worker_id=worker)
+            return WorkerLeft(worker_id=worker, step=line.number("step") or 0)
         case "drain":
             return DrainRequested(worker_id=worker or None, host=line.text("host") or None, reason=reason)
         case "drain-expires":
@@ -118,6 +123,15 @@ def _event(line: Line) -> AnyEvent:
             return StateGone(generation=line.number("generation") or 0)
         case "stop":
             return StopRequested(reason=line.text("reason"))
+        case "preempt":
+            return PreemptRequested(reason=line.text("reason", "SIGTERM"), deadline=line.number("deadline"))
+        case "deadline":
+            return PreemptExpired()
+        case "want-checkpoint":
+            return CheckpointRequested(reason=line.text("reason"), tag=line.text("tag") or None)
+        case "written":
+            step, branch = line.number("step") or 0, line.number("branch") or 0
+            return CheckpointWritten(name=f"{branch}-{step}", branch=branch, step=step, url="checkpoints")
     raise ValueError(f"no such verb in a story of the lighthouse: {line.verb}")
 
 
@@ -126,7 +140,7 @@ def _event_text(event: AnyEvent) -> str:
     shown: dict[str, object] = {}
     if isinstance(event, WorkerJoined):
         shown = {"worker_id": event.member.worker_id, "host": event.member.host}
-    hidden = ("member", "time", "traceback", "pid", "digest", "detail", "stack", "late")
+    hidden = ("member", "time", "traceback", "pid", "digest", "detail", "stack", "late", "url", "seconds")
     shown |= {key: value for key, value in fields.items() if key not in hidden and value not in (None, ())}
     return f"event  {type(event).__name__} {_pairs(shown)}"
 
@@ -157,6 +171,10 @@ def _shown(state: JobState) -> list[str]:
         fields["upcoming"] = f"{state.upcoming.number}{_members(state.upcoming.members)}"
     if state.recovering:
         fields["recovering"] = "yes"
+    if state.preempting is not None:
+        fields["preempting"] = f"({state.preempting.reason}, until {state.preempting.deadline})"
+    if state.wish is not None:
+        fields["wish"] = f"{state.wish.number}:{state.wish.tag}"
     views = [f"       {view.member.worker_id} {view.standing} entered={view.entered}" for view in state.workers]
     return [f"state  {_pairs(fields)}", *views]
 
