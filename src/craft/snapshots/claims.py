@@ -60,13 +60,13 @@ class Claim(Writing, Collecting):
 
     def others(self, folder: str) -> list[str]:
         """Claims in ``folder`` whose owners live, but for this one."""
-        found = self._store.list(folder)
+        found = self._store.files(folder)
         return [each.path for each in found if each.modified + TTL_S > self.spoken and each.path != self.path]
 
     def tidy(self) -> None:
         for folder in (INTENTS, LEASES):
             live = self.others(folder)
-            gone = [each.path for each in self._store.list(folder) if each.path not in live and each.path != self.path]
+            gone = [each.path for each in self._store.files(folder) if each.path not in live and each.path != self.path]
             self._store.remove(gone)
 
     def end(self) -> None:

@@ -33,7 +33,7 @@ def candidates(tiers: Tiers, on_rejected: Callable[[CheckpointRejected], None] |
 def manifests(store: Store, on_rejected: Callable[[CheckpointRejected], None] | None = None) -> list[Manifest]:
     """Return what is listed in one store, oldest first; what cannot be read is told and left out."""
     found = []
-    for file in store.list(MANIFESTS):
+    for file in store.files(MANIFESTS):
         try:
             found.append(read_manifest(store.get(file.path), store.where(file.path)))
         except SnapshotMissing:
@@ -47,10 +47,10 @@ def manifests(store: Store, on_rejected: Callable[[CheckpointRejected], None] | 
     return sorted(found, key=lambda each: each.order)
 
 
-def fetch_chunk(tiers: Tiers, ref: Ref, out: memoryview, what: str) -> None:
-    """Fill ``out`` with a chunk, from the nearest store where its hash is right; ``what`` says for whom, in words."""
+def fetch_chunk(stores: Sequence[Store], ref: Ref, out: memoryview, what: str) -> None:
+    """Fill ``out`` with a chunk, from the first store where its hash is right; ``what`` says for whom, in words."""
     errors: list[SnapshotError] = []
-    for store in tiers.nearest_first:
+    for store in stores:
         try:
             store.read(ref, out)
         except SnapshotError as error:
@@ -70,7 +70,7 @@ def fetch_chunk(tiers: Tiers, ref: Ref, out: memoryview, what: str) -> None:
 def fetch_header(tiers: Tiers, manifest: Manifest) -> bytes:
     """Return the encoded header of a checkpoint."""
     out = bytearray(manifest.header.size)
-    fetch_chunk(tiers, manifest.header, memoryview(out), f"the header of checkpoint {manifest.name}")
+    fetch_chunk(tiers.nearest_first, manifest.header, memoryview(out), f"the header of checkpoint {manifest.name}")
     return bytes(out)
 
 

@@ -8,25 +8,33 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-from craft.protocol.errors import SnapshotCorrupt, SnapshotError, SnapshotMissing
-from craft.snapshots.manifest import CHUNKS, Ref, chunk_path
+from craft.protocol.errors import SnapshotCorrupt, SnapshotError
+from craft.snapshots.manifest import CHUNKS, PARTS, Ref, chunk_path
 from craft.snapshots.store import Adding, Collecting, Found, Store, StoreBusy, Writing
+from craft.snapshots.whole_files import (
+    Unfinished,
+    children,
+    explained,
+    make_folder,
+    new_path,
+    sync_folder,
+    write_all,
+    write_unfinished,
+)
 
 _LOCK = "lock"
 _UNFINISHED = "unfinished"
+_PINS = "pins"
 _LOCK_LIMIT_S = 60.0
 _LOOK_S = 0.02
 _MAX_OPEN = 64
 """Files that wait for the disk at a time."""
-_numbers = itertools.count()
 
 
 class LocalStore(Store):
@@ -43,7 +51,7 @@ class LocalStore(Store):
 
     def read(self, ref: Ref, out: memoryview) -> None:
         path = self.root / chunk_path(ref.hash)
-        with _explained(path), open(path, "rb", buffering=0) as file:
+        with explained(path), open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             if size != ref.size:
                 raise SnapshotCorrupt(f"{path} has {size} bytes where the chunk has {ref.size}", str(path))
@@ -55,27 +63,23 @@ class LocalStore(Store):
                 filled += count
 
     def get(self, path: str) -> bytes:
-        with _explained(self.root / path):
+        with explained(self.root / path):
             return (self.root / path).read_bytes()
 
     def put(self, path: str, data: bytes) -> None:
         target = self.root / path
-        with _explained(target):
-            self.make_folder(target.parent)
-            written = self.write_unfinished(memoryview(data))
+        with explained(target):
+            make_folder(target.parent)
+            written = write_unfinished(self.root / _UNFINISHED, memoryview(data))
             try:
                 os.fsync(written.file)
                 os.rename(written.path, target)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.unlink(written.path)
-                raise
             finally:
-                os.close(written.file)
+                written.drop()
             sync_folder(target.parent)
 
-    def list(self, folder: str) -> list[Found]:
-        with _explained(self.root / folder):
+    def files(self, folder: str) -> list[Found]:
+        with explained(self.root / folder):
             return sorted(self._walk(folder))
 
     def _walk(self, folder: str) -> Iterator[Found]:
@@ -93,24 +97,47 @@ class LocalStore(Store):
                 found = entry.stat()
                 yield Found(path, found.st_size, found.st_mtime)
 
-    def remove(self, paths: Iterable[str]) -> int:
-        removed = 0
+    def remove(self, paths: Iterable[str]) -> None:
         folders = set()
         for path in paths:
-            target = self.root / path
-            with _explained(target), contextlib.suppress(FileNotFoundError):
-                target.unlink()
-                removed += 1
-                folders.add(target.parent)
+            self._unlink(path)
+            folders.add((self.root / path).parent)
         for folder in folders:
-            with _explained(folder), contextlib.suppress(FileNotFoundError):
+            with explained(folder), contextlib.suppress(FileNotFoundError):
                 sync_folder(folder)
-        return removed
+
+    def remove_one(self, path: str) -> bool:
+        return self._unlink(path)
+
+    def _unlink(self, path: str) -> bool:
+        with explained(self.root / path):
+            try:
+                (self.root / path).unlink()
+            except FileNotFoundError:
+                return False
+            return True
+
+    def pin(self, data: bytes) -> Pin:
+        """Keep the chunks that ``data`` names, until the pin is released or this process ends. Only while ``writing``."""
+        with explained(self.root / _PINS):
+            path = new_path(self.root / _PINS)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            fcntl.flock(file, fcntl.LOCK_SH)
+            write_all(file, memoryview(data))
+        return Pin(file, path)
+
+    def pinned(self) -> list[bytes]:
+        found = []
+        for path in children(self.root / _PINS):
+            # One that was released meanwhile needs nothing.
+            with explained(path), contextlib.suppress(FileNotFoundError):
+                found.append(path.read_bytes())
+        return found
 
     @contextlib.contextmanager
     def writing(self, who: str) -> Iterator[Writing]:
-        with _explained(self.root):
-            self.make_folder(self.root)
+        with explained(self.root):
+            make_folder(self.root)
         give_up = time.monotonic() + _LOCK_LIMIT_S
         with self._lock_file() as file:
             while not _locked(file, fcntl.LOCK_SH):
@@ -129,46 +156,25 @@ class LocalStore(Store):
     @contextlib.contextmanager
     def _lock_file(self) -> Iterator[int]:
         path = self.root / _LOCK
-        with _explained(path):
+        with explained(path):
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             yield file
         finally:
             os.close(file)
 
-    # For chunks on their way in.
 
-    def make_folder(self, folder: Path) -> None:
-        """Make a folder and those above it, durably."""
-        if folder.is_dir():
-            return
-        self.make_folder(folder.parent)
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()
-        sync_folder(folder.parent)
+class Pin:
+    """Chunks that are needed for a while. A lock shows that its owner lives."""
 
-    def write_unfinished(self, data: memoryview) -> _Unfinished:
-        """Write a file that nobody looks for yet, and do not wait for the disk."""
-        folder = self.root / _UNFINISHED
-        self.make_folder(folder)
-        path = folder / f"{os.getpid()}-{next(_numbers)}-{os.urandom(4).hex()}"
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
-            done = 0
-            while done < len(data):
-                done += os.write(file, data[done:])
-            # Lets the disk begin now, where an fsync later would find everything still to do.
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        except OSError:
-            os.close(file)
-            os.unlink(path)
-            raise
-        return _Unfinished(file, path)
+    def __init__(self, file: int, path: Path) -> None:
+        self._file = file
+        self._path = path
 
-
-class _Unfinished(NamedTuple):
-    file: int
-    path: Path
+    def release(self) -> None:
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+        os.close(self._file)
 
 
 class _LocalAdding(Adding):
@@ -178,9 +184,9 @@ class _LocalAdding(Adding):
         self._lock = threading.Lock()
         self._begun: set[str] = set()
         self._folders: set[Path] = set()
-        self._pending: list[tuple[_Unfinished, Path]] = []
+        self._pending: list[tuple[Unfinished, Path]] = []
 
-    def add(self, ref: Ref, data: memoryview) -> bool:
+    def add(self, ref: Ref, read: Callable[[], memoryview]) -> bool:
         path = self._store.root / chunk_path(ref.hash)
         with self._lock:
             if ref.hash in self._begun:
@@ -188,12 +194,12 @@ class _LocalAdding(Adding):
             self._begun.add(ref.hash)
             # Also of what is there: whoever renamed it may have died before that was durable.
             self._folders.add(path.parent)
-        with _explained(path):
+        with explained(path):
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_size == ref.size:
                     return False
-            self._store.make_folder(path.parent)
-            written = self._store.write_unfinished(data)
+            make_folder(path.parent)
+            written = write_unfinished(self._store.root / _UNFINISHED, read())
         with self._lock:
             self._pending.append((written, path))
             full, self._pending = (self._pending, []) if len(self._pending) >= _MAX_OPEN else ([], self._pending)
@@ -204,37 +210,29 @@ class _LocalAdding(Adding):
         with self._lock:
             rest, self._pending = self._pending, []
         self._settle(rest)
-        for folder in sorted(self._folders):
-            with _explained(folder):
+        root = self._store.root
+        for folder in [*sorted(self._folders), root / CHUNKS, root] if self._folders else []:
+            with explained(folder):
                 sync_folder(folder)
-        if self._folders:
-            with _explained(self._store.root / CHUNKS):
-                sync_folder(self._store.root / CHUNKS)
 
-    def _settle(self, pending: list[tuple[_Unfinished, Path]]) -> None:
+    def _settle(self, pending: list[tuple[Unfinished, Path]]) -> None:
         """Make files durable, all of them first, and then move them to their places."""
         try:
             for written, path in pending:
-                with _explained(path):
+                with explained(path):
                     os.fsync(written.file)
             for written, path in pending:
-                with _explained(path):
+                with explained(path):
                     os.rename(written.path, path)
         finally:
-            _drop(pending)
+            for written, _ in pending:
+                written.drop()
 
     def discard(self) -> None:
         with self._lock:
             rest, self._pending = self._pending, []
-        _drop(rest)
-
-
-def _drop(pending: list[tuple[_Unfinished, Path]]) -> None:
-    for written, _ in pending:
-        os.close(written.file)
-        # Those that were renamed are not there any more.
-        with contextlib.suppress(OSError):
-            os.unlink(written.path)
+        for written, _ in rest:
+            written.drop()
 
 
 class _Held(Writing):
@@ -250,17 +248,17 @@ class _Alone(Collecting):
         """The kernel keeps a lock for as long as its holder lives."""
 
     def tidy(self) -> None:
-        with _explained(self._root):
-            for path in _children(self._root / _UNFINISHED):
+        with explained(self._root):
+            for path in children(self._root / _UNFINISHED):
                 path.unlink()
-            for folder in _children(self._root / "parts"):
+            for path in children(self._root / _PINS):
+                with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+                    if _locked(file.fileno(), fcntl.LOCK_EX):
+                        path.unlink()
+            for folder in children(self._root / PARTS):
                 # One that is not empty stays.
                 with contextlib.suppress(OSError):
                     folder.rmdir()
-
-
-def _children(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
 
 
 def _locked(file: int, kind: int) -> bool:
@@ -274,23 +272,3 @@ def _locked(file: int, kind: int) -> bool:
             " written: keep checkpoints on another one"
         ) from None
     return True
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-@contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Errors of the system, as ours."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise SnapshotMissing(f"there is no {path}", str(path)) from None
-    except OSError as error:
-        raise SnapshotError(f"{path}: {error.strerror or error}", str(path)) from error

@@ -22,6 +22,7 @@ CHUNKS = "chunks"
 
 _NAME = re.compile(r"(\d{4,})-(\d{12,})-[0-9A-Za-z_]{1,64}")
 _HASH = re.compile(r"[0-9a-f]{64}")
+_ANY_HASH = re.compile(rb"[0-9a-f]{64}")
 
 
 class Ref(msgspec.Struct, frozen=True, array_like=True):
@@ -175,6 +176,19 @@ def _check_sizes(refs: Sequence[Ref | Numbered], new_bytes: int, file: str) -> N
             raise SnapshotCorrupt(f"{file}: the chunk {ref.hash} cannot have {ref.size} bytes", file)
     if new_bytes < 0:
         raise SnapshotCorrupt(f"{file}: nobody can have written {new_bytes} bytes", file)
+
+
+def hashes_in(data: bytes) -> set[str]:
+    """Every hash that a manifest or a part names, also where the file is damaged: rather too many than one too few."""
+    return {found.decode() for found in _ANY_HASH.findall(data)}
+
+
+def is_newer(data: bytes) -> bool:
+    """Whether a file is of a format that is newer than ours."""
+    try:
+        return msgspec.json.decode(data, type=_Versioned).version > VERSION
+    except (msgspec.DecodeError, RecursionError):
+        return False
 
 
 def merge(parts: Sequence[Part], file: str) -> Manifest:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _NICE = 10
-FIRST_S = 0.5
-LONGEST_S = 30.0
-MAX_TRIES = 8
+_FIRST_S = 0.5
+_LONGEST_S = 30.0
+_MAX_TRIES = 8
 """A store that was away for a minute is waited for; then the next checkpoint is worth more than this one."""
 
 
@@ -20,6 +24,20 @@ def lower_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
-def retry_after(tries: int) -> float | None:
-    """Seconds until the next try, after so many; None: there is none."""
-    return None if tries >= MAX_TRIES else min(LONGEST_S, FIRST_S * 2 ** (tries - 1))
+def insist(
+    call: Callable[[], T], failed: Callable[[Exception, int, float | None], None], ended: Callable[[float], bool]
+) -> T | None:
+    """Return what ``call`` returns, after as many tries as it takes; None: that was given up.
+
+    ``failed`` is told of each failure, how many there were, and the seconds until the next try, None if there is none. ``ended``
+    waits so many seconds, and says whether nobody wants it any more.
+    """
+    for tries in range(1, _MAX_TRIES + 1):
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001  (the edge of a thread: it becomes an event)
+            retry_s = min(_LONGEST_S, _FIRST_S * 2 ** (tries - 1)) if tries < _MAX_TRIES else None
+            failed(error, tries, retry_s)
+            if retry_s is None or ended(retry_s):
+                return None
+    return None

@@ -50,7 +50,7 @@ def write_share(store: Store, who: str, write: Callable[[Adding], Part]) -> tupl
 def publish(store: Store, part: Part) -> Manifest | None:
     """List the checkpoint if all its parts are there; return it if this call is the one that announces it."""
     paths = [part_path(part.name, number, part.of) for number in range(part.of)]
-    there = {found.path for found in store.list(f"{PARTS}/{part.name}")}
+    there = {found.path for found in store.files(f"{PARTS}/{part.name}")}
     if not there.issuperset(paths):
         return None
     try:
@@ -60,7 +60,7 @@ def publish(store: Store, part: Part) -> Manifest | None:
         # Another one has published it meanwhile, and removed the parts.
         manifest = read_manifest(store.get(manifest_path(part.name)), store.where(manifest_path(part.name)))
     # Two may come here at once, with the same manifest. Only one of them removes the first part.
-    announces = store.remove(paths[:1]) == 1
+    announces = store.remove_one(paths[0])
     store.remove(there)
     return manifest if announces else None
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
@@ -77,7 +78,7 @@ class RemoteStore(Store):
         except SnapshotMissing:
             return None
 
-    def list(self, folder: str) -> list[Found]:
+    def files(self, folder: str) -> list[Found]:
         try:
             found = self.call(folder, "find", detail=True)
         except SnapshotMissing:
@@ -88,19 +89,23 @@ class RemoteStore(Store):
             files.append(Found(name, int(detail["size"] or 0), _modified(detail)))
         return sorted(files)
 
-    def remove(self, paths: Iterable[str]) -> int:
-        removed = 0
-        for path in paths:
-            if self.size(path) is None:
-                continue
+    def remove(self, paths: Iterable[str]) -> None:
+        def remove(path: str) -> None:
             with contextlib.suppress(SnapshotMissing):
                 self.call(path, "rm_file")
-                removed += 1
-        return removed
+
+        with ThreadPoolExecutor(self.parallel, "craft-remove") as pool:
+            for _ in pool.map(remove, paths):
+                pass
+
+    def remove_one(self, path: str) -> bool:
+        was_there = self.size(path) is not None
+        self.remove([path])
+        return was_there
 
     def modified(self, path: str) -> float | None:
         """When a file was last written, by the clock of the store; None: it is not there."""
-        return next((found.modified for found in self.list(path) if found.path == path), None)
+        return next((found.modified for found in self.files(path) if found.path == path), None)
 
     @contextlib.contextmanager
     def writing(self, who: str) -> Iterator[Writing]:
@@ -137,7 +142,7 @@ class _RemoteAdding(Adding):
         self._lock = threading.Lock()
         self._begun: set[str] = set()
 
-    def add(self, ref: Ref, data: memoryview) -> bool:
+    def add(self, ref: Ref, read: Callable[[], memoryview]) -> bool:
         with self._lock:
             if ref.hash in self._begun:
                 return False
@@ -145,7 +150,7 @@ class _RemoteAdding(Adding):
         path = chunk_path(ref.hash)
         if self._store.size(path) == ref.size:
             return False
-        self._store.put(path, bytes(data))
+        self._store.put(path, bytes(read()))
         return True
 
     def finish(self) -> None:

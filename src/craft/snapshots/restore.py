@@ -64,7 +64,7 @@ class _Landing:
     """Where the chunks of a checkpoint come down, several at a time."""
 
     def __init__(self, tiers: Tiers, manifest: Manifest, header: Header, tensors: Sequence[torch.Tensor]) -> None:
-        self._tiers = tiers
+        self._stores = tiers.nearest_first
         self._name = manifest.name
         self._entries = header.entries
         self._layout = Layout(header.entries)
@@ -76,10 +76,10 @@ class _Landing:
         what = self._what([index for index, _, _ in pieces])
         if len(places) == 1:
             # Large tensors are read to where they belong, without a copy.
-            fetch_chunk(self._tiers, ref, places[0], what)
+            fetch_chunk(self._stores, ref, places[0], what)
             return
         data = memoryview(bytearray(ref.size))
-        fetch_chunk(self._tiers, ref, data, what)
+        fetch_chunk(self._stores, ref, data, what)
         begin = 0
         for place in places:
             place[:] = data[begin : begin + len(place)]

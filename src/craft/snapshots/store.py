@@ -1,7 +1,7 @@
 """The role of a store: a place for chunks, named by the hash of their bytes, and for the small files beside them.
 
 Calls, in their order. A writer: ``writing`` around everything, ``adding`` for its chunks, ``put`` for its part and the manifest.
-A reader: ``list``, ``get``, ``read``. Garbage collection: ``collecting`` around ``list`` and ``remove``. All may be called from
+A reader: ``files``, ``get``, ``read``. Garbage collection: ``collecting`` around ``files`` and ``remove``. All may be called from
 several threads. They raise SnapshotError (SnapshotMissing where a file is not there), which names the file, and nothing else.
 ``local.py`` and ``remote.py`` are the two kinds; ``open_store`` picks one.
 """
@@ -9,7 +9,7 @@ several threads. They raise SnapshotError (SnapshotMissing where a file is not t
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -34,8 +34,8 @@ class Adding(abc.ABC):
     """Chunks on their way into a store. Nothing is certain to be there before ``finish`` has returned."""
 
     @abc.abstractmethod
-    def add(self, ref: Ref, data: memoryview) -> bool:
-        """Write a chunk, unless it is there with the right size; return whether it had to be written."""
+    def add(self, ref: Ref, read: Callable[[], memoryview]) -> bool:
+        """Write a chunk, unless it is there with the right size; return whether it had to be read and written."""
 
     @abc.abstractmethod
     def finish(self) -> None:
@@ -72,12 +72,20 @@ class Store(abc.ABC):
         """Write a small file, atomically, in the place of one that is there, and durably."""
 
     @abc.abstractmethod
-    def list(self, folder: str) -> list[Found]:
+    def files(self, folder: str) -> list[Found]:
         """All files below ``folder``, in the order of their paths, without those that are being written."""
 
     @abc.abstractmethod
-    def remove(self, paths: Iterable[str]) -> int:
-        """Remove files; return how many of them were there."""
+    def remove(self, paths: Iterable[str]) -> None:
+        """Remove files, those that are there."""
+
+    @abc.abstractmethod
+    def remove_one(self, path: str) -> bool:
+        """Remove a file; return whether it was there. Of two who do so at once, only one is told so, where locks exist."""
+
+    def pinned(self) -> list[bytes]:
+        """Files that say which chunks somebody needs for a while, besides those of manifests and parts."""
+        return []
 
     @abc.abstractmethod
     def writing(self, who: str) -> AbstractContextManager[Writing]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from craft.snapshots.local import LocalStore
 from craft.snapshots.store import Store, open_store
 
 
 class Tiers(NamedTuple):
     """The stores of a job."""
 
-    local: Store | None
+    local: LocalStore | None
     durable: Store
 
     @property
@@ -29,4 +30,4 @@ class Tiers(NamedTuple):
 
 def open_tiers(url: str, local: str | None = None) -> Tiers:
     """Return the stores at a URL and, if given, in a directory of this host."""
-    return Tiers(open_store(local) if local else None, open_store(url))
+    return Tiers(LocalStore(local) if local else None, open_store(url))

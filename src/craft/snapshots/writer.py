@@ -8,7 +8,6 @@ of its process.
 from __future__ import annotations
 
 import contextlib
-import logging
 import mmap
 import threading
 import time
@@ -19,19 +18,21 @@ import torch
 from blake3 import blake3
 
 from craft.protocol.errors import ConfigError
-from craft.protocol.events import AnyNote, CheckpointFailed, CheckpointWritten
+from craft.protocol.events import AnyNote
+from craft.snapshots.collect import apply_keep
+from craft.snapshots.copier import Copier
 from craft.snapshots.cutting import Chunk, assign, cut
 from craft.snapshots.entries import Entry
-from craft.snapshots.manifest import Manifest, Numbered, Part, Ref
+from craft.snapshots.local import Pin
+from craft.snapshots.manifest import Manifest, Numbered, Part, Ref, seal
 from craft.snapshots.memory import carve, room, view_of
-from craft.snapshots.pace import lower_priority, retry_after
+from craft.snapshots.notes import Notes
+from craft.snapshots.pace import insist, lower_priority
 from craft.snapshots.portable import Header, State, encode_header
 from craft.snapshots.publish import in_parallel, write_share
 from craft.snapshots.reserve import Reserve
 from craft.snapshots.store import Adding
 from craft.snapshots.tiers import Tiers
-
-logger = logging.getLogger(__name__)
 
 _CLOSE_S = 10.0
 
@@ -75,7 +76,9 @@ class Writer:
         self._store = tiers.nearest_first[0]
         self._worker_id = worker_id
         self._keep = keep
-        self._on_event = on_event
+        self._notes = Notes(worker_id, on_event)
+        self._local = tiers.local
+        self._copier = Copier(tiers.local, tiers.durable, worker_id, keep, self._notes) if tiers.local else None
         self.stall_s = 0.0
         """How long the last ``take`` held the main thread up."""
         self.write_s = 0.0
@@ -87,6 +90,7 @@ class Writer:
         self._change = threading.Condition()
         self._taken: _Taken | None = None
         self._last: Last | None = None
+        self._tidying = False
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="craft-writer", daemon=True)
         self._thread.start()
@@ -136,8 +140,11 @@ class Writer:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until what was taken is written, and listed if this was the last share, in every tier; whether it is."""
+        give_up = time.monotonic() + timeout_s
         with self._change:
-            return self._change.wait_for(lambda: self._taken is None, timeout_s)
+            if not self._change.wait_for(lambda: self._taken is None and not self._tidying, timeout_s):
+                return False
+        return self._copier is None or self._copier.wait(give_up - time.monotonic())
 
     def close(self) -> None:
         """End the threads. What has been taken and is not written yet is given up."""
@@ -145,6 +152,8 @@ class Writer:
             self._closed = True
             self._change.notify_all()
         self._thread.join(_CLOSE_S)
+        if self._copier is not None:
+            self._copier.close()
 
     def _chunks(self, entries: tuple[Entry, ...]) -> Sequence[Chunk]:
         if entries != self._cut[0]:
@@ -180,30 +189,52 @@ class Writer:
                 taken = self._taken
                 if self._closed or taken is None:
                     return
-            part = self._persist(taken)
+            found = self._persist(taken)
+            complete = found is not None and found[1] is not None
             with self._change:
                 self.write_s = time.time() - taken.time
-                self._last = Last(taken.place, part is not None, self._last is not None and self._last.complete)
-                self._taken = None
+                self._last = Last(taken.place, found is not None, complete)
+                # On the fast store of one of several hosts nothing is ever complete, and garbage comes all the same.
+                self._tidying = complete or self._copier is not None
+                self._taken = taken = None
                 self._change.notify_all()
-            del taken
+            if self._tidying:
+                apply_keep(self._store, self._keep)
+            with self._change:
+                self._tidying = False
+                self._change.notify_all()
 
-    def _persist(self, taken: _Taken) -> Part | None:
+    def _persist(self, taken: _Taken) -> tuple[Part, Manifest | None] | None:
         """Write a share, again and again if need be; None: that is given up."""
-        tries = 0
-        while True:
-            try:
-                part, manifest = write_share(self._store, self._worker_id, lambda adding: self._add(adding, taken))
-            except Exception as error:  # noqa: BLE001  (the edge of a thread: it becomes an event)
-                tries += 1
-                retry_s = retry_after(tries)
-                self._failed(taken.place, error, tries, retry_s)
-                if retry_s is None or self._ended_within(retry_s):
-                    return None
-                continue
-            if manifest is not None:
-                self._listed(manifest, time.time() - taken.time)
+        place = taken.place
+        found = insist(
+            lambda: self._try(taken),
+            lambda error, tries, retry_s: self._notes.failed(place.name, place.step, error, tries, retry_s),
+            self._ended,
+        )
+        if found is not None and (manifest := found[1]) is not None:
+            self._notes.written(manifest, self._store.url, time.time() - taken.time)
+        return found
+
+    def _try(self, taken: _Taken) -> tuple[Part, Manifest | None]:
+        pins: list[Pin] = []
+
+        def write(adding: Adding) -> Part:
+            part = self._add(adding, taken)
+            if self._local is not None:
+                # Before anybody can list it here, and remove it again for a newer one.
+                pins.append(self._local.pin(seal(part)))
             return part
+
+        try:
+            part, manifest = write_share(self._store, self._worker_id, write)
+        except BaseException:
+            for pin in pins:
+                pin.release()
+            raise
+        if self._copier is not None:
+            self._copier.offer(part, pins[0])
+        return part, manifest
 
     def _add(self, adding: Adding, taken: _Taken) -> Part:
         place = taken.place
@@ -216,11 +247,11 @@ class Writer:
             number, data = chunk
             ref = Ref(blake3(data).hexdigest(), len(data))
             found[number] = Numbered(number, ref.hash, ref.size)
-            if adding.add(ref, data):
+            if adding.add(ref, lambda: data):
                 new.append(ref.size)
 
         in_parallel(self._store, add, taken.chunks)
-        if place.part == 0 and adding.add(header_ref, memoryview(header)):
+        if place.part == 0 and adding.add(header_ref, lambda: memoryview(header)):
             new.append(len(header))
         return Part(
             name=place.name,
@@ -236,42 +267,6 @@ class Writer:
             new_bytes=sum(new),
         )
 
-    def _listed(self, manifest: Manifest, seconds: float) -> None:
-        with self._change:
-            if self._last is not None:
-                self._last = self._last._replace(complete=True)
-        self._tell(
-            CheckpointWritten(
-                name=manifest.name,
-                branch=manifest.branch,
-                step=manifest.step,
-                url=self._store.url,
-                tag=manifest.tag,
-                total_bytes=manifest.total_bytes,
-                new_bytes=manifest.new_bytes,
-                seconds=seconds,
-            )
-        )
-
-    def _failed(self, place: Place, error: Exception, tries: int, retry_s: float | None) -> None:
-        logger.warning("checkpoint %s was not written: %s", place.name, error)
-        self._tell(
-            CheckpointFailed(
-                worker_id=self._worker_id,
-                name=place.name,
-                step=place.step,
-                error=str(error) or repr(error),
-                tries=tries,
-                retry_s=retry_s,
-            )
-        )
-
-    def _tell(self, event: AnyNote) -> None:
-        try:
-            self._on_event(event)
-        except Exception:
-            logger.exception("nobody took the event %s", event)
-
-    def _ended_within(self, seconds: float) -> bool:
+    def _ended(self, seconds: float) -> bool:
         with self._change:
             return self._change.wait_for(lambda: self._closed, seconds)

@@ -1,0 +1,88 @@
+"""Files that are whole and durable before anybody can see them, and errors of the system as ours. ``local.py`` calls it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from craft.protocol.errors import SnapshotError, SnapshotMissing
+
+_numbers = itertools.count()
+
+
+class Unfinished(NamedTuple):
+    """A file that nobody looks for yet."""
+
+    file: int
+    path: Path
+
+    def drop(self) -> None:
+        os.close(self.file)
+        # It is not there any more if it was moved to its place.
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+
+
+def write_unfinished(folder: Path, data: memoryview) -> Unfinished:
+    """Write a file into ``folder``, under a name of its own, and do not wait for the disk."""
+    path = new_path(folder)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    unfinished = Unfinished(file, path)
+    try:
+        write_all(file, data)
+        # Lets the disk begin now, where an fsync later would find everything still to do.
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    except OSError:
+        unfinished.drop()
+        raise
+    return unfinished
+
+
+def new_path(folder: Path) -> Path:
+    """A path that nobody else has; ``folder`` is made."""
+    make_folder(folder)
+    return folder / f"{os.getpid()}-{next(_numbers)}-{os.urandom(4).hex()}"
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, durably."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+    sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in a folder durable."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def write_all(file: int, data: memoryview) -> None:
+    done = 0
+    while done < len(data):
+        done += os.write(file, data[done:])
+
+
+def children(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Errors of the system, as ours."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise SnapshotMissing(f"there is no {path}", str(path)) from None
+    except OSError as error:
+        raise SnapshotError(f"{path}: {error.strerror or error}", str(path)) from error
