@@ -35,6 +35,7 @@ def directive_of(state: JobState, sequence: int) -> Directive:
         probe=state.probing,
         winding_down=state.winding_down,
         preempting=state.preempting,
+        saved=state.saved if state.preempting is not None else None,
         checkpoint=state.wish,
         injections=state.injections,
         stopping=stop is not None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 
 import msgspec
@@ -17,7 +16,7 @@ from craft.protocol.errors import MalformedMessage
 from craft.protocol.events import CheckpointRequested, DrainRequested, PreemptRequested, StopRequested
 
 MAX_REASON_CHARS = 2000
-_TAG = re.compile(r"[A-Za-z0-9._-]{1,64}")
+MAX_TAG_CHARS = 64
 
 
 class ActionRequest(InjectionRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,8 +88,8 @@ class Orders:
             raise MalformedMessage(
                 f"{wanted.action!r} is for the whole job: it takes no worker_id and no host", "worker_id"
             )
-        if wanted.tag is not None and _TAG.fullmatch(wanted.tag) is None:
-            raise MalformedMessage("a tag is 1 to 64 letters, digits, '.', '_' or '-'", "tag")
+        if wanted.tag is not None and not (0 < len(wanted.tag) <= MAX_TAG_CHARS and wanted.tag.isprintable()):
+            raise MalformedMessage(f"a tag is 1 to {MAX_TAG_CHARS} printable characters, such as 'best'", "tag")
         if not self._loop.edges.checkpoints:
             return refusal(
                 409,

@@ -137,6 +137,11 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(view.member.worker_id for view in self.having("waiting") if view.draining is None)
 
     @property
+    def saved(self) -> tuple[int, int] | None:
+        """Branch and committed steps of the newest complete checkpoint."""
+        return None if self.checkpoint is None else (self.checkpoint.branch, self.checkpoint.step)
+
+    @property
     def ending(self) -> bool:
         """Whether every worker is to leave at the next step boundary: nobody joins any more."""
         return self.winding_down is not None or self.preempting is not None

@@ -139,6 +139,8 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Why every worker is to leave its loop at the next step boundary, if it is."""
     preempting: Preemption | None = None
     """Every worker is to take a checkpoint at the next step boundary, wait for it to be complete, and leave."""
+    saved: tuple[int, int] | None = None
+    """Branch and committed steps of the newest complete checkpoint; said only while the job makes room."""
     checkpoint: CheckpointWish | None = None
     """The newest wish for a checkpoint."""
     injections: tuple[FaultInjected, ...] = ()

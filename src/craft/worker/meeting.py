@@ -80,6 +80,8 @@ class Meeting:
         """Why the lighthouse wants the loop to end, if it does."""
         self.preempting: Preemption | None = None
         """Why, and until when, the whole job is to make room, if it is."""
+        self.saved: tuple[int, int] | None = None
+        """Branch and steps of the newest complete checkpoint, as far as the lighthouse says."""
         self.wish: CheckpointWish | None = None
         """The newest wish for a checkpoint."""
         self.step = 0
@@ -88,7 +90,7 @@ class Meeting:
     def direct(self, directive: Directive) -> None:
         """Follow a directive; an old or repeated one changes nothing."""
         self.winding_down = directive.winding_down
-        self.preempting, self.wish = directive.preempting, directive.checkpoint
+        self.preempting, self.wish, self.saved = directive.preempting, directive.checkpoint, directive.saved
         with self._change:
             self._heard = True
             self.slots = directive.slots or self.slots
@@ -274,6 +276,19 @@ class Meeting:
         """Block until there is a generation after ``number``."""
         with self._change:
             self._change.wait_for(lambda: self.newer(number))
+
+    def wait_saved(self, place: tuple[int, int], number: int, limit_s: float) -> bool:
+        """Wait until the checkpoint of ``place``, a branch and a step, is complete, or for so long.
+
+        Returns False if a generation after ``number`` is to be entered instead: somebody was lost before it was complete.
+        """
+
+        def saved() -> bool:
+            return self.saved is not None and self.saved >= place
+
+        with self._change:
+            self._change.wait_for(lambda: saved() or self.newer(number), limit_s)
+            return saved() or not self.newer(number)
 
     def enter(self) -> tuple[Generation, GlooGroup | None]:
         """Return the newest generation and its group, once that is open. Raises Fenced or Left if there is no place for us."""

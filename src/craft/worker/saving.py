@@ -165,7 +165,17 @@ class Saving:
             self._take(due)
         if self._leaves:
             self._wait("a checkpoint before the job makes room", self._time_left())
-            self._meeting.leave()
+            if due is None or self._is_whole(due):
+                self._meeting.leave()
+
+    def _is_whole(self, due: Due) -> bool:
+        """Wait for the others' shares; False if one of them is lost: those who are left take another checkpoint."""
+        last = self._writer.last
+        if last is not None and not last.written:
+            # This share was given up, or there is no time left: there is nothing to wait for.
+            return True
+        with self._activity.paused("the others' shares of the last checkpoint"):
+            return self._meeting.wait_saved((due.branch, due.step), due.generation.number, self._time_left())
 
     def _take(self, due: Due) -> None:
         if self._writer.busy:

@@ -68,7 +68,7 @@ class LossPolicy:
         # that makes room needs but one more step boundary, and nobody is started for that.
         ending = bool(state.having("finished")) or state.preempting is not None
         filled = survivors if ending else _filled(state)
-        what = f"{names(gone)} {_verb(event)}"
+        what = f"{names(gone)} {_verb(state, event)}"
         wanted = state.slots if self._on_loss == "wait" else state.min_workers
         if len(filled) < wanted and state.replaceable and not ending and state.winding_down is None:
             reason = f"{what}: {len(survivors)} of {wanted} wanted workers are left, a replacement is waited for"
@@ -112,10 +112,11 @@ def _is_done(state: JobState, event: AnyEvent) -> bool:
     """Whether a worker ended that nobody needs any more."""
     if not isinstance(event, WorkerFinished | WorkerLeft):
         return False
-    # It committed every step, so everyone has, or has in hand, all there is; or the checkpoint is complete for which all
-    # were to stay. Unless it ended before this generation reached it: then the others wait there for its claim.
+    # It committed every step, so everyone has, or has in hand, all there is; or all that it committed is saved, for which
+    # it was to stay. Unless it ended before this generation reached it: then the others wait there for its claim.
     complete = isinstance(event, WorkerFinished) and event.complete
-    return (complete or state.preempting is not None) and _has_entered(state, event.worker_id)
+    saved = state.preempting is not None and state.checkpoint is not None and state.checkpoint.step >= event.step
+    return (complete or saved) and _has_entered(state, event.worker_id)
 
 
 def _take(taken: tuple[str, ...]) -> str:
@@ -134,9 +135,11 @@ def _has_entered(state: JobState, worker_id: str) -> bool:
     return state.generation is not None and view is not None and view.entered >= state.generation.number
 
 
-def _verb(event: AnyEvent) -> str:
+def _verb(state: JobState, event: AnyEvent) -> str:
     if isinstance(event, WorkerFailed):
         return f"failed ({event.error})"
+    if isinstance(event, WorkerFinished | WorkerLeft) and state.preempting and _has_entered(state, event.worker_id):
+        return "left before all that it has was saved"
     if isinstance(event, WorkerFinished):
         return "left before the end"
     if isinstance(event, WorkerLeft):
