@@ -2,6 +2,7 @@
 
 CraftError
 ├── ConfigError          what the user asked for cannot be done; exit code 2
+│   └── Refused          not by this script's fault, but by how it was started, or by what it found
 ├── Unreachable          a lighthouse or an agent does not answer
 ├── Unauthorized         the bearer token is missing or wrong
 ├── MalformedMessage     bytes from a network that are not a message of ours
@@ -29,6 +30,10 @@ class CraftError(Exception):
 
 class ConfigError(CraftError):
     """The user's settings, script or data cannot be used as they are."""
+
+
+class Refused(ConfigError):
+    """The script is fine; what it was started with, or what it finds there, is not."""
 
 
 class Unreachable(CraftError):

@@ -42,6 +42,8 @@ class WorkerFailed(Event, frozen=True, kw_only=True, tag=True):
     """The microbatch it computed; None outside of the inner loop."""
     late: bool = False
     """Whether it was started after the others: as a spare, or in the place of a lost one."""
+    refused: bool = False
+    """Whether it is no bug: the job cannot be started like this."""
     time: float = 0.0
 
 

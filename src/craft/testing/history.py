@@ -101,7 +101,12 @@ def _events(run: Run, name: str) -> list[dict[str, Any]]:
 
 def _num_steps(run: Run) -> int:
     places = [_place(commit) for commits in run.commits.values() for commit in commits]
-    return max(places)[1] + 1 if places else 0
+    return max(places)[1] + 1 if places else _first_step(run)
+
+
+def _first_step(run: Run) -> int:
+    """Where the run began: at 0, or after the steps of the checkpoint that it went on from."""
+    return next((int(line["step"]) for line in _events(run, "CheckpointRestored")), 0)
 
 
 def _place(commit: Commit) -> Place:
@@ -145,11 +150,11 @@ def _coverage(run: Run) -> Iterator[str]:
     """P2: every step is committed, and whoever finished had committed the last one."""
     steps = _num_steps(run)
     committed = {commit.step for commits in run.commits.values() for commit in commits}
-    for step in sorted(set(range(steps)) - committed):
+    for step in sorted(set(range(_first_step(run), steps)) - committed):
         yield f"P2: step {step} of {steps} was committed by nobody"
     for line in _events(run, "WorkerFinished"):
         own = run.commits.get(line["worker_id"], ())
-        last = own[-1].step if own else None
+        last = own[-1].step if own else _first_step(run) - 1
         if line["complete"] and (line["step"] != steps or last != steps - 1):
             yield (
                 f"P2: {line['worker_id']} finished after {line['step']} steps, of which the last that it wrote down"
@@ -264,7 +269,7 @@ def _metrics(run: Run, files: Mapping[Path, list[dict[str, Any]]]) -> Iterator[s
 
     A job of several hosts has several: a new leader writes down on its own host what the old one may not have written.
     """
-    steps = range(_num_steps(run))
+    steps = range(_first_step(run), _num_steps(run))
     rolled_back = any(commit.branch for commits in run.commits.values() for commit in commits)
     written = {int(line["step"]) for lines in files.values() for line in lines}
     for step in sorted(set(steps) - written):

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from craft.protocol.errors import ConfigError
+from craft.protocol.errors import ConfigError, Refused
 from craft.protocol.events import Event
 from craft.settings.worker import WorkerSettings
 from craft.snapshots.donor import Donor
@@ -174,7 +174,7 @@ class Job:
         place = given.checkpoints or url
         if place is None:
             if given.on_divergence == "rollback":
-                raise ConfigError("--on-divergence rollback needs checkpoints to go back to: --checkpoints URL")
+                raise Refused("--on-divergence rollback needs checkpoints to go back to: --checkpoints URL")
             return None
         return Target.of(
             place, given.checkpoint_every or every, given.checkpoint_keep or keep, given.checkpoint_local or local

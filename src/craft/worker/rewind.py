@@ -15,8 +15,8 @@ import torch
 
 from craft.decide import ledger as books
 from craft.decide.ledger import Ledger
-from craft.protocol.errors import ConfigError, SnapshotError
-from craft.protocol.events import CheckpointRejected, CheckpointRestored
+from craft.protocol.errors import Refused, SnapshotError
+from craft.protocol.events import CheckpointRejected
 from craft.snapshots.listing import candidates
 from craft.snapshots.manifest import Manifest
 from craft.snapshots.portable import load
@@ -64,6 +64,10 @@ class Rewind:
         self._loaded = 0
         """How often a checkpoint was put into the state here."""
 
+    @property
+    def url(self) -> str:
+        return self._tiers.durable.url
+
     def listed(self) -> list[Manifest]:
         """Every checkpoint that can be read, the newest first."""
         return candidates(self._tiers, self._rejected)
@@ -95,10 +99,10 @@ class Rewind:
             reasons.append(f"{name}: {problem}")
             if leads:
                 step = next(each.step for each in found if each.name == name)
-                self._rejected(CheckpointRejected(name=name, step=step, url=self._tiers.durable.url, reason=problem))
+                self._rejected(CheckpointRejected(name=name, step=step, url=self.url, reason=problem))
         if reasons:
-            raise ConfigError(
-                f"{len(reasons)} checkpoint{'s' * (len(reasons) > 1)} listed in {self._tiers.durable.url}, none of which can be"
+            raise Refused(
+                f"{len(reasons)} checkpoint{'s' * (len(reasons) > 1)} listed in {self.url}, none of which can be"
                 f" used ({'; '.join(reasons)}): repair or remove them, or start without --resume in another place"
             )
         return False
@@ -124,11 +128,11 @@ class Rewind:
         return ""
 
     def _check(self, then: Conditions) -> None:
-        """Raise ConfigError if the job was another one: the same settings must lead to the same data in the same order."""
+        """Raise Refused if the job was another one: the same settings must lead to the same data in the same order."""
         for key in sorted((then.settings.keys() | self._conditions.settings.keys()) - _MAY_CHANGE):
             was, now = then.settings.get(key), self._conditions.settings.get(key)
             if was != now:
-                raise ConfigError(
+                raise Refused(
                     f"the checkpoint is of a job with {key}={was!r}, and this one has {key}={now!r}: it cannot go on from"
                     " there, since other samples would follow; give it the same, or start without --resume in another place"
                 )
@@ -138,11 +142,11 @@ class Rewind:
                 logger.warning("the checkpoint was made with %s=%r, this job has %r: bits may differ", key, was, now)
 
     def check_fresh(self) -> None:
-        """Raise ConfigError if a job that begins anew would write among the checkpoints of another one."""
+        """Raise Refused if a job that begins anew would write among the checkpoints of another one."""
         listed = self.listed()
         if listed:
-            raise ConfigError(
-                f"{self._tiers.durable.url} holds checkpoints already, the newest of step {listed[0].step}: go on from there"
+            raise Refused(
+                f"{self.url} holds checkpoints already, the newest of step {listed[0].step}: go on from there"
                 " with --resume, or choose another place"
             )
 
@@ -157,14 +161,8 @@ class Rewind:
         restored, self._in_hand = self._in_hand, None
         self._loaded = self._commitments.ledger.rewinds
         load(restored.header, restored.tensors, self._modules, self._registered)
-        manifest = restored.manifest
-        logger.info("took the state of checkpoint %s", manifest.name)
-        self._voice.note(
-            CheckpointRestored(
-                name=manifest.name, branch=manifest.branch, step=manifest.step, url=self._tiers.durable.url
-            )
-        )
-        return manifest, msgspec.json.decode(restored.header.conditions, type=Attached).progress
+        logger.info("took the state of checkpoint %s", restored.manifest.name)
+        return restored.manifest, msgspec.json.decode(restored.header.conditions, type=Attached).progress
 
 
 def begin_from(resume: str | None, rewind: Rewind | None, ledger: Ledger) -> None:
@@ -174,9 +172,7 @@ def begin_from(resume: str | None, rewind: Rewind | None, ledger: Ledger) -> Non
     """
     if rewind is None:
         if resume is not None:
-            raise ConfigError(
-                "--resume: from where? Say where checkpoints are: --checkpoints URL, or job.checkpoints(url)"
-            )
+            raise Refused("--resume: from where? Say where checkpoints are: --checkpoints URL, or job.checkpoints(url)")
         return
     if ledger.rewinds:
         # Done, before somebody was lost.
@@ -189,4 +185,4 @@ def begin_from(resume: str | None, rewind: Rewind | None, ledger: Ledger) -> Non
         rewind.go()
     elif wanted is not None:
         steps = ", ".join(str(each.step) for each in rewind.listed()) or "none"
-        raise ConfigError(f"--resume {wanted}: there is no checkpoint of that step; there are: {steps}")
+        raise Refused(f"--resume {wanted}: there is no checkpoint of that step; there are: {steps}")

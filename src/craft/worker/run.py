@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Sequence
 
-from craft.protocol.errors import BitsDiffer, ConfigError, StateLost
+from craft.protocol.errors import BitsDiffer, ConfigError, Refused, StateLost
 from craft.protocol.events import WorkerFailed
 from craft.settings.rundir import RunDir
 from craft.settings.worker import WorkerSettings
@@ -83,14 +83,21 @@ def _report(channel: Channel | None, error: BaseException, worker_id: str) -> No
     channel.report(
         failed=WorkerFailed(
             worker_id=worker_id,
-            error="".join(traceback.format_exception_only(type(error), error)).strip()[-2000:],
+            error=_sentence(error)[-2000:],
             traceback=_story(error)[-_MAX_TRACEBACK_CHARS:],
             step=step,
             microbatch=microbatch,
             late=WorkerSettings.from_environment().late,
+            refused=isinstance(error, Refused),
             time=time.time(),
         )
     )
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, Refused):
+        return str(error)
+    return "".join(traceback.format_exception_only(type(error), error)).strip()
 
 
 def _leave(channel: Channel | None) -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from craft.decide import ledger as books
 from craft.protocol.activity import Phase
 from craft.protocol.errors import ConfigError, GroupError
-from craft.protocol.events import RolledBack, StopRequested
+from craft.protocol.events import AnyNote, CheckpointRestored, RolledBack, StopRequested
 from craft.protocol.membership import Generation, Settlement
 from craft.settings.worker import WorkerSettings
 from craft.snapshots.donor import Donor
@@ -208,29 +208,29 @@ class Training:
 
     def _follow_back(self) -> None:
         """If all went back to a checkpoint, do so here, too."""
-        found = self._rewind.follow() if self._rewind is not None else None
-        if found is None or self.saving is None:
+        if self._rewind is None or self.saving is None or (found := self._rewind.follow()) is None:
             return
         manifest, progress = found
         left_at, self.applied = self.applied, manifest.step
+        event: AnyNote = CheckpointRestored(
+            name=manifest.name, branch=manifest.branch, step=manifest.step, url=self._rewind.url
+        )
         if left_at:
             # The data since is left out: the next step takes what would have come now.
-            skipped = left_at - manifest.step + self.source.skipped
-            event = RolledBack(
-                branch=self.commitments.ledger.branch,
-                step=manifest.step,
-                left_at=left_at,
-                skipped=skipped,
-                reason=self._numbers.due.what if self._numbers.due is not None else "",
-            )
-            progress = replace(progress, skipped=skipped)
-            self._voice.note(event)
-            self._voice.emit(event)
+            progress = replace(progress, skipped=left_at - manifest.step + self.source.skipped)
+            event = self._rolled_back(manifest.step, left_at, progress.skipped)
             self._numbers.went_back(manifest.step)
+        self._voice.note(event)
+        self._voice.emit(event)
         self._take_progress(progress)
         self._digest.restart(self.applied)
         self.saving.went_back(manifest.step)
         self._ended = False
+
+    def _rolled_back(self, step: int, left_at: int, skipped: int) -> RolledBack:
+        reason = self._numbers.due.what if self._numbers.due is not None else ""
+        branch = self.commitments.ledger.branch
+        return RolledBack(branch=branch, step=step, left_at=left_at, skipped=skipped, reason=reason)
 
     def wants_more(self) -> bool:
         """Whether there is another step; what is due at the boundary before it is done first."""

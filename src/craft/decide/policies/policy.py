@@ -11,6 +11,7 @@ from craft.protocol.events import AnyEvent, HostLost, WorkerFailed, WorkerFinish
 
 EXIT_FINISHED = 0
 EXIT_BUG = 1
+EXIT_BAD_INPUT = 2
 EXIT_GIVEN_UP = 3
 EXIT_PREEMPTED = 75
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from craft.decide.membership import JobState
-from craft.decide.policies.policy import EXIT_BUG, EXIT_FINISHED, EXIT_GIVEN_UP
+from craft.decide.policies.policy import EXIT_BAD_INPUT, EXIT_BUG, EXIT_FINISHED, EXIT_GIVEN_UP
 from craft.protocol.actions import AnyAction, Stop, WindDown
 from craft.protocol.events import (
     AnyEvent,
@@ -44,6 +44,8 @@ class StopPolicy:
 
     def _failed(self, state: JobState, event: WorkerFailed) -> tuple[AnyAction, ...]:
         """An exception is a fault like any other, unless it is plain that it would come again."""
+        if event.refused:
+            return (Stop(reason=event.error, exit_code=EXIT_BAD_INPUT),)
         if event.step is None:
             if event.late and state.generation is not None:
                 # The others have shown that the script works: what is wrong is wrong with this one.

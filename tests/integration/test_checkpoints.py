@@ -1,0 +1,263 @@
+"""Jobs that lose everything at once and go on from a checkpoint, with the same bits (P1 to P3, P7)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from craft.settings.rundir import RunDir
+from craft.telemetry.journal import read_lines
+from craft.testing import Fault
+
+from .jobs import TRAIN, Job, Jobs, References, Result, describe, wait_for
+
+STEPS = ("--steps", "60")
+SLOWLY = ("--checkpoint-every", "10 steps")
+
+
+def into(store: Path, *more: str) -> tuple[str, ...]:
+    return ("--checkpoints", str(store), *SLOWLY, *more)
+
+
+def manifests(store: Path) -> list[Path]:
+    return sorted((store / "manifests").glob("*.json"))
+
+
+def kill_all(job: Job) -> None:
+    """As a power failure would: nobody has the time to say anything."""
+    processes = job.processes()
+    for process in (*processes, job.process):
+        os.kill(process.pid, signal.SIGSTOP)
+    for process in (job.process, *processes):
+        os.kill(process.pid, signal.SIGKILL)
+    job.process.wait()
+    wait_for(lambda: not job.processes(), "all are gone")
+
+
+def start_and_lose_all(jobs: Jobs, store: Path, after: int = 25, workers: int = 4) -> None:
+    job = jobs.start(TRAIN, *STEPS, workers=workers, options=into(store))
+    job.reach_step(after)
+    wait_for(lambda: manifests(store), "a checkpoint is complete")
+    kill_all(job)
+
+
+def resumed_from(result: Result) -> int:
+    (event,) = result.events("CheckpointRestored")
+    return int(event["step"])
+
+
+# When everything is lost.
+
+
+@pytest.mark.parametrize("workers", [4, 2, 5])
+def test_a_job_of_which_nothing_is_left_goes_on_with_the_same_bits_with_any_number_of_workers_P1_P7(
+    jobs: Jobs, references: References, tmp_path: Path, workers: int
+) -> None:
+    store = tmp_path / "store"
+    start_and_lose_all(jobs, store)
+    result = jobs.run(TRAIN, *STEPS, workers=workers, options=into(store, "--resume"))
+    result.assert_exact(references.digest(*STEPS), faults=0, steps=60)
+    assert resumed_from(result) % 10 == 0 and resumed_from(result) >= 10
+
+
+def test_a_job_that_is_lost_again_and_again_ends_with_the_same_bits_P1_P7(
+    jobs: Jobs, references: References, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    for after in (12, 25, 40):
+        job = jobs.start(TRAIN, *STEPS, workers=3, options=into(store, "--resume"))
+        wait_for(lambda: job.process.poll() is not None or last_step(job) >= after, f"step {after}")
+        kill_all(job)
+    result = jobs.run(TRAIN, *STEPS, workers=3, options=into(store, "--resume"))
+    result.assert_exact(references.digest(*STEPS), faults=0, steps=60)
+
+
+def last_step(job: Job) -> int:
+    return max((int(line["step"]) for line in read_lines(RunDir(job.run_dir).metrics)), default=-1)
+
+
+def test_what_is_lost_while_a_job_begins_from_a_checkpoint_is_left_out_P1_P3(
+    jobs: Jobs, references: References, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    start_and_lose_all(jobs, store)
+    faults = [Fault(point="verified", rank=0), Fault(point="verified", rank=2)]
+    result = jobs.run(TRAIN, *STEPS, options=into(store, "--resume"), faults=faults)
+    result.assert_exact(references.digest(*STEPS), faults=len(result.struck))
+    assert result.struck
+
+
+def test_the_newest_one_that_is_whole_is_used_and_a_damaged_one_is_named_P7(
+    jobs: Jobs, references: References, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    start_and_lose_all(jobs, store, after=35)
+    before, newest = manifests(store)[-2:]
+    only = set(newest.read_text().split('"')) - set(before.read_text().split('"'))
+    chunk = next(path for path in store.glob("chunks/*/*") if path.name in only and path.stat().st_size > 1000)
+    data = bytearray(chunk.read_bytes())
+    data[500] ^= 1
+    chunk.write_bytes(data)
+    result = jobs.run(TRAIN, *STEPS, options=into(store, "--resume"))
+    result.assert_exact(references.digest(*STEPS), faults=0)
+    (rejected,) = result.events("CheckpointRejected")
+    assert chunk.name in rejected["reason"] and rejected["name"] == newest.stem
+    assert resumed_from(result) == int(before.stem.split("-")[1])
+
+
+def test_a_finished_job_has_nothing_left_to_do(jobs: Jobs, references: References, tmp_path: Path) -> None:
+    options = into(tmp_path / "store")
+    jobs.run(TRAIN, workers=2, options=options).assert_exact(references.digest(), faults=0)
+    result = jobs.run(TRAIN, workers=2, options=(*options, "--resume"))
+    result.assert_exact(references.digest(), faults=0)
+    assert resumed_from(result) == 10
+
+
+def test_it_may_train_for_longer_than_was_said_at_first(jobs: Jobs, tmp_path: Path) -> None:
+    options = into(tmp_path / "store")
+    assert jobs.run(TRAIN, "--steps", "10", workers=2, options=options).exit_code == 0
+    result = jobs.run(TRAIN, "--steps", "20", workers=2, options=(*options, "--resume"))
+    assert result.exit_code == 0 and result.run.commits["w0"][-1].step == 19
+
+
+# What cannot be.
+
+
+def test_resume_begins_anew_where_there_is_nothing(jobs: Jobs, references: References, tmp_path: Path) -> None:
+    result = jobs.run(TRAIN, options=into(tmp_path / "store", "--resume"))
+    result.assert_exact(references.digest(), faults=0, steps=10)
+
+
+def test_what_cannot_go_on_is_refused_with_a_sentence(jobs: Jobs, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    assert jobs.run(TRAIN, workers=2, options=into(store)).exit_code == 0
+    for options, sentence in (
+        (into(store), "holds checkpoints already, the newest of step 10: go on from there with --resume"),
+        (into(store, "--resume", "7"), "--resume 7: there is no checkpoint of that step; there are: 10"),
+        (("--resume",), "Say where checkpoints are: --checkpoints URL, or job.checkpoints(url)"),
+        (("--on-divergence", "rollback"), "--on-divergence rollback needs checkpoints to go back to"),
+    ):
+        result = jobs.run(TRAIN, workers=2, options=options)
+        assert result.exit_code == 2 and sentence in result.output + result.errors, describe(result)
+        assert "Traceback" not in result.output
+
+
+def test_a_job_with_another_seed_does_not_go_on(jobs: Jobs, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN.read_text().replace("seed=1", "seed=2"))
+    store = tmp_path / "store"
+    assert jobs.run(TRAIN, workers=2, options=into(store)).exit_code == 0
+    result = jobs.run(script, workers=2, options=into(store, "--resume"))
+    assert result.exit_code == 2, describe(result)
+    assert "the checkpoint is of a job with seed=1, and this one has seed=2" in result.output
+
+
+# While the job goes on.
+
+
+def test_a_worker_that_dies_while_a_checkpoint_is_written_costs_no_more_than_that_checkpoint_P1_P7(
+    jobs: Jobs, references: References, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    faults = [Fault(point="saved", step=20, rank=1), Fault(point="saved", step=40, rank=0)]
+    result = jobs.run(TRAIN, *STEPS, options=into(store), faults=faults)
+    result.assert_exact(references.digest(*STEPS), faults=2)
+    saved = [int(path.stem.split("-")[1]) for path in manifests(store)]
+    assert saved[-1] == 60, "the last state is kept"
+    abandoned = [event["step"] for event in result.events("CheckpointAbandoned")]
+    written = [event["step"] for event in result.events("CheckpointWritten")]
+    assert set(abandoned) <= {20, 40}
+    for step in abandoned:
+        assert any(step < other < step + 10 for other in written), "another one was taken soon"
+
+
+def test_joiners_take_part_in_checkpoints(jobs: Jobs, references: References, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    result = jobs.run(
+        TRAIN,
+        *STEPS,
+        options=("--checkpoints", str(store), "--checkpoint-every", "3 steps"),
+        faults=[Fault(point="batch", step=8, rank=1)],
+        environment={"CRAFT_MAX_RESTARTS": "5"},
+    )
+    result.assert_exact(references.digest(*STEPS), faults=1)
+    assert int(manifests(store)[-1].stem.split("-")[1]) == 60
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk with room for very little."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], check=True)
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_is_told_and_training_goes_on_P7(jobs: Jobs, references: References, small_disk: Path) -> None:
+    job = jobs.start(TRAIN, "--steps", "200", workers=2, options=into(small_disk / "store"))
+    wait_for(lambda: [line for line in job.journal() if line.get("event") == "CheckpointFailed"], "it is told")
+    failed = next(line for line in job.journal() if line.get("event") == "CheckpointFailed")
+    assert "No space left" in failed["error"] and failed["retry_s"] is not None
+    # There is room again: what could not be written is, or the next one.
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    result = job.wait()
+    result.assert_exact(references.digest("--steps", "200", workers=2), faults=0)
+    assert int(manifests(small_disk / "store")[-1].stem.split("-")[1]) == 200
+
+
+TAGGED = """
+import craft, torch
+from craft.testing import reach
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+job = craft.join()
+job.replicate(model)
+job.register(optimizer=optimizer)
+job.checkpoints({store!r}, every="5 steps", keep=2)
+for step in job.steps([torch.ones(4) * i for i in range(64)], global_batch=8, microbatches=4, steps=40):
+    optimizer.zero_grad()
+    for x in step:
+        model(x / 64).square().mean().backward()
+    optimizer.step()
+    if step.number in (3, 17):
+        job.checkpoint(tag="best")
+        if job.rank == 0:
+            print("weights", step.number + 1, model.weight.detach().numpy().tobytes().hex(), flush=True)
+"""
+
+
+def test_those_with_a_tag_are_of_the_moment_and_stay_while_others_go(jobs: Jobs, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    script = tmp_path / "train.py"
+    script.write_text(TAGGED.format(store=str(store)))
+    result = jobs.run(script, workers=3)
+    assert result.exit_code == 0, describe(result)
+    written = [(event["step"], event["tag"]) for event in result.events("CheckpointWritten")]
+    assert {(4, "best"), (18, "best"), (40, None)} <= set(written)
+    kept = [int(path.stem.split("-")[1]) for path in manifests(store)]
+    assert kept[:2] == [4, 18] and len(kept) == 4 and kept[-1] == 40
+
+
+def test_how_often_is_chosen_from_what_it_costs_and_shown(jobs: Jobs, tmp_path: Path) -> None:
+    job = jobs.start(
+        TRAIN,
+        "--steps",
+        "100000",
+        workers=2,
+        options=("--checkpoints", str(tmp_path / "store"), "--checkpoint-every", "auto"),
+    )
+    job.reach_step(1)
+    chosen = wait_for(
+        lambda: [line for line in job.journal() if line.get("event") == "IntervalChosen"], "an interval is chosen"
+    )
+    assert 1.0 <= chosen[0]["interval_s"] < 3600 and "a checkpoint costs" in chosen[0]["reason"]
+    status = job.client.get_status()
+    assert status["checkpoints"]["interval_s"] and "failures are taken to be" in status["checkpoints"]["reason"]
+    job.end()
