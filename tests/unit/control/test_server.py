@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import random
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from aiohttp.test_utils import BaseTestServer, TestServer
 
 from craft.control.lighthouse import Lighthouse, LighthouseSettings
 from craft.control.server import make_app
+from craft.protocol.events import CheckpointFailed, CheckpointWritten
 from craft.protocol.membership import Member
 from craft.protocol.messages import HostReport, WorkerReport
 from craft.settings.rundir import RunDir
+from craft.telemetry.journal import read_lines
 from craft.wire.auth import bearer
 from craft.wire.codec import MAX_MESSAGE_BYTES
 
@@ -144,6 +147,14 @@ BAD_REQUESTS = [
     ("POST", "/v1/failures", b" " * (MAX_MESSAGE_BYTES + 1), 413, None),
     ("POST", "/v1/actions", b'{"action": "dance"}', 400, "action"),
     ("POST", "/v1/actions", b'{"reason": "x"}', 400, "action"),
+    ("POST", "/v1/actions", b'{"action": "stop", "deadline_s": 3}', 400, "deadline_s"),
+    ("POST", "/v1/actions", b'{"action": "preempt", "deadline_s": -1}', 400, "deadline_s"),
+    ("POST", "/v1/actions", b'{"action": "preempt", "worker_id": "w0"}', 400, "worker_id"),
+    ("POST", "/v1/actions", b'{"action": "preempt", "tag": "best"}', 400, "tag"),
+    ("POST", "/v1/actions", b'{"action": "preempt"}', 409, "action"),
+    ("POST", "/v1/actions", b'{"action": "checkpoint", "tag": ""}', 400, "tag"),
+    ("POST", "/v1/actions", b'{"action": "checkpoint", "tag": "a\\nb"}', 400, "tag"),
+    ("POST", "/v1/actions", b'{"action": "checkpoint"}', 409, "action"),
     ("GET", "/v1/events?follow=perhaps", None, 400, "follow"),
     ("GET", "/v1/agent", None, 400, None),
     ("GET", "/v1/nothing", None, 404, None),
@@ -175,6 +186,87 @@ def test_stop_is_carried_out_once(play: Play) -> None:
         code, answer = await place.ask("POST", "/v1/actions", json={"action": "stop", "reason": "again"})
         assert (code, answer["already"]) == (200, True)
         assert place.lighthouse.status().reason == "enough"
+
+    play(story)
+
+
+def takes_checkpoints(place: Place, *notes: CheckpointWritten | CheckpointFailed) -> None:
+    """Have w0 say so."""
+    first = WorkerReport(
+        member=Member(worker_id="w0", host="a"), pid=1, joined=True, generation=1, checkpoints=True, notes=notes
+    )
+    second = WorkerReport(member=Member(worker_id="w1", host="a"), pid=1, joined=True, generation=1)
+    place.lighthouse.loop.handle_report(HostReport(host="a", pid=1, sequence=2, workers=(first, second)))
+
+
+WRITTEN = CheckpointWritten(name="c", branch=0, step=7, url="store", total_bytes=100, new_bytes=40, seconds=0.5)
+
+
+def test_preempt_is_carried_out_once_and_stop_then_changes_nothing(play: Play) -> None:
+    async def story(place: Place) -> None:
+        takes_checkpoints(place)
+        order = {"action": "preempt", "reason": "a spot instance", "deadline_s": 60}
+        before = time.time()
+        code, answer = await place.ask("POST", "/v1/actions", json=order)
+        assert (code, answer["already"], answer["actions"][0]["action"]) == (200, False, "Preempt")
+        assert before + 60 <= answer["actions"][0]["deadline"] <= time.time() + 60
+        code, answer = await place.ask("POST", "/v1/actions", json=order)
+        assert (code, answer["already"]) == (200, True)
+        code, answer = await place.ask("POST", "/v1/actions", json={"action": "stop"})
+        assert (code, answer["already"]) == (200, True)
+        code, answer = await place.ask("POST", "/v1/actions", json={"action": "checkpoint"})
+        assert (code, answer["field"]) == (409, "action")
+        status = place.lighthouse.status()
+        assert (status.state, status.reason) == ("stopping", "makes room: a spot instance")
+
+    play(story)
+
+
+def test_checkpoints_are_asked_for_again_and_again(play: Play) -> None:
+    async def story(place: Place) -> None:
+        takes_checkpoints(place)
+        for tag in ("best", None):
+            code, answer = await place.ask("POST", "/v1/actions", json={"action": "checkpoint", "tag": tag})
+            assert (code, answer["already"], answer["actions"][0]["tag"]) == (200, False, tag)
+        wish = place.lighthouse.dispatch.directive.checkpoint
+        assert wish is not None
+        assert (wish.number, wish.tag) == (2, None)
+
+    play(story)
+
+
+def test_checkpoints_are_in_the_status_and_in_the_metrics(play: Play) -> None:
+    async def story(place: Place) -> None:
+        failed = CheckpointFailed(worker_id="w0", name="d", step=9, error="disk full", tries=1, retry_s=1.0)
+        takes_checkpoints(place, WRITTEN, failed)
+        _, status = await place.ask("GET", "/v1/status")
+        found = status["checkpoints"]
+        assert (found["taken"], found["last"]["step"], found["written"], found["failures"]) == (True, 7, 1, 1)
+        async with place.client.get(place.url("/metrics")) as response:
+            text = await response.text()
+        for line in (
+            "craft_checkpoints_total 1.0",
+            "craft_checkpoint_last_step 7.0",
+            "craft_checkpoint_last_time_seconds 1.",
+            "craft_checkpoint_bytes_total 100.0",
+            "craft_checkpoint_new_bytes_total 40.0",
+            "craft_checkpoint_failures_total 1.0",
+        ):
+            assert line in text
+
+    play(story)
+
+
+def test_a_restarted_lighthouse_journals_no_note_twice(play: Play, tmp_path: Path) -> None:
+    async def story(place: Place) -> None:
+        takes_checkpoints(place, WRITTEN)
+        again = Lighthouse(RunDir(tmp_path), LighthouseSettings(workers=2, heartbeat_limit_s=60.0), "http://here")
+        takes_checkpoints(Place(again, place._server, place.client), WRITTEN)
+        again.journal.close()
+        assert again.loop.state.checkpoint == WRITTEN
+        assert again.status().checkpoints.written == 1
+        names = [line.get("event") for line in read_lines(RunDir(tmp_path).journal)]
+        assert names.count("CheckpointWritten") == 1
 
     play(story)
 

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from craft.cli.sentences import sentence, size
+from craft.protocol.actions import Preempt, TakeCheckpoint
+from craft.protocol.events import (
+    AnyNote,
+    CheckpointAbandoned,
+    CheckpointFailed,
+    CheckpointRejected,
+    CheckpointRestored,
+    CheckpointSkipped,
+    CheckpointWritten,
+    IntervalChosen,
+    NumbersDiverged,
+    RolledBack,
+)
+
+WRITTEN = CheckpointWritten(
+    name="c", branch=0, step=120, url="s3://b/j", total_bytes=1_300_000_000, new_bytes=2_000_000, seconds=3.14
+)
+FAILED = CheckpointFailed(worker_id="w1", name="c", step=9, error="disk full", tries=2, retry_s=1.0)
+
+NOTES: list[tuple[AnyNote, str]] = [
+    (WRITTEN, "checkpoint written: step 120 (1.3 GB, 2.0 MB of it new, 3.1 s)"),
+    (
+        msgspec.structs.replace(WRITTEN, new_bytes=1_300_000_000, tag="best"),
+        "checkpoint written: step 120 (1.3 GB, all of it new, 3.1 s), tagged best",
+    ),
+    (CheckpointSkipped(step=9, reason="busy"), "no checkpoint at step 9: busy"),
+    (FAILED, "w1 could not write its share of the checkpoint of step 9: disk full (try 2; the next one in 1.0 s)"),
+    (
+        msgspec.structs.replace(FAILED, tries=8, retry_s=None),
+        "w1 could not write its share of the checkpoint of step 9: disk full"
+        " (given up after 8 tries: there will be no such checkpoint)",
+    ),
+    (CheckpointAbandoned(name="c", step=9, reason="w1 was lost"), "no checkpoint of step 9: w1 was lost"),
+    (
+        CheckpointRejected(name="c", step=9, url="u", reason="a chunk is torn"),
+        "checkpoint of step 9 cannot be used: a chunk is torn",
+    ),
+    (CheckpointRestored(name="c", branch=0, step=9, url="u"), "goes on from the checkpoint of step 9 in u"),
+    (IntervalChosen(interval_s=12.52, reason="it is cheap"), "a checkpoint every 12.5 s: it is cheap"),
+    (NumbersDiverged(step=9, what="the loss", answer="left out"), "step 9: the loss is not finite: left out"),
+    (
+        RolledBack(branch=1, step=9, left_at=12, skipped=3, reason="nan"),
+        "rolled back from step 12 to step 9, without the data of 3 steps: nan",
+    ),
+]
+
+
+@pytest.mark.parametrize(("note", "words"), NOTES, ids=lambda value: type(value).__name__)
+def test_what_workers_tell_is_said_in_plain_words(note: AnyNote, words: str) -> None:
+    assert sentence({"time": 1.0, "kind": "event", **msgspec.to_builtins(note)}) == words
+
+
+def test_every_note_has_a_sentence() -> None:
+    assert {type(note) for note, _ in NOTES} == set(AnyNote.__args__)
+
+
+def test_a_job_that_makes_room_says_why_and_until_when() -> None:
+    line = msgspec.to_builtins(Preempt(reason="SIGTERM", deadline=1e9))
+    said = sentence(line)
+    assert said.startswith("makes room (SIGTERM): takes a checkpoint at the next step boundary, until ")
+    assert sentence(msgspec.to_builtins(TakeCheckpoint(reason="asked", tag="best"))) == (
+        "checkpoint best at the next step boundary: asked"
+    )
+
+
+def test_sizes_have_three_digits_and_a_unit() -> None:
+    assert [size(count) for count in (0, 999, 1000, 88_648, 2**30, 5 * 10**15)] == [
+        "0 bytes", "999 bytes", "1.0 kB", "88.6 kB", "1.1 GB", "5000.0 TB",
+    ]  # fmt: skip
