@@ -32,6 +32,8 @@ OVERDUE_S = 3600.0
 DEAD_S = 24 * 3600.0
 """Nor will any that was written this long ago."""
 _MIN_UNFINISHED = 2
+_PATIENCE_S = 2.0
+_LOOK_S = 0.1
 _BATCH = 100
 """Files that are removed between two looks at whether that is still right."""
 
@@ -65,13 +67,20 @@ def collect(store: Store, keep: int, now: float, dry_run: bool = False) -> Colle
 
 def apply_keep(store: Store, keep: int) -> None:
     """Collect garbage if nobody minds; it is not worth an error."""
-    try:
-        collect(store, keep, time.time())
-    except StoreBusy as error:
-        logger.info("%s", error)
-    except Exception:
-        # The thread that writes must not end by it.
-        logger.exception("old checkpoints could not be removed from %s", store.url)
+    give_up = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            collect(store, keep, time.time())
+        except StoreBusy as error:
+            # Other members are about to finish the same checkpoint.
+            if time.monotonic() < give_up:
+                time.sleep(_LOOK_S)
+                continue
+            logger.info("old checkpoints stay for now: %s", error)
+        except Exception:
+            # The thread that writes must not end by it.
+            logger.exception("old checkpoints could not be removed from %s", store.url)
+        return
 
 
 def _remove(store: Store, guard: Collecting, paths: Sequence[str]) -> None:

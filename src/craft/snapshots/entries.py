@@ -38,7 +38,7 @@ def read_outline(data: bytes) -> Outline:
     """Return the outline of an encoded header, or raise SnapshotCorrupt."""
     try:
         outline = msgspec.msgpack.decode(data, type=Outline)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SnapshotCorrupt(f"not the header of a training state: {error}") from None
     for entry in outline.entries:
         if min(entry.shape, default=0) < 0:

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from blake3 import blake3
+
 from craft.protocol.errors import SnapshotCorrupt, SnapshotError
 from craft.snapshots.manifest import CHUNKS, PARTS, Ref, chunk_path
 from craft.snapshots.store import Adding, Collecting, Found, Store, StoreBusy, Writing
@@ -45,6 +47,8 @@ class LocalStore(Store):
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
         self.url = str(self.root)
+        self.known: set[str] = set()
+        """Hashes of chunks that were written here, or read and found to be right, by the last who added any."""
 
     def adding(self) -> Adding:
         return _LocalAdding(self)
@@ -155,9 +159,8 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def _lock_file(self) -> Iterator[int]:
-        path = self.root / _LOCK
-        with explained(path):
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with explained(self.root):
+            file = os.open(self.root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             yield file
         finally:
@@ -195,9 +198,8 @@ class _LocalAdding(Adding):
             # Also of what is there: whoever renamed it may have died before that was durable.
             self._folders.add(path.parent)
         with explained(path):
-            with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_size == ref.size:
-                    return False
+            if self._is_there(ref, path):
+                return False
             make_folder(path.parent)
             written = write_unfinished(self._store.root / _UNFINISHED, read())
         with self._lock:
@@ -205,6 +207,15 @@ class _LocalAdding(Adding):
             full, self._pending = (self._pending, []) if len(self._pending) >= _MAX_OPEN else ([], self._pending)
         self._settle(full)
         return True
+
+    def _is_there(self, ref: Ref, path: Path) -> bool:
+        try:
+            if path.stat().st_size != ref.size:
+                return False
+        except FileNotFoundError:
+            return False
+        # Read once in the life of a process, or one damaged chunk would be in every checkpoint from then on.
+        return ref.hash in self._store.known or blake3(path.read_bytes()).hexdigest() == ref.hash
 
     def finish(self) -> None:
         with self._lock:
@@ -214,6 +225,7 @@ class _LocalAdding(Adding):
         for folder in [*sorted(self._folders), root / CHUNKS, root] if self._folders else []:
             with explained(folder):
                 sync_folder(folder)
+        self._store.known = self._begun
 
     def _settle(self, pending: list[tuple[Unfinished, Path]]) -> None:
         """Make files durable, all of them first, and then move them to their places."""

@@ -152,7 +152,7 @@ def _unseal(data: bytes, kind: type[Sealed], file: str) -> Sealed:
                 file,
             )
         found = msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SnapshotCorrupt(f"{file} is damaged, or not a file of a checkpoint: {error}", file) from None
     # Byte for byte: a file that says the same in other words was not written by us.
     if seal(found) != data:
@@ -187,7 +187,7 @@ def is_newer(data: bytes) -> bool:
     """Whether a file is of a format that is newer than ours."""
     try:
         return msgspec.json.decode(data, type=_Versioned).version > VERSION
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
 
 

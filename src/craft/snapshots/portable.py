@@ -44,7 +44,7 @@ def decode_header(data: bytes) -> Header:
     """Return the header in ``data``, or raise SnapshotCorrupt if its parts do not fit each other."""
     try:
         header = msgspec.msgpack.decode(data, type=Header)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SnapshotCorrupt(f"not the header of a training state: {error}") from None
     for entry in header.entries:
         fits = entry.dtype in DTYPES and len(entry.shape) == len(entry.stride)

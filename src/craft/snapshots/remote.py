@@ -21,6 +21,8 @@ from craft.snapshots.store import Adding, Collecting, Found, Store, StoreBusy, W
 
 _LOOK_S = 0.5
 _PATIENCE_S = 60.0
+_TRIES = 4
+_RETRY_S = 0.05
 
 
 class RemoteStore(Store):
@@ -31,6 +33,7 @@ class RemoteStore(Store):
     def __init__(self, url: str) -> None:
         # Not at the top: most jobs have a directory, and this takes a while to load.
         import fsspec
+        from fsspec.asyn import AsyncFileSystem
 
         self.url = url.rstrip("/")
         scheme = url.partition("://")[0]
@@ -42,16 +45,24 @@ class RemoteStore(Store):
                 f"{url}: {error}: install what it takes to read {scheme}://, or give another place for checkpoints"
             ) from None
         self._root = self._files._strip_protocol(self.url)
+        self._has_no_folders = isinstance(self._files, AsyncFileSystem)
+        """So it is with object stores; what would make a folder there could make a bucket."""
 
     def call(self, path: str, name: str, *args: Any, **settings: Any) -> Any:
-        """Make a call on a file; whatever may go wrong becomes one of our errors."""
-        try:
-            return getattr(self._files, name)(f"{self._root}/{path}", *args, **settings)
-        except FileNotFoundError:
-            raise SnapshotMissing(f"there is no {self.where(path)}", self.where(path)) from None
-        except Exception as error:
-            # Each kind of store has errors of its own.
-            raise SnapshotError(f"{self.where(path)}: {error or repr(error)}", self.where(path)) from error
+        """Make a call on a file, again if it fails; whatever may go wrong becomes one of our errors."""
+        tries = 0
+        while True:
+            try:
+                return getattr(self._files, name)(f"{self._root}/{path}", *args, **settings)
+            except FileNotFoundError:
+                raise SnapshotMissing(f"there is no {self.where(path)}", self.where(path)) from None
+            except Exception as error:
+                # Each kind of store has errors of its own. One request that fails must not cost a whole share.
+                tries += 1
+                if tries == _TRIES:
+                    text = str(error) or repr(error)
+                    raise SnapshotError(f"{self.where(path)}: {text}", self.where(path)) from error
+                time.sleep(_RETRY_S * 2**tries)
 
     def adding(self) -> Adding:
         return _RemoteAdding(self)
@@ -67,10 +78,15 @@ class RemoteStore(Store):
         return bytes(self.call(path, "cat_file"))
 
     def put(self, path: str, data: bytes) -> None:
-        folder = path.rpartition("/")[0]
-        # Where folders are real things they must be there first.
-        self.call(folder, "makedirs", exist_ok=True)
-        self.call(path, "pipe_file", data)
+        try:
+            self.call(path, "pipe_file", data)
+        except SnapshotMissing:
+            if self._has_no_folders:
+                raise SnapshotMissing(
+                    f"there is no {self.url}: make the bucket, or correct the URL", self.url
+                ) from None
+            self.call(path.rpartition("/")[0], "makedirs", exist_ok=True)
+            self.call(path, "pipe_file", data)
 
     def size(self, path: str) -> int | None:
         try:
@@ -105,7 +121,10 @@ class RemoteStore(Store):
 
     def modified(self, path: str) -> float | None:
         """When a file was last written, by the clock of the store; None: it is not there."""
-        return next((found.modified for found in self.files(path) if found.path == path), None)
+        try:
+            return _modified(self.call(path, "info"))
+        except SnapshotMissing:
+            return None
 
     @contextlib.contextmanager
     def writing(self, who: str) -> Iterator[Writing]:
