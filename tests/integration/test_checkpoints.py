@@ -30,11 +30,10 @@ def manifests(store: Path) -> list[Path]:
 
 def kill_all(job: Job) -> None:
     """As a power failure would: nobody has the time to say anything."""
-    processes = job.processes()
-    for process in (*processes, job.process):
-        os.kill(process.pid, signal.SIGSTOP)
-    for process in (job.process, *processes):
-        os.kill(process.pid, signal.SIGKILL)
+    pids = [job.process.pid, *(process.pid for process in job.processes())]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            os.kill(pid, number)
     job.process.wait()
     wait_for(lambda: not job.processes(), "all are gone")
 
@@ -71,14 +70,19 @@ def test_a_job_that_is_lost_again_and_again_ends_with_the_same_bits_P1_P7(
     store = tmp_path / "store"
     for after in (12, 25, 40):
         job = jobs.start(TRAIN, *STEPS, workers=3, options=into(store, "--resume"))
-        wait_for(lambda: job.process.poll() is not None or last_step(job) >= after, f"step {after}")
+        come_to(job, after)
         kill_all(job)
     result = jobs.run(TRAIN, *STEPS, workers=3, options=into(store, "--resume"))
     result.assert_exact(references.digest(*STEPS), faults=0, steps=60)
 
 
-def last_step(job: Job) -> int:
-    return max((int(line["step"]) for line in read_lines(RunDir(job.run_dir).metrics)), default=-1)
+def come_to(job: Job, step: int) -> None:
+    """Wait until this step is committed, wherever the job began."""
+
+    def there() -> bool:
+        return any(int(line["step"]) >= step for line in read_lines(RunDir(job.run_dir).metrics))
+
+    wait_for(there, f"step {step} is committed")
 
 
 def test_what_is_lost_while_a_job_begins_from_a_checkpoint_is_left_out_P1_P3(

@@ -98,7 +98,7 @@ _SENTENCES: dict[str, Callable[[Line], str]] = {
     "CheckpointRejected": lambda line: f"checkpoint of step {line['step']} cannot be used: {line['reason']}",
     "CheckpointRestored": lambda line: f"goes on from the checkpoint of step {line['step']} in {line['url']}",
     "IntervalChosen": lambda line: f"a checkpoint every {line['interval_s']:.3g} s: {line['reason']}",
-    "NumbersDiverged": lambda line: f"step {line['step']}: {line['what']} is not finite: {line['answer']}",
+    "NumbersDiverged": lambda line: f"step {line['step']}: {line['what']}: {line['answer']}",
     "RolledBack": _rolled_back,
     "WindDown": lambda line: f"ends after the step in flight: {line['reason']}",
     "Preempt": _preempted,

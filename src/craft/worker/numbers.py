@@ -45,6 +45,8 @@ class Numbers:
         self._scales = any(isinstance(item, torch.amp.GradScaler) for item in items)
         self._optimizers = [item for item in items if isinstance(item, torch.optim.Optimizer)]
         self._step = 0
+        self._bad = False
+        """Whether the step before was not finite either."""
         self._rates: list[list[Any]] = []
         self._rollbacks: tuple[int, int] = (0, 0)
         self.lowered_until = 0
@@ -63,8 +65,10 @@ class Numbers:
         """Look at the result of ``step``; return whether it may change the state."""
         self._step = step
         what = self._found(metrics, layout, flats)
+        again, self._bad = self._bad, what is not None
         self.due = None
-        if what is None:
+        # Where nothing is done about it, it is told once: weights that are gone stay so.
+        if what is None or (again and self._answer == "report"):
             return True
         self.due = NumbersDiverged(step=step, what=what, answer=_WORDS[self._answer])
         if self._answer == "lower-lr":

@@ -43,7 +43,7 @@ NOTES: list[tuple[AnyNote, str]] = [
     ),
     (CheckpointRestored(name="c", branch=0, step=9, url="u"), "goes on from the checkpoint of step 9 in u"),
     (IntervalChosen(interval_s=12.52, reason="it is cheap"), "a checkpoint every 12.5 s: it is cheap"),
-    (NumbersDiverged(step=9, what="the loss", answer="left out"), "step 9: the loss is not finite: left out"),
+    (NumbersDiverged(step=9, what="loss is nan", answer="left out"), "step 9: loss is nan: left out"),
     (
         RolledBack(branch=1, step=9, left_at=12, skipped=3, reason="nan"),
         "rolled back from step 12 to step 9, without the data of 3 steps: nan",
