@@ -65,6 +65,12 @@ class Due(NamedTuple):
     members: tuple[str, ...]
     """Who writes a share, in the order of shares."""
 
+    @property
+    def name(self) -> str:
+        # One with a tag may be taken at the same place as one without.
+        nonce = f"{self.generation.number}_{self.generation.nonce}_{self.tag is not None:d}"
+        return name_of(self.branch, self.step, nonce)
+
 
 class Saving:
     """One job's checkpoints, as one worker sees them."""
@@ -96,6 +102,8 @@ class Saving:
         """The newest wish that was answered."""
         self.saved = 0
         """Committed steps of the newest checkpoint that is known to be complete."""
+        self._heard = 0
+        """The newest of which everybody knows."""
         self._leaves = False
         self._began = self._last = time.monotonic()
         self._clock = _Clock()
@@ -134,10 +142,12 @@ class Saving:
         """A step was committed ``under`` a generation; ``behind``: this worker catches up, and takes no part."""
         self._hear()
         self._clock.committed(self._writer.busy)
-        self.saved = max(self.saved, combined.saved)
+        leads = under.worker_ids[0] == self._worker_id
+        if combined.saved > self._heard:
+            self._heard = self.saved = max(self.saved, combined.saved)
+            self._choose(leads)
         if self._open is not None and self.saved >= self._open.step:
             self._open = None
-        leads = under.worker_ids[0] == self._worker_id
         self._leaves = combined.leave
         if combined.save is None and not combined.leave:
             return
@@ -184,9 +194,8 @@ class Saving:
         self._again = None
         if self._meeting.wish is not None:
             self._wish = self._meeting.wish.number
-        nonce = f"{due.generation.number}_{due.generation.nonce}_{due.tag is not None:d}"
         place = Place(
-            name=name_of(due.branch, due.step, nonce),
+            name=due.name,
             branch=due.branch,
             step=due.step,
             generation=due.generation.number,
@@ -208,6 +217,11 @@ class Saving:
         with self._activity.paused(why):
             self._writer.wait(limit_s)
 
+    def prepare(self, members: Sequence[str]) -> None:
+        """Make room for this worker's share: the first touch of memory would cost a step more than the copy does."""
+        if self._worker_id in members:
+            self._writer.prepare(self._state().header, members.index(self._worker_id), len(members))
+
     def settled(self, members: Sequence[str], lost: Sequence[str]) -> None:
         """A generation begins: a checkpoint of which somebody's share is lost is taken anew."""
         self._failures += bool(lost)
@@ -218,12 +232,11 @@ class Saving:
         if members[0] == self._worker_id:
             gone = ", ".join(worker_id for worker_id in due.members if worker_id not in members)
             reason = f"{gone} was lost before it was known to be complete: another one is taken"
-            name = name_of(due.branch, due.step, "")
-            self._voice.note(CheckpointAbandoned(name=name, step=due.step, reason=reason))
+            self._voice.note(CheckpointAbandoned(name=due.name, step=due.step, reason=reason))
 
     def went_back(self, step: int) -> None:
         """The state is that of a checkpoint."""
-        self.saved = step
+        self.saved = self._heard = step
         self._due = self._open = self._again = None
 
     def at_end(self, step: int, branch: int, generation: Generation, members: tuple[str, ...]) -> None:
@@ -234,8 +247,7 @@ class Saving:
 
     def finish(self) -> None:
         """Wait until what was taken is written."""
-        if self._writer.busy:
-            self._wait("the last checkpoint", self._time_left())
+        self._wait("the last checkpoint", self._time_left())
         self._hear()
 
     def close(self) -> None:
@@ -249,18 +261,17 @@ class Saving:
             event = self._news.get()
             if isinstance(event, CheckpointWritten):
                 self.saved = max(self.saved, event.step)
-                self._choose()
             self._voice.emit(event)
 
-    def _choose(self) -> None:
-        """One is complete: how often is worth it?"""
+    def _choose(self, leads: bool) -> None:
+        """One is complete: how often is worth it? Everybody works it out, since anybody may come to lead."""
         if self._every != Every():
             return
         cost_s = self._writer.stall_s + self._clock.slowed_s
         choice = choose(cost_s, self._writer.write_s, time.monotonic() - self._began, self._failures)
         changed = max(choice.interval_s, self._interval_s) / min(choice.interval_s, self._interval_s)
         self._interval_s = choice.interval_s
-        if changed >= _CHANGED:
+        if leads and changed >= _CHANGED:
             self._voice.note(IntervalChosen(interval_s=round(choice.interval_s, 3), reason=choice.reason))
 
 

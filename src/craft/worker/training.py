@@ -102,6 +102,8 @@ class Training:
         self._calls = Calls(commitments, donor, key, self._regroup_between_steps)
         self._joining: Joining | None = None
         self._expected: tuple[int, tuple[int, ...]] | None = None
+        self._prepared_for = 0
+        """The generation for whose shares of checkpoints there is room."""
         self._ended = False
         self._ended_loop = False
         self._last_commit = 0.0
@@ -343,6 +345,9 @@ class Training:
         self.healing.committed()
         if number == _STATE_IS_BUILT and self._voice.is_heard:
             self._voice.report(urgent=False, carried_bytes=self.healing.measure())
+        if self.saving is not None and number >= _STATE_IS_BUILT and self._prepared_for != flight.generation:
+            self._prepared_for = flight.generation
+            self.saving.prepare([each for each in ledger.members if each not in ledger.idle])
         self._ended = combined.ended or combined.stop is not None
         if self._numbers.due is not None:
             self._voice.note(self._numbers.due)
