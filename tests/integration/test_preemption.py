@@ -14,6 +14,7 @@ from craft.protocol.errors import ConfigError
 from craft.testing import Fault
 
 from .jobs import TRAIN, Job, Jobs, References, Result, describe, wait_for
+from .scene import Scene
 
 STEPS = ("--steps", "120")
 LONG = ("--steps", "100000")
@@ -124,6 +125,26 @@ def test_workers_and_lighthouses_that_are_killed_meanwhile_change_nothing_P1_P4_
     assert len(result.events("PreemptRequested")) == 1
 
     pausing.finish().assert_exact(references.digest(*STEPS, workers=2), faults=0)
+
+
+@pytest.mark.long
+def test_a_job_of_several_hosts_that_all_get_sigterm_is_saved_P7(scene: Scene, jobs: Jobs, tmp_path: Path) -> None:
+    scene.light(workers=2)
+    address = ("--lighthouse", scene.run.read_address(), "--token-file", str(scene.run.token))
+    options = (*address, "--checkpoints", str(tmp_path / "store"), "--checkpoint-every", "1 h")
+    hosts = [
+        jobs.start(TRAIN, *LONG, workers=1, options=options, environment={"CRAFT_HOST": name}) for name in ("h1", "h2")
+    ]
+    wait_for(lambda: scene.client.get_status()["step"] >= 3, "some steps are committed")
+    for job in hosts:
+        job.process.terminate()
+    results = [job.wait() for job in hosts]
+    last = scene.client.get_status()["checkpoints"]["last"]
+    assert [result.exit_code for result in results] == [75, 75], "".join(map(describe, results))
+    # One of them may have left before the other one was told.
+    said = "".join(result.output for result in results)
+    assert f"checkpoint of step {last['step']} is complete, go on with --resume" in said
+    assert f"newest checkpoint: step {last['step']} (" in said
 
 
 # When there is no time.

@@ -51,7 +51,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     stop_limit_s: float = 0.5
     """A worker that is stopped by a signal is lost after this."""
     drain_limit_s: float = 30.0
-    """After SIGTERM, workers of a host in a larger job have this long to leave at a step boundary."""
+    """After SIGTERM, workers have this long to leave at a step boundary; in a job of its own, after one more checkpoint."""
     lease_s: float = 10.0
     """A worker whose exchange broke ends when its agent could not reach the lighthouse for this long."""
     checkpoints: str | None = None
