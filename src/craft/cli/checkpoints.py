@@ -1,0 +1,259 @@
+"""``craft checkpoints``: look at a job's checkpoints, verify and compare them, remove old ones, take one out of the store.
+
+All but ``export`` do without torch. What is printed for people is in ``checkpoint_tables.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import click
+
+from craft.cli.inspect import EXIT_BAD_INPUT, run_option
+from craft.protocol.errors import ConfigError, CraftError
+
+if TYPE_CHECKING:
+    from craft.snapshots.manifest import Manifest
+    from craft.snapshots.tiers import Tiers
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+EXIT_PROBLEM = 1
+_ALL = 1 << 62
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+
+
+def explained(command: Callable[P, R]) -> Callable[P, R]:
+    """Print what went wrong as one sentence; exit code 2 if other input would help, else 1."""
+
+    @functools.wraps(command)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except CraftError as error:
+            click.echo(f"craft: {error}", err=True)
+            raise SystemExit(EXIT_BAD_INPUT if isinstance(error, ConfigError) else EXIT_PROBLEM) from None
+
+    return wrapper
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def checkpoints() -> None:
+    """List, verify, compare, export and remove checkpoints.
+
+    URL is where they are: a directory, or such as s3://bucket/job. Without it, that of the newest run in this directory.
+    One of them is meant by its step, its name or its tag; without that, the newest.
+
+    \b
+    Example:
+      craft checkpoints ls
+      craft checkpoints verify s3://bucket/job
+      craft checkpoints export checkpoints 1200 --format safetensors model.safetensors
+    """
+
+
+@checkpoints.command()
+@click.argument("url", required=False)
+@run_option
+@json_option
+@explained
+def ls(url: str | None, run_dir: Path | None, as_json: bool) -> None:
+    """List the checkpoints in URL, the newest first.
+
+    \b
+    Example:
+      craft checkpoints ls
+      craft checkpoints ls s3://bucket/job --json
+    """
+    from craft.cli.checkpoint_tables import as_record, listing
+
+    tiers, found, unreadable = _listed(_place(url, run_dir))
+    if as_json:
+        click.echo(json.dumps([as_record(manifest) for manifest in found]))
+    else:
+        click.echo(f"{len(found)} checkpoint{'s' * (len(found) != 1)} in {tiers.url}")
+        for line in listing(found, time.time()):
+            click.echo(line)
+    for problem in unreadable:
+        click.echo(f"craft: {problem}", err=True)
+
+
+@checkpoints.command()
+@click.argument("words", nargs=-1, metavar="[URL] [STEP|NAME]")
+@run_option
+@json_option
+@explained
+def verify(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
+    """Read every byte of a checkpoint, or of all in URL, and say what is damaged or missing.
+
+    Exit code 1 if there is anything.
+
+    \b
+    Example:
+      craft checkpoints verify
+      craft checkpoints verify checkpoints 1200
+    """
+    from craft.cli.sentences import size
+    from craft.snapshots.selection import select
+    from craft.snapshots.verify import verify as look
+
+    url, which = _place_and_one(words)
+    tiers, found, unreadable = _listed(_place(url, run_dir))
+    chosen = found if which is None else [select(found, tiers.url, which)]
+    problems = list(unreadable) if which is None else []
+    with _reading(sum(manifest.total_bytes for manifest in chosen), quiet=as_json) as (advance, say):
+        for problem in problems:
+            say(problem)
+        for manifest in chosen:
+            wrong = look(tiers, manifest, advance)
+            problems += wrong
+            for line in wrong or [f"{manifest.name}: all {size(manifest.total_bytes)} are as they were written"]:
+                say(line)
+    if as_json:
+        click.echo(json.dumps({"url": tiers.url, "verified": len(chosen), "problems": problems}))
+    raise SystemExit(EXIT_PROBLEM if problems else 0)
+
+
+@checkpoints.command()
+@click.argument("url", required=False)
+@run_option
+@click.option(
+    "--keep", type=click.IntRange(min=1), help="Keep so many without a tag, and all that have one.  [default: all]"
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@json_option
+@explained
+def gc(url: str | None, run_dir: Path | None, keep: int | None, dry_run: bool, as_json: bool) -> None:
+    """Remove old checkpoints from URL, and bytes that no checkpoint needs.
+
+    Refuses while a job writes there; jobs remove old ones themselves.
+
+    \b
+    Example:
+      craft checkpoints gc checkpoints --keep 3 --dry-run
+    """
+    from craft.cli.sentences import size
+    from craft.snapshots.collect import collect
+    from craft.snapshots.store import open_store
+
+    store = open_store(_place(url, run_dir))
+    _check_holds_something(store)
+    found = collect(store, keep or _ALL, time.time(), dry_run)
+    if as_json:
+        click.echo(json.dumps({"url": store.url, "dry_run": dry_run, **found._asdict()}))
+        return
+    verb = "would be removed" if dry_run else "removed"
+    for name in found.manifests:
+        click.echo(f"checkpoint {name} {verb}")
+    for path in found.parts:
+        click.echo(f"{path}, of a checkpoint that was never complete, {verb}")
+    click.echo(f"{len(found.chunks)} chunk{'s' * (len(found.chunks) != 1)} {verb}, {size(found.freed_bytes)}")
+
+
+@checkpoints.command()
+@click.argument("words", nargs=-1, metavar="[URL] A B")
+@run_option
+@json_option
+@explained
+def diff(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
+    """Say in which tensors checkpoints A and B differ, and how many bytes are stored once for both.
+
+    \b
+    Example:
+      craft checkpoints diff checkpoints 1000 1200
+    """
+    from craft.cli.checkpoint_tables import differences, differences_record
+    from craft.snapshots.selection import select
+    from craft.snapshots.verify import diff as compare
+
+    if len(words) not in (2, 3):
+        raise click.UsageError("name two checkpoints, by their steps or names, and perhaps their URL before them")
+    tiers, found, _ = _listed(_place(words[0] if len(words) == 3 else None, run_dir))
+    before, after = (select(found, tiers.url, which) for which in words[-2:])
+    found_difference = compare(tiers, before, after)
+    if as_json:
+        click.echo(json.dumps(differences_record(before, after, found_difference)))
+        return
+    for line in differences(before, after, found_difference):
+        click.echo(line)
+
+
+def _place(url: str | None, run_dir: Path | None) -> str:
+    """Where checkpoints are: ``url`` itself, or what a run says."""
+    if url is not None:
+        return url
+    from craft.settings.run import read_effective
+    from craft.settings.rundir import find_run
+    from craft.telemetry.journal import read_lines
+
+    run = find_run(run_dir)
+    given = read_effective(run.config)
+    if given.get("checkpoints"):
+        return str(given["checkpoints"])
+    # The script itself may have said where: then every checkpoint that was written tells.
+    lines = read_lines(run.journal) if run.journal.exists() else []
+    urls = [str(line["url"]) for line in lines if line.get("event") == "CheckpointWritten"]
+    if not urls:
+        raise ConfigError(f"the run in {run.path} has written no checkpoints: give the URL of those that you mean")
+    return urls[-1]
+
+
+def _place_and_one(words: tuple[str, ...]) -> tuple[str | None, str | None]:
+    """Tell a place from the step or name of a checkpoint, where each may be left out."""
+    from craft.snapshots.selection import names_one
+
+    if len(words) > 2:
+        raise click.UsageError(f"{len(words)} words where a URL and a step or name are expected: {' '.join(words)}")
+    if len(words) == 1 and names_one(words[0]):
+        return None, words[0]
+    return (words[0] if words else None), (words[1] if len(words) == 2 else None)
+
+
+def _listed(url: str) -> tuple[Tiers, list[Manifest], list[str]]:
+    """Return the store at a URL, what is listed there, newest first, and sentences on what cannot be read."""
+    from craft.snapshots.listing import candidates
+    from craft.snapshots.selection import select
+    from craft.snapshots.tiers import open_tiers
+
+    tiers = open_tiers(url)
+    unreadable: list[str] = []
+    found = candidates(tiers, lambda event: unreadable.append(event.reason))
+    if not found and not unreadable:
+        select(found, tiers.url)
+    return tiers, found, unreadable
+
+
+def _check_holds_something(store: Any) -> None:
+    from craft.snapshots.manifest import CHUNKS, MANIFESTS, PARTS
+    from craft.snapshots.selection import select
+
+    # Before anything is locked there: a URL with a mistake in it is not to become a store.
+    if not any(store.files(folder) for folder in (MANIFESTS, PARTS, CHUNKS)):
+        select((), store.url)
+
+
+@contextmanager
+def _reading(total_bytes: int, quiet: bool) -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
+    """Give what is to be told of bytes that were read, and of lines to print: on a terminal these wait until the bar is gone."""
+    if quiet or not sys.stderr.isatty():
+        yield (lambda _: None), (lambda line: None if quiet else click.echo(line))
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    lines: list[str] = []
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=total_bytes)
+        yield (lambda count: bar.advance(task, count)), lines.append
+    for line in lines:
+        click.echo(line)
