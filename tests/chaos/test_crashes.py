@@ -8,6 +8,7 @@ checkpoint must verify each time, and what finally ends has the bits of a job in
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
@@ -39,10 +40,10 @@ def jobs(tmp_path: Path) -> Iterator[Jobs]:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own, whose size can be changed."""
+    """A disk of its own, small enough to be filled at once."""
     place = tmp_path / "disk"
     place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(place)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(place)], check=True)
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
 
@@ -55,6 +56,13 @@ def check_newest(url: str) -> int:
         return 0
     assert verify(tiers, found[0]) == []
     return found[0].step
+
+
+def fill(disk: Path) -> None:
+    """Leave no room at all."""
+    with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
 
 
 def has_begun(job: Job, store: Path, before: set[str]) -> bool:
@@ -79,13 +87,12 @@ def series(jobs: Jobs, references: References, url: str, store: Path, draw: rand
         before = {path.name for path in manifests(store)}
         wait_for(lambda job=job, before=before: has_begun(job, store, before), "it writes checkpoints")  # type: ignore[misc]
         if full and draw.random() < 0.5:
-            subprocess.run(["mount", "-o", "remount,size=100k", str(store.parent)], check=True)
+            fill(store.parent)
             time.sleep(draw.uniform(0.0, 0.5))
         time.sleep(draw.uniform(0.0, 0.6))
         assert job.process.poll() is None, f"it ended by itself in round {number}" + describe(job.wait())
         kill_all(job)
-        if full:
-            subprocess.run(["mount", "-o", "remount,size=64m", str(store.parent)], check=True)
+        (store.parent / "filler").unlink(missing_ok=True)
         step = check_newest(str(store))
         assert step >= reached, f"round {number}: step {reached} was listed before, and now the newest is {step}"
         print(f"round {number}: {workers} workers, killed after the checkpoint of step {step}", flush=True)

@@ -21,8 +21,9 @@ from craft.snapshots.store import Adding, Collecting, Found, Store, StoreBusy, W
 
 _LOOK_S = 0.5
 _PATIENCE_S = 60.0
-_TRIES = 4
+_TRIES = 10
 _RETRY_S = 0.05
+_LONGEST_S = 2.0
 
 
 class RemoteStore(Store):
@@ -62,7 +63,7 @@ class RemoteStore(Store):
                 if tries == _TRIES:
                     text = str(error) or repr(error)
                     raise SnapshotError(f"{self.where(path)}: {text}", self.where(path)) from error
-                time.sleep(_RETRY_S * 2**tries)
+                time.sleep(min(_LONGEST_S, _RETRY_S * 2**tries))
 
     def adding(self) -> Adding:
         return _RemoteAdding(self)

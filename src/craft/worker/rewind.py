@@ -8,6 +8,7 @@ of the new generation settle whether all go back (``decide.settle``). Owned by t
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 
 import msgspec
@@ -15,7 +16,7 @@ import torch
 
 from craft.decide import ledger as books
 from craft.decide.ledger import Ledger
-from craft.protocol.errors import Refused, SnapshotError
+from craft.protocol.errors import Refused, SnapshotCorrupt, SnapshotError, SnapshotMissing
 from craft.protocol.events import CheckpointRejected
 from craft.snapshots.listing import candidates
 from craft.snapshots.manifest import Manifest
@@ -31,6 +32,8 @@ from craft.worker.voice import Voice
 
 logger = logging.getLogger(__name__)
 
+_AWAY_S = (1.0, 5.0, 15.0, 0.0)
+"""A store that does not answer is asked again after these: the newest checkpoint is worth some patience."""
 _MAY_CHANGE = frozenset({"on_loss", "check_bits", "digest_bytes", "bucket_mb", "on_divergence", "steps", "epochs"})
 """Settings that may be others when a job goes on from a checkpoint."""
 
@@ -112,14 +115,23 @@ class Rewind:
 
     def _read(self, name: str, next_branch: bool) -> str:
         """Read and verify a checkpoint; from then on it is in hand. Returns why it cannot be used, if it cannot."""
-        try:
-            manifest = next((each for each in self.listed() if each.name == name), None)
-            if manifest is None:
-                return f"worker {self._commitments.ledger.worker_id} does not find it"
-            # Not yet into the modules of a job that is on its way: it may be that nobody goes back.
-            restored = restore(self._tiers, manifest, None if next_branch else self._modules)
-        except SnapshotError as error:
-            return str(error)
+        # Not yet into the modules of a job that is on its way: it may be that nobody goes back.
+        modules = None if next_branch else self._modules
+        for wait_s in _AWAY_S:
+            try:
+                manifest = next((each for each in self.listed() if each.name == name), None)
+                if manifest is None:
+                    return f"worker {self._commitments.ledger.worker_id} does not find it"
+                restored = restore(self._tiers, manifest, modules)
+                break
+            except (SnapshotMissing, SnapshotCorrupt) as error:
+                return str(error)
+            except SnapshotError as error:
+                problem = str(error)
+                logger.warning("checkpoint %s cannot be read now: %s", name, error)
+                time.sleep(wait_s)
+        else:
+            return problem
         attached = msgspec.json.decode(restored.header.conditions, type=Attached)
         self._check(attached.conditions)
         self._in_hand = restored

@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import random
+import threading
 from typing import Any
 
 import fsspec
@@ -13,6 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 import craft
 
 _requests = itertools.count(random.randrange(2))
+_within = threading.local()
 
 
 class Flaky(LocalFileSystem):  # type: ignore[misc]
@@ -24,23 +26,25 @@ class Flaky(LocalFileSystem):  # type: ignore[misc]
     def _strip_protocol(cls, path: Any) -> Any:
         return LocalFileSystem._strip_protocol(str(path).removeprefix("flaky://"))
 
-    def _often(self) -> None:
+
+def _flaky(inherited: Any) -> Any:
+    def call(self: Flaky, *args: Any, **kwargs: Any) -> Any:
+        # What a request is made of is no request of its own.
+        if getattr(_within, "request", False):
+            return inherited(self, *args, **kwargs)
         if next(_requests) % 2:
             raise OSError("the store is away for a moment")
+        _within.request = True
+        try:
+            return inherited(self, *args, **kwargs)
+        finally:
+            _within.request = False
+
+    return call
 
 
 for _name in ("ls", "find", "info", "cat_file", "pipe_file", "put_file", "get_file", "mv", "rm_file", "open", "exists"):
-
-    def _wrap(name: str) -> Any:
-        inherited = getattr(LocalFileSystem, name)
-
-        def call(self: Flaky, *args: Any, **kwargs: Any) -> Any:
-            self._often()
-            return inherited(self, *args, **kwargs)
-
-        return call
-
-    setattr(Flaky, _name, _wrap(_name))
+    setattr(Flaky, _name, _flaky(getattr(LocalFileSystem, _name)))
 fsspec.register_implementation("flaky", Flaky)
 
 parser = argparse.ArgumentParser()
