@@ -50,10 +50,10 @@ class Room:
             return False
         return True
 
-    async def watch_file(self, path: Path, give_up: Callable[[str], None]) -> None:
+    async def watch(self, file: PreemptFile, give_up: Callable[[str], None]) -> None:
         """Make room when the file appears; ``give_up`` is called with a reason if there is nothing to wait for."""
-        limit_s = await _appeared(path)
-        reason = f"the file {path} appeared"
+        limit_s = await file.appeared()
+        reason = f"the file {file.path} appeared"
         if self._can_save():
             self._preempt(reason, limit_s)
         elif self._is_part():
@@ -98,20 +98,27 @@ class Room:
         asyncio.get_running_loop().call_later(limit_s + LEAVE_S, self._made, late)
 
 
-async def _appeared(path: Path) -> float | None:
-    """Wait until the file appears, or is written anew; returns the number of seconds in it, if there is one.
+class PreemptFile:
+    """A file that tells the job to make room when it appears, or is written anew.
 
-    One that is there from the beginning is what the job made room for the last time.
+    One that is there when this is made is what the job made room for the last time.
     """
-    old = before = await asyncio.to_thread(_mark, path)
-    while True:
-        await asyncio.sleep(_LOOK_S)
-        # In a thread: the file may be on a network, which may not answer.
-        mark = await asyncio.to_thread(_mark, path)
-        # Twice the same: whoever makes it may still be writing.
-        if mark is not None and mark != old and mark == before:
-            return await asyncio.to_thread(_seconds, path)
-        before = mark
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._old = _mark(path)
+
+    async def appeared(self) -> float | None:
+        """Wait for it; returns the number of seconds in it, if there is one."""
+        before = self._old
+        while True:
+            # In a thread: the file may be on a network, which may not answer.
+            mark = await asyncio.to_thread(_mark, self.path)
+            # Twice the same: whoever makes it may still be writing.
+            if mark is not None and mark != self._old and mark == before:
+                return await asyncio.to_thread(_seconds, self.path)
+            before = mark
+            await asyncio.sleep(_LOOK_S)
 
 
 def _mark(path: Path) -> tuple[int, int, int] | None:

@@ -22,7 +22,7 @@ from craft.agent.forkserver import Ended, Forked, Outgoing, Ready
 from craft.agent.injections import Injections
 from craft.agent.own_lighthouse import OwnLighthouse
 from craft.agent.relay import Relay
-from craft.agent.room import LEAVE_S, Room
+from craft.agent.room import LEAVE_S, PreemptFile, Room
 from craft.agent.scratch import Scratch
 from craft.agent.stranded import Stranded
 from craft.agent.watch import Watchdog
@@ -67,6 +67,7 @@ class Supervisor:
         self._interrupted: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._watchdog = Watchdog(settings.hang_limits)
         self._room: Room | None = None
+        self._preempt_file = PreemptFile(settings.preempt_file) if settings.preempt_file is not None else None
         self._found: dict[str, Any] = {}
         """The status of a job that runs already, as it was when this agent came."""
         self._lighthouse: OwnLighthouse | None = None
@@ -109,10 +110,9 @@ class Supervisor:
                 if self._lighthouse is not None:
                     tasks.append(asyncio.create_task(self._guarded(self._lighthouse.keep(self._moved))))
                 tasks.append(asyncio.create_task(self._tick()))
-                if self._settings.preempt_file is not None:
+                if self._preempt_file is not None:
                     give_up = functools.partial(self._interrupt, _TERMINATED)
-                    watching = self._room.watch_file(self._settings.preempt_file, give_up)
-                    tasks.append(asyncio.create_task(watching))
+                    tasks.append(asyncio.create_task(self._room.watch(self._preempt_file, give_up)))
                 await self._start_workers()
                 outcome = await self._see_out(await self._over)
                 outcome = await self._count_faults(outcome)
