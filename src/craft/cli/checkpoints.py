@@ -20,6 +20,7 @@ from craft.cli.inspect import EXIT_BAD_INPUT, run_option
 from craft.protocol.errors import ConfigError, CraftError
 
 if TYPE_CHECKING:
+    from craft.snapshots.export import Form
     from craft.snapshots.manifest import Manifest
     from craft.snapshots.tiers import Tiers
 
@@ -185,6 +186,41 @@ def diff(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
         return
     for line in differences(before, after, found_difference):
         click.echo(line)
+
+
+@checkpoints.command()
+@click.argument("words", nargs=-1, metavar="[URL] [STEP|NAME]")
+@click.argument("out", type=click.Path(path_type=Path))
+@run_option
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["safetensors", "torch", "dcp"]),
+    required=True,
+    help="safetensors: the modules' tensors. torch: one file for torch.load. dcp: a directory for torch.distributed.checkpoint.",
+)
+@explained
+def export(words: tuple[str, ...], out: Path, run_dir: Path | None, form: Form) -> None:
+    """Write a checkpoint to OUT, in a form that other programs read; every byte is verified on the way.
+
+    torch and dcp hold {"model": its state_dict, "registered": {name: state_dict}, "step": ..., "branch": ...}.
+
+    \b
+    Example:
+      craft checkpoints export --format safetensors model.safetensors
+      craft checkpoints export s3://bucket/job best --format torch best.pt
+    """
+    from craft.snapshots.selection import select
+
+    url, which = _place_and_one(words)
+    tiers, found, _ = _listed(_place(url, run_dir))
+    manifest = select(found, tiers.url, which)
+    # Only now: torch takes a while to import, and bad input gets its answer at once.
+    from craft.snapshots.export import export as write
+
+    with _reading(manifest.total_bytes, quiet=False) as (advance, say):
+        write(tiers, manifest, form, out, advance)
+        say(f"{out} holds checkpoint {manifest.name}")
 
 
 def _place(url: str | None, run_dir: Path | None) -> str:

@@ -31,6 +31,8 @@ class Header(msgspec.Struct, frozen=True):
     """How many of them, from the first, are parameters and buffers of modules."""
     skeleton: dict[str, Node]
     """For each registered object what its ``state_dict`` gave, with tensors as numbers of entries."""
+    names: dict[str, int]
+    """The entry of each key of the modules' ``state_dict``: some tensors have two keys, some buffers have none."""
     conditions: bytes
     """Whatever the caller wants the receiver to know; not looked at here."""
     total_bytes: int
@@ -50,7 +52,12 @@ def decode_header(data: bytes) -> Header:
         fits = entry.dtype in DTYPES and len(entry.shape) == len(entry.stride)
         if not fits or min(entry.shape, default=0) < 0 or not is_dense(entry.shape, entry.stride):
             raise SnapshotCorrupt(f"no tensor has the form that the header gives {entry.name}: {entry}")
-    if Layout(header.entries).total_bytes != header.total_bytes or header.module_entries > len(header.entries):
+    numbers = range(header.module_entries)
+    if (
+        Layout(header.entries).total_bytes != header.total_bytes
+        or header.module_entries > len(header.entries)
+        or any(number not in numbers for number in header.names.values())
+    ):
         raise SnapshotCorrupt("the header of a training state contradicts itself")
     return header
 
@@ -81,6 +88,7 @@ class State:
             assert isinstance(leaf.value, torch.Tensor)
             packer.tensor(leaf.name, leaf.value)
         module_entries = len(packer.entries)
+        names = _names(modules)
         skeleton = {name: packer.pack(name, item.state_dict()) for name, item in registered.items()}
         self.tensors = packer.tensors
         self._layout = Layout(packer.entries)
@@ -88,6 +96,7 @@ class State:
             entries=tuple(packer.entries),
             module_entries=module_entries,
             skeleton=skeleton,
+            names=names,
             conditions=conditions,
             total_bytes=self._layout.total_bytes,
         )
@@ -99,6 +108,16 @@ class State:
             size = last - first
             out[filled : filled + size].copy_(memory_of(self.tensors[index])[first:last])
             filled += size
+
+
+def _names(modules: Mapping[str, torch.nn.Module]) -> dict[str, int]:
+    numbers = {id(leaf.value): number for number, leaf in enumerate(module_leaves(modules))}
+    return {
+        f"{prefix}.{key}": numbers[id(value)]
+        for prefix, module in modules.items()
+        for key, value in module.state_dict(keep_vars=True).items()
+        if id(value) in numbers
+    }
 
 
 def targets(modules: Mapping[str, torch.nn.Module]) -> dict[Entry, torch.Tensor]:
