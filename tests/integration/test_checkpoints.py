@@ -142,7 +142,7 @@ def test_what_cannot_go_on_is_refused_with_a_sentence(jobs: Jobs, tmp_path: Path
     assert jobs.run(TRAIN, workers=2, options=into(store)).exit_code == 0
     for options, sentence in (
         (into(store), "holds checkpoints already, the newest of step 10: go on from there with --resume"),
-        (into(store, "--resume", "7"), "--resume 7: there is no checkpoint of that step; there are: 10"),
+        (into(store, "--resume", "7"), f"--resume 7: there is no checkpoint of step 7 in {store}; there are: 10"),
         (("--resume",), "Say where checkpoints are: --checkpoints URL, or job.checkpoints(url)"),
         (("--on-divergence", "rollback"), "--on-divergence rollback needs checkpoints to go back to"),
     ):

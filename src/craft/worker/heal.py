@@ -7,7 +7,7 @@ donor serves it on threads of its own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 import torch
@@ -16,10 +16,11 @@ from craft.protocol.errors import ConfigError
 from craft.protocol.membership import Generation, Settlement
 from craft.snapshots.donor import Donor
 from craft.snapshots.fetch import Fetched, fetch
-from craft.snapshots.portable import State, carried_bytes, load
+from craft.snapshots.portable import carried_bytes, load
 from craft.snapshots.reserve import Reserve
 from craft.snapshots.state import Stateful
 from craft.worker.commit import Commitments
+from craft.worker.course import Course
 from craft.worker.points import reach
 from craft.worker.start import Attached, Progress, compare
 
@@ -39,7 +40,7 @@ class Healing:
         commitments: Commitments,
         modules: Mapping[str, torch.nn.Module],
         registered: Mapping[str, Stateful],
-        attached: Callable[[], Attached],
+        course: Course,
         reserve: Reserve | None = None,
     ) -> None:
         """``reserve`` is memory that was set aside for the state, if this worker came later than others."""
@@ -49,7 +50,7 @@ class Healing:
         self._commitments = commitments
         self._modules = modules
         self._registered = registered
-        self._attached = attached
+        self._course = course
         self._due: Settlement | None = None
         """Joiners of this settlement wait for a stripe that is not copied yet."""
         self._serving = False
@@ -79,18 +80,14 @@ class Healing:
         donors = donors_of(generation, settlement)
         worker_id = self._commitments.ledger.worker_id
         if worker_id in donors:
-            state = self.state()
+            state = self._course.state()
             self._donor.stage(generation.name, settlement.level, state, donors.index(worker_id), len(donors))
             self._serving = True
             reach("staged", settlement.level)
 
-    def state(self) -> State:
-        """The whole state as it is now, with what travels beside it."""
-        return State(self._modules, self._registered, msgspec.json.encode(self._attached()))
-
     def measure(self) -> int:
         """Find out how large the state is; return how much memory a joiner should set aside."""
-        header = State(self._modules, self._registered, b"").header
+        header = self._course.state().header
         self._state_bytes = header.total_bytes
         return carried_bytes(header)
 
@@ -128,7 +125,9 @@ class Healing:
     def load(self, fetched: Fetched) -> Progress:
         """Put a fetched state into this worker's own objects; it is bit for bit that of the donors then."""
         theirs = msgspec.json.decode(fetched.header.conditions, type=Attached)
-        problem = compare("the job", theirs.conditions, self._commitments.ledger.worker_id, self._attached().conditions)
+        problem = compare(
+            "the job", theirs.conditions, self._commitments.ledger.worker_id, self._course.attached.conditions
+        )
         if problem is not None:
             raise ConfigError(problem)
         load(fetched.header, fetched.tensors, self._modules, self._registered)

@@ -162,7 +162,7 @@ class Job:
         """Take a checkpoint of the state as it is now; one with a tag is kept for good. Between the steps, on every worker."""
         check_tag(tag)
         training = self._loop("checkpoint")
-        if training.saving is None:
+        if training.course.saving is None:
             raise ConfigError(
                 "job.checkpoint(): where to? Call job.checkpoints(url) before, or craft run --checkpoints URL"
             )

@@ -79,10 +79,11 @@ class Rewind:
         logger.warning("checkpoint %s cannot be used: %s", event.name, event.reason)
         self._voice.note(event)
 
-    def prepare(self, wanted: int | None, next_branch: bool) -> bool:
+    def prepare(self, wanted: int | None, next_branch: bool) -> str | None:
         """Agree with everybody on the newest checkpoint that all can read (or that of step ``wanted``), and have it in hand.
 
-        False if there is none. Raises GroupError if somebody is lost; then it may be that all have it in hand, or have gone back.
+        Returns why there is none, if there is none. Raises GroupError if somebody is lost; then it may be that all have it in
+        hand, or have gone back.
         """
         leads = self._commitments.ledger.rank == 0
         found = self.listed() if leads else []
@@ -96,7 +97,7 @@ class Rewind:
             problem = next((each for each in problems if each), "")
             if not problem:
                 reach("verified", self._commitments.step)
-                return True
+                return None
             self._commitments.ledger = books.discarded(self._commitments.ledger)
             self._in_hand = None
             reasons.append(f"{name}: {problem}")
@@ -104,11 +105,8 @@ class Rewind:
                 step = next(each.step for each in found if each.name == name)
                 self._rejected(CheckpointRejected(name=name, step=step, url=self.url, reason=problem))
         if reasons:
-            raise Refused(
-                f"{len(reasons)} checkpoint{'s' * (len(reasons) > 1)} listed in {self.url}, none of which can be"
-                f" used ({'; '.join(reasons)}): repair or remove them, or start without --resume in another place"
-            )
-        return False
+            return f"none of the {len(reasons)} checkpoints in {self.url} can be used ({'; '.join(reasons)})"
+        return f"there is no checkpoint{'' if wanted is None else f' of step {wanted}'} in {self.url}"
 
     def _exchange(self, data: bytes) -> list[bytes]:
         return exchange(self._commitments, data)
@@ -193,8 +191,11 @@ def begin_from(resume: str | None, rewind: Rewind | None, ledger: Ledger) -> Non
         rewind.check_fresh()
         return
     wanted = None if resume == "auto" else int(resume)
-    if rewind.prepare(wanted, next_branch=False):
+    problem = rewind.prepare(wanted, next_branch=False)
+    if problem is None:
         rewind.go()
     elif wanted is not None:
         steps = ", ".join(str(each.step) for each in rewind.listed()) or "none"
-        raise Refused(f"--resume {wanted}: there is no checkpoint of that step; there are: {steps}")
+        raise Refused(f"--resume {wanted}: {problem}; there are: {steps}")
+    elif rewind.listed():
+        raise Refused(f"--resume: {problem}: repair or remove them, or start without --resume in another place")

@@ -113,7 +113,7 @@ class Steps:
                     )
             training.end()
         except Left:
-            training.leave()
+            training.course.leave()
             raise
         finally:
             training.close()

@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 import torch
-from msgspec.structs import replace
 
 from craft.decide import ledger as books
 from craft.protocol.activity import Phase
 from craft.protocol.errors import ConfigError, GroupError
-from craft.protocol.events import AnyNote, CheckpointRestored, RolledBack, StopRequested
-from craft.protocol.membership import Generation, Settlement
+from craft.protocol.events import StopRequested
+from craft.protocol.membership import Settlement
 from craft.settings.worker import WorkerSettings
 from craft.snapshots.donor import Donor
 from craft.snapshots.reserve import Reserve
@@ -25,6 +23,7 @@ from craft.worker.buffers import Buffers
 from craft.worker.calls import Calls
 from craft.worker.chronicle import Chronicle
 from craft.worker.commit import Commitments
+from craft.worker.course import Course
 from craft.worker.exchange import ExchangeThread
 from craft.worker.flight import PROBE, Flight
 from craft.worker.gather import gather
@@ -33,12 +32,10 @@ from craft.worker.heal import Healing
 from craft.worker.joining import Joining
 from craft.worker.layout import Layout, trainable_of
 from craft.worker.meeting import Meeting
-from craft.worker.numbers import Numbers
 from craft.worker.points import reach
-from craft.worker.rewind import Rewind, begin_from
-from craft.worker.saving import Saving, Target
+from craft.worker.saving import Target
 from craft.worker.shifted import Shifted
-from craft.worker.start import Attached, Conditions, Progress, check_conditions, make_equal
+from craft.worker.start import Conditions, check_conditions, make_equal
 from craft.worker.voice import Voice
 
 if TYPE_CHECKING:
@@ -79,8 +76,6 @@ class Training:
         self.current: Step | None = None
         """The step that the script is in, or was in last."""
         self.stop_reason: str | None = None
-        self.applied = 0
-        """The step that the script is in: for a joiner that catches up, behind that of the others."""
         self._meeting = meeting
         self._voice = voice
         self._modules = modules
@@ -91,19 +86,14 @@ class Training:
         self._exchange = ExchangeThread(voice.broke)
         self._digest = RotatingDigest(settings.digest_bytes)
         self._chronicle = Chronicle(settings.run_dir, settings.worker_id)
-        self._numbers = Numbers(settings.on_divergence, registered.values())
+        self.course = Course(
+            settings, target, commitments, meeting, voice, activity, modules, registered, conditions, source
+        )
         key = settings.state_key_bytes
-        self.healing = Healing(donor, key, commitments, modules, registered, self._attached, reserve)
-        self.saving: Saving | None = None
-        self._rewind: Rewind | None = None
-        if target is not None:
-            self.saving = Saving(target, settings.worker_id, meeting, voice, activity, self.healing.state)
-            self._rewind = Rewind(target.tiers, commitments, voice, modules, registered, conditions)
+        self.healing = Healing(donor, key, commitments, modules, registered, self.course, reserve)
         self._calls = Calls(commitments, donor, key, self._regroup_between_steps)
         self._joining: Joining | None = None
         self._expected: tuple[int, tuple[int, ...]] | None = None
-        self._prepared_for = 0
-        """The generation for whose shares of checkpoints there is room."""
         self._ended = False
         self._ended_loop = False
         self._last_commit = 0.0
@@ -124,15 +114,14 @@ class Training:
             self.source.size_of,
             self.settled,
             self._voice,
-            self._numbers,
-            self._extra_word,
+            self.course.numbers,
+            self.course.word,
         )
 
-    def _extra_word(self, step: int) -> dict[str, Any]:
-        return self.saving.word(step, self.commitments.ledger.rank == 0) if self.saving is not None else {}
-
-    def _attached(self) -> Attached:
-        return Attached(self._conditions, Progress(self.source.skipped, self._numbers.lowered_until))
+    @property
+    def applied(self) -> int:
+        """The step that the script is in: for a joiner that catches up, behind that of the others."""
+        return self.course.applied
 
     @property
     def total_steps(self) -> int | None:
@@ -163,7 +152,7 @@ class Training:
                 settlement = self._regroup()
         reach("started", self.commitments.step)
         if self.commitments.ledger.whole:
-            self.applied = self.commitments.step
+            self.course.applied = self.commitments.step
             self.settled(settlement, level=True)
         else:
             self._join(settlement)
@@ -172,15 +161,19 @@ class Training:
 
     def _regroup(self) -> Settlement:
         settlement = self.commitments.regroup(self.source.size_of)
-        self._follow_back()
+        self._follow()
         return settlement
 
+    def _follow(self) -> None:
+        if self.course.follow():
+            self._digest.restart(self.applied)
+            self._ended = False
+
     def _compare(self) -> None:
-        with self.activity.paused("reading a checkpoint"):
-            begin_from(self.settings.resume, self._rewind, self.commitments.ledger)
+        self.course.begin()
         group, members = self.commitments.group, self.commitments.ledger.members
         check_conditions(group, members, self._conditions)
-        self._follow_back()
+        self._follow()
         unequal = make_equal(group, members, self.leaves())
         if unequal is not None:
             logger.warning(
@@ -200,76 +193,17 @@ class Training:
             self.source.size_of,
             self._bucket_bytes,
         )
-        self.applied, progress = self._joining.take_state(settlement)
-        self._take_progress(progress)
+        self.course.applied, progress = self._joining.take_state(settlement)
+        self.course.take(progress)
         self.flight.probe_wanted = False
-
-    def _take_progress(self, progress: Progress) -> None:
-        self.source.skip(progress.skipped)
-        self._numbers.load(progress)
-
-    def _follow_back(self) -> None:
-        """If all went back to a checkpoint, do so here, too."""
-        if self._rewind is None or self.saving is None or (found := self._rewind.follow()) is None:
-            return
-        manifest, progress = found
-        left_at, self.applied = self.applied, manifest.step
-        event: AnyNote = CheckpointRestored(
-            name=manifest.name, branch=manifest.branch, step=manifest.step, url=self._rewind.url
-        )
-        if left_at:
-            # The data since is left out: the next step takes what would have come now.
-            progress = replace(progress, skipped=left_at - manifest.step + self.source.skipped)
-            event = self._rolled_back(manifest.step, left_at, progress.skipped)
-            self._numbers.went_back(manifest.step)
-        self._voice.note(event)
-        self._voice.emit(event)
-        self._take_progress(progress)
-        self._digest.restart(self.applied)
-        self.saving.went_back(manifest.step)
-        self._ended = False
-
-    def _rolled_back(self, step: int, left_at: int, skipped: int) -> RolledBack:
-        reason = self._numbers.due.what if self._numbers.due is not None else ""
-        branch = self.commitments.ledger.branch
-        return RolledBack(branch=branch, step=step, left_at=left_at, skipped=skipped, reason=reason)
 
     def wants_more(self) -> bool:
         """Whether there is another step; what is due at the boundary before it is done first."""
-        self._at_boundary()
+        self.course.at_boundary(self.behind, lambda: self.settled(self._regroup(), level=True))
         if self._ended:
             return False
         self._meeting.step = self.applied
         return self.total_steps is None or self.applied < self.total_steps
-
-    def _at_boundary(self) -> None:
-        if self._numbers.goes_back:
-            self._go_back()
-        if self.saving is not None:
-            self.saving.at_boundary()
-
-    def _go_back(self) -> None:
-        """Numbers are not finite: go back to the newest checkpoint, with everybody."""
-        assert self._rewind is not None
-        if self._joining is not None:
-            raise ConfigError(
-                "the job went back to a checkpoint while this worker was catching up: another one will come"
-            )
-        self.activity.now(Phase.EXCHANGING, self.applied)
-        before = self.commitments.ledger.rewinds
-        while self.commitments.ledger.rewinds == before:
-            try:
-                with self.activity.paused("going back to a checkpoint"):
-                    found = self._rewind.prepare(None, next_branch=True)
-                if not found:
-                    logger.warning("there is no checkpoint to go back to yet: the step is left out")
-                    return
-                self._rewind.go()
-            except GroupError as error:
-                self.commitments.broke(error)
-                self.commitments.await_move()
-                self.settled(self._regroup(), level=True)
-        self._follow_back()
 
     def begin(self) -> None:
         """The inner loop of a step begins."""
@@ -338,24 +272,15 @@ class Training:
             plan=flight.plan,
             metrics=metrics,
         )
-        self.applied = number + 1
         self.activity.committed()
         self.activity.now(Phase.UPDATING, number)
         flight.probe_wanted = False
         self.healing.committed()
         if number == _STATE_IS_BUILT and self._voice.is_heard:
             self._voice.report(urgent=False, carried_bytes=self.healing.measure())
-        if self.saving is not None and number >= _STATE_IS_BUILT and self._prepared_for != flight.generation:
-            self._prepared_for = flight.generation
-            self.saving.prepare([each for each in ledger.members if each not in ledger.idle])
         self._ended = combined.ended or combined.stop is not None
-        if self._numbers.due is not None:
-            self._voice.note(self._numbers.due)
-            self._voice.emit(self._numbers.due)
-            self._numbers.check()
-        if self.saving is not None:
-            assert flight.under is not None
-            self.saving.committed(combined, ledger.branch, flight.under, self.behind)
+        assert flight.under is not None
+        self.course.committed(combined, flight.under, self.behind)
         if combined.stop is not None:
             self._voice.emit(StopRequested(reason=combined.stop))
         now = time.time()
@@ -396,14 +321,7 @@ class Training:
 
     def checkpoint(self, tag: str | None) -> None:
         """Take a checkpoint of the state as it is now, on every worker that keeps pace."""
-        ledger, generation = self.commitments.ledger, self.commitments.generation
-        assert self.saving is not None and generation is not None
-        everyone = self.gather(msgspec.json.encode((ledger.worker_id, generation)))
-        found = [msgspec.json.decode(data, type=tuple[str, Generation]) for data in everyone]
-        members = tuple(worker_id for worker_id, _ in found)
-        if ledger.worker_id in members:
-            # Under the first one's: a new generation may have come about in the middle of it.
-            self.saving.ask(tag, self.applied, ledger.branch, found[0][1], members)
+        self.course.checkpoint(tag, self.gather)
 
     def _is_followed(self) -> bool:
         """Whether a joiner's thread follows generations in the main thread's stead."""
@@ -426,8 +344,7 @@ class Training:
             try:
                 # Once this returns, everybody has come here: nobody needs anything from this worker any more.
                 gather(self.commitments.group, b"")
-                if self.saving is not None:
-                    self._save_last(self.saving)
+                self.course.end()
                 break
             except GroupError as error:
                 self.commitments.broke(error)
@@ -436,23 +353,8 @@ class Training:
         self._chronicle.complete()
         self._voice.report(complete=True, step=self.commitments.step, digest=digest(self.leaves()))
 
-    def _save_last(self, saving: Saving) -> None:
-        """Returns once everybody's share of the last checkpoint is written."""
-        ledger, generation = self.commitments.ledger, self.commitments.generation
-        assert generation is not None
-        members = tuple(each for each in ledger.members if each not in ledger.idle)
-        if ledger.worker_id in members:
-            saving.at_end(self.applied, ledger.branch, generation, members)
-        gather(self.commitments.group, b"")
-
-    def leave(self) -> None:
-        """This worker leaves the job before its end."""
-        if self.saving is not None:
-            self.saving.finish()
-
     def close(self) -> None:
-        if self.saving is not None:
-            self.saving.close()
+        self.course.close()
         self.flight.gradients.detach()
         self._meeting.close()
         self._exchange.stop()
@@ -466,8 +368,7 @@ class Training:
         # Whether it was in a step or still before its first one: from here on all look at the same slices.
         self._digest.restart(settlement.level + 1)
         self.healing.settled(settlement)
-        if self.saving is not None:
-            self.saving.settled(self.commitments.ledger.members, self.commitments.lost)
+        self.course.settled()
         if level:
             self.healing.give()
         self._voice.entered(settlement, self.commitments.ledger.generation, self.commitments.lost)
