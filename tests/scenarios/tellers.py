@@ -140,7 +140,7 @@ def _event_text(event: AnyEvent) -> str:
     shown: dict[str, object] = {}
     if isinstance(event, WorkerJoined):
         shown = {"worker_id": event.member.worker_id, "host": event.member.host}
-    hidden = ("member", "time", "traceback", "pid", "digest", "detail", "stack", "late", "url", "seconds")
+    hidden = ("member", "time", "traceback", "pid", "digest", "detail", "stack", "late", "refused", "url", "seconds")
     shown |= {key: value for key, value in fields.items() if key not in hidden and value not in (None, ())}
     return f"event  {type(event).__name__} {_pairs(shown)}"
 
