@@ -154,8 +154,10 @@ def _coverage(run: Run) -> Iterator[str]:
         yield f"P2: step {step} of {steps} was committed by nobody"
     for line in _events(run, "WorkerFinished"):
         own = run.commits.get(line["worker_id"], ())
-        last = own[-1].step if own else _first_step(run) - 1
-        if line["complete"] and (line["step"] != steps or last != steps - 1):
+        last = own[-1].step if own else None
+        # One that began where the job ends has nothing to write down.
+        done = last == steps - 1 or (last is None and steps == _first_step(run) > 0)
+        if line["complete"] and (line["step"] != steps or not done):
             yield (
                 f"P2: {line['worker_id']} finished after {line['step']} steps, of which the last that it wrote down"
                 f" is {last}, but the job has {steps}"
@@ -269,33 +271,34 @@ def _metrics(run: Run, files: Mapping[Path, list[dict[str, Any]]]) -> Iterator[s
 
     A job of several hosts has several: a new leader writes down on its own host what the old one may not have written.
     """
-    steps = range(_first_step(run), _num_steps(run))
-    rolled_back = any(commit.branch for commits in run.commits.values() for commit in commits)
-    written = {int(line["step"]) for lines in files.values() for line in lines}
-    for step in sorted(set(steps) - written):
-        yield f"P3: step {step} is in metrics.jsonl 0 times"
-    for step in sorted(written - set(steps)):
+    committed = {_place(commit) for commits in run.commits.values() for commit in commits}
+    written = {_metrics_place(line) for lines in files.values() for line in lines}
+    for branch, step in sorted(committed - written):
+        yield f"P3: step {step} is in metrics.jsonl 0 times{f', in branch {branch}' if branch else ''}"
+    for _, step in sorted(written - committed):
         yield f"P3: step {step} is in metrics.jsonl, and nobody committed it"
-    if rolled_back:
-        return
     for path, lines in files.items():
         where = f" of {path}" if len(files) > 1 else ""
-        counts = Counter(int(line["step"]) for line in lines)
-        for step in sorted(step for step, count in counts.items() if count > 1 and step in steps):
-            yield f"P3: step {step} is in metrics.jsonl{where} {counts[step]} times"
-        for before, after in itertools.pairwise(int(line["step"]) for line in lines):
+        counts = Counter(map(_metrics_place, lines))
+        for place in sorted(place for place, count in counts.items() if count > 1 and place in committed):
+            yield f"P3: step {place[1]} is in metrics.jsonl{where} {counts[place]} times"
+        for before, after in itertools.pairwise(map(_metrics_place, lines)):
             if after < before:
-                yield f"P3: metrics.jsonl{where} has step {after} after step {before}"
+                yield f"P3: metrics.jsonl{where} has step {after[1]} after step {before[1]}"
     yield from _same_metrics(files)
 
 
+def _metrics_place(line: Mapping[str, Any]) -> Place:
+    return int(line.get("branch", 0)), int(line["step"])
+
+
 def _same_metrics(files: Mapping[Path, list[dict[str, Any]]]) -> Iterator[str]:
-    first: dict[int, tuple[Path, dict[str, Any]]] = {}
+    first: dict[Place, tuple[Path, dict[str, Any]]] = {}
     for path, lines in files.items():
         for line in lines:
             # When it was written is the one thing in it that differs between workers.
             values = {name: value for name, value in line.items() if name != "time"}
-            other, expected = first.setdefault(int(line["step"]), (path, values))
+            other, expected = first.setdefault(_metrics_place(line), (path, values))
             if other != path and values != expected:
                 yield f"P3: step {line['step']}: metrics.jsonl of {other} has {expected}, that of {path} {values}"
 

@@ -23,7 +23,7 @@ class Chronicle:
         self._written = -1
         """Size of ``metrics.jsonl`` when this worker last wrote to it."""
         # What was not written by a leader that is gone is written by the next one.
-        self._recent: deque[tuple[int, bytes]] = deque(maxlen=16)
+        self._recent: deque[tuple[tuple[int, int], bytes]] = deque(maxlen=16)
         if run_dir is not None:
             folder = run_dir / "workers" / worker_id
             folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,8 @@ class Chronicle:
         }
         os.write(self._steps, msgspec.json.encode(line) + b"\n")
         # JSON has no NaN: a metric that is not finite is null.
-        self._recent.append((step, msgspec.json.encode({"step": step, "time": line["time"], **metrics})))
+        values = {"step": step, **({"branch": branch} if branch else {}), "time": line["time"], **metrics}
+        self._recent.append(((branch, step), msgspec.json.encode(values)))
         if members[0] == worker_id:
             self._write_metrics()
 
@@ -72,7 +73,7 @@ class Chronicle:
         fcntl.lockf(self._metrics, fcntl.LOCK_EX)
         try:
             if os.fstat(self._metrics).st_size != self._written:
-                last, torn = _last_step(self._metrics)
+                last, torn = _last_place(self._metrics)
                 if torn:
                     # A full disk cut the last line short: end it, so that it does not swallow the next one.
                     os.write(self._metrics, b"\n")
@@ -88,14 +89,15 @@ def _append_to(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
-def _last_step(fd: int) -> tuple[int, bool]:
-    """The step of the last whole line of ``metrics.jsonl`` (-1 if there is none), and whether something follows it."""
+def _last_place(fd: int) -> tuple[tuple[int, int], bool]:
+    """(branch, step) of the last whole line of ``metrics.jsonl``, and whether something follows that."""
     size = os.fstat(fd).st_size
     begin = max(0, size - 65536)
     *whole, rest = os.pread(fd, size - begin, begin).split(b"\n")
     for line in reversed(whole):
         try:
-            return int(json.loads(line)["step"]), bool(rest)
+            found = json.loads(line)
+            return (int(found.get("branch", 0)), int(found["step"])), bool(rest)
         except ValueError:
             continue
-    return -1, bool(rest)
+    return (0, -1), bool(rest)

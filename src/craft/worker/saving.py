@@ -241,7 +241,7 @@ class Saving:
 
     def at_end(self, step: int, branch: int, generation: Generation, members: tuple[str, ...]) -> None:
         """Every step is committed: one more checkpoint, unless this state has one; returns when this share is written."""
-        if self.saved != step:
+        if self.saved != step and (self._open is None or self._open.step != step):
             self._take(Due(step, branch, None, generation, members))
         self.finish()
 

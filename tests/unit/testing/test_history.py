@@ -250,10 +250,18 @@ def test_under_shrink_a_dropped_microbatch_must_be_in_the_journal(files: Files) 
 
 
 def test_a_rollback_is_no_violation(files: Files) -> None:
-    """A new branch goes back to an earlier step; its metrics are there twice."""
+    """A new branch goes back to an earlier step; its metrics are there for each branch."""
     again = [{**line, "branch": 1} for line in files.steps["w0"][2:]]
     files.steps["w0"] += again
-    files.metrics += files.metrics[2:]
+    files.metrics += [{**line, "branch": 1} for line in files.metrics[2:]]
+    assert check(files.write(), "d1").violations == ()
+
+
+def test_a_run_that_began_from_a_checkpoint_has_no_earlier_steps(files: Files) -> None:
+    for lines in (*files.steps.values(), files.metrics):
+        del lines[:2]
+    assert "P2: step 0 of 4 was committed by nobody" in check(files.write(), "d1").violations
+    files.journal.insert(0, {"time": 0.0, "kind": "event", "event": "CheckpointRestored", "step": 2})
     assert check(files.write(), "d1").violations == ()
 
 
