@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from craft.protocol import events
     from craft.protocol.errors import BitsDiffer, ConfigError, CraftError, Fenced, GroupError, Unreachable
+    from craft.snapshots import dcp
     from craft.worker.job import Job
     from craft.worker.join import join
     from craft.worker.steps import Step
@@ -25,6 +26,7 @@ __all__ = [
     "Job",
     "Step",
     "Unreachable",
+    "dcp",
     "events",
     "join",
 ]
@@ -40,13 +42,14 @@ _HOMES = {
     "Step": "craft.worker.steps",
     "join": "craft.worker.join",
 }
+_MODULES = {"dcp": "craft.snapshots.dcp", "events": "craft.protocol.events"}
 
 
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name == "events":
-        return importlib.import_module("craft.protocol.events")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name not in _HOMES:
         raise AttributeError(f"module 'craft' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

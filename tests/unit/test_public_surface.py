@@ -26,6 +26,7 @@ def test_craft_exports_exactly_these_names() -> None:
         "Job",
         "Step",
         "Unreachable",
+        "dcp",
         "events",
         "join",
     ]
@@ -48,6 +49,8 @@ def test_a_job_has_exactly_these_attributes() -> None:
         "barrier",
         "branch",
         "broadcast_object",
+        "checkpoint",
+        "checkpoints",
         "device",
         "epoch",
         "evaluate",
@@ -71,6 +74,12 @@ def test_a_job_has_exactly_these_attributes() -> None:
 
 def test_the_methods_of_a_step_are_log_and_weight() -> None:
     assert public_names(craft.Step) == ["log", "weight"]
+
+
+def test_storage_for_distributed_checkpoints_is_a_writer_and_a_reader() -> None:
+    from craft import dcp
+
+    assert dcp.__all__ == ["StorageReader", "StorageWriter"]
 
 
 def test_a_name_that_is_not_exported_is_an_attribute_error_that_names_it() -> None:

@@ -27,11 +27,25 @@ class Chunk(NamedTuple):
     size: int
 
 
-def cut(entries: Sequence[Entry]) -> tuple[Chunk, ...]:
-    """Return the chunks of a state, in the order of their first bytes; together they are every byte once."""
+def cut(entries: Sequence[Entry], shares: Sequence[int] = ()) -> tuple[Chunk, ...]:
+    """Return the chunks of a state, in the order of their first bytes; together they are every byte once.
+
+    ``shares``: so many entries each writer has, who knows nothing of the others'; each share is cut by itself.
+    """
+    chunks: list[Chunk] = []
+    first = begin = 0
+    for count in shares or (len(entries),):
+        mine = entries[first : first + count]
+        chunks += _cut_share(mine, begin)
+        begin += sum(map(entry_bytes, mine))
+        first += count
+    return tuple(chunks)
+
+
+def _cut_share(entries: Sequence[Entry], begin: int) -> list[Chunk]:
     chunks: list[Chunk] = []
     small: list[tuple[int, int]] = []
-    begin = packed = 0
+    packed = 0
     for entry in entries:
         end = begin + entry_bytes(entry)
         if end - begin >= LARGE_BYTES:
@@ -48,7 +62,7 @@ def cut(entries: Sequence[Entry]) -> tuple[Chunk, ...]:
         begin = end
     if small:
         chunks.append(_chunk(small))
-    return tuple(sorted(chunks))
+    return sorted(chunks)
 
 
 def _chunk(ranges: list[tuple[int, int]]) -> Chunk:

@@ -32,6 +32,8 @@ class Outline(msgspec.Struct, frozen=True):
 
     entries: tuple[Entry, ...]
     total_bytes: int
+    shares: tuple[int, ...] = ()
+    """How many entries each writer had, where they wrote apart from each other."""
 
 
 def read_outline(data: bytes) -> Outline:
@@ -43,7 +45,8 @@ def read_outline(data: bytes) -> Outline:
     for entry in outline.entries:
         if min(entry.shape, default=0) < 0:
             raise SnapshotCorrupt(f"no tensor has the form that the header gives {entry.name}: {entry}")
-    if Layout(outline.entries).total_bytes != outline.total_bytes:
+    apart = outline.shares and (sum(outline.shares) != len(outline.entries) or min(outline.shares) < 0)
+    if apart or Layout(outline.entries).total_bytes != outline.total_bytes:
         raise SnapshotCorrupt("the header of a training state contradicts itself")
     return outline
 

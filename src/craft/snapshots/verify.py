@@ -24,7 +24,7 @@ def verify(tiers: Tiers, manifest: Manifest, progress: Callable[[int], None] | N
     """Read every byte of a checkpoint; return what is wrong with it, in sentences. ``progress`` is told of bytes."""
     try:
         outline = read_outline(fetch_header(tiers, manifest))
-        chunks = cut(outline.entries)
+        chunks = cut(outline.entries, outline.shares)
         check_sizes(manifest, chunks)
     except SnapshotError as error:
         return [str(error)]
@@ -93,8 +93,8 @@ class Difference(NamedTuple):
 
 
 class _Values(msgspec.Struct):
-    skeleton: dict[str, msgspec.Raw]
-    conditions: bytes
+    skeleton: dict[str, msgspec.Raw] = {}
+    conditions: bytes = b""
 
 
 def diff(tiers: Tiers, before: Manifest, after: Manifest) -> Difference:
@@ -131,12 +131,13 @@ class _Side:
         header = fetch_header(tiers, manifest)
         self._tiers = tiers
         self._manifest = manifest
-        self._entries = read_outline(header).entries
+        outline = read_outline(header)
+        self._entries = outline.entries
         try:
             self.values = msgspec.msgpack.decode(header, type=_Values)
         except msgspec.DecodeError as error:
             raise SnapshotCorrupt(f"not the header of a training state: {error}") from None
-        self._chunks = cut(self._entries)
+        self._chunks = cut(outline.entries, outline.shares)
         check_sizes(manifest, self._chunks)
 
     def prints(self) -> Iterator[tuple[str, Entry, list[str]]]:

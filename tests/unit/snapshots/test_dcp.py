@@ -1,0 +1,194 @@
+"""Storage for torch.distributed.checkpoint, in one process: what is written again, what is found damaged, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from craft.cli.main import main
+from craft.protocol.errors import ConfigError
+from craft.snapshots.dcp import StorageReader, StorageWriter
+from craft.snapshots.listing import candidates
+from craft.snapshots.manifest import Manifest, chunk_path
+from craft.snapshots.memory import same_bits
+from craft.snapshots.tiers import open_tiers
+
+from .scene import crew, flip
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+SIZE = (1300, 1000)
+"""A tensor of this size is two chunks, the second smaller."""
+
+
+def state(seed: int) -> dict[str, Any]:
+    """Tensors of many forms, and values that are none."""
+    made = torch.Generator().manual_seed(seed)
+    return {
+        "model": {
+            "large": torch.randn(SIZE, generator=made),
+            "turned": torch.randn(200, 300, generator=made).t(),
+            "short": torch.randn(30, generator=made).bfloat16(),
+            "number": torch.tensor(seed),
+            "nothing": torch.empty(0, 4),
+            "flags": torch.randn(70, generator=made) > 0,
+        },
+        "groups": [{"lr": 0.1 * seed, "betas": (0.9, 0.99)}],
+        "seed": seed,
+    }
+
+
+def put(store: Path, step: int | None, content: dict[str, Any], planner: SavePlanner | None = None) -> None:
+    save(content, storage_writer=StorageWriter(store, step), planner=planner, no_dist=True)
+
+
+def get(store: Path, which: int | str | None = None) -> dict[str, Any]:
+    found = state(0)
+    load(found, storage_reader=StorageReader(store, which), no_dist=True)
+    return found
+
+
+def listed(store: Path) -> list[Manifest]:
+    return candidates(open_tiers(str(store)))
+
+
+def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert found["groups"] == wanted["groups"] and found["seed"] == wanted["seed"]
+    assert all(same_bits(found["model"][name], tensor) for name, tensor in wanted["model"].items())
+
+
+def reason(error: CheckpointException) -> str:
+    return str(next(iter(error.failures.values()))[0])
+
+
+def test_what_was_saved_is_loaded_bit_for_bit_and_listed_as_such(tmp_path: Path) -> None:
+    put(tmp_path, 5, state(5))
+    put(tmp_path, 6, state(6))
+    assert_same(get(tmp_path), state(6))
+    assert_same(get(tmp_path, 5), state(5))
+    assert_same(get(tmp_path, listed(tmp_path)[1].name), state(5))
+    assert [(each.kind, each.step, each.tag) for each in listed(tmp_path)] == [("dcp", 6, None), ("dcp", 5, None)]
+    assert not list((tmp_path / "parts").rglob("*.json"))
+
+
+def test_what_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
+    put(tmp_path, 1, state(1))
+    put(tmp_path, 2, state(1))
+    second, first = listed(tmp_path)
+    assert first.new_bytes > first.total_bytes and second.new_bytes == 0
+    changed = state(1)
+    changed["model"]["large"][-1, -1] += 1
+    put(tmp_path, 3, changed)
+    # The second chunk of the large tensor.
+    assert listed(tmp_path)[0].new_bytes == SIZE[0] * SIZE[1] * 4 - (4 << 20)
+    assert_same(get(tmp_path), changed)
+
+
+def test_a_step_may_be_the_id_of_a_checkpoint_or_be_counted(tmp_path: Path) -> None:
+    writer = StorageWriter(tmp_path)
+    for each in range(2):
+        save(state(each), storage_writer=writer, no_dist=True)
+    save(state(7), storage_writer=writer, checkpoint_id="7", no_dist=True)
+    assert [each.step for each in listed(tmp_path)] == [7, 1, 0]
+    found = state(0)
+    load(found, storage_reader=StorageReader(tmp_path), checkpoint_id="1", no_dist=True)
+    assert_same(found, state(1))
+    with pytest.raises(ConfigError, match="'latest' is no step: name a checkpoint by a whole number"):
+        save(state(7), storage_writer=writer, checkpoint_id="latest", no_dist=True)
+
+
+def test_a_step_that_is_saved_again_is_replaced(tmp_path: Path) -> None:
+    put(tmp_path, 1, state(1))
+    put(tmp_path, 1, state(2))
+    assert len(listed(tmp_path)) == 1
+    assert_same(get(tmp_path, 1), state(2))
+
+
+def test_a_planner_that_caches_its_plans_saves_every_step_under_its_own_name(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        put(tmp_path, step, state(step), DefaultSavePlanner(enable_plan_caching=True))
+    assert [each.step for each in listed(tmp_path)] == [3, 2, 1]
+    assert_same(get(tmp_path, 2), state(2))
+    with pytest.raises(CheckpointException) as caught:
+        put(tmp_path, None, state(4), DefaultSavePlanner(enable_plan_caching=True))
+    assert "give it, as StorageWriter(url, step)" in reason(caught.value)
+
+
+def test_tags_and_old_ones(tmp_path: Path) -> None:
+    save(state(1), storage_writer=StorageWriter(tmp_path, 1, tag="best"), no_dist=True)
+    for step in (2, 3, 4):
+        save(state(step), storage_writer=StorageWriter(tmp_path, step, keep=2), no_dist=True)
+    assert [each.step for each in listed(tmp_path)] == [4, 3, 1]
+    assert_same(get(tmp_path, "best"), state(1))
+
+
+def test_a_flipped_chunk_is_named_and_refused(tmp_path: Path) -> None:
+    put(tmp_path, 1, state(1))
+    damaged = tmp_path / chunk_path(listed(tmp_path)[0].chunks[0].hash)
+    flip(damaged, 1000)
+    with pytest.raises(CheckpointException) as caught:
+        get(tmp_path)
+    assert str(damaged) in reason(caught.value) and "model.large of checkpoint" in reason(caught.value)
+
+
+def test_a_damaged_header_is_refused(tmp_path: Path) -> None:
+    put(tmp_path, 1, state(1))
+    header = tmp_path / chunk_path(listed(tmp_path)[0].header.hash)
+    flip(header, 50)
+    with pytest.raises(CheckpointException, match=str(header)):
+        get(tmp_path)
+
+
+def test_the_command_line_knows_them(tmp_path: Path) -> None:
+    put(tmp_path, 1, state(1))
+    changed = state(1)
+    changed["model"]["flags"].logical_not_()
+    put(tmp_path, 2, changed)
+
+    def craft(*words: str) -> tuple[int, str]:
+        done = CliRunner().invoke(main, ["checkpoints", words[0], str(tmp_path), *words[1:]])
+        return done.exit_code, done.output
+
+    assert "dcp" in craft("ls")[1]
+    assert craft("verify")[0] == 0
+    differences = json.loads(craft("diff", "1", "2", "--json")[1])
+    assert [each["name"] for each in differences["tensors"]] == ["model.flags"]
+    code, text = craft("export", "--format", "torch", str(tmp_path / "out"))
+    assert code == 2 and "craft.dcp.StorageReader" in text
+    flip(tmp_path / chunk_path(listed(tmp_path)[0].chunks[0].hash), 9)
+    code, text = craft("verify")
+    assert code == 1 and "model.large" in text
+
+
+def test_garbage_collection_between_writing_and_listing_is_noticed(tmp_path: Path) -> None:
+    class Hindered(StorageWriter):
+        def finish(self, metadata: Any, results: Any) -> None:
+            for part in (tmp_path / "parts").rglob("*.json"):
+                part.unlink()
+            super().finish(metadata, results)
+
+    with pytest.raises(CheckpointException) as caught:
+        save(state(1), storage_writer=Hindered(tmp_path, 1), no_dist=True)
+    assert "save it again" in reason(caught.value) and not listed(tmp_path)
+
+
+def test_a_jobs_own_checkpoints_are_not_taken_for_one(tmp_path: Path) -> None:
+    with crew(tmp_path) as members:
+        members.save(1)
+    with pytest.raises(CheckpointException, match="are a job's own: take one out with 'craft checkpoints export"):
+        get(tmp_path)
+
+
+def test_an_empty_place_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointException, match="holds no checkpoints"):
+        get(tmp_path)
