@@ -22,9 +22,8 @@ INTENTS = "intents"
 """Claims of those who write."""
 LEASES = "leases"
 """Claims of those who collect garbage."""
-TTL_S = 120.0
-"""Whoever has not spoken for this long is gone."""
-_REFRESH_S = TTL_S / 10
+TTL_S = {INTENTS: 120.0, LEASES: 30.0}
+"""Whoever has not spoken for this long is gone. While a dead collector is waited for nobody can write, so that is shorter."""
 
 
 class Claim(Writing, Collecting):
@@ -32,6 +31,7 @@ class Claim(Writing, Collecting):
 
     def __init__(self, store: RemoteStore, folder: str, who: str) -> None:
         self._store = store
+        self._ttl_s = TTL_S[folder]
         self.path = f"{folder}/{who}-{os.urandom(6).hex()}"
         # Guards what follows: the thread speaks, and so does whoever checks.
         self._lock = threading.Lock()
@@ -50,7 +50,7 @@ class Claim(Writing, Collecting):
             self._store.put(self.path, b"{}")
             heard = self._store.modified(self.path)
             # Slept for too long, as a virtual machine may: others may have taken us for gone.
-            self._lost |= heard is None or (self.spoken > 0.0 and heard - self.spoken >= TTL_S)
+            self._lost |= heard is None or (self.spoken > 0.0 and heard - self.spoken >= self._ttl_s)
             self.spoken = heard or self.spoken
 
     def check(self) -> None:
@@ -61,7 +61,7 @@ class Claim(Writing, Collecting):
     def others(self, folder: str) -> list[str]:
         """Claims in ``folder`` whose owners live, but for this one."""
         found = self._store.files(folder)
-        return [each.path for each in found if each.modified + TTL_S > self.spoken and each.path != self.path]
+        return [each.path for each in found if each.modified + TTL_S[folder] > self.spoken and each.path != self.path]
 
     def tidy(self) -> None:
         for folder in (INTENTS, LEASES):
@@ -78,7 +78,7 @@ class Claim(Writing, Collecting):
             self._store.remove([self.path])
 
     def _renew(self) -> None:
-        while not self._ended.wait(_REFRESH_S):
+        while not self._ended.wait(self._ttl_s / 10):
             # The next check finds out.
             with contextlib.suppress(SnapshotError):
                 self.speak()

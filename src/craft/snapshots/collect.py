@@ -34,7 +34,7 @@ DEAD_S = 24 * 3600.0
 _MIN_UNFINISHED = 2
 _PATIENCE_S = 2.0
 _LOOK_S = 0.1
-_BATCH = 100
+_BATCH = 50
 """Files that are removed between two looks at whether that is still right."""
 
 

@@ -17,6 +17,8 @@ from craft.snapshots.manifest import MANIFESTS, Manifest, Ref, chunk_path, place
 from craft.snapshots.store import Store
 from craft.snapshots.tiers import Tiers
 
+_MAX_LOOKS = 100
+
 
 def candidates(tiers: Tiers, on_rejected: Callable[[CheckpointRejected], None] | None = None) -> list[Manifest]:
     """Return what is listed in any store, newest (branch, step) first.
@@ -32,19 +34,30 @@ def candidates(tiers: Tiers, on_rejected: Callable[[CheckpointRejected], None] |
 
 def manifests(store: Store, on_rejected: Callable[[CheckpointRejected], None] | None = None) -> list[Manifest]:
     """Return what is listed in one store, oldest first; what cannot be read is told and left out."""
-    found = []
+    for _ in range(_MAX_LOOKS):
+        found, rejected, is_stale = _look(store)
+        # Some were collected while they were read, so there are newer ones: who looks must not find nothing then.
+        if not is_stale:
+            break
+    if on_rejected is not None:
+        for event in rejected:
+            on_rejected(event)
+    return sorted(found, key=lambda each: each.order)
+
+
+def _look(store: Store) -> tuple[list[Manifest], list[CheckpointRejected], bool]:
+    """Return the manifests, those that cannot be used, and whether one was removed meanwhile."""
+    found, rejected, is_stale = [], [], False
     for file in store.files(MANIFESTS):
         try:
             found.append(read_manifest(store.get(file.path), store.where(file.path)))
         except SnapshotMissing:
-            # Collected since the folder was read.
-            continue
+            is_stale = True
         except SnapshotCorrupt as error:
             name = file.path.removeprefix(f"{MANIFESTS}/").removesuffix(".json")
             _, step = place_of_name(name) or (0, 0)
-            if on_rejected is not None:
-                on_rejected(CheckpointRejected(name=name, step=step, url=store.url, reason=str(error)))
-    return sorted(found, key=lambda each: each.order)
+            rejected.append(CheckpointRejected(name=name, step=step, url=store.url, reason=str(error)))
+    return found, rejected, is_stale
 
 
 def fetch_chunk(stores: Sequence[Store], ref: Ref, out: memoryview, what: str) -> None:

@@ -34,7 +34,8 @@ _LOCK = "lock"
 _UNFINISHED = "unfinished"
 _PINS = "pins"
 _LOCK_LIMIT_S = 60.0
-_LOOK_S = 0.02
+_LOOK_S = 0.005
+_MAX_LOOKS = 1000
 _MAX_OPEN = 64
 """Files that wait for the disk at a time."""
 
@@ -84,7 +85,11 @@ class LocalStore(Store):
 
     def files(self, folder: str) -> list[Found]:
         with explained(self.root / folder):
-            return sorted(self._walk(folder))
+            for _ in range(_MAX_LOOKS):
+                # What is gone since its folder was read may have made room for something that was not seen.
+                with contextlib.suppress(FileNotFoundError):
+                    return sorted(self._walk(folder))
+            raise SnapshotError(f"{self.root / folder} changes faster than it can be read", str(self.root / folder))
 
     def _walk(self, folder: str) -> Iterator[Found]:
         try:
@@ -95,9 +100,7 @@ class LocalStore(Store):
             path = f"{folder}/{entry.name}"
             if entry.is_dir(follow_symlinks=False):
                 yield from self._walk(path)
-                continue
-            # What is gone since the folder was read is not there.
-            with contextlib.suppress(FileNotFoundError):
+            else:
                 found = entry.stat()
                 yield Found(path, found.st_size, found.st_mtime)
 

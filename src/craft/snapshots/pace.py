@@ -10,7 +10,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_NICE = 10
+_NICE = 5
+"""Not more: whoever holds Python's lock and does not run holds the training thread up."""
 _FIRST_S = 0.5
 _LONGEST_S = 30.0
 _MAX_TRIES = 8

@@ -162,7 +162,7 @@ class Background(threading.Thread):
         return self.result
 
 
-def wait_until(there: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
+def wait_until(there: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+    deadline = time.monotonic() + limit_s
     while not there():
         assert time.monotonic() < deadline, "it did not come"
