@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from craft import dcp
     from craft.protocol import events
     from craft.protocol.errors import BitsDiffer, ConfigError, CraftError, Fenced, GroupError, Unreachable
-    from craft.snapshots import dcp
     from craft.worker.job import Job
     from craft.worker.join import join
     from craft.worker.steps import Step
@@ -42,7 +42,7 @@ _HOMES = {
     "Step": "craft.worker.steps",
     "join": "craft.worker.join",
 }
-_MODULES = {"dcp": "craft.snapshots.dcp", "events": "craft.protocol.events"}
+_MODULES = {"dcp": "craft.dcp", "events": "craft.protocol.events"}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from craft.cli.main import main
+from craft.dcp import StorageReader, StorageWriter
 from craft.protocol.errors import ConfigError
-from craft.snapshots.dcp import StorageReader, StorageWriter
 from craft.snapshots.listing import candidates
 from craft.snapshots.manifest import Manifest, chunk_path
 from craft.snapshots.memory import same_bits
