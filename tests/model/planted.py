@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from msgspec.structs import replace
 
 from craft.control.durable import Durable
@@ -33,6 +35,12 @@ def _idle_members_do_not_count(ledger: Ledger) -> bool:
     busy = frozenset(ledger.members[owner] for owner in ledger.owners)
     return ledger.settled and ledger.result == ledger.generation and ledger.acknowledged_by >= busy
 
+
+def _alone(ledger: Ledger, said: Collection[str]) -> bool:
+    return True
+
+
+GOES_BACK_ALONE = Rules(may_go_back=_alone)
 
 SKIPS_IDLE_MEMBERS = Rules(may_commit=_idle_members_do_not_count)
 

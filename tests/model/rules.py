@@ -23,6 +23,10 @@ from .world import Worker
 SettleFn = Callable[[Sequence[Claim], Callable[[int], int], LossAnswer], Settlement]
 
 
+def _all_have_it(ledger: Ledger, said: Collection[str]) -> bool:
+    return all(member in said for member in ledger.members if member not in ledger.idle)
+
+
 def _may_commit(ledger: Ledger) -> bool:
     return ledger.may_commit
 
@@ -44,6 +48,8 @@ class Rules:
     acknowledged: Callable[[Ledger, str, int, int], Ledger] = ledgers.acknowledged
     may_commit: Callable[[Ledger], bool] = _may_commit
     commit: Callable[[Ledger, Collection[str] | None], Ledger] = ledgers.commit
+    may_go_back: Callable[[Ledger, Collection[str]], bool] = _all_have_it
+    """In the workers, this is an exchange in which all say that they have the checkpoint."""
     adopt: Callable[[Ledger], Ledger] = ledgers.adopt
     observe: Callable[[JobState, AnyEvent], JobState] = membership.observe
     apply: Callable[[JobState, AnyAction, str], JobState] = membership.apply

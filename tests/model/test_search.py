@@ -38,6 +38,10 @@ SMALL = {
         workers=2, joiners=1, steps=2, microbatches=2, drains=1, crashes=0
     ),
     "a worker is told to leave, a restarted lighthouse": Bounds(workers=2, microbatches=2, drains=1, restarts=1),
+    "all go back, two crashes": Bounds(steps=2, microbatches=2, back_after=0, crashes=2),
+    "all go back, a crash, a joiner": Bounds(workers=2, joiners=1, steps=2, microbatches=2, back_after=0, crashes=1),
+    "all go back, a worker cut off": Bounds(steps=2, microbatches=2, back_after=0, cuts=1),
+    "all go back, a restarted lighthouse": Bounds(workers=2, microbatches=2, back_after=1, restarts=1, breaks=1),
     "one worker alone": Bounds(workers=1, restarts=1, breaks=1),
 }
 
@@ -111,6 +115,11 @@ PLANTED = {
         planted.COUNTS_JOINERS_AS_WHOLE,
         Bounds(workers=2, joiners=1, steps=2, microbatches=2, crashes=1),
         "does not hold the result in between",
+    ),
+    "goes back before all have the checkpoint": (
+        planted.GOES_BACK_ALONE,
+        Bounds(steps=2, microbatches=2, back_after=0, crashes=1),
+        "has no checkpoint to go back to",
     ),
     "waits for one that finished": (
         planted.WAITS_FOR_THE_FINISHED,

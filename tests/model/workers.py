@@ -11,7 +11,20 @@ from craft.protocol.errors import StateLost
 from craft.protocol.membership import DROPPED, Generation
 
 from .rules import Rules
-from .world import Ack, Bounds, Claimed, Share, Violation, Worker, World, is_news, leaves
+from .world import (
+    TARGET,
+    Ack,
+    Bounds,
+    Claimed,
+    Share,
+    Verified,
+    Violation,
+    Worker,
+    World,
+    goes_back,
+    is_news,
+    leaves,
+)
 
 Label = tuple[str, ...]
 Moves = Iterator[tuple[Label, World]]
@@ -26,10 +39,12 @@ def moves(world: World, bounds: Bounds, rules: Rules) -> Moves:
     for worker in world.having("running", "cut"):
         yield from _settle(world, worker, bounds, rules)
         if worker.acts:
-            yield from _hold(world, worker, rules)
+            yield from _hold(world, worker, bounds, rules)
             yield from _complete(world, worker, bounds, rules)
             yield from _commit(world, worker, bounds, rules)
             yield from _adopt(world, worker, rules)
+            yield from _go_back(world, worker, bounds, rules)
+            yield from _end_behind(world, worker)
             yield from _finish(world, worker, bounds)
 
 
@@ -103,9 +118,14 @@ def _settle(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves
         if not worker.stateless:
             yield ("settle", worker.name, "no state"), world.with_worker(replace(worker, stateless=True))
         return
-    _check_owners(settlement.owners, len(claims), bounds, settlement.level)
+    if settlement.owners or not settlement.rewinds:
+        _check_owners(settlement.owners, len(claims), bounds, settlement.level)
     if worker.name in settlement.commits:
         world = recorded(world, worker)
+        worker = replace(worker, knows=worker.knows or worker.ledger.level == bounds.back_after)
+    elif worker.ledger.whole and worker.ledger.rewinds < settlement.rewinds and not worker.knows:
+        yield ("end", worker.name, "left behind"), world.with_worker(replace(worker, status="dead"))
+        return
     worker = replace(
         worker,
         ledger=rules.settled(worker.ledger, settlement, generation),
@@ -113,15 +133,50 @@ def _settle(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves
         agreed=0,
         able=frozenset(),
     )
-    yield ("settle", worker.name, f"level={settlement.level}"), _contributed(world, worker)
+    label = (
+        "settle",
+        worker.name,
+        f"branch={settlement.branch}" * bool(settlement.branch),
+        f"level={settlement.level}",
+    )
+    yield tuple(filter(None, label)), _contributed(world, _begun(worker, bounds, rules), bounds)
 
 
-def _contributed(world: World, worker: Worker) -> World:
+def _begun(worker: Worker, bounds: Bounds, rules: Rules) -> Worker:
+    """After going back a step is planned when it begins."""
+    return replace(worker, ledger=rules.begin(worker.ledger, bounds.size_of(worker.ledger.level)))
+
+
+def _go_back(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves:
+    """At the boundary at which numbers are not finite: read the checkpoint, tell all, go back when all have it."""
+    ledger = worker.ledger
+    if not goes_back(worker, bounds) or not ledger.whole:
+        return
+    said = world.verified(ledger.generation)
+    if worker.name not in said:
+        worker = replace(worker, ledger=ledgers.verified(ledger, *TARGET))
+        yield ("verify", worker.name), world.with_worker(worker, Verified(worker.name, ledger.generation))
+    elif rules.may_go_back(ledger, said):
+        worker = _begun(replace(worker, ledger=ledgers.rewound(ledger)), bounds, rules)
+        yield ("back", worker.name), _contributed(world, worker, bounds)
+
+
+def _end_behind(world: World, worker: Worker) -> Moves:
+    """One that joined meanwhile sees by a word of the others that all have gone back: it ends, another one may come."""
+    ledger = worker.ledger
+    shares = [each for each in world.wire if isinstance(each, Share) and each.generation == ledger.generation]
+    if worker.status == "running" and not worker.knows and any(each.branch > ledger.branch for each in shares):
+        yield ("end", worker.name, "left behind"), world.with_worker(replace(worker, status="dead"))
+
+
+def _contributed(world: World, worker: Worker, bounds: Bounds) -> World:
     """Send this worker's share as soon as it holds all of it; idle members send theirs, with nothing but the word."""
     ledger = worker.ledger
-    if not ledger.owners or ledger.pending:
+    if not ledger.owners or ledger.pending or goes_back(worker, bounds):
         return world.with_worker(worker)
-    share = Share(worker.name, ledger.generation, ledger.level, _ready(worker), ledger.owners, ledger.able)
+    share = Share(
+        worker.name, ledger.generation, ledger.level, _ready(worker), ledger.owners, ledger.able, ledger.branch
+    )
     return world.with_worker(worker, share)
 
 
@@ -130,18 +185,18 @@ def _ready(worker: Worker) -> int:
     return worker.prepared.number if worker.prepared is not None and worker.ledger.whole else 0
 
 
-def _hold(world: World, worker: Worker, rules: Rules) -> Moves:
-    if worker.ledger.pending:
+def _hold(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves:
+    if worker.ledger.pending and not goes_back(worker, bounds):
         microbatch = worker.ledger.pending[0]
         worker = replace(worker, ledger=rules.hold(worker.ledger, microbatch))
-        yield ("hold", worker.name, f"microbatch={microbatch}"), _contributed(world, worker)
+        yield ("hold", worker.name, f"microbatch={microbatch}"), _contributed(world, worker, bounds)
 
 
 def _complete(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves:
     ledger = worker.ledger
     if ledger.result is not None or not ledger.owners:
         return
-    shares = world.shares(ledger.generation, ledger.level)
+    shares = world.shares(ledger)
     if len(shares) < len(ledger.members):
         return
     if any(share.owners != ledger.owners for share in shares.values()):
@@ -154,7 +209,7 @@ def _complete(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Mov
         agreed=min(share.ready for share in shares.values()),
         able=frozenset(name for name, share in shares.items() if share.able),
     )
-    acknowledgement = Ack(worker.name, ledger.generation, ledger.level)
+    acknowledgement = Ack(worker.name, ledger.generation, ledger.level, ledger.branch)
     yield ("complete", worker.name, f"step={ledger.level}"), world.with_worker(worker, acknowledgement)
 
 
@@ -169,12 +224,13 @@ def _commit(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves
     if ledger.result is None:
         return
     for message in world.wire:
-        if isinstance(message, Ack):
+        if isinstance(message, Ack) and message.branch == ledger.branch:
             ledger = rules.acknowledged(ledger, message.sender, message.generation, message.step)
     if not rules.may_commit(ledger):
         return
     step = ledger.level
     world = recorded(world, worker)
+    worker = replace(worker, knows=worker.knows or step == bounds.back_after)
     ledger = rules.commit(ledger, worker.able)
     upcoming, agreed = worker.prepared, worker.agreed
     worker = replace(worker, ledger=ledger, hand=None, agreed=0, able=frozenset())
@@ -186,9 +242,10 @@ def _commit(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves
     elif upcoming is not None and agreed == upcoming.number:
         # All saw the same combined word, so all enter it at this very boundary.
         yield (*label, f"enters={upcoming.name}"), _enter(world, worker, upcoming, rules)
+    elif goes_back(worker, bounds):
+        yield label, world.with_worker(worker)
     else:
-        worker = replace(worker, ledger=rules.begin(ledger, bounds.size_of(ledger.level)))
-        yield label, _contributed(world, worker)
+        yield label, _contributed(world, _begun(worker, bounds, rules), bounds)
 
 
 def recorded(world: World, worker: Worker) -> World:
@@ -196,16 +253,16 @@ def recorded(world: World, worker: Worker) -> World:
     step, hand = worker.ledger.level, worker.hand
     if hand is None:
         raise Violation(f"P3: {worker.name} commits without a result")
-    if step > len(world.history):
+    branch = worker.ledger.branch
+    known = dict(world.history)
+    if step > 0 and (branch, step - 1) not in known:
         raise Violation(f"P3: {worker.name} commits step {step} before anybody committed step {step - 1}")
-    if step == len(world.history):
-        return replace(world, history=(*world.history, hand))
-    if world.history[step] != hand:
+    if known.setdefault((branch, step), hand) != hand:
         raise Violation(
             f"P3: {worker.name} commits step {step} made of microbatches {sorted(hand)},"
-            f" another committed it made of {sorted(world.history[step])}"
+            f" another committed it made of {sorted(known[branch, step])}"
         )
-    return world
+    return replace(world, history=frozenset(known.items()))
 
 
 def _adopt(world: World, worker: Worker, rules: Rules) -> Moves:

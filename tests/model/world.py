@@ -52,6 +52,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """Workers that are told to leave at a step boundary."""
     restarts: int = 0
     """Restarts of the lighthouse."""
+    back_after: int | None = None
+    """After this step of the first branch all go back to the beginning, as if numbers were not finite."""
     late_news: bool = False
     """Whether the lighthouse may hear of a death at any later time, and be told of a broken exchange before."""
 
@@ -72,6 +74,7 @@ class Share(msgspec.Struct, frozen=True):
     ready: int
     owners: tuple[int, ...]
     able: bool = True
+    branch: int = 0
 
 
 class Ack(msgspec.Struct, frozen=True):
@@ -80,6 +83,14 @@ class Ack(msgspec.Struct, frozen=True):
     sender: str
     generation: int
     step: int
+    branch: int = 0
+
+
+class Verified(msgspec.Struct, frozen=True):
+    """Its sender has read and verified the checkpoint that all are about to go back to."""
+
+    sender: str
+    generation: int
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -90,7 +101,10 @@ class Claimed(msgspec.Struct, frozen=True):
     claim: Claim
 
 
-Message = Share | Ack | Claimed
+Message = Share | Ack | Verified | Claimed
+
+TARGET = (1, 0)
+"""(branch, step) that all go back to."""
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +124,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """Who is able, according to that word."""
     stateless: bool = False
     """Whether the members of its generation found that none of them has the state."""
+    knows: bool = False
+    """Whether it has seen that all are to go back: in the result of the step after which they do."""
     unreported: tuple[int, ...] = ()
     """Generations it entered that the lighthouse may still hear of."""
 
@@ -152,8 +168,8 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     wire: frozenset[Message] = frozenset()
     targets: tuple[Target, ...] = ()
     """Directives that are still on their way to somebody; the last one is current."""
-    history: tuple[frozenset[int], ...] = ()
-    """For each step that anybody ever committed: the microbatches in it."""
+    history: frozenset[tuple[tuple[int, int], frozenset[int]]] = frozenset()
+    """For each (branch, step) that anybody ever committed: the microbatches in it."""
     lighthouses: int = 1
     """How many there have been so far."""
     highest: int = 0
@@ -178,12 +194,17 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
             if isinstance(message, Claimed) and message.generation.number == number
         }
 
-    def shares(self, number: int, step: int) -> dict[str, Share]:
+    def shares(self, ledger: Ledger) -> dict[str, Share]:
+        """Those of the step in flight."""
+        wanted = (ledger.generation, ledger.branch, ledger.level)
         return {
             message.sender: message
             for message in self.wire
-            if isinstance(message, Share) and message.generation == number and message.step == step
+            if isinstance(message, Share) and (message.generation, message.branch, message.step) == wanted
         }
+
+    def verified(self, number: int) -> frozenset[str]:
+        return frozenset(each.sender for each in self.wire if isinstance(each, Verified) and each.generation == number)
 
     def with_worker(self, changed: Worker, *sent: Message) -> World:
         workers = tuple(changed if worker.name == changed.name else worker for worker in self.workers)
@@ -195,7 +216,11 @@ def pruned(world: World, bounds: Bounds) -> World:
     workers = tuple(_forgotten(world, worker, bounds) for worker in world.workers)
     if workers != world.workers:
         world = replace(world, workers=workers)
-    acting = [(worker.ledger.generation, worker.ledger.level) for worker in world.workers if worker.acts]
+    acting = [
+        (worker.ledger.generation, (worker.ledger.branch, worker.ledger.level))
+        for worker in world.workers
+        if worker.acts
+    ]
     claiming = {worker.number for worker in world.workers if worker.claims}
 
     def matters(message: Message) -> bool:
@@ -205,7 +230,10 @@ def pruned(world: World, bounds: Bounds) -> World:
                 worker.number < generation.number and generation.rank_of(worker.name) is not None
                 for worker in world.having("running")
             )
-        return any(generation == message.generation and level <= message.step for generation, level in acting)
+        if isinstance(message, Verified):
+            return any(generation == message.generation and place < TARGET for generation, place in acting)
+        place = (message.branch, message.step)
+        return any(generation == message.generation and level <= place for generation, level in acting)
 
     wire = frozenset(message for message in world.wire if matters(message))
     older, current = world.targets[:-1], world.targets[-1:]
@@ -237,7 +265,7 @@ def _is_harmless(world: World, worker: Worker) -> bool:
         return False
     if not ledger.settled:
         return not others <= world.claims(generation.number).keys()
-    return ledger.result is None and not others <= world.shares(generation.number, ledger.level).keys()
+    return ledger.result is None and not others <= world.shares(ledger).keys()
 
 
 def _is_wanted(world: World, target: Target) -> bool:
@@ -250,6 +278,12 @@ def _is_wanted(world: World, target: Target) -> bool:
         for worker in world.workers
         if upcoming.rank_of(worker.name) is not None
     )
+
+
+def goes_back(worker: Worker, bounds: Bounds) -> bool:
+    """Whether it stands at the boundary at which all go back, and knows that."""
+    place = (worker.ledger.branch, worker.ledger.level)
+    return bounds.back_after is not None and place == (0, bounds.back_after + 1) and worker.knows
 
 
 def leaves(worker: Worker, generation: Generation) -> bool:

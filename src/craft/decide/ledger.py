@@ -129,6 +129,7 @@ def settled(ledger: Ledger, settlement: Settlement) -> Ledger:
             ledger, level=settlement.level, branch=settlement.branch, rewinds=settlement.rewinds, rewind_to=None
         )
     elif ledger.rewinds < settlement.rewinds:
+        # Raises, in one that joined while the others went back: it must end.
         ledger = rewound(ledger)
     if ledger.level != settlement.level:
         raise ProtocolViolation(

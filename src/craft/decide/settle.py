@@ -48,11 +48,11 @@ def settle(claims: Sequence[Claim], size_of: Callable[[int], int], on_loss: Loss
 
 
 def _without_stragglers(claims: Sequence[Claim]) -> Sequence[Claim]:
-    """A joiner that caught up while the others went back to a checkpoint has nothing that is of use."""
+    """One that joined while the others went back to a checkpoint took no part in that: it has nothing that is of use."""
     done = max(claim.rewinds for claim in claims)
     return [
         replace(claim, committed=None, result=None, held=(), pending=(), size=0)
-        if claim.rewinds < done and not claim.able
+        if claim.rewinds < done and claim.rewind_to is None
         else claim
         for claim in claims
     ]

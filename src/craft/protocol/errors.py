@@ -15,6 +15,7 @@ CraftError
 │   ├── SnapshotCorrupt  a checksum or the authentication failed
 │   └── SnapshotAborted  this worker gave up the transfer itself
 ├── Fenced               the job goes on without this worker; it must end
+├── LeftBehind           all went back to a checkpoint without this worker; it must end
 ├── StateLost            nobody who is left has the training state
 ├── BitsDiffer           two workers computed different bits where they must be equal
 ├── InjectedError        what a fault raises that somebody wanted to see
@@ -102,6 +103,10 @@ class SnapshotAborted(SnapshotError):
 
 class Fenced(CraftError):
     """The job goes on without this worker."""
+
+
+class LeftBehind(CraftError):
+    """The others went back to a checkpoint, and this worker, which joined meanwhile, did not."""
 
 
 class StateLost(CraftError):

@@ -50,6 +50,8 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Committed steps of the newest checkpoint that this member knows to be complete."""
     leave: bool = False
     """The whole job is to make room: it ends at the boundary after this step, with a checkpoint."""
+    rewinds: int = 0
+    """How often this member has gone back to a checkpoint: one that joined meanwhile may not know that all have."""
 
 
 class Combined(msgspec.Struct, frozen=True, kw_only=True):

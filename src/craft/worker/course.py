@@ -15,7 +15,7 @@ import torch
 from msgspec.structs import replace
 
 from craft.protocol.activity import Phase
-from craft.protocol.errors import ConfigError, GroupError
+from craft.protocol.errors import GroupError, LeftBehind
 from craft.protocol.events import AnyNote, CheckpointRestored, RolledBack
 from craft.protocol.membership import Generation
 from craft.protocol.word import Combined
@@ -170,7 +170,7 @@ class Course:
         ``regroup`` enters the newest generation, and follows back if its members have gone back.
         """
         if self.numbers.goes_back and behind:
-            raise ConfigError("the job goes back to a checkpoint while this worker catches up: another one will come")
+            raise LeftBehind("the job goes back to a checkpoint while this worker catches up: another one will come")
         if self.numbers.goes_back:
             self._go_back(regroup)
             self.follow()

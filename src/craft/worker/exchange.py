@@ -18,7 +18,7 @@ import torch
 
 from craft.decide.word import combine
 from craft.groups.group import Group
-from craft.protocol.errors import GroupError
+from craft.protocol.errors import GroupError, LeftBehind
 from craft.protocol.membership import Generation
 from craft.protocol.word import Combined, Word
 from craft.worker.gradients import Flats, Gradients
@@ -94,7 +94,10 @@ class Attempt:
             self._exchange_bucket()
         # The word goes out right behind the last blocks: it arrives in the same wake-up.
         self._exchange_bucket(lambda: self._route.send_word(data))
-        self.combined = combine([_decode(frame) for frame in self._route.words(data)])
+        words = [_decode(frame) for frame in self._route.words(data)]
+        if word.rewinds < max(each.rewinds for each in words):
+            raise LeftBehind("the job went back to a checkpoint while this worker joined: another one will come")
+        self.combined = combine(words)
         if self.combined.buffers and self.group is not None:
             if self.combined.buffers_from != self.group.rank:
                 self.buffers = self.buffers_like(self.combined.buffers)

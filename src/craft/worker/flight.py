@@ -237,6 +237,7 @@ class Flight:
             digest=self._state_digest,
             probe=self._probe,
             buffers=changed,
+            rewinds=self._commitments.ledger.rewinds,
             **self._extra_word(self.step),
         )
 

@@ -212,7 +212,7 @@ class Follower:
         attempt = self._attempt()
         # Nobody may leave before this worker has the state: it might be the only one to keep it.
         ready = commitments.ready if self._has_state else commitments.ledger.generation
-        word = Word(step=commitments.step, ready=ready, able=False)
+        word = Word(step=commitments.step, ready=ready, able=False, rewinds=commitments.ledger.rewinds)
         if attempt.finish(word):
             combined = attempt.combined
             assert combined is not None

@@ -45,9 +45,17 @@ def test_if_some_do_not_hold_it_nobody_has_gone_back() -> None:
     assert (found.level, found.branch, found.rewinds) == (601, 0, 0)
 
 
-def test_a_member_that_missed_it_would_be_a_bug() -> None:
+def test_one_that_joined_meanwhile_has_nothing_of_use_and_must_end() -> None:
+    found = settle([rewound("a"), claim("b")], lambda _: 4)
+    assert found.joiners == ("b",) and found.level == 400
+    missed = Ledger(worker_id="b", level=601, generation=2, members=("a", "b"))
+    with pytest.raises(ProtocolViolation, match="no checkpoint to go back to"):
+        books.settled(missed, found)
+
+
+def test_a_member_that_missed_the_one_before_would_be_a_bug() -> None:
     with pytest.raises(ProtocolViolation, match="does not hold the checkpoint"):
-        settle([rewound("a"), claim("b")], lambda _: 4)
+        settle([replace(rewound("a"), rewinds=2), claim("b", rewind_to=TARGET)], lambda _: 4)
 
 
 def test_a_joiner_learns_the_branch() -> None:
