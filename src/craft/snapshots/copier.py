@@ -23,7 +23,7 @@ from craft.snapshots.listing import fetch_chunk
 from craft.snapshots.local import LocalStore, Pin
 from craft.snapshots.manifest import PARTS, Part, Ref, manifest_path
 from craft.snapshots.notes import Notes
-from craft.snapshots.pace import insist, lower_priority
+from craft.snapshots.pace import lower_priority, retry_after
 from craft.snapshots.publish import in_parallel, write_share
 from craft.snapshots.store import Adding, Store
 
@@ -90,20 +90,37 @@ class Copier:
 
     def _run(self) -> None:
         lower_priority()
+        tries = 0
         while True:
             with self._change:
                 self._change.wait_for(lambda: self._pending or self._closed)
                 if self._closed:
                     return
+            # Anew before each try: by now there may be a newer one.
             part = self._choose()
             if part is None:
-                if self._ended(_LOOK_S):
-                    return
-                continue
+                pause_s: float | None = _LOOK_S
+            else:
+                tries, pause_s = self._attempt(part, tries)
+            if pause_s is not None and self._ended(pause_s):
+                return
+
+    def _attempt(self, part: Part, tries: int) -> tuple[int, float | None]:
+        """Copy a share; return how many tries have failed now, and how long to wait before the next."""
+        try:
             self._copy(part)
+        except Exception as error:  # noqa: BLE001  (the edge of a thread: it becomes an event)
+            tries += 1
+            pause_s = retry_after(tries)
+            self._notes.failed(part.name, part.step, error, tries, pause_s)
+            if pause_s is not None:
+                return tries, pause_s
             self._done(part)
-            if part.part == 0 and part.of > 1 and part.tag is None:
-                self._await_others(part)
+            return 0, None
+        self._done(part)
+        if part.part == 0 and part.of > 1 and part.tag is None:
+            self._await_others(part)
+        return 0, None
 
     def _choose(self) -> Part | None:
         """What is to be copied next; None: that is not known yet."""
@@ -115,17 +132,13 @@ class Copier:
         try:
             begun = {found.path for found in self._durable.files(PARTS)}
         except SnapshotError as error:
-            logger.warning("nobody can say which checkpoint is to be copied: %s", error)
+            logger.info("nobody can say which checkpoint is to be copied: %s", error)
             return None
         return next((part for part in reversed(waiting) if _mark(part) in begun), None)
 
     def _copy(self, part: Part) -> None:
-        found = insist(
-            lambda: write_share(self._durable, self._worker_id, lambda adding: self._add(adding, part)),
-            lambda error, tries, retry_s: self._notes.failed(part.name, part.step, error, tries, retry_s),
-            self._ended,
-        )
-        if found is not None and (manifest := found[1]) is not None:
+        _, manifest = write_share(self._durable, self._worker_id, lambda adding: self._add(adding, part))
+        if manifest is not None:
             self._notes.written(manifest, self._durable.url, time.time() - manifest.time)
             apply_keep(self._durable, self._keep)
 
@@ -151,8 +164,9 @@ class Copier:
         """It is copied, or given up: older ones without a tag are left out."""
         with self._change:
             self._forget(part.name)
-            for name in [name for name, (each, _) in self._pending.items() if each.tag is None and name < part.name]:
-                self._forget(name)
+            if part.tag is None:
+                for name in [name for name, (each, _) in self._pending.items() if not each.tag and name < part.name]:
+                    self._forget(name)
             self._change.notify_all()
 
     def _await_others(self, part: Part) -> None:

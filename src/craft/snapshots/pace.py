@@ -25,6 +25,11 @@ def lower_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
+def retry_after(tries: int) -> float | None:
+    """Seconds until the next try, after so many that failed; None: there is none."""
+    return min(_LONGEST_S, _FIRST_S * 2 ** (tries - 1)) if tries < _MAX_TRIES else None
+
+
 def insist(
     call: Callable[[], T], failed: Callable[[Exception, int, float | None], None], ended: Callable[[float], bool]
 ) -> T | None:
@@ -33,12 +38,13 @@ def insist(
     ``failed`` is told of each failure, how many there were, and the seconds until the next try, None if there is none. ``ended``
     waits so many seconds, and says whether nobody wants it any more.
     """
-    for tries in range(1, _MAX_TRIES + 1):
+    tries = 0
+    while True:
         try:
             return call()
         except Exception as error:  # noqa: BLE001  (the edge of a thread: it becomes an event)
-            retry_s = min(_LONGEST_S, _FIRST_S * 2 ** (tries - 1)) if tries < _MAX_TRIES else None
+            tries += 1
+            retry_s = retry_after(tries)
             failed(error, tries, retry_s)
             if retry_s is None or ended(retry_s):
                 return None
-    return None

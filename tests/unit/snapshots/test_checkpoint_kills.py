@@ -78,7 +78,7 @@ def test_a_writer_killed_at_any_change_of_a_file_leaves_what_is_whole(
     for path in (before, at):
         path.mkdir()
     near = None if tiers == "one store" else "near"
-    with crew(before / "store", 2, keep=1, local=near and before / near) as members:
+    with crew(before / "store", 2, keep=1, local=before / near if near else None) as members:
         members.save(1)
     counted = folder / "counted"
     ends, total = 0, sys.maxsize
@@ -87,17 +87,17 @@ def test_a_writer_killed_at_any_change_of_a_file_leaves_what_is_whole(
         change = chosen.pop()
         shutil.rmtree(at)
         shutil.copytree(before, at)
-        code = nursery.wait(nursery.start(save_until, at / "store", near and at / near, change, counted))
+        code = nursery.wait(nursery.start(save_until, at / "store", at / near if near else None, change, counted))
         if total == sys.maxsize:
             assert code == 0
             total = int(counted.read_text())
             chosen = sorted(random.Random(0).sample(range(1, total), min(total - 1, num_kills(15))))
             continue
         ends += code == -signal.SIGKILL
-        found = open_tiers(str(at / "store"), near and str(at / near))
+        found = open_tiers(str(at / "store"), str(at / near) if near else None)
         assert set(assert_whole(Tiers(None, found.durable))) & {1, 2, 3}
         assert_whole(found)
-        with crew(at / "store", 2, keep=1, local=near and at / near) as members:
+        with crew(at / "store", 2, keep=1, local=at / near if near else None) as members:
             members.save(4)
         assert assert_whole(Tiers(None, found.durable)) == [4]
         (manifest,) = candidates(found)
