@@ -16,6 +16,7 @@ from craft import dcp
 from craft.snapshots.listing import candidates
 from craft.snapshots.manifest import Manifest
 from craft.snapshots.memory import same_bits
+from craft.snapshots.plain import contents_of, tensors_of
 from craft.snapshots.tiers import open_tiers
 from craft.snapshots.verify import verify
 
@@ -101,6 +102,14 @@ def test_a_model_that_is_not_sharded_loads_the_same_bits(store: Path, scratch: P
     found = state_of(model, optimizer)
     load(found, storage_reader=dcp.StorageReader(store), no_dist=True)
     assert_same(found, torch.load(scratch / "save-3.pt"))
+
+
+def test_whole_tensors_can_be_taken_out_of_the_store(store: Path, scratch: Path) -> None:
+    wanted = torch.load(scratch / "save-3.pt")
+    tiers = open_tiers(str(store))
+    assert_same(contents_of(tiers, listed(store)[NEWEST])["model"], wanted["model"])
+    found = tensors_of(tiers, listed(store)[NEWEST])
+    assert all(same_bits(found[f"model.{name}"], tensor) for name, tensor in wanted["model"].items())
 
 
 def test_a_rank_that_dies_in_the_middle_leaves_nothing_listed_and_nothing_in_the_way(scratch: Path) -> None:

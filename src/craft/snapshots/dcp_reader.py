@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint import storage
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
 from craft.protocol.errors import ConfigError, SnapshotCorrupt
 from craft.snapshots.cutting import cut
-from craft.snapshots.dcp_header import DcpHeader, metadata_of, read_header
+from craft.snapshots.dcp_header import metadata_of, read_header
 from craft.snapshots.entries import Entry, Layout, entry_bytes
 from craft.snapshots.listing import candidates, check_sizes, fetch_chunk, fetch_header
 from craft.snapshots.manifest import Manifest, Ref
@@ -37,7 +37,7 @@ class StorageReader(storage.StorageReader):  # type: ignore[misc,unused-ignore]
     def __init__(self, url: str | os.PathLike[str], step_or_name: int | str | None = None) -> None:
         self._url = os.fspath(url)
         self._which = step_or_name
-        self._contents: _Contents | None = None
+        self._contents: Contents | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | int | None = None) -> None:
         if checkpoint_id is not None:
@@ -53,7 +53,7 @@ class StorageReader(storage.StorageReader):  # type: ignore[misc,unused-ignore]
                 f"the checkpoints in {tiers.url} are a job's own: take one out with 'craft checkpoints export --format dcp'"
             )
         manifest = select(found, tiers.url, self._which)
-        self._contents = _Contents(tiers, manifest, read_header(fetch_header(tiers, manifest)))
+        self._contents = Contents(tiers, manifest)
         return metadata_of(self._contents.header)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -87,7 +87,7 @@ class StorageReader(storage.StorageReader):  # type: ignore[misc,unused-ignore]
         return future
 
     @property
-    def _found(self) -> _Contents:
+    def _found(self) -> Contents:
         assert self._contents is not None, "torch reads the metadata first"
         return self._contents
 
@@ -106,12 +106,12 @@ class _Piece(NamedTuple):
     """Byte of the chunk at which it begins."""
 
 
-class _Contents:
-    """One checkpoint, of which any part can be read."""
+class Contents:
+    """One checkpoint, of which any part can be read. ``export.py`` reads whole tensors from it."""
 
-    def __init__(self, tiers: Tiers, manifest: Manifest, header: DcpHeader) -> None:
+    def __init__(self, tiers: Tiers, manifest: Manifest) -> None:
         self.manifest = manifest
-        self.header = header
+        self.header = header = read_header(fetch_header(tiers, manifest))
         self._stores = tiers.nearest_first
         self.parallel = max(store.parallel for store in self._stores)
         self._numbers = metadata_of(header).storage_data
@@ -129,24 +129,43 @@ class _Contents:
 
     def number(self, item: ReadItem) -> int:
         """The entry that an item is in."""
+        return self._number(item.storage_index)
+
+    def _number(self, index: MetadataIndex) -> int:
         try:
-            return int(self._numbers[item.storage_index])
+            return int(self._numbers[index])
         except KeyError:
-            raise SnapshotCorrupt(
-                f"checkpoint {self.manifest.name} says that it has {item.storage_index}, and does not"
-            ) from None
+            raise SnapshotCorrupt(f"checkpoint {self.manifest.name} says that it has {index}, and does not") from None
 
     def read(self, item: ReadItem, pool: ThreadPoolExecutor) -> torch.Tensor:
         """Return the part of a tensor that an item asks for, or all bytes of what is no tensor."""
         number = self.number(item)
         entry = self.header.entries[number]
         if item.type == LoadItemType.BYTE_IO or not entry.shape:
-            return self._rows(number, entry, 0, math.prod(entry.shape[:1]), pool)
+            return self._all(item.storage_index, pool)
         begin, count = item.storage_offsets[0], item.lengths[0]
         tensor = self._rows(number, entry, begin, begin + count, pool)
         for axis, (first, size) in enumerate(zip(item.storage_offsets[1:], item.lengths[1:], strict=True), start=1):
             tensor = tensor.narrow(axis, first, size)
         return tensor
+
+    def whole(self, key: str, pool: ThreadPoolExecutor) -> torch.Tensor:
+        """Return a tensor as it was before it was sharded, or the bytes of what is no tensor."""
+        form = self.header.forms[key]
+        if form is None:
+            return self._all(MetadataIndex(key), pool)
+        tensor = torch.empty(form.size, dtype=DTYPES[form.dtype])
+        for box in form.parts:
+            place = tensor
+            for axis, (first, size) in enumerate(zip(box.offsets, box.sizes, strict=True)):
+                place = place.narrow(axis, first, size)
+            place.copy_(self._all(MetadataIndex(key, box.offsets), pool))
+        return tensor
+
+    def _all(self, index: MetadataIndex, pool: ThreadPoolExecutor) -> torch.Tensor:
+        number = self._number(index)
+        entry = self.header.entries[number]
+        return self._rows(number, entry, 0, math.prod(entry.shape[:1]), pool)
 
     def _rows(self, number: int, entry: Entry, first: int, last: int, pool: ThreadPoolExecutor) -> torch.Tensor:
         """Rows of an entry, counted along its first axis."""

@@ -163,11 +163,36 @@ def test_the_command_line_knows_them(tmp_path: Path) -> None:
     assert craft("verify")[0] == 0
     differences = json.loads(craft("diff", "1", "2", "--json")[1])
     assert [each["name"] for each in differences["tensors"]] == ["model.flags"]
-    code, text = craft("export", "--format", "torch", str(tmp_path / "out"))
-    assert code == 2 and "craft.dcp.StorageReader" in text
     flip(tmp_path / chunk_path(listed(tmp_path)[0].chunks[0].hash), 9)
     code, text = craft("verify")
     assert code == 1 and "model.large" in text
+
+
+def exported(store: Path, form: str, out: Path) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["checkpoints", "export", str(store), "--format", form, str(out)])
+    return done.exit_code, done.output
+
+
+def test_they_can_be_taken_out_of_the_store_as_well(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    store = tmp_path / "store"
+    put(store, 1, state(1))
+    assert [exported(store, form, tmp_path / form)[0] for form in ("safetensors", "torch", "dcp")] == [0, 0, 0]
+    assert_same(torch.load(tmp_path / "torch", weights_only=True), state(1))
+    flat = load_file(tmp_path / "safetensors")
+    assert all(same_bits(flat.pop(f"model.{name}"), tensor) for name, tensor in state(1)["model"].items()) and not flat
+    found = state(0)
+    load(found, checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
+    assert_same(found, state(1))
+
+
+def test_an_object_that_could_run_code_is_not_unpickled_by_export(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    put(store, 1, {"model": {"x": torch.ones(3)}, "where": Path("x")})
+    code, text = exported(store, "torch", tmp_path / "out")
+    assert code == 2 and text.startswith("craft: where is an object that only torch.distributed.checkpoint.load reads")
+    assert exported(store, "safetensors", tmp_path / "out")[0] == 0
 
 
 def test_garbage_collection_between_writing_and_listing_is_noticed(tmp_path: Path) -> None:
