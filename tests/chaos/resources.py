@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,10 +14,10 @@ import psutil
 
 LONG_LIVED_S = 40.0
 """Who lives shorter says nothing about growth."""
-BOUNDS = {"fds": 10.0, "sockets": 8.0, "threads": 3.0, "rss_mb": 16.0}
-"""How much more of each a process may have at the end of its life than after a quarter of it. A group has
-a thread, four file descriptors and a connection for each peer: more peers at the end, and one that is being opened or let
-go, are within this. A leak would add some with each of the many generations."""
+BOUNDS = {"fds": 6.0, "sockets": 4.0, "threads": 3.0, "rss_mb": 16.0}
+"""How much more of each a process may have late in its life than early, with as many peers: it has some for each of them. The
+least of each time counts, since a generation that is being opened or let go, or a joiner that is served, takes some more for a
+moment. A leak would add some with each of the many generations."""
 
 Sample = dict[str, float]
 
@@ -29,54 +28,48 @@ class Resources:
     def __init__(self) -> None:
         self.series: dict[str, list[Sample]] = {}
 
-    def sample(self, role: str, pids: Iterable[int], now: float) -> None:
-        """Look at processes now; one that is gone is left out."""
+    def sample(self, role: str, pids: Iterable[int], now: float, peers: int = 0) -> None:
+        """Look at processes now, each of which has so many peers; one that is gone is left out."""
         for pid in pids:
             found = _look(pid)
             if found is not None:
-                self.series.setdefault(f"{role} {pid}", []).append({"time": round(now, 1), **found})
+                self.series.setdefault(f"{role} {pid}", []).append({"time": round(now, 1), "peers": peers, **found})
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(self.series, indent=0))
 
     def grown(self) -> list[str]:
         """One sentence for everything that grew beyond its bound."""
+        return [
+            f"{name}: {what} grew from {early:g} to {late:g}, more than {bound:g}"
+            for what, bound in BOUNDS.items()
+            for name, early, late in self._growths(what)
+            if late - early > bound
+        ]
+
+    def summary(self) -> str:
+        """For people: how many were looked at, and the largest growth of each thing."""
+        lines = [f"{len(self.series)} processes, {len(self._growths('fds'))} of them compared with themselves"]
+        for what in BOUNDS:
+            growths = self._growths(what)
+            if growths:
+                name, early, late = max(growths, key=lambda growth: growth[2] - growth[1])
+                lines.append(f"{what}: at most {late - early:+g} ({name}: {early:g} to {late:g})")
+        return "\n".join(lines)
+
+    def _growths(self, what: str) -> list[tuple[str, float, float]]:
+        """(process, early, late) for every one that lived for long."""
         found = []
         for name, samples in self.series.items():
             if samples[-1]["time"] - samples[0]["time"] < LONG_LIVED_S:
                 continue
-            for what, bound in BOUNDS.items():
-                early, late = _early_and_late(samples, what)
-                if late - early > bound:
-                    found.append(f"{name}: {what} grew from {early:g} to {late:g}, more than {bound:g}")
+            # The beginning is left out: caches fill.
+            early = samples[len(samples) // 8 : len(samples) // 2]
+            late = samples[-(len(samples) // 4) :]
+            for peers in {sample["peers"] for sample in late} & {sample["peers"] for sample in early}:
+                least = [min(each[what] for each in part if each["peers"] == peers) for part in (early, late)]
+                found.append((name, least[0], least[1]))
         return found
-
-    def summary(self) -> str:
-        """For people: how many were looked at, and the largest growth of each thing."""
-        long_lived = {
-            name: samples
-            for name, samples in self.series.items()
-            if samples[-1]["time"] - samples[0]["time"] >= LONG_LIVED_S
-        }
-        lines = [f"{len(self.series)} processes, {len(long_lived)} of them lived for {LONG_LIVED_S:g} s or more"]
-        for what in BOUNDS:
-            growths = [
-                (late - early, name, early, late)
-                for name, samples in long_lived.items()
-                for early, late in [_early_and_late(samples, what)]
-            ]
-            if growths:
-                growth, name, early, late = max(growths)
-                lines.append(f"{what}: at most {growth:+g} ({name}: {early:g} to {late:g})")
-        return "\n".join(lines)
-
-
-def _early_and_late(samples: list[Sample], what: str) -> tuple[float, float]:
-    """What is usual about a quarter into the series, and at its end."""
-    values = [sample[what] for sample in samples]
-    width = max(3, len(values) // 10)
-    quarter = len(values) // 4
-    return statistics.median(values[quarter : quarter + width]), statistics.median(values[-width:])
 
 
 def _look(pid: int) -> Sample | None:

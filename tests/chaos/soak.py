@@ -154,7 +154,7 @@ class Soak:
             return
         self._end_idle(workers, now)
         pids = [worker["pid"] for worker in workers if worker["state"] == "member" and worker["pid"]]
-        self.resources.sample("worker", pids, now)
+        self.resources.sample("worker", pids, now, peers=len(pids))
 
     def recover(self, limit_s: float = 60.0) -> None:
         """Wait until the job is whole again and gets on."""
