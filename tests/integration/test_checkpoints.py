@@ -151,6 +151,16 @@ def test_what_cannot_go_on_is_refused_with_a_sentence(jobs: Jobs, tmp_path: Path
         assert "Traceback" not in result.output
 
 
+def test_a_job_does_not_begin_anew_where_all_that_is_there_is_damaged_P7(jobs: Jobs, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    assert jobs.run(TRAIN, workers=1, options=into(store)).exit_code == 0
+    for path in manifests(store):
+        path.write_text(path.read_text().replace('"step":10', '"step":11'))
+    result = jobs.run(TRAIN, workers=2, options=into(store, "--resume"))
+    assert result.exit_code == 2 and "repair or remove what is there" in result.output, describe(result)
+    assert result.events("CheckpointRejected")
+
+
 def test_a_job_with_another_seed_does_not_go_on(jobs: Jobs, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAIN.read_text().replace("seed=1", "seed=2"))

@@ -38,6 +38,15 @@ _MAY_CHANGE = frozenset({"on_loss", "check_bits", "digest_bytes", "bucket_mb", "
 """Settings that may be others when a job goes on from a checkpoint."""
 
 
+class _Offer(msgspec.Struct, frozen=True, array_like=True):
+    """What rank 0 finds in the stores."""
+
+    names: tuple[str, ...] = ()
+    """The newest first."""
+    problem: str = ""
+    """Why it finds nothing, if the store does not answer."""
+
+
 class _Answer(msgspec.Struct, frozen=True, array_like=True):
     """What one member says of the checkpoint that was chosen."""
 
@@ -64,6 +73,8 @@ class Rewind:
         self._registered = registered
         self._conditions = conditions
         self._in_hand: Restored | None = None
+        self.rejected = False
+        """Whether one was found that cannot be used."""
         self._loaded = 0
         """How often a checkpoint was put into the state here."""
 
@@ -72,11 +83,12 @@ class Rewind:
         return self._tiers.durable.url
 
     def listed(self) -> list[Manifest]:
-        """Every checkpoint that can be read, the newest first."""
-        return candidates(self._tiers, self._rejected)
+        """Every checkpoint of a job that can be read, the newest first. Raises SnapshotError if a store does not answer."""
+        return [each for each in candidates(self._tiers, self._rejected) if each.kind == "job"]
 
     def _rejected(self, event: CheckpointRejected) -> None:
         logger.warning("checkpoint %s cannot be used: %s", event.name, event.reason)
+        self.rejected = True
         self._voice.note(event)
 
     def prepare(self, wanted: int | None, next_branch: bool) -> str | None:
@@ -86,11 +98,12 @@ class Rewind:
         hand, or have gone back.
         """
         leads = self._commitments.ledger.rank == 0
-        found = self.listed() if leads else []
-        names = [each.name for each in found if wanted is None or each.step == wanted]
-        everyone = [msgspec.json.decode(data, type=list[str]) for data in self._exchange(msgspec.json.encode(names))]
+        offer, found = self._offer(wanted) if leads else (_Offer(), [])
+        offer = msgspec.json.decode(self._exchange(msgspec.json.encode(offer))[0], type=_Offer)
+        if offer.problem:
+            return f"{self.url} does not say which checkpoints there are: {offer.problem}"
         reasons: list[str] = []
-        for name in everyone[0]:
+        for name in offer.names:
             problem = self._read(name, next_branch)
             answers = self._exchange(msgspec.json.encode(_Answer(problem)))
             problems = [each.problem for each in (msgspec.json.decode(one, type=_Answer) for one in answers)]
@@ -107,6 +120,13 @@ class Rewind:
         if reasons:
             return f"none of the {len(reasons)} checkpoints in {self.url} can be used ({'; '.join(reasons)})"
         return f"there is no checkpoint{'' if wanted is None else f' of step {wanted}'} in {self.url}"
+
+    def _offer(self, wanted: int | None) -> tuple[_Offer, list[Manifest]]:
+        try:
+            found = self.listed()
+        except SnapshotError as error:
+            return _Offer(problem=str(error)), []
+        return _Offer(tuple(each.name for each in found if wanted is None or each.step == wanted)), found
 
     def _exchange(self, data: bytes) -> list[bytes]:
         return exchange(self._commitments, data)
@@ -187,15 +207,23 @@ def begin_from(resume: str | None, rewind: Rewind | None, ledger: Ledger) -> Non
     if ledger.rewinds:
         # Done, before somebody was lost.
         return
-    if resume is None:
-        rewind.check_fresh()
-        return
-    wanted = None if resume == "auto" else int(resume)
-    problem = rewind.prepare(wanted, next_branch=False)
-    if problem is None:
-        rewind.go()
-    elif wanted is not None:
-        steps = ", ".join(str(each.step) for each in rewind.listed()) or "none"
+    try:
+        if resume is None:
+            rewind.check_fresh()
+            return
+        wanted = None if resume == "auto" else int(resume)
+        problem = rewind.prepare(wanted, next_branch=False)
+        if problem is None:
+            rewind.go()
+            return
+        listed = rewind.listed()
+    except SnapshotError as error:
+        raise Refused(f"checkpoints in {rewind.url} cannot be read: {error}") from error
+    if wanted is not None:
+        steps = ", ".join(str(each.step) for each in listed) or "none"
         raise Refused(f"--resume {wanted}: {problem}; there are: {steps}")
-    elif rewind.listed():
-        raise Refused(f"--resume: {problem}: repair or remove them, or start without --resume in another place")
+    if listed or rewind.rejected:
+        # To begin anew would be to throw away what can perhaps be repaired.
+        raise Refused(
+            f"--resume: {problem}: repair or remove what is there, or start without --resume in another place"
+        )
