@@ -11,7 +11,7 @@ import torch
 from click.testing import CliRunner
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.planner import SavePlanner
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -23,7 +23,7 @@ from craft.snapshots.manifest import Manifest, chunk_path
 from craft.snapshots.memory import same_bits
 from craft.snapshots.tiers import open_tiers
 
-from .scene import crew, flip
+from .scene import crew, flip, s3_server
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -195,6 +195,33 @@ def test_an_object_that_could_run_code_is_not_unpickled_by_export(tmp_path: Path
     assert exported(store, "safetensors", tmp_path / "out")[0] == 0
 
 
+@pytest.mark.long
+def test_an_object_store_does_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def craft(*words: str) -> tuple[int, str]:
+        done = CliRunner().invoke(main, ["checkpoints", *words])
+        return done.exit_code, done.output
+
+    with s3_server() as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        url = "s3://bucket/job"
+        for step in (1, 2):
+            save(state(step), storage_writer=StorageWriter(url, step), no_dist=True)
+        found = state(0)
+        load(found, storage_reader=StorageReader(url, 1), no_dist=True)
+        assert_same(found, state(1))
+        assert craft("ls", url)[1].startswith(f"2 checkpoints in {url}\n")
+        assert craft("verify", url)[0] == 0
+        assert "model.large" in craft("diff", url, "1", "2")[1]
+        code, text = craft("gc", url, "--keep", "1")
+        assert code == 0 and "0000-000000000001-dcp removed" in text
+        assert craft("export", url, "--format", "torch", str(tmp_path / "out"))[0] == 0
+        assert_same(torch.load(tmp_path / "out", weights_only=True), state(2))
+        for empty in ("s3://bucket/other", "s3://nobodys/job"):
+            code, text = craft("gc", empty)
+            assert code == 2 and f"{empty} holds no checkpoints" in text
+
+
 def test_garbage_collection_between_writing_and_listing_is_noticed(tmp_path: Path) -> None:
     class Hindered(StorageWriter):
         def finish(self, metadata: Any, results: Any) -> None:
@@ -205,6 +232,22 @@ def test_garbage_collection_between_writing_and_listing_is_noticed(tmp_path: Pat
     with pytest.raises(CheckpointException) as caught:
         save(state(1), storage_writer=Hindered(tmp_path, 1), no_dist=True)
     assert "save it again" in reason(caught.value) and not listed(tmp_path)
+
+
+def test_ranks_that_found_different_newest_ones_do_not_load_a_mixture(tmp_path: Path) -> None:
+    put(tmp_path, 1, state(1))
+    one, other = StorageReader(tmp_path), StorageReader(tmp_path)
+    one.read_metadata()
+    put(tmp_path, 2, state(2))
+    other.read_metadata()
+    plans = [reader.prepare_local_plan(LoadPlan([])) for reader in (one, other)]
+    with pytest.raises(ConfigError, match="not all found the same: load again, or say which step is meant"):
+        one.prepare_global_plan(plans)
+
+
+def test_a_save_in_which_ranks_do_not_meet_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="save with use_collectives=True"):
+        save(state(1), storage_writer=StorageWriter(tmp_path, 1), no_dist=True, use_collectives=False)
 
 
 def test_a_jobs_own_checkpoints_are_not_taken_for_one(tmp_path: Path) -> None:
