@@ -107,12 +107,12 @@ def test_a_job_killed_at_any_instant_goes_on_from_a_whole_checkpoint_P1_P7(
     jobs: Jobs, disk: Path, tmp_path: Path
 ) -> None:
     store = disk / "store"
-    references = References(Jobs(tmp_path / "references"))
+    references = References(Jobs(tmp_path / "references"), tmp_path)
     series(jobs, references, str(store), store, random.Random(SEED), full=True)
 
 
 @pytest.mark.long
 def test_the_same_with_a_store_that_fails_every_second_request_P1_P7(jobs: Jobs, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    references = References(Jobs(tmp_path / "references"))
+    references = References(Jobs(tmp_path / "references"), tmp_path)
     series(jobs, references, f"flaky://{store}", store, random.Random(SEED + 1), full=False)

@@ -40,7 +40,11 @@ def jobs(tmp_path: Path) -> Iterator[Jobs]:
 def references(tmp_path_factory: pytest.TempPathFactory) -> Iterator[References]:
     """What undisturbed runs end with."""
     jobs = Jobs(tmp_path_factory.mktemp("references"))
-    yield References(jobs)
+    base = tmp_path_factory.getbasetemp()
+    # Each process of pytest-xdist has a directory of its own below one of all.
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "references_of_all"
+    shared.mkdir(exist_ok=True)
+    yield References(jobs, shared)
     jobs.end()
 
 

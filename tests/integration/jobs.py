@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import signal
 import subprocess
@@ -310,11 +312,12 @@ class Jobs:
 
 
 class References:
-    """The final states of undisturbed runs, each computed once."""
+    """The final states of undisturbed runs, each computed once, by whichever of several test processes is the first."""
 
-    def __init__(self, jobs: Jobs) -> None:
+    def __init__(self, jobs: Jobs, shared: Path) -> None:
+        """``shared`` is a directory of all test processes of this session."""
         self._jobs = jobs
-        self._found: dict[tuple[str, ...], str] = {}
+        self._shared = shared
 
     def digest(self, *arguments: str, workers: int = 4) -> str:
         """The digest that ``train.py`` ends with if nothing fails."""
@@ -322,13 +325,19 @@ class References:
 
     def digest_of(self, script: Path, *arguments: str, workers: int = 4) -> str:
         """The digest that a script ends with if nothing fails."""
-        key = (str(script), *arguments, str(workers))
-        if key not in self._found:
-            result = self._jobs.run(script, *arguments, workers=workers)
-            assert result.exit_code == 0, describe(result)
-            assert check(result.run_dir).violations == (), describe(result)
-            self._found[key] = result.digest
-        return self._found[key]
+        key = "\n".join([script.read_text(), *arguments, str(workers)])
+        with (self._shared / hashlib.blake2b(key.encode(), digest_size=16).hexdigest()).open("a+") as file:
+            # Whoever else wants it waits until it is there.
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            found = file.read()
+            if not found:
+                result = self._jobs.run(script, *arguments, workers=workers)
+                assert result.exit_code == 0, describe(result)
+                assert check(result.run_dir).violations == (), describe(result)
+                found = result.digest
+                file.write(found)
+            return found
 
 
 def leftovers(limit_s: float) -> Iterator[str]:
