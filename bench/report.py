@@ -21,6 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.charts import draw_overhead, draw_recovery
+from bench.checkpoints_report import summarize_checkpoints
 from bench.healing_report import summarize_healing
 from bench.stats import Estimate, paired_ratio, ratio_of_means, ratio_of_medians, trimmed_ratio
 from bench.verdict import Check, Summary
@@ -250,6 +251,7 @@ def finish(result: dict[str, Any], out: Path) -> int:
         "overhead": summarize_overhead,
         "transfer": summarize_transfer,
         "healing": summarize_healing,
+        "checkpoints": summarize_checkpoints,
     }
     summary = summarize[name](result)
     summary = replace(summary, checks=(*summary.checks, *_failure_checks(result)))

@@ -23,6 +23,9 @@ from craft.snapshots.tiers import Tiers
 
 __all__ = ["Restored", "candidates", "restore"]
 
+_READERS = 8
+"""Enough that some wait for the store while others hash."""
+
 
 class Restored(NamedTuple):
     """A whole state. Tensors are in the order of the header's entries."""
@@ -48,7 +51,7 @@ def restore(
     check_sizes(manifest, chunks)
     tensors = make_room(header, targets(modules or {}), None)
     landing = _Landing(tiers, manifest, header, tensors)
-    with ThreadPoolExecutor(max(store.parallel for store in tiers.nearest_first), "craft-restore") as pool:
+    with ThreadPoolExecutor(_READERS, "craft-restore") as pool:
         calls = [pool.submit(landing.fill, ref, chunk) for ref, chunk in zip(manifest.chunks, chunks, strict=True)]
         try:
             for call, chunk in zip(calls, chunks, strict=True):

@@ -51,7 +51,7 @@ class Store(abc.ABC):
 
     url: str
     parallel: int
-    """How many threads at a time make it fastest."""
+    """How many threads at a time write to it fastest."""
 
     def where(self, path: str) -> str:
         """A file of this store, as a person would name it."""
