@@ -96,7 +96,7 @@ class StorageWriter(storage.StorageWriter):  # type: ignore[misc,unused-ignore]
         if plan.items:
             with store.writing(f"rank{self._rank}") as guard:
                 written = share.write(store)
-                store.put(f"{PARTS}/{name}/{self._rank}.json", msgspec.json.encode(written.chunks))
+                store.put(f"{_parts(name)}/{self._rank}.json", msgspec.json.encode(written.chunks))
                 # Only now: what was found there may have been removed by somebody who took this one for dead.
                 guard.check()
         results = [
@@ -110,14 +110,14 @@ class StorageWriter(storage.StorageWriter):  # type: ignore[misc,unused-ignore]
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """On the coordinator, when all ranks have written: list the checkpoint."""
         by_rank = [[(each.index, each.storage_data[1]) for each in rank] for rank in results if rank]
-        parts = {f"{PARTS}/{self._name}/{rank[0].storage_data[0]}.json" for rank in results if rank}
+        parts = {f"{_parts(self._name)}/{rank[0].storage_data[0]}.json" for rank in results if rank}
         data = msgspec.msgpack.encode(make_header(metadata, by_rank))
         header = Ref(blake3(data).hexdigest(), len(data))
         shares = [rank[0][1].share for rank in by_rank]
         store = open_store(self._url)
         with store.writing("coordinator") as guard:
             new = _add_one(store, header, data)
-            there = {found.path for found in store.files(f"{PARTS}/{self._name}")}
+            there = {found.path for found in store.files(_parts(self._name))}
             if not there >= parts:
                 raise SnapshotError(
                     f"checkpoint {self._name} cannot be listed in {store.url}: somebody collected garbage there and took it"
@@ -162,6 +162,11 @@ def _checked(step: Any) -> int:
 def _name(step: int) -> str:
     # Without a nonce, since ranks that cache their plans are told nothing: each must know the name from the step.
     return name_of(0, step, _NONCE)
+
+
+def _parts(name: str) -> str:
+    # Another name: where a step is saved again, a manifest of that name is there, and parts of it would seem done with.
+    return f"{PARTS}/{name}_parts"
 
 
 def _add_one(store: Store, ref: Ref, data: bytes) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from craft.cli.main import main
 from craft.dcp import StorageReader, StorageWriter
 from craft.protocol.errors import ConfigError
+from craft.snapshots.collect import collect
 from craft.snapshots.listing import candidates
 from craft.snapshots.manifest import Manifest, chunk_path
 from craft.snapshots.memory import same_bits
+from craft.snapshots.store import open_store
 from craft.snapshots.tiers import open_tiers
 
 from .scene import crew, flip, s3_server
@@ -222,7 +225,18 @@ def test_an_object_store_does_as_well(tmp_path: Path, monkeypatch: pytest.Monkey
             assert code == 2 and f"{empty} holds no checkpoints" in text
 
 
-def test_garbage_collection_between_writing_and_listing_is_noticed(tmp_path: Path) -> None:
+def test_garbage_collection_leaves_what_is_being_saved_alone_also_if_that_step_is_there_already(tmp_path: Path) -> None:
+    class Tidied(StorageWriter):
+        def finish(self, metadata: Any, results: Any) -> None:
+            collect(open_store(str(tmp_path)), 1, time.time())
+            super().finish(metadata, results)
+
+    for seed in (1, 2):
+        save(state(seed), storage_writer=Tidied(tmp_path, 5), no_dist=True)
+        assert_same(get(tmp_path, 5), state(seed))
+
+
+def test_parts_that_are_gone_when_it_is_to_be_listed_are_noticed(tmp_path: Path) -> None:
     class Hindered(StorageWriter):
         def finish(self, metadata: Any, results: Any) -> None:
             for part in (tmp_path / "parts").rglob("*.json"):
