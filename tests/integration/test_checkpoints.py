@@ -53,7 +53,9 @@ def resumed_from(result: Result) -> int:
 # When everything is lost.
 
 
-@pytest.mark.parametrize("workers", [4, 2, 5])
+@pytest.mark.parametrize(
+    "workers", [pytest.param(4, marks=pytest.mark.long), 2, pytest.param(9, marks=pytest.mark.long)]
+)
 def test_a_job_of_which_nothing_is_left_goes_on_with_the_same_bits_with_any_number_of_workers_P1_P7(
     jobs: Jobs, references: References, tmp_path: Path, workers: int
 ) -> None:
@@ -122,6 +124,7 @@ def test_a_finished_job_has_nothing_left_to_do(jobs: Jobs, references: Reference
     assert resumed_from(result) == 10
 
 
+@pytest.mark.long
 def test_it_may_train_for_longer_than_was_said_at_first(jobs: Jobs, tmp_path: Path) -> None:
     options = into(tmp_path / "store")
     assert jobs.run(TRAIN, "--steps", "10", workers=2, options=options).exit_code == 0

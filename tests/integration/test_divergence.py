@@ -32,8 +32,15 @@ def test_by_default_it_is_told_and_nothing_else(jobs: Jobs) -> None:
     assert "step 16: loss is nan: nothing is done about it" in result.output
 
 
-@pytest.mark.parametrize("arguments", [(), ("--finite-loss",)])
-@pytest.mark.parametrize("name", ["skip", "lower-lr"])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("skip", ("--finite-loss",)),
+        ("lower-lr", ()),
+        pytest.param("skip", (), marks=pytest.mark.long),
+        pytest.param("lower-lr", ("--finite-loss",), marks=pytest.mark.long),
+    ],
+)
 def test_a_step_that_changes_nothing_is_the_same_for_all_also_for_those_who_join_later_P1_P3(
     jobs: Jobs, name: str, arguments: tuple[str, ...]
 ) -> None:
@@ -58,9 +65,9 @@ def go_back(store: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "faults",
     [
-        (),
+        pytest.param((), marks=pytest.mark.long),
         (Fault(point="verified", rank=0), Fault(point="verified", rank=1)),
-        (Fault(point="update", step=16, rank=2),),
+        pytest.param((Fault(point="update", step=16, rank=2),), marks=pytest.mark.long),
         (Fault(point="batch", step=22, rank=0),),
     ],
     ids=["undisturbed", "while_going_back", "just_before", "after_it"],

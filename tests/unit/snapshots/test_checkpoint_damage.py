@@ -12,7 +12,7 @@ import pytest
 from craft.protocol.errors import SnapshotCorrupt, SnapshotError, SnapshotMissing
 from craft.protocol.events import CheckpointRejected
 from craft.snapshots.listing import candidates
-from craft.snapshots.manifest import VERSION, Manifest, Ref, chunk_path, manifest_path, read_manifest, seal
+from craft.snapshots.manifest import VERSION, Manifest, Ref, chunk_path, manifest_path, read_manifest, read_part, seal
 from craft.snapshots.restore import restore
 from craft.snapshots.store import Store
 from craft.snapshots.tiers import Tiers, open_tiers
@@ -152,6 +152,19 @@ def test_a_damaged_part_makes_no_checkpoint(tiers: Tiers, damage: str) -> None:
         assert not members.writers[1].wait(0.3)
     assert steps_of(tiers) == [2, 1]
     assert part.path in str(members.events[0])
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated by a byte"])
+def test_a_share_that_was_lost_meanwhile_makes_no_checkpoint(tiers: Tiers, damage: str) -> None:
+    (part,) = tiers.durable.files("parts")
+    lost = read_part(tiers.durable.get(part.path), part.path).chunks[-1]
+    DAMAGES[damage](root_of(tiers) / chunk_path(lost.hash))
+    with crew(root_of(tiers), 2) as members:
+        members.writers[1].take(members.trained.at(3), place(3, 1, 2))
+        assert not members.writers[1].wait(0.3)
+    assert steps_of(tiers) == [2, 1]
+    assert "cannot be listed" in str(members.events[0])
+    assert lost.hash in str(members.events[0])
 
 
 @pytest.mark.parametrize("damage", [name for name in DAMAGES if name != "a folder"])
