@@ -9,8 +9,10 @@ from craft.decide.membership import JobState, apply, observe, restarted
 from craft.decide.policies import Policy, decide, default_policies
 from craft.decide.settle import LossAnswer, settle
 from craft.protocol.actions import AnyAction, Propose, Reconfigure
+from craft.protocol.alerts import AlertAnswer
 from craft.protocol.errors import ProtocolViolation, StateLost
 from craft.protocol.events import (
+    AlertFired,
     AnyEvent,
     CheckpointRequested,
     CheckpointWritten,
@@ -125,6 +127,12 @@ def _event(line: Line) -> AnyEvent:
             return StopRequested(reason=line.text("reason"))
         case "preempt":
             return PreemptRequested(reason=line.text("reason", "SIGTERM"), deadline=line.number("deadline"))
+        case "alert":
+            answer = msgspec.convert(line.text("answer", "report"), AlertAnswer)
+            return AlertFired(
+                source="alertmanager", name="Xid", fingerprint="f1", reason="alert Xid", answer=answer,
+                worker_id=worker or None, host=line.text("host") or None,
+            )  # fmt: skip
         case "deadline":
             return PreemptExpired()
         case "want-checkpoint":
@@ -140,7 +148,20 @@ def _event_text(event: AnyEvent) -> str:
     shown: dict[str, object] = {}
     if isinstance(event, WorkerJoined):
         shown = {"worker_id": event.member.worker_id, "host": event.member.host}
-    hidden = ("member", "time", "traceback", "pid", "digest", "detail", "stack", "late", "refused", "url", "seconds")
+    hidden = (
+        "member",
+        "time",
+        "traceback",
+        "pid",
+        "digest",
+        "detail",
+        "stack",
+        "late",
+        "refused",
+        "url",
+        "seconds",
+        "labels",
+    )
     shown |= {key: value for key, value in fields.items() if key not in hidden and value not in (None, ())}
     return f"event  {type(event).__name__} {_pairs(shown)}"
 

@@ -49,6 +49,8 @@ class OwnLighthouse:
         command += ["--wait-limit", str(settings.wait_limit_s)]
         # With one host there is nobody to go on without it: silence of a busy machine must not end the job.
         command += ["--port", str(settings.port), "--heartbeat-limit", str(_OWN_HOST_LIMIT_S)]
+        # The effective settings: the file that the user named may change before this is started again.
+        command += ["--config", str(self._run_dir.config)]
         if settings.chaos:
             command.append("--chaos")
         if settings.token_file is not None:

@@ -70,6 +70,12 @@ if TYPE_CHECKING:
     "--keep", is_flag=True, help="Serve from a child process, and start another one within moments if it is killed."
 )
 @click.option("--chaos", is_flag=True, help="Let 'craft chaos' inject faults without being asked twice.")
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    help="A craft.toml with rules for alerts and hooks.",
+)
 @click.option("--with-parent", is_flag=True, help="End when the process that started this one ends.")
 def lighthouse(
     workers: int,
@@ -86,6 +92,7 @@ def lighthouse(
     heartbeat_limit: float,
     keep: bool,
     chaos: bool,
+    config: Path | None,
     with_parent: bool,
 ) -> None:
     """Run the lighthouse of a job: it knows who is there, decides, and tells.
@@ -102,9 +109,15 @@ def lighthouse(
     # Only now: aiohttp takes a while to import, and 'craft --help' must not wait for it.
     from craft.control.lighthouse import LighthouseSettings
     from craft.control.process import Place, end_with_parent, serve
+    from craft.settings.alerts import read_alerts
 
     if min_workers > workers:
         raise click.UsageError(f"--min-workers {min_workers} is more than --workers {workers}")
+    try:
+        alerts = read_alerts(config)
+    except ConfigError as error:
+        click.echo(f"craft lighthouse: {error}", err=True)
+        raise SystemExit(2) from None
     settings = LighthouseSettings(
         workers=workers,
         min_workers=min_workers,
@@ -113,6 +126,7 @@ def lighthouse(
         heartbeat_limit_s=heartbeat_limit,
         chaos=chaos,
         kept=keep,
+        alerts=alerts,
     )
     if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key go together")

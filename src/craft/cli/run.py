@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from craft.protocol.errors import CraftError
+from craft.settings.alerts import read_alerts
 from craft.settings.run import resolve, write_effective
 from craft.settings.rundir import PREFIX, RunDir
 
@@ -98,8 +99,9 @@ def run(
     """
     try:
         settings, origins = resolve({**flags, "script": script, "arguments": arguments, "as_module": as_module}, config)
+        alerts = read_alerts(config)
         place = _new_run_dir(run_dir)
-        write_effective(place.config, settings, origins)
+        write_effective(place.config, settings, origins, alerts)
     except CraftError as error:
         raise SystemExit(_refuse(error)) from None
     # Only now: what has to be imported takes a while, and bad input gets its answer at once.

@@ -81,6 +81,11 @@ def _rolled_back(line: Line) -> str:
     return f"rolled back from step {line['left_at']} to step {line['step']}{skipped}: {line['reason']}"
 
 
+def _alert(line: Line) -> str:
+    whom = line.get("worker_id") or (f"host {line['host']}" if line.get("host") else "the job")
+    return f"{line['reason']} ({whom}): {line.get('note') or line['answer']}"
+
+
 _SENTENCES: dict[str, Callable[[Line], str]] = {
     "WorkerLost": lambda line: f"{line['worker_id']} lost: {line['reason']}",
     "WorkerFailed": lambda line: f"{line['worker_id']} failed in its script: {line['error']}",
@@ -100,6 +105,8 @@ _SENTENCES: dict[str, Callable[[Line], str]] = {
     "IntervalChosen": lambda line: f"a checkpoint every {line['interval_s']:.3g} s: {line['reason']}",
     "NumbersDiverged": lambda line: f"step {line['step']}: {line['what']}: {line['answer']}",
     "RolledBack": _rolled_back,
+    "AlertFired": _alert,
+    "AlertResolved": lambda line: f"alert {line['name']} is resolved",
     "WindDown": lambda line: f"ends after the step in flight: {line['reason']}",
     "Preempt": _preempted,
     "TakeCheckpoint": _wanted,

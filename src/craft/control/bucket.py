@@ -12,6 +12,11 @@ class Bucket:
         self._level = burst
         self._when = now
 
+    def pause_s(self, amount: float, now: float) -> float:
+        """For how long there is not enough to take ``amount``; takes nothing."""
+        level = min(self._burst, self._level + (now - self._when) * self._rate)
+        return max(0.0, (amount - level) / self._rate)
+
     def take(self, amount: float, now: float) -> float:
         """Take ``amount`` out, and return for how many seconds the one who took it is to pause; 0 if there was enough."""
         self._level = min(self._burst, self._level + (now - self._when) * self._rate)

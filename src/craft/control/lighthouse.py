@@ -7,10 +7,11 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from craft.control.alerts import AlertBook
 from craft.control.checkpoints import CheckpointBook
 from craft.control.dispatch import Dispatch
 from craft.control.durable import Durable, DurableFile, restore
@@ -20,6 +21,7 @@ from craft.control.heartbeat import DEFAULT_LIMIT_S, RETURN_LIMITS, Heartbeats
 from craft.control.loop import GRACE_S, Loop
 from craft.control.sessions import Sessions
 from craft.control.status import AgentStatus, LighthouseStatus, Status, status_of
+from craft.decide.alerts import AlertSettings
 from craft.decide.membership import JobState
 from craft.decide.policies import default_policies
 from craft.decide.settle import LossAnswer
@@ -46,6 +48,8 @@ class LighthouseSettings:
     """Whether the job was started for faults to be injected."""
     kept: bool = False
     """Whether a keeper starts another one when this one is killed."""
+    alerts: AlertSettings = field(default_factory=AlertSettings)
+    """What craft.toml says about alerts and hooks."""
 
 
 class AsyncioSurroundings:
@@ -92,6 +96,7 @@ class Lighthouse:
         durable = durable_file.load()
         fresh = JobState(slots=settings.workers, min_workers=settings.min_workers)
         self.checkpoints = CheckpointBook(read_lines(run.journal))
+        self.alerts = AlertBook(read_lines(run.journal))
         state = replace(restore(fresh, durable), checkpoint=self.checkpoints.newest)
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Gets a sentence if the lighthouse cannot go on."""

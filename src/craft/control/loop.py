@@ -20,6 +20,7 @@ from craft.decide.membership import JobState, apply, observe
 from craft.decide.policies import Policy, decide
 from craft.protocol.actions import (
     AnyAction,
+    DeclareHostLost,
     DeclareLost,
     Drain,
     Hold,
@@ -118,7 +119,7 @@ class Loop:
         return {worker_id: seen.report for worker_id, seen in self.edges.seen.items()}
 
     def handle(self, event: AnyEvent) -> tuple[AnyAction, ...]:
-        """Take an event in, do what is decided about it, and return that."""
+        """Take an event in, do what is decided about it, and return that, with what followed from it."""
         before = self._state
         known = observe(before, event)
         actions = decide(self._policies, known, event)
@@ -126,16 +127,19 @@ class Loop:
         self._write("event", event)
         for action in actions:
             self._carry_out(action)
+        followed = actions
         for action in actions:
             if isinstance(action, DeclareLost):
-                self.lose_worker(action.worker_id, action.reason, action.source)
+                followed += self.lose_worker(action.worker_id, action.reason, action.source)
+            elif isinstance(action, DeclareHostLost):
+                followed += self.lose_host(action.host, action.reason)
         # Told before the books are kept: every moment here is a moment in which all workers wait.
         self._around.tell(self._state)
         if known.generation != before.generation:
             # Its members entered what was upcoming: durable since it was proposed, but not yet as what runs.
             self._store.save(durable_of(self._state))
         self._account(before, event)
-        return actions
+        return followed
 
     def handle_report(self, report: HostReport) -> None:
         """Take in what an agent reports; what is new in it becomes events. MalformedMessage: nothing was changed."""

@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 from aiohttp import web
 
+from craft.control.alerts import Alerts
 from craft.control.guards import answer, authentication, errors, read_body, refusal
 from craft.control.injections import Injections
 from craft.control.lighthouse import Lighthouse
+from craft.control.notices import STRUCTURED, of_alertmanager, of_cloud_event, of_hook
 from craft.control.orders import ActionRequest, Orders, check_reason, outcome
 from craft.protocol.errors import MalformedMessage
 from craft.protocol.messages import FailureReport
@@ -30,6 +32,9 @@ def make_app(
     app.router.add_get("/metrics", handlers.metrics)
     app.router.add_post("/v1/failures", handlers.failures)
     app.router.add_post("/v1/actions", handlers.actions)
+    app.router.add_post("/v1/alerts", handlers.alerts)
+    app.router.add_post("/v1/cloudevents", handlers.cloud_events)
+    app.router.add_post("/v1/hooks/{name}", handlers.hooks)
     app.router.add_get("/v1/agent", handlers.agent, allow_head=False)
     return app
 
@@ -41,6 +46,7 @@ class Handlers:
         self._lighthouse = lighthouse
         self._loop = lighthouse.loop
         self._orders = Orders(self._loop, Injections(lighthouse))
+        self._alerts = Alerts(self._loop, lighthouse.alerts, lighthouse.settings.alerts)
         self._registry = registry_of(self._sample)
 
     async def healthz(self, request: web.Request) -> web.StreamResponse:
@@ -79,6 +85,23 @@ class Handlers:
 
     async def actions(self, request: web.Request) -> web.StreamResponse:
         return self._orders.take(decode_as(await read_body(request), ActionRequest))
+
+    async def alerts(self, request: web.Request) -> web.StreamResponse:
+        return self._alerts.take(of_alertmanager(await read_body(request)))
+
+    async def cloud_events(self, request: web.Request) -> web.StreamResponse:
+        notice = of_cloud_event(await read_body(request), request.headers, request.content_type)
+        if notice is None:
+            message = f"no CloudEvent: send {STRUCTURED}, or headers that begin with ce-specversion: 1.0"
+            return refusal(415, message, field="Content-Type")
+        return self._alerts.take([notice])
+
+    async def hooks(self, request: web.Request) -> web.StreamResponse:
+        name, hooks = request.match_info["name"], self._alerts.settings.hooks
+        if name not in hooks:
+            there = f"there are {', '.join(sorted(hooks))}" if hooks else "there is none in craft.toml"
+            return refusal(404, f"there is no hook {name[:64]!r}: {there}", field="name")
+        return self._alerts.take([of_hook(await read_body(request), name, hooks[name])])
 
     def _fail_worker(self, worker_id: str, reason: str) -> web.StreamResponse:
         index = self._loop.edges.index

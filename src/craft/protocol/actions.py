@@ -44,6 +44,12 @@ class DeclareLost(Action, frozen=True, kw_only=True, tag=True):
     source: str
 
 
+class DeclareHostLost(Action, frozen=True, kw_only=True, tag=True):
+    """Treat all workers of a host as lost, though they may still run: ``HostLost`` follows."""
+
+    host: str
+
+
 class Hold(Action, frozen=True, kw_only=True, tag=True):
     """Make no generation until somebody takes the place of those lost; if nobody does within the limit, HoldExpired follows."""
 
@@ -103,6 +109,7 @@ AnyAction = (
     | Fence
     | Release
     | DeclareLost
+    | DeclareHostLost
     | Hold
     | Drain
     | Probe

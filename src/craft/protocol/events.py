@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from craft.protocol.alerts import AlertAnswer
 from craft.protocol.membership import Member
 
 
@@ -24,7 +25,7 @@ class WorkerLost(Event, frozen=True, kw_only=True, tag=True):
     worker_id: str
     reason: str
     source: str = "agent"
-    """Who says so: agent, heartbeat, watch, api, drain, peers."""
+    """Who says so: agent, heartbeat, watch, api, alert, drain, peers."""
     time: float = 0.0
     """When it was seen, in seconds since 1970."""
 
@@ -317,6 +318,39 @@ class CheckpointRequested(Event, frozen=True, kw_only=True, tag=True):
     tag: str | None = None
 
 
+class AlertFired(Event, frozen=True, kw_only=True, tag=True):
+    """Another system says that something is wrong: Alertmanager, a hook, a CloudEvent."""
+
+    source: str
+    name: str
+    fingerprint: str
+    starts_at: str = ""
+    """With the two before it: the same alert, delivered once more, is no news."""
+    labels: dict[str, str] = {}
+    answer: AlertAnswer = "report"
+    """What its rule says is to be done."""
+    worker_id: str | None = None
+    host: str | None = None
+    """Whom of this job it is about: one of the two, or nobody."""
+    deadline_s: float | None = None
+    reason: str = ""
+    """The alert in words, for the journal's lines that follow from it."""
+    note: str = ""
+    """Why less is done than its rule says, if so."""
+    time: float = 0.0
+    """When it came, in seconds since 1970."""
+
+
+class AlertResolved(Event, frozen=True, kw_only=True, tag=True):
+    """What another system had said is wrong is so no more. It ends nothing; the same alert counts anew afterwards."""
+
+    source: str
+    name: str
+    fingerprint: str
+    starts_at: str = ""
+    labels: dict[str, str] = {}
+
+
 AnyNote = (
     CheckpointWritten
     | CheckpointSkipped
@@ -355,5 +389,7 @@ AnyEvent = (
     | PreemptRequested
     | PreemptExpired
     | CheckpointRequested
+    | AlertFired
+    | AlertResolved
     | AnyNote
 )

@@ -20,6 +20,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """Port of the rendezvous store it hosts; the one of rank 0 is used."""
     state_port: int = 0
     """Port at which it serves its state to joiners."""
+    local_rank: int | None = None
+    """Its place on its host, and the number of its GPU there; whoever replaces it has the same."""
     late: bool = False
     """Whether it was started as a spare, or in the place of a lost worker."""
     since: int = 0

@@ -11,11 +11,13 @@ from typing import Any
 
 import msgspec
 
+from craft.decide.alerts import AlertSettings
 from craft.decide.divergence import DivergenceAnswer
 from craft.decide.hangs import HangLimits
 from craft.decide.interval import parse_every
 from craft.decide.settle import LossAnswer
 from craft.protocol.errors import ConfigError
+from craft.settings.alerts import write_alerts
 from craft.settings.worker import WorkerSettings
 
 if sys.version_info >= (3, 11):
@@ -215,13 +217,15 @@ def _from_file(path: Path | None) -> dict[str, Any]:
     return dict(values)
 
 
-def write_effective(path: Path, settings: RunSettings, origins: Mapping[str, str]) -> None:
-    """Write the effective settings into the run directory, each with its origin."""
+def write_effective(
+    path: Path, settings: RunSettings, origins: Mapping[str, str], alerts: AlertSettings | None = None
+) -> None:
+    """Write the effective settings into the run directory, each with its origin, and the rules for alerts."""
     lines = ["[run]"]
     for name, value in msgspec.to_builtins(settings, enc_hook=str).items():
         if value is not None:
             lines.append(f"{name} = {_toml(value)}  # {origins[name]}")
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n" + write_alerts(alerts or AlertSettings()))
 
 
 def read_effective(path: Path) -> dict[str, Any]:

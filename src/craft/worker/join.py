@@ -95,6 +95,7 @@ def join() -> Job:
             address=settings.address,
             store_port=store.port,
             state_port=donor.port,
+            local_rank=settings.local_rank,
             late=settings.late,
         )
         channel.report(member=member, joined=not settings.late)

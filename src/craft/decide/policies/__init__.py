@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from craft.decide.policies.alert import AlertPolicy
 from craft.decide.policies.broken import BrokenPolicy
 from craft.decide.policies.drain import DrainPolicy
 from craft.decide.policies.form import FormPolicy
@@ -19,6 +20,7 @@ __all__ = [
     "EXIT_FINISHED",
     "EXIT_GIVEN_UP",
     "EXIT_PREEMPTED",
+    "AlertPolicy",
     "BrokenPolicy",
     "DrainPolicy",
     "FormPolicy",
@@ -46,4 +48,5 @@ def default_policies(on_loss: LossAnswer = "redo", wait_limit_s: float = 60.0) -
         BrokenPolicy(),
         DrainPolicy(),
         JoinPolicy(),
+        AlertPolicy(),
     )

@@ -1,0 +1,98 @@
+"""What is done about notices of other systems: each becomes an event once, and policies answer it.
+
+Enters: notices (``control/notices`` makes them from bodies). Leaves: the answer to whoever sent them, with the events and
+the actions that followed. All are checked before the first is carried out.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from craft.control.bucket import Bucket
+from craft.control.guards import answer, refusal
+from craft.control.loop import Loop
+from craft.decide.alerts import AlertSettings, event_of
+from craft.protocol.actions import AnyAction
+from craft.protocol.alerts import Notice
+from craft.protocol.events import AlertFired, AlertResolved
+
+EVENTS_PER_S = 50.0
+BURST = 1000.0
+"""So many new ones at once, a whole group of Alertmanager's: each is a line of the journal."""
+_KEPT = 20_000
+
+Key = tuple[str, str, str, bool]
+_NEWS = ("AlertFired", "AlertResolved")
+
+
+class AlertBook:
+    """Which notices were taken in already, those that the journal tells of included."""
+
+    def __init__(self, lines: Iterable[dict[str, Any]]) -> None:
+        self._taken: OrderedDict[Key, None] = OrderedDict()
+        for line in lines:
+            if line.get("event") in _NEWS:
+                resolved = line["event"] == "AlertResolved"
+                self._take((line["source"], line["fingerprint"], line["starts_at"], resolved))
+
+    def has(self, event: AlertFired | AlertResolved) -> bool:
+        return _key(event) in self._taken
+
+    def take(self, event: AlertFired | AlertResolved) -> bool:
+        """Note an event; False if it was there already."""
+        return self._take(_key(event))
+
+    def _take(self, key: Key) -> bool:
+        if key in self._taken:
+            return False
+        source, fingerprint, starts_at, resolved = key
+        if not starts_at:
+            # Nothing but its end tells one time from the next.
+            self._taken.pop((source, fingerprint, starts_at, not resolved), None)
+        self._taken[key] = None
+        if len(self._taken) > _KEPT:
+            self._taken.popitem(last=False)
+        return True
+
+
+def _key(event: AlertFired | AlertResolved) -> Key:
+    return event.source, event.fingerprint, event.starts_at, isinstance(event, AlertResolved)
+
+
+class Alerts:
+    """Takes notices in, on the lighthouse's thread."""
+
+    def __init__(
+        self, loop: Loop, book: AlertBook, settings: AlertSettings, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.settings = settings
+        self._loop = loop
+        self._book = book
+        self._now = now
+        self._bucket = Bucket(EVENTS_PER_S, BURST, now())
+
+    def take(self, notices: Sequence[Notice]) -> web.Response:
+        """Carry out what is new, and say what came of each."""
+        state, saves = self._loop.state, self._loop.edges.checkpoints
+        events = [event_of(each, self.settings, state, saves=saves, now=time.time()) for each in notices]
+        new = sum(not self._book.has(event) for event in events)
+        pause_s = self._bucket.pause_s(new, self._now())
+        if pause_s:
+            response = refusal(429, f"too many new alerts: at most {EVENTS_PER_S:g} a second, {BURST:g} at once")
+            response.headers["Retry-After"] = str(math.ceil(pause_s))
+            return response
+        self._bucket.take(new, self._now())
+        outcomes = [self._outcome(event) for event in events]
+        return answer({"outcomes": outcomes, "already": all(each["already"] for each in outcomes)})
+
+    def _outcome(self, event: AlertFired | AlertResolved) -> dict[str, Any]:
+        if not self._book.take(event):
+            return {"event": event, "actions": (), "already": True}
+        actions: tuple[AnyAction, ...] = self._loop.handle(event)
+        return {"event": event, "actions": actions, "already": False}

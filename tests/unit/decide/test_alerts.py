@@ -1,0 +1,96 @@
+"""Whom an alert is about, and by which rule it is answered."""
+
+from __future__ import annotations
+
+import pytest
+
+from craft.decide.alerts import AlertRule, AlertSettings, Target, aim, event_of
+from craft.decide.membership import JobState, WorkerView
+from craft.protocol.alerts import Notice
+from craft.protocol.events import AlertFired
+from craft.protocol.membership import Member
+
+
+def _view(worker_id: str, host: str, local_rank: int, **more: str) -> WorkerView:
+    member = Member(worker_id=worker_id, host=host, local_rank=local_rank, address=more.pop("address", "127.0.0.1"))
+    return WorkerView(member=member, standing=more.pop("standing", "member"))  # type: ignore[arg-type]
+
+
+JOB = JobState(
+    slots=4,
+    workers=(
+        _view("a-w0", "a.cluster", 0, address="10.0.0.1"),
+        _view("a-w1", "a.cluster", 1, address="10.0.0.1", standing="lost"),
+        _view("a-w2", "a.cluster", 1, address="10.0.0.1"),
+        _view("b-w0", "b", 0, address="10.0.0.2"),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("target", "labels", "whom"),
+    [
+        (None, {"worker_id": "b-w0", "host": "a.cluster"}, ("b-w0", None)),
+        (None, {"worker": "b-w0"}, ("b-w0", None)),
+        (None, {"host": "b"}, (None, "b")),
+        (None, {"instance": "b:9100"}, (None, "b")),
+        (None, {"instance": "10.0.0.2:9100"}, (None, "b")),
+        (None, {"instance": "[::1]:9100"}, (None, None)),
+        (None, {"instance": "127.0.0.1:9100"}, (None, None)),
+        (None, {"instance": "a:9100"}, (None, "a.cluster")),
+        (None, {"instance": "b.elsewhere.net"}, (None, "b")),
+        (None, {"instance": "a.cluster:9400", "gpu": "0"}, ("a-w0", None)),
+        # The worker that had this GPU before is lost: who is there now is meant.
+        (None, {"Hostname": "a.cluster", "gpu": "1"}, ("a-w2", None)),
+        # Nobody of this job has that GPU: that is no reason to do anything to the others of its host.
+        (None, {"Hostname": "a.cluster", "gpu": "7"}, (None, None)),
+        (None, {"worker": "a-w1"}, (None, None)),
+        (None, {"severity": "page"}, (None, None)),
+        ("pod", {"pod": "b-w0"}, ("b-w0", None)),
+        ("pod", {"pod": "b"}, (None, "b")),
+        ("pod", {"worker_id": "b-w0"}, (None, None)),
+        ("pod", {"pod": ""}, (None, None)),
+        (Target(host="node", gpu="device"), {"node": "a", "device": "nvidia1"}, ("a-w2", None)),
+        (Target(host="node", gpu="device"), {"node": "a", "device": "GPU-deadbeef"}, (None, None)),
+        (Target(worker="pod", host="node"), {"node": "b"}, (None, "b")),
+    ],
+)
+def test_labels_name_a_worker_or_a_host_that_is_there(
+    target: str | Target | None, labels: dict[str, str], whom: tuple[str | None, str | None]
+) -> None:
+    assert aim(target, labels, JOB) == whom
+
+
+def _event(settings: AlertSettings, *, saves: bool = True, wanted: str | None = None, **labels: str) -> AlertFired:
+    notice = Notice(source="alertmanager", name="Xid", fingerprint="f", labels=labels, wanted=wanted, where="$.x")
+    event = event_of(notice, settings, JOB, saves=saves, now=1.0)
+    assert isinstance(event, AlertFired)
+    return event
+
+
+def test_the_first_rule_that_matches_counts() -> None:
+    settings = AlertSettings(
+        rules=(
+            AlertRule(match={"alertname": "~Gpu.*", "severity": "page"}, answer="fail"),
+            AlertRule(match={"alertname": "~Gpu"}, answer="stop"),
+            AlertRule(match={"alertname": "~Gpu.*"}, answer="drain", deadline_s=5.0),
+        )
+    )
+    assert _event(settings, alertname="GpuXid", severity="page", worker="b-w0").answer == "fail"
+    event = _event(settings, alertname="GpuXid", worker="b-w0")
+    assert (event.answer, event.worker_id, event.deadline_s) == ("drain", "b-w0", 5.0)
+    # A rule of this job counts before what the alert says of itself.
+    assert _event(settings, wanted="abort", alertname="GpuXid", worker="b-w0").answer == "drain"
+    assert _event(settings, wanted="abort", alertname="Other").answer == "abort"
+    assert _event(settings, alertname="Other", worker="b-w0").answer == "report"
+
+
+def test_an_answer_that_cannot_be_given_is_a_report_that_says_why() -> None:
+    nobody = _event(AlertSettings(), wanted="drain", host="elsewhere")
+    assert (nobody.answer, nobody.note) == (
+        "report",
+        "nothing to drain: its labels name no worker and no host that is in this job now",
+    )
+    unsaved = _event(AlertSettings(), wanted="preempt", saves=False)
+    assert (unsaved.answer, unsaved.note) == ("report", "no preempt: no worker takes checkpoints")
+    assert _event(AlertSettings(), wanted="preempt").answer == "preempt"

@@ -1,0 +1,91 @@
+"""Rules for alerts in craft.toml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from craft.decide.alerts import AlertRule, AlertSettings, Hook, Target
+from craft.protocol.errors import ConfigError
+from craft.settings.alerts import read_alerts, write_alerts
+
+GOOD = """
+[run]
+workers = 2
+
+[[alerts]]
+match = { alertname = "GpuXidErrors", severity = "~critical|page" }
+answer = "drain"
+target = { host = "Hostname", gpu = "gpu" }
+deadline_s = 30.0
+
+[[alerts]]
+match = { alertname = "~Node.*" }
+answer = "fail"
+target = "node"
+
+[hooks.pager]
+host = "node.name"
+value = "node.state"
+answers = { down = "fail", "~up|ok" = "resolved" }
+"""
+
+
+def test_rules_are_read_and_can_be_written_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "craft.toml"
+    path.write_text(GOOD)
+    settings = read_alerts(path)
+    assert settings.rules[0].target == Target(host="Hostname", gpu="gpu")
+    assert settings.rules[1] == AlertRule(match={"alertname": "~Node.*"}, answer="fail", target="node")
+    assert settings.hooks["pager"].meaning("up") == "resolved"
+    assert settings.hooks["pager"].meaning("odd") == "report"
+    again = tmp_path / "again.toml"
+    again.write_text("[run]\n" + write_alerts(settings))
+    assert read_alerts(again) == settings
+    assert read_alerts(None) == AlertSettings()
+    assert write_alerts(AlertSettings()) == ""
+
+
+def test_odd_characters_survive_being_written(tmp_path: Path) -> None:
+    odd = 'a"b\\c\n\té😀'
+    settings = AlertSettings(
+        rules=(AlertRule(match={odd: odd}, target=odd),), hooks={"h": Hook(value="v", answers={odd: "fail"})}
+    )
+    path = tmp_path / "craft.toml"
+    path.write_text(write_alerts(settings))
+    assert read_alerts(path) == settings
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("[[alerts]]\nanswr = 'drain'", ["number 1", "'answr'", "did you mean answer?"]),
+        ("[[alerts]]\n[[alerts]]\nanswer = 'drian'", ["number 2", "$.answer", "did you mean drain?"]),
+        ("[[alert]]", ["'alert'", "did you mean alerts?"]),
+        ("[alerts]\nanswer = 'drain'", ["[[alerts]]"]),
+        ("[[alerts]]\nmatch = { a = '~(' }", ["match.a", "regular expression"]),
+        ("[[alerts]]\nmatch = { a = 1 }", ["$.match"]),
+        ("[[alerts]]\ntarget = { hots = 'x' }", ["'hots'", "did you mean host?"]),
+        ("[[alerts]]\ntarget = { gpu = 'x' }", ["target.gpu needs target.host"]),
+        ("[[alerts]]\ndeadline_s = -1.0", ["deadline_s"]),
+        ("[hooks.x]\nvalue = 'v'\nanswers = { a = 'fial' }", ["[hooks.x]", "answers.a", "did you mean fail?"]),
+        ("[hooks.x]\nanswers = { a = 'fail' }", ["answers needs value"]),
+        ("[hooks.x]\ngpu = 'g'", ["gpu needs host"]),
+        ("[hooks.'a/b']", ["part of its URL"]),
+        ("hooks = 3", ["[hooks.NAME]"]),
+        ("[[alerts]]\nanswer = \nmatch = 1", ["line 2"]),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_file_and_the_nearest_key(tmp_path: Path, text: str, parts: list[str]) -> None:
+    path = tmp_path / "craft.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_alerts(path)
+    for part in [str(path), *parts]:
+        assert part in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gone\.toml"):
+        read_alerts(tmp_path / "gone.toml")
