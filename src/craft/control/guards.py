@@ -16,7 +16,7 @@ from craft.wire.auth import accepts
 logger = logging.getLogger(__name__)
 
 BODY_LIMIT_S = 10.0
-OPEN_PATHS = frozenset({"/healthz"})
+OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Annotated
 
 import msgspec
 from aiohttp import web
@@ -15,6 +16,7 @@ from craft.protocol.actions import AnyAction
 from craft.protocol.errors import MalformedMessage
 from craft.protocol.events import CheckpointRequested, DrainRequested, PreemptRequested, StopRequested
 
+ACTIONS = ["stop", "drain", "preempt", "checkpoint", "inject"]
 MAX_REASON_CHARS = 2000
 MAX_TAG_CHARS = 64
 
@@ -22,7 +24,7 @@ MAX_TAG_CHARS = 64
 class ActionRequest(InjectionRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of ``POST /v1/actions``."""
 
-    action: str
+    action: Annotated[str, msgspec.Meta(extra_json_schema={"enum": ACTIONS})]
     """``stop``, ``drain``, ``preempt``, ``checkpoint`` or ``inject``."""
     reason: str = "requested"
     deadline_s: float | None = None

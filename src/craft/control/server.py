@@ -13,6 +13,7 @@ from craft.control.guards import answer, authentication, errors, read_body, refu
 from craft.control.injections import Injections
 from craft.control.lighthouse import Lighthouse
 from craft.control.notices import STRUCTURED, of_alertmanager, of_cloud_event, of_hook
+from craft.control.openapi import description
 from craft.control.orders import ActionRequest, Orders, check_reason, outcome
 from craft.protocol.errors import MalformedMessage
 from craft.protocol.messages import FailureReport
@@ -27,6 +28,7 @@ def make_app(
     app = web.Application(client_max_size=MAX_MESSAGE_BYTES, middlewares=[errors, authentication(token, admit)])
     handlers = Handlers(lighthouse)
     app.router.add_get("/healthz", handlers.healthz)
+    app.router.add_get("/openapi.json", handlers.openapi)
     app.router.add_get("/v1/status", handlers.status)
     app.router.add_get("/v1/events", handlers.events, allow_head=False)
     app.router.add_get("/metrics", handlers.metrics)
@@ -51,6 +53,9 @@ class Handlers:
 
     async def healthz(self, request: web.Request) -> web.StreamResponse:
         return answer({"ok": True})
+
+    async def openapi(self, request: web.Request) -> web.StreamResponse:
+        return answer(description())
 
     async def status(self, request: web.Request) -> web.StreamResponse:
         return answer(self._lighthouse.status())
