@@ -1,7 +1,7 @@
 """A store in a directory of this machine, or of a file system that is mounted here.
 
 What is listed is whole: every file is written elsewhere, made durable, and then renamed to its place. Writers hold a lock on
-``lock`` together, garbage collection alone; the kernel frees it when its holder dies. ``store.py`` says who calls what.
+``store.lock`` together, garbage collection alone; the kernel frees it when its holder dies. ``store.py`` says who calls what.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from craft.snapshots.whole_files import (
     write_unfinished,
 )
 
-_LOCK = "lock"
+_LOCK = "store.lock"
+"""Not plain ``lock``: an agent takes a folder in memory that has such a file for one that a dead agent left, and removes it."""
 _UNFINISHED = "unfinished"
 _PINS = "pins"
 _LOCK_LIMIT_S = 60.0
@@ -92,11 +93,7 @@ class LocalStore(Store):
             raise SnapshotError(f"{self.root / folder} changes faster than it can be read", str(self.root / folder))
 
     def _walk(self, folder: str) -> Iterator[Found]:
-        try:
-            entries = list(os.scandir(self.root / folder))
-        except FileNotFoundError:
-            return
-        for entry in entries:
+        for entry in _entries(self.root / folder):
             path = f"{folder}/{entry.name}"
             if entry.is_dir(follow_symlinks=False):
                 yield from self._walk(path)
@@ -274,6 +271,20 @@ class _Alone(Collecting):
                 # One that is not empty stays.
                 with contextlib.suppress(OSError):
                     folder.rmdir()
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder, as it was at one instant where that can be had."""
+    entries: list[os.DirEntry[str]] = []
+    with contextlib.suppress(FileNotFoundError):
+        for _ in range(_MAX_LOOKS):
+            before = folder.stat().st_mtime_ns
+            with os.scandir(folder) as found:
+                entries = list(found)
+            # While it is read, one may come that is not seen any more, and one go that was not seen yet.
+            if folder.stat().st_mtime_ns == before:
+                break
+    return entries
 
 
 def _locked(file: int, kind: int) -> bool:

@@ -12,9 +12,11 @@ from typing import TypeVar
 
 from craft.protocol.errors import SnapshotMissing
 from craft.snapshots.manifest import (
+    CHUNKS,
     PARTS,
     Manifest,
     Part,
+    chunk_path,
     manifest_path,
     merge,
     part_path,
@@ -23,7 +25,7 @@ from craft.snapshots.manifest import (
     seal,
 )
 from craft.snapshots.pace import lower_priority
-from craft.snapshots.store import Adding, Store
+from craft.snapshots.store import Adding, Store, StoreBusy
 
 T = TypeVar("T")
 
@@ -40,9 +42,15 @@ def write_share(store: Store, who: str, write: Callable[[Adding], Part]) -> tupl
             adding.finish()
         finally:
             adding.discard()
-        store.put(part_path(part.name, part.part, part.of), seal(part))
-        # Only now: what was found there may have been removed by somebody who took this one for dead.
+        path = part_path(part.name, part.part, part.of)
         guard.check()
+        store.put(path, seal(part))
+        try:
+            # Again: what was found there may have been removed by somebody who took this one for dead.
+            guard.check()
+        except StoreBusy:
+            store.remove([path])
+            raise
         # Still guarded: the parts, which keep the chunks until there is a manifest, are about to go.
         return part, publish(store, part)
 
@@ -55,14 +63,27 @@ def publish(store: Store, part: Part) -> Manifest | None:
         return None
     try:
         manifest = merge([read_part(store.get(path), store.where(path)) for path in paths], store.where(PARTS))
-        store.put(manifest_path(part.name), seal(manifest))
     except SnapshotMissing:
         # Another one has published it meanwhile, and removed the parts.
         manifest = read_manifest(store.get(manifest_path(part.name)), store.where(manifest_path(part.name)))
+    else:
+        _check_chunks(store, manifest)
+        store.put(manifest_path(part.name), seal(manifest))
     # Two may come here at once, with the same manifest. Only one of them removes the first part.
     announces = store.remove_one(paths[0])
     store.remove(there)
     return manifest if announces else None
+
+
+def _check_chunks(store: Store, manifest: Manifest) -> None:
+    """Raise SnapshotMissing unless all chunks are there, also those of members that have stood still since."""
+    there = {found.path: found.size for found in store.files(CHUNKS)}
+    for ref in (manifest.header, *manifest.chunks):
+        if there.get(chunk_path(ref.hash)) != ref.size:
+            file = store.where(chunk_path(ref.hash))
+            raise SnapshotMissing(
+                f"checkpoint {manifest.name} cannot be listed: {file} is not there, or not whole", file
+            )
 
 
 def in_parallel(store: Store, call: Callable[[T], None], items: Iterable[T]) -> None:

@@ -36,7 +36,7 @@ CHANGES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir"}
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """In memory, where the kernel keeps all that a killed process wrote, as on a disk, and nobody waits for one."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="craft-kills-") as path:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="killed-writers-") as path:
         yield Path(path)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
 import time
 from pathlib import Path
@@ -19,7 +17,8 @@ from craft.snapshots.manifest import VERSION, manifest_path, seal
 from craft.snapshots.store import StoreBusy
 from craft.snapshots.verify import verify
 
-from .scene import LIMIT_S, crew, flip, holds, place, steps_of
+from .nursery import Nursery
+from .scene import crew, flip, holds, place, steps_of
 from .travel import wait_until
 
 
@@ -140,16 +139,16 @@ def hold(root: Path, kind: str) -> None:
 def test_whoever_is_killed_holds_nobody_up(tmp_path: Path, kind: str) -> None:
     with crew(tmp_path) as members:
         members.save(1)
-        process = multiprocessing.get_context("forkserver").Process(target=hold, args=(tmp_path, kind))
-        process.start()
+        nursery = Nursery()
+        pid = nursery.start(hold, tmp_path, kind)
         try:
             wait_until((tmp_path / "holding").exists)
             with pytest.raises(StoreBusy, match="try again later"):
                 collect(LocalStore(tmp_path), 1, time.time())
         finally:
-            assert process.pid is not None
-            os.kill(process.pid, signal.SIGKILL)
-            process.join(LIMIT_S)
+            nursery.kill(pid)
+            assert nursery.wait(pid) == -signal.SIGKILL
+            nursery.close()
         collect(LocalStore(tmp_path), 1, time.time())
         members.save(2)
         assert steps_of(members.tiers) == [2, 1]
