@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := 2.13.0
-# What tests of several hosts need beside Python, as command:package of Debian.
-PACKAGES := ip:iproute2 tc:iproute2 nft:nftables nsenter:util-linux
+# What tests of several hosts and of alerts need beside Python, as command:package of Debian.
+PACKAGES := ip:iproute2 tc:iproute2 nft:nftables nsenter:util-linux prometheus:prometheus prometheus-alertmanager:prometheus-alertmanager
 
 .PHONY: setup packages demo check test test-long bench clean
 
@@ -17,16 +17,19 @@ $(VENV)/.ready: pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
-# Installs what is missing, if it may; the tests that need it say so themselves where it is not there.
+# Installs what is missing, if it may, and starts no service of it (policy-rc.d). The tests that need it say so themselves
+# where it is not there.
 packages:
 	@missing=$$(for each in $(PACKAGES); do \
 	    PATH=$$PATH:/usr/sbin:/sbin command -v $${each%%:*} >/dev/null || echo $${each##*:}; done | sort -u | xargs); \
 	test -n "$$missing" || exit 0; \
 	if ! command -v apt-get >/dev/null || test $$(id -u) != 0; then \
-	    echo "Tests of several hosts need the Debian packages $$missing, which only root can install with apt-get."; exit 0; fi; \
+	    echo "Tests of several hosts and of alerts need the Debian packages $$missing, which only root can install with apt-get."; exit 0; fi; \
+	policy=/usr/sbin/policy-rc.d; \
+	if ! test -e $$policy; then printf '#!/bin/sh\nexit 101\n' >$$policy; chmod +x $$policy; trap "rm -f $$policy" EXIT; fi; \
 	export DEBIAN_FRONTEND=noninteractive; install="apt-get install -qq --no-install-recommends $$missing"; \
 	$$install >/dev/null 2>&1 || { apt-get update -qq && $$install >/dev/null; } \
-	    || echo "Tests of several hosts need the Debian packages $$missing, and apt-get could not install them."
+	    || echo "Tests of several hosts and of alerts need the Debian packages $$missing, and apt-get could not install them."
 
 demo: setup
 	$(BIN)/craft demo

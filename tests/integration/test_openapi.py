@@ -16,6 +16,7 @@ from craft.wire.auth import bearer, read_token
 
 from .scene import Scene
 
+MODES = (GenerationMode("positive"), GenerationMode("negative"))
 RULES = """
 [hooks.pager]
 host = "host"
@@ -36,9 +37,9 @@ def test_every_answer_is_as_the_description_says_P6(scene: Scene, examples: int)
     tried = [
         _try(operation, mode, examples, headers)
         for operation in operations
-        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+        for mode in MODES
         # Of what takes nothing there is nothing bad to send; and the feed does not end unless asked to.
-        if operation.path != "/v1/events" and (mode is GenerationMode.POSITIVE or operation.method == "post")
+        if operation.path != "/v1/events" and (mode == MODES[0] or operation.method == "post")
     ]
     assert len(tried) == 3 + 2 * 5
     assert process.poll() is None

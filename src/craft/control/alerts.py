@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from craft.control.bucket import Bucket
@@ -28,41 +29,40 @@ BURST = 1000.0
 _KEPT = 20_000
 
 Key = tuple[str, str, str, bool]
-_NEWS = ("AlertFired", "AlertResolved")
+News = AlertFired | AlertResolved
 
 
 class AlertBook:
     """Which notices were taken in already, those that the journal tells of included."""
 
     def __init__(self, lines: Iterable[dict[str, Any]]) -> None:
-        self._taken: OrderedDict[Key, None] = OrderedDict()
+        self._taken: OrderedDict[Key, str] = OrderedDict()
         for line in lines:
-            if line.get("event") in _NEWS:
-                resolved = line["event"] == "AlertResolved"
-                self._take((line["source"], line["fingerprint"], line["starts_at"], resolved))
+            if line.get("event") in ("AlertFired", "AlertResolved"):
+                self.take(msgspec.convert(line, News))
 
-    def has(self, event: AlertFired | AlertResolved) -> bool:
-        return _key(event) in self._taken
+    def has(self, event: News) -> bool:
+        key, standing = _entry(event)
+        return self._taken.get(key) == standing
 
-    def take(self, event: AlertFired | AlertResolved) -> bool:
+    def take(self, event: News) -> bool:
         """Note an event; False if it was there already."""
-        return self._take(_key(event))
-
-    def _take(self, key: Key) -> bool:
-        if key in self._taken:
+        if self.has(event):
             return False
-        source, fingerprint, starts_at, resolved = key
-        if not starts_at:
-            # Nothing but its end tells one time from the next.
-            self._taken.pop((source, fingerprint, starts_at, not resolved), None)
-        self._taken[key] = None
+        key, standing = _entry(event)
+        self._taken[key] = standing
+        self._taken.move_to_end(key)
         if len(self._taken) > _KEPT:
             self._taken.popitem(last=False)
         return True
 
 
-def _key(event: AlertFired | AlertResolved) -> Key:
-    return event.source, event.fingerprint, event.starts_at, isinstance(event, AlertResolved)
+def _entry(event: News) -> tuple[Key, str]:
+    """Under what an event is noted, and as what: where nothing tells one time from the next, a change is news."""
+    resolved = isinstance(event, AlertResolved)
+    if event.starts_at:
+        return (event.source, event.fingerprint, event.starts_at, resolved), ""
+    return (event.source, event.fingerprint, "", False), "" if resolved else event.labels.get("value", "firing")
 
 
 class Alerts:
@@ -91,7 +91,7 @@ class Alerts:
         outcomes = [self._outcome(event) for event in events]
         return answer({"outcomes": outcomes, "already": all(each["already"] for each in outcomes)})
 
-    def _outcome(self, event: AlertFired | AlertResolved) -> dict[str, Any]:
+    def _outcome(self, event: News) -> dict[str, Any]:
         if not self._book.take(event):
             return {"event": event, "actions": (), "already": True}
         actions: tuple[AnyAction, ...] = self._loop.handle(event)

@@ -300,6 +300,7 @@ def test_a_hook_holds_until_it_is_resolved_and_then_counts_anew(play: Play) -> N
         down = await say("down")
         assert [each["action"] for each in down["actions"]] == ["DeclareHostLost", "Reconfigure"]
         assert (await say("down"))["already"]
+        assert not (await say("worse"))["already"]
         assert (await say("ok"))["event"]["event"] == "AlertResolved"
         assert (await say("up"))["already"]
         again = await say("down")

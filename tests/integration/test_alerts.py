@@ -1,0 +1,93 @@
+"""Alerts end to end: Prometheus, Alertmanager and a job, with the files that are shipped for them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from craft.settings.rundir import RunDir
+from craft.wire.auth import bearer, read_token
+
+from .jobs import TRAIN, Job, Jobs, References, wait_for
+from .monitoring import DEPLOY, Exporter, Monitoring, find_obstacle
+
+STEPS = 150
+
+
+@pytest.fixture
+def exporter() -> Iterator[Exporter]:
+    obstacle = find_obstacle()
+    if obstacle is not None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(obstacle)
+    exporter = Exporter()
+    yield exporter
+    exporter.end()
+
+
+def _lines(job: Job, event: str, **fields: str) -> list[dict[str, Any]]:
+    return [
+        line
+        for line in job.journal()
+        if line.get("event") == event and all(line.get(key) == value for key, value in fields.items())
+    ]
+
+
+def test_an_alert_of_prometheus_drains_one_worker_and_replaces_another_and_training_goes_on_exact_P1_P8(
+    jobs: Jobs, references: References, exporter: Exporter, tmp_path: Path
+) -> None:
+    hurry = tmp_path / "hurry"
+    job = jobs.start(
+        TRAIN, "--steps", str(STEPS), "--slow-until", str(hurry), workers=3,
+        options=["--config", str(DEPLOY / "craft.toml")], environment={"CRAFT_MAX_RESTARTS": "50"},
+    )  # fmt: skip
+    job.reach_step(2)
+    exporter.xids = {0: 0, 1: 0, 2: 0}
+    monitoring = Monitoring(tmp_path / "monitoring", RunDir(job.run_dir), exporter)
+    try:
+        exporter.xids = {0: 0, 1: 48, 2: 0}
+        wait_for(lambda: _lines(job, "WorkerLeft", worker_id="w1"), "the worker with the broken memory left", 60)
+        exporter.xids = {0: 0, 1: 48, 2: 79}
+        wait_for(lambda: _lines(job, "WorkerLost", worker_id="w2"), "the worker without a GPU is lost", 60)
+        wait_for(lambda: "w3" in job.committing(), "another one is in its place and has committed a step", 60)
+        # The GPU is back: that is told, and ends nothing.
+        exporter.xids = {0: 0, 1: 48, 2: 0}
+        wait_for(lambda: _lines(job, "AlertResolved", name="GpuOffTheBus"), "the alert is resolved", 60)
+        _check_metrics(job)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{monitoring.logs()}") from None
+    finally:
+        monitoring.end()
+    hurry.touch()
+    result = job.wait()
+    result.assert_exact(references.digest("--steps", str(STEPS), workers=1), faults=1, steps=STEPS)
+    # Prometheus evaluates, and Alertmanager sends, again and again: each alert is answered once.
+    fired = [(line["name"], line["worker_id"], line["answer"]) for line in result.events("AlertFired")]
+    assert fired == [("GpuXidErrors", "w1", "drain"), ("GpuOffTheBus", "w2", "fail")]
+    assert result.events("WorkerLost")[0]["source"] == "alert"
+    assert "has fallen off the bus" in result.events("WorkerLost")[0]["reason"]
+
+
+def _check_metrics(job: Job) -> None:
+    """Prometheus' own tool finds nothing to complain about."""
+    run = RunDir(job.run_dir)
+    request = urllib.request.Request(f"{run.read_address()}/metrics", headers=bearer(read_token(run.token)))
+    with urllib.request.urlopen(request, timeout=10) as response:
+        text = response.read()
+    found = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
+    assert (found.returncode, found.stderr) == (0, b""), found.stderr.decode()
+
+
+def test_the_shipped_files_are_accepted_by_the_programs_they_are_for(exporter: Exporter) -> None:
+    for command in (
+        ["promtool", "check", "rules", str(DEPLOY / "craft_rules.yml")],
+        ["promtool", "check", "config", "--syntax-only", str(DEPLOY / "prometheus.yml")],
+        ["amtool", "check-config", str(DEPLOY / "alertmanager.yml")],
+    ):
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert found.returncode == 0, found.stdout + found.stderr
