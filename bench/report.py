@@ -20,8 +20,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.alerts_report import summarize_alerts
 from bench.charts import draw_overhead, draw_recovery
 from bench.checkpoints_report import summarize_checkpoints
+from bench.fuzz_report import summarize_fuzz
 from bench.healing_report import summarize_healing
 from bench.stats import Estimate, paired_ratio, ratio_of_means, ratio_of_medians, trimmed_ratio
 from bench.verdict import Check, Summary
@@ -252,6 +254,8 @@ def finish(result: dict[str, Any], out: Path) -> int:
         "transfer": summarize_transfer,
         "healing": summarize_healing,
         "checkpoints": summarize_checkpoints,
+        "alerts": summarize_alerts,
+        "fuzz_http": summarize_fuzz,
     }
     summary = summarize[name](result)
     summary = replace(summary, checks=(*summary.checks, *_failure_checks(result)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import urllib.request
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from craft.settings.rundir import RunDir
+from craft.testing import Fault
+from craft.testing.faults import struck
 from craft.wire.auth import bearer, read_token
 
 from .jobs import TRAIN, Job, Jobs, References, wait_for
@@ -30,7 +33,7 @@ def exporter() -> Iterator[Exporter]:
     exporter.end()
 
 
-def _lines(job: Job, event: str, **fields: str) -> list[dict[str, Any]]:
+def _lines(job: Job, event: str, **fields: object) -> list[dict[str, Any]]:
     return [
         line
         for line in job.journal()
@@ -71,6 +74,38 @@ def test_an_alert_of_prometheus_drains_one_worker_and_replaces_another_and_train
     assert fired == [("GpuXidErrors", "w1", "drain"), ("GpuOffTheBus", "w2", "fail")]
     assert result.events("WorkerLost")[0]["source"] == "alert"
     assert "has fallen off the bus" in result.events("WorkerLost")[0]["reason"]
+
+
+def test_whoever_waits_for_a_living_worker_that_sleeps_is_freed_by_a_word_from_outside_P1_P5(
+    jobs: Jobs, references: References
+) -> None:
+    """No limit runs out: only what is reported frees the others, and the one that sleeps is ended."""
+    asleep = Fault(point="forward", kind="sleep", step=5, worker="w1", seconds=600)
+    job = jobs.start(TRAIN, "--steps", "10", workers=3, faults=[asleep])
+    wait_for(lambda: struck(job.run_dir), "the worker sleeps")
+    outcome = _post(job, _alert("Slow", craft_answer="abort"))["outcomes"][0]
+    assert [action["action"] for action in outcome["actions"]] == ["Reconfigure"]
+    # All meet again, which is no use while one sleeps on; going on without it is.
+    outcome = _post(job, _alert("Asleep", worker="w1", craft_answer="fail"))["outcomes"][0]
+    assert [action["action"] for action in outcome["actions"]] == ["DeclareLost", "Fence", "Reconfigure"]
+    result = job.wait()
+    result.assert_exact(references.digest("--steps", "10", workers=1), faults=1, steps=10)
+    assert {line["worker_id"] for line in result.events("WorkerFinished")} == {"w0", "w2"}
+    assert "w1" in {line["worker_id"] for line in result.events("WorkerEnded")}
+
+
+def _alert(name: str, **labels: str) -> dict[str, Any]:
+    alert = {"status": "firing", "labels": {"alertname": name, **labels}, "startsAt": "2026-01-01T00:00:00Z"}
+    return {"version": "4", "groupKey": "g", "alerts": [{**alert, "fingerprint": name}]}
+
+
+def _post(job: Job, body: dict[str, Any]) -> dict[str, Any]:
+    run = RunDir(job.run_dir)
+    headers = {**bearer(read_token(run.token)), "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{run.read_address()}/v1/alerts", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=10) as response:
+        answer: dict[str, Any] = json.loads(response.read())
+    return answer
 
 
 def _check_metrics(job: Job) -> None:

@@ -26,7 +26,7 @@ from craft.protocol.events import AlertFired, AlertResolved
 EVENTS_PER_S = 50.0
 BURST = 1000.0
 """So many new ones at once, a whole group of Alertmanager's: each is a line of the journal."""
-_KEPT = 20_000
+_KEPT = 10_000
 
 Key = tuple[str, str, str, bool]
 News = AlertFired | AlertResolved
