@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from craft.telemetry.journal import Journal
 
 MAX_WAITING = 10_000
 """Lines that a slow reader may lag behind; then its stream ends, and it comes back with Last-Event-ID."""
 KEEPALIVE_S = 15.0
+_AT_ONCE = 1000
 
 
 class Feed:
@@ -20,7 +22,7 @@ class Feed:
 
     def __init__(self, journal: Journal, path: Path) -> None:
         self._path = path
-        self._count = len(_lines(path))
+        self._count = _count(path)
         self._readers: set[asyncio.Queue[tuple[int, str] | None]] = set()
         journal.listen(self._written)
 
@@ -31,10 +33,14 @@ class Feed:
         self._readers.add(queue)
         count = self._count
         try:
-            lines = await asyncio.to_thread(_lines, self._path)
-            for number, line in enumerate(lines[:count], start=1):
-                if number > after:
-                    yield _event(number, line)
+            with self._path.open("rb") as file:
+                number = 0
+                # A few at a time: a journal may be long, and many may read it at once.
+                while some := await asyncio.to_thread(_some, file, min(_AT_ONCE, count - number)):
+                    for line in some:
+                        number += 1
+                        if number > after:
+                            yield _event(number, line)
             while follow:
                 try:
                     item = await asyncio.wait_for(queue.get(), KEEPALIVE_S)
@@ -72,5 +78,11 @@ def _event(number: int, line: str) -> bytes:
     return f"id: {number}\ndata: {line}\n\n".encode()
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text(errors="replace").split("\n")[:-1] if path.exists() else []
+def _some(file: BinaryIO, number: int) -> list[str]:
+    return [line.rstrip(b"\n").decode(errors="replace") for line in itertools.islice(file, number)]
+
+
+def _count(path: Path) -> int:
+    """How many whole lines there are."""
+    with path.open("rb") as file:
+        return sum(line.endswith(b"\n") for line in file)
