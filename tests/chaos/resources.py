@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,9 +16,11 @@ import psutil
 LONG_LIVED_S = 40.0
 """Who lives shorter says nothing about growth."""
 BOUNDS = {"fds": 6.0, "sockets": 4.0, "threads": 3.0, "rss_mb": 16.0}
-"""How much more of each a process may have late in its life than early, with as many peers: it has some for each of them. The
-least of each time counts, since a generation that is being opened or let go, or a joiner that is served, takes some more for a
-moment. A leak would add some with each of the many generations."""
+"""How much more of each a process may have late in its life than early, with as many peers: it has some for each of them. What
+is usual counts, since a generation that is being opened or let go, or a joiner that is served, takes some more for a moment. A
+leak would add some with each of the many generations."""
+_ENOUGH = 5
+"""Fewer looks do not say what is usual."""
 
 Sample = dict[str, float]
 
@@ -66,9 +69,10 @@ class Resources:
             # The beginning is left out: caches fill.
             early = samples[len(samples) // 8 : len(samples) // 2]
             late = samples[-(len(samples) // 4) :]
-            for peers in {sample["peers"] for sample in late} & {sample["peers"] for sample in early}:
-                least = [min(each[what] for each in part if each["peers"] == peers) for part in (early, late)]
-                found.append((name, least[0], least[1]))
+            for peers in {sample["peers"] for sample in late}:
+                values = [[each[what] for each in part if each["peers"] == peers] for part in (early, late)]
+                if min(map(len, values)) >= _ENOUGH:
+                    found.append((name, statistics.median(values[0]), statistics.median(values[1])))
         return found
 
 

@@ -147,12 +147,18 @@ class Soak:
             return
         self._sampled = now
         self.resources.sample("keeper", [self._lighthouse.pid], now)
-        self.resources.sample("agent", [job.process.pid for job in self.agents.values()], now)
         try:
             workers = self.client.get_status()["workers"]
         except Unreachable:
             return
         self._end_idle(workers, now)
+        for host, job in self.agents.items():
+            crew = [
+                worker
+                for worker in workers
+                if worker["host"] == host and worker["state"] in ("starting", "waiting", "member")
+            ]
+            self.resources.sample("agent", [job.process.pid], now, peers=len(crew))
         pids = [worker["pid"] for worker in workers if worker["state"] == "member" and worker["pid"]]
         self.resources.sample("worker", pids, now, peers=len(pids))
 

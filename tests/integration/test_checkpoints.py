@@ -142,16 +142,17 @@ def test_resume_begins_anew_where_there_is_nothing(jobs: Jobs, references: Refer
 
 def test_what_cannot_go_on_is_refused_with_a_sentence(jobs: Jobs, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    assert jobs.run(TRAIN, workers=2, options=into(store)).exit_code == 0
+    (tmp_path / "a_file").touch()
+    assert jobs.run(TRAIN, workers=1, options=into(store)).exit_code == 0
     for options, sentence in (
         (into(store), "holds checkpoints already, the newest of step 10: go on from there with --resume"),
         (into(store, "--resume", "7"), f"--resume 7: there is no checkpoint of step 7 in {store}; there are: 10"),
         (("--resume",), "Say where checkpoints are: --checkpoints URL, or job.checkpoints(url)"),
-        (("--on-divergence", "rollback"), "--on-divergence rollback needs checkpoints to go back to"),
+        (into(tmp_path / "a_file"), "checkpoints cannot be written"),
     ):
-        result = jobs.run(TRAIN, workers=2, options=options)
+        result = jobs.run(TRAIN, workers=1, options=options)
         assert result.exit_code == 2 and sentence in result.output + result.errors, describe(result)
-        assert "Traceback" not in result.output
+        assert "Traceback" not in result.output and " 0 faults" in result.output
 
 
 def test_a_job_does_not_begin_anew_where_all_that_is_there_is_damaged_P7(jobs: Jobs, tmp_path: Path) -> None:
@@ -228,6 +229,20 @@ def test_a_full_disk_is_told_and_training_goes_on_P7(jobs: Jobs, references: Ref
     assert int(manifests(small_disk / "store")[-1].stem.split("-")[1]) == 200
 
 
+def test_a_job_that_goes_back_to_a_step_by_hand_has_a_course_of_its_own_P3(jobs: Jobs, tmp_path: Path) -> None:
+    """What was there after that step must not be taken for what follows it."""
+    store = tmp_path / "store"
+    assert jobs.run(TRAIN, "--steps", "20", workers=1, options=into(store)).exit_code == 0
+    job = jobs.start(TRAIN, *STEPS, workers=1, options=into(store, "--resume", "10", "--checkpoint-every", "4 steps"))
+    come_to(job, 13)
+    wait_for(lambda: manifests(store)[-1].name.startswith("0001-"), "a checkpoint of the new course")
+    kill_all(job)
+    newest = int(manifests(store)[-1].stem.split("-")[1])
+    result = jobs.run(TRAIN, "--steps", "24", workers=1, options=into(store, "--resume"))
+    assert result.exit_code == 0 and resumed_from(result) == newest, describe(result)
+    assert {commit.branch for commit in result.run.commits["w0"]} <= {1}
+
+
 TAGGED = """
 import craft, torch
 from craft.testing import reach
@@ -245,6 +260,7 @@ for step in job.steps([torch.ones(4) * i for i in range(64)], global_batch=8, mi
     optimizer.step()
     if step.number in (3, 17):
         job.checkpoint(tag="best")
+        job.checkpoint(tag="also")
         if job.rank == 0:
             print("weights", step.number + 1, model.weight.detach().numpy().tobytes().hex(), flush=True)
 """
@@ -257,9 +273,9 @@ def test_those_with_a_tag_are_of_the_moment_and_stay_while_others_go(jobs: Jobs,
     result = jobs.run(script, workers=3)
     assert result.exit_code == 0, describe(result)
     written = [(event["step"], event["tag"]) for event in result.events("CheckpointWritten")]
-    assert {(4, "best"), (18, "best"), (40, None)} <= set(written)
+    assert {(4, "best"), (4, "also"), (18, "best"), (18, "also"), (40, None)} <= set(written)
     kept = [int(path.stem.split("-")[1]) for path in manifests(store)]
-    assert kept[:2] == [4, 18] and len(kept) == 4 and kept[-1] == 40
+    assert kept[:4] == [4, 4, 18, 18] and len(kept) == 6 and kept[-1] == 40
 
 
 def test_how_often_is_chosen_from_what_it_costs_and_shown(jobs: Jobs, tmp_path: Path) -> None:

@@ -96,9 +96,12 @@ def test_a_job_that_went_back_is_the_job_that_never_had_the_data_since_P1_P3(
 
 def test_without_a_checkpoint_to_go_back_to_the_step_changes_nothing(jobs: Jobs, tmp_path: Path) -> None:
     skipped = jobs.run(SCRIPT, "--poison", "3", workers=2, options=answer("skip"))
+    refused = jobs.run(SCRIPT, workers=1, options=answer("rollback"))
+    assert refused.exit_code == 2 and "needs checkpoints to go back to" in refused.output, describe(refused)
     result = jobs.run(SCRIPT, "--poison", "3", workers=2, **go_back(tmp_path / "store"))
     result.assert_exact(skipped.digest, faults=0)
     assert not result.events("RolledBack")
+    assert "the step changes nothing, instead of going back: there is no checkpoint" in result.output
 
 
 def test_numbers_that_do_not_become_finite_by_going_back_end_the_job(jobs: Jobs, tmp_path: Path) -> None:

@@ -57,7 +57,8 @@ class Display:
             self._first_commit = time.time()
             self._last = (now, leader.step)
         if now - self._last[0] >= 1.0:
-            self._rate = (leader.step - self._last[1]) / (now - self._last[0])
+            # Fewer steps than before: the job went back.
+            self._rate = max(0, leader.step - self._last[1]) / (now - self._last[0])
             self._last = (now, leader.step)
         directive = relay.directive if relay is not None else None
         workers = len(directive.generation.members) if directive is not None and directive.generation is not None else 0

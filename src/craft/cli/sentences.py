@@ -88,7 +88,9 @@ def _alert(line: Line) -> str:
 
 _SENTENCES: dict[str, Callable[[Line], str]] = {
     "WorkerLost": lambda line: f"{line['worker_id']} lost: {line['reason']}",
-    "WorkerFailed": lambda line: f"{line['worker_id']} failed in its script: {line['error']}",
+    "WorkerFailed": lambda line: (
+        f"{line['worker_id']} {'cannot start' if line.get('refused') else 'failed in its script'}: {line['error']}"
+    ),
     "WorkerLeft": lambda line: f"{line['worker_id']} left, as it was told",
     "HostLost": lambda line: f"host {line['host']} lost: {line['reason']}",
     "LighthouseStarted": _started,

@@ -30,6 +30,8 @@ def fault_of(before: JobState, after: JobState, event: AnyEvent, now: float) -> 
     """Return the fault that ``event`` was; None if nothing was lost by it that was not lost already."""
     if before.stopping is not None or not isinstance(event, WorkerLost | WorkerFailed | HostLost | WorkerFinished):
         return None
+    if isinstance(event, WorkerFailed) and event.refused:
+        return None
     lost = _lost(after, event) - {view.member.worker_id for view in before.having("lost", "finished")}
     if not lost:
         return None

@@ -46,8 +46,8 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A checkpoint is due at the boundary after this step: its tag, or "" for one without."""
     busy: bool = False
     """This member still writes its share of the last checkpoint."""
-    saved: int = 0
-    """Committed steps of the newest checkpoint that this member knows to be complete."""
+    saved: tuple[int, int] = (0, 0)
+    """(branch, committed steps) of the newest checkpoint that this member knows to be complete."""
     leave: bool = False
     """The whole job is to make room: it ends at the boundary after this step, with a checkpoint."""
     rewinds: int = 0
@@ -79,6 +79,6 @@ class Combined(msgspec.Struct, frozen=True, kw_only=True):
     save: str | None = None
     busy: bool = False
     """Whether anybody is."""
-    saved: int = 0
+    saved: tuple[int, int] = (0, 0)
     """The newest that anybody knows."""
     leave: bool = False

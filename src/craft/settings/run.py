@@ -172,6 +172,8 @@ def _check(settings: RunSettings) -> None:
         raise ConfigError(f"--min-workers {settings.min_workers} must be between 1 and --workers {settings.workers}")
     if settings.spares < 0 or settings.max_restarts < 0:
         raise ConfigError("--spares and --max-restarts must be at least 0")
+    if settings.checkpoints == "":
+        raise ConfigError("--checkpoints '': say where they go: a path, or such as s3://bucket/job")
     if settings.checkpoint_keep is not None and settings.checkpoint_keep < 1:
         raise ConfigError(f"--checkpoint-keep {settings.checkpoint_keep}: at least 1 must be kept")
     if settings.checkpoint_every is not None:

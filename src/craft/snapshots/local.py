@@ -164,6 +164,8 @@ class LocalStore(Store):
         try:
             yield file
         finally:
+            # Closing alone would leave it locked by whatever was forked meanwhile, such as a data loader's processes.
+            fcntl.flock(file, fcntl.LOCK_UN)
             os.close(file)
 
 
@@ -177,6 +179,7 @@ class Pin:
     def release(self) -> None:
         with contextlib.suppress(OSError):
             self._path.unlink()
+        fcntl.flock(self._file, fcntl.LOCK_UN)
         os.close(self._file)
 
 

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from craft.protocol.errors import BitsDiffer
+
 T = TypeVar("T")
 
 _NICE = 5
@@ -44,7 +46,8 @@ def insist(
             return call()
         except Exception as error:  # noqa: BLE001  (the edge of a thread: it becomes an event)
             tries += 1
-            retry_s = retry_after(tries)
+            # Members whose states differ will not agree by trying again.
+            retry_s = None if isinstance(error, BitsDiffer) else retry_after(tries)
             failed(error, tries, retry_s)
             if retry_s is None or ended(retry_s):
                 return None

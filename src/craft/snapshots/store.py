@@ -9,6 +9,7 @@ several threads. They raise SnapshotError (SnapshotMissing where a file is not t
 from __future__ import annotations
 
 import abc
+import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -122,7 +123,7 @@ def open_store(url: str) -> Store:
     if not found or scheme in ("file", "local"):
         from craft.snapshots.local import LocalStore
 
-        return LocalStore(rest if found else url)
+        return LocalStore(rest if found else os.path.expanduser(url))
     from craft.snapshots.remote import RemoteStore
 
     return RemoteStore(url)

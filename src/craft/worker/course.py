@@ -103,7 +103,7 @@ class Course:
         manifest, progress = found
         left_at, self.applied = self.applied, manifest.step
         event: AnyNote = CheckpointRestored(
-            name=manifest.name, branch=manifest.branch, step=manifest.step, url=self._rewind.url
+            name=manifest.name, branch=self._commitments.ledger.branch, step=manifest.step, url=self._rewind.url
         )
         if left_at:
             # The data since is left out: the next step takes what would have come now.
@@ -113,7 +113,7 @@ class Course:
         self._voice.note(event)
         self._voice.emit(event)
         self.take(progress)
-        self.saving.went_back(manifest.step)
+        self.saving.went_back(self._commitments.ledger.branch, manifest.step)
         return True
 
     def _rolled_back(self, manifest: Manifest, left_at: int, skipped: int) -> RolledBack:
@@ -131,7 +131,9 @@ class Course:
                 with self._activity.paused("going back to a checkpoint"):
                     problem = self._rewind.prepare(None, next_branch=True)
                 if problem is not None:
-                    logger.warning("%s: the step is left out instead of going back", problem)
+                    assert self.numbers.due is not None
+                    answer = f"the step changes nothing, instead of going back: {problem}"
+                    self._voice.note(replace(self.numbers.due, answer=answer))
                     return
                 self._rewind.go()
             except GroupError as error:

@@ -315,10 +315,7 @@ class Flight:
         if self._numbers.look(attempt.step, combined.metrics, layout, attempt.result.tensors):
             self._buffers.commit(combined.buffers, attempt.buffers)
         else:
-            # Without gradients an optimizer changes nothing.
-            for bucket in layout.buckets:
-                for param in bucket.params:
-                    param.grad = None
+            self._numbers.leave_out([param for bucket in layout.buckets for param in bucket.params])
             self._buffers.commit((), None)
         self.combined, self.plan, self.under = combined, attempt.plan, attempt.under
         self.generation, self.members = generation, members

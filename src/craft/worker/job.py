@@ -159,7 +159,10 @@ class Job:
         self._checkpoints = (url, every, keep, local)
 
     def checkpoint(self, tag: str | None = None) -> None:
-        """Take a checkpoint of the state as it is now; one with a tag is kept for good. Between the steps, on every worker."""
+        """Take a checkpoint of the state as it is when this step is over, at the end of the loop's body.
+
+        One with a tag is kept for good. Between the steps, and called by every worker.
+        """
         check_tag(tag)
         training = self._loop("checkpoint")
         if training.course.saving is None:

@@ -87,6 +87,15 @@ class Numbers:
                 return f"a gradient is not finite (bucket of parameters {bucket.param_indices[0]} to {bucket.param_indices[-1]})"
         return None
 
+    def leave_out(self, params: Iterable[torch.nn.Parameter]) -> None:
+        """Make the script's update change nothing: without gradients, no optimizer does."""
+        for param in params:
+            if self._scales and param.grad is not None:
+                # A scaler wants some to look at; it leaves a step out in which it finds one like this.
+                param.grad.fill_(float("inf"))
+            else:
+                param.grad = None
+
     @property
     def goes_back(self) -> bool:
         return self.due is not None and self._answer == "rollback"

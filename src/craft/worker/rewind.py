@@ -41,8 +41,8 @@ _MAY_CHANGE = frozenset({"on_loss", "check_bits", "digest_bytes", "bucket_mb", "
 class _Offer(msgspec.Struct, frozen=True, array_like=True):
     """What rank 0 finds in the stores."""
 
-    names: tuple[str, ...] = ()
-    """The newest first."""
+    names: tuple[tuple[str, int], ...] = ()
+    """The newest first, each with the branch that goes on from it."""
     problem: str = ""
     """Why it finds nothing, if the store does not answer."""
 
@@ -97,22 +97,22 @@ class Rewind:
         Returns why there is none, if there is none. Raises GroupError if somebody is lost; then it may be that all have it in
         hand, or have gone back.
         """
+        self._discard()
         leads = self._commitments.ledger.rank == 0
-        offer, found = self._offer(wanted) if leads else (_Offer(), [])
+        offer, found = self._offer(wanted, next_branch) if leads else (_Offer(), [])
         offer = msgspec.json.decode(self._exchange(msgspec.json.encode(offer))[0], type=_Offer)
         if offer.problem:
             return f"{self.url} does not say which checkpoints there are: {offer.problem}"
         reasons: list[str] = []
-        for name in offer.names:
-            problem = self._read(name, next_branch)
+        for name, branch in offer.names:
+            problem = self._read(name, branch, next_branch)
             answers = self._exchange(msgspec.json.encode(_Answer(problem)))
             problems = [each.problem for each in (msgspec.json.decode(one, type=_Answer) for one in answers)]
             problem = next((each for each in problems if each), "")
             if not problem:
                 reach("verified", self._commitments.step)
                 return None
-            self._commitments.ledger = books.discarded(self._commitments.ledger)
-            self._in_hand = None
+            self._discard()
             reasons.append(f"{name}: {problem}")
             if leads:
                 step = next(each.step for each in found if each.name == name)
@@ -121,17 +121,28 @@ class Rewind:
             return f"none of the {len(reasons)} checkpoints in {self.url} can be used ({'; '.join(reasons)})"
         return f"there is no checkpoint{'' if wanted is None else f' of step {wanted}'} in {self.url}"
 
-    def _offer(self, wanted: int | None) -> tuple[_Offer, list[Manifest]]:
+    def _discard(self) -> None:
+        """Nobody has gone back: what is in hand is of no use any more, and must not look as if it were."""
+        self._commitments.ledger = books.discarded(self._commitments.ledger)
+        self._in_hand = None
+
+    def _offer(self, wanted: int | None, next_branch: bool) -> tuple[_Offer, list[Manifest]]:
         try:
             found = self.listed()
         except SnapshotError as error:
             return _Offer(problem=str(error)), []
-        return _Offer(tuple(each.name for each in found if wanted is None or each.step == wanted)), found
+        new = max((each.branch for each in found), default=0) + 1
+        names = []
+        for each in found:
+            if wanted is None or each.step == wanted:
+                # Beside newer ones it is a course of its own: they must not be taken for what follows it.
+                names.append((each.name, new if next_branch or each.order < found[0].order else each.branch))
+        return _Offer(tuple(names)), found
 
     def _exchange(self, data: bytes) -> list[bytes]:
         return exchange(self._commitments, data)
 
-    def _read(self, name: str, next_branch: bool) -> str:
+    def _read(self, name: str, branch: int, next_branch: bool) -> str:
         """Read and verify a checkpoint; from then on it is in hand. Returns why it cannot be used, if it cannot."""
         # Not yet into the modules of a job that is on its way: it may be that nobody goes back.
         modules = None if next_branch else self._modules
@@ -153,7 +164,6 @@ class Rewind:
         attached = msgspec.json.decode(restored.header.conditions, type=Attached)
         self._check(attached.conditions)
         self._in_hand = restored
-        branch = self._commitments.ledger.branch + 1 if next_branch else manifest.branch
         self._commitments.ledger = books.verified(self._commitments.ledger, branch, manifest.step)
         return ""
 
@@ -170,6 +180,15 @@ class Rewind:
             was, now = getattr(then, key), getattr(self._conditions, key)
             if was != now:
                 logger.warning("the checkpoint was made with %s=%r, this job has %r: bits may differ", key, was, now)
+
+    def check_writable(self) -> None:
+        """Raise Refused if nothing can be written there: better now than when the first one is due."""
+        try:
+            for store in self._tiers.nearest_first:
+                with store.writing(self._commitments.ledger.worker_id):
+                    pass
+        except SnapshotError as error:
+            raise Refused(f"checkpoints cannot be written: {error}") from error
 
     def check_fresh(self) -> None:
         """Raise Refused if a job that begins anew would write among the checkpoints of another one."""
@@ -207,6 +226,7 @@ def begin_from(resume: str | None, rewind: Rewind | None, ledger: Ledger) -> Non
     if ledger.rewinds:
         # Done, before somebody was lost.
         return
+    rewind.check_writable()
     try:
         if resume is None:
             rewind.check_fresh()

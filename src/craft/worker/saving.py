@@ -6,13 +6,14 @@ Leaves: a snapshot at a step boundary, which ``snapshots.writer`` makes durable 
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from craft.decide.interval import Every, choose, parse_every
-from craft.protocol.errors import ConfigError
+from craft.protocol.errors import ConfigError, Refused
 from craft.protocol.events import (
     AnyNote,
     CheckpointAbandoned,
@@ -50,7 +51,12 @@ class Target(NamedTuple):
     def of(cls, url: str, every: str, keep: int, local: str | None) -> Target:
         if not isinstance(keep, int) or keep < 1:
             raise ConfigError(f"job.checkpoints(keep={keep!r}): at least 1 must be kept")
-        return cls(open_tiers(url, local), parse_every(every), keep)
+        if not url:
+            raise ConfigError("job.checkpoints(''): say where checkpoints go: a path, or such as s3://bucket/job")
+        try:
+            return cls(open_tiers(url, local), parse_every(every), keep)
+        except ConfigError as error:
+            raise Refused(str(error)) from error
 
 
 class Due(NamedTuple):
@@ -64,12 +70,14 @@ class Due(NamedTuple):
     """In which they agreed; who of it is there then takes part."""
     members: tuple[str, ...]
     """Who writes a share, in the order of shares."""
+    agreed: bool = False
+    """By the word of a step, and not by a call of the script."""
 
     @property
     def name(self) -> str:
-        # One with a tag may be taken at the same place as one without.
-        nonce = f"{self.generation.number}_{self.generation.nonce}_{self.tag is not None:d}"
-        return name_of(self.branch, self.step, nonce)
+        # Several with different tags may be taken at one place.
+        tag = hashlib.blake2b(self.tag.encode(), digest_size=4).hexdigest() if self.tag is not None else "0"
+        return name_of(self.branch, self.step, f"{self.generation.number}_{self.generation.nonce}_{tag}")
 
 
 class Saving:
@@ -93,20 +101,22 @@ class Saving:
         self._news: queue.SimpleQueue[AnyNote] = queue.SimpleQueue()
         """What the writing thread has to tell the script."""
         self._writer = Writer(target.tiers, worker_id, target.keep, self._told)
-        self._due: Due | None = None
+        self._due: list[Due] = []
         self._open: Due | None = None
         """Taken, and not known to be complete."""
         self._again: str | None = None
         """One with this tag is to be taken as soon as possible, because another one came to nothing."""
         self._wish = meeting.wish.number if meeting.wish is not None else 0
         """The newest wish that was answered."""
-        self.saved = 0
-        """Committed steps of the newest checkpoint that is known to be complete."""
-        self._heard = 0
+        self.saved = (0, 0)
+        """(branch, committed steps) of the newest checkpoint that is known to be complete."""
+        self._heard = (0, 0)
         """The newest of which everybody knows."""
         self._leaves = False
         self._began = self._last = time.monotonic()
         self._clock = _Clock()
+        self._stall_s = 0.0
+        """How long the last one held the main thread up."""
         self._interval_s = _FIRST_S
         self._failures = 0
         voice.report(urgent=False, checkpoints=True)
@@ -146,7 +156,7 @@ class Saving:
         if combined.saved > self._heard:
             self._heard = self.saved = max(self.saved, combined.saved)
             self._choose(leads)
-        if self._open is not None and self.saved >= self._open.step:
+        if self._open is not None and self.saved >= (self._open.branch, self._open.step):
             self._open = None
         self._leaves = combined.leave
         if combined.save is None and not combined.leave:
@@ -160,22 +170,22 @@ class Saving:
             return
         members = tuple(under.worker_ids[rank] for rank in combined.able)
         if not behind and self._worker_id in members:
-            self._due = Due(step, branch, combined.save or None, under, members)
+            self._due.append(Due(step, branch, combined.save or None, under, members, agreed=True))
 
     def ask(self, tag: str | None, step: int, branch: int, under: Generation, members: tuple[str, ...]) -> None:
         """The script of every worker in ``members`` asks for one, now."""
-        self._due = Due(step, branch, tag, under, members)
+        self._due.append(Due(step, branch, tag, under, members))
 
     # At a step boundary.
 
     def at_boundary(self) -> None:
         """The state is that of the last commit: copy this worker's share if one is due. Raises Left if all leave."""
-        due, self._due = self._due, None
-        if due is not None:
+        dues, self._due = self._due, []
+        for due in dues:
             self._take(due)
         if self._leaves:
             self._wait("a checkpoint before the job makes room", self._time_left())
-            if due is None or self._is_whole(due):
+            if not dues or self._is_whole(dues[-1]):
                 self._meeting.leave()
 
     def _is_whole(self, due: Due) -> bool:
@@ -191,9 +201,11 @@ class Saving:
         if self._writer.busy:
             # Only one that somebody asked for comes here: it is not skipped.
             self._wait("the checkpoint before this one", self._time_left())
-        self._again = None
-        if self._meeting.wish is not None:
-            self._wish = self._meeting.wish.number
+        if due.agreed:
+            self._again = None
+        wish = self._meeting.wish
+        if due.agreed and wish is not None and wish.tag == due.tag:
+            self._wish = wish.number
         place = Place(
             name=due.name,
             branch=due.branch,
@@ -203,7 +215,9 @@ class Saving:
             part=due.members.index(self._worker_id),
             of=len(due.members),
         )
+        began = time.perf_counter()
         self._writer.take(self._state(), place)
+        self._stall_s = time.perf_counter() - began
         self._open, self._last = due, time.monotonic()
         reach("saved", due.step)
 
@@ -234,14 +248,14 @@ class Saving:
             reason = f"{gone} was lost before it was known to be complete: another one is taken"
             self._voice.note(CheckpointAbandoned(name=due.name, step=due.step, reason=reason))
 
-    def went_back(self, step: int) -> None:
-        """The state is that of a checkpoint."""
-        self.saved = self._heard = step
-        self._due = self._open = self._again = None
+    def went_back(self, branch: int, step: int) -> None:
+        """The state is that of the checkpoint of ``step``, from which ``branch`` goes on."""
+        self.saved = self._heard = (branch, step)
+        self._due, self._open, self._again = [], None, None
 
     def at_end(self, step: int, branch: int, generation: Generation, members: tuple[str, ...]) -> None:
         """Every step is committed: one more checkpoint, unless this state has one; returns when this share is written."""
-        if self.saved != step and (self._open is None or self._open.step != step):
+        if self.saved != (branch, step) and (self._open is None or self._open.step != step):
             self._take(Due(step, branch, None, generation, members))
         self.finish()
 
@@ -260,14 +274,14 @@ class Saving:
         while not self._news.empty():
             event = self._news.get()
             if isinstance(event, CheckpointWritten):
-                self.saved = max(self.saved, event.step)
+                self.saved = max(self.saved, (event.branch, event.step))
             self._voice.emit(event)
 
     def _choose(self, leads: bool) -> None:
         """One is complete: how often is worth it? Everybody works it out, since anybody may come to lead."""
         if self._every != Every():
             return
-        cost_s = self._writer.stall_s + self._clock.slowed_s
+        cost_s = self._stall_s + self._clock.slowed_s
         choice = choose(cost_s, self._writer.write_s, time.monotonic() - self._began, self._failures)
         changed = max(choice.interval_s, self._interval_s) / min(choice.interval_s, self._interval_s)
         self._interval_s = choice.interval_s

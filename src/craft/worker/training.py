@@ -166,6 +166,7 @@ class Training:
 
     def _follow(self) -> None:
         if self.course.follow():
+            self._voice.report(total_steps=self.total_steps)
             self._digest.restart(self.applied)
             self._ended = False
 

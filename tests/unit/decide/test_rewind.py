@@ -76,3 +76,8 @@ def test_the_ledger_goes_back_when_the_settlement_says_so() -> None:
     found = settle([books.claim(ledger) for ledger in ledgers], lambda _: 4)
     after = books.settled(ledgers[0], found)
     assert (after.branch, after.level, after.rewinds, after.rewind_to, after.held) == (1, 400, 1, None, frozenset())
+
+
+def test_what_was_in_hand_once_leads_nowhere_later() -> None:
+    ledger = books.discarded(books.verified(Ledger(worker_id="a", level=50), *TARGET))
+    assert books.claim(replace(ledger, level=500, members=("a",))).rewind_to is None

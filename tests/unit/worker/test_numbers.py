@@ -92,3 +92,14 @@ def test_going_back_to_one_place_again_and_again_ends_the_job() -> None:
         numbers.went_back(step)
     with pytest.raises(NotFinite, match="step 20 3 times"):
         numbers.went_back(20)
+
+
+def test_a_gradient_scaler_leaves_out_a_step_that_is_to_change_nothing() -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    model = Model("skip", scaler)
+    scaler.scale(torch.stack([param.sum() for param in model.params]).sum()).backward()
+    assert not model.look(0, loss=float("nan"))
+    model.numbers.leave_out(model.params)
+    scaler.step(model.optimizer)
+    scaler.update()
+    assert all(bool((param == 1).all()) for param in model.params)
