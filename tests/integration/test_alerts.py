@@ -17,8 +17,9 @@ from craft.testing import Fault
 from craft.testing.faults import struck
 from craft.wire.auth import bearer, read_token
 
-from .jobs import TRAIN, Job, Jobs, References, wait_for
+from .jobs import CRAFT, TRAIN, Job, Jobs, References, wait_for
 from .monitoring import DEPLOY, Exporter, Monitoring, find_obstacle
+from .scene import Scene
 
 STEPS = 150
 
@@ -92,6 +93,19 @@ def test_whoever_waits_for_a_living_worker_that_sleeps_is_freed_by_a_word_from_o
     result.assert_exact(references.digest("--steps", "10", workers=1), faults=1, steps=10)
     assert {line["worker_id"] for line in result.events("WorkerFinished")} == {"w0", "w2"}
     assert "w1" in {line["worker_id"] for line in result.events("WorkerEnded")}
+
+
+def test_a_mistake_in_the_rules_is_named_before_anything_is_started(scene: Scene, tmp_path: Path) -> None:
+    rules = tmp_path / "craft.toml"
+    rules.write_text('[[alerts]]\nanswer = "drian"\n')
+    said = scene.refused("--config", str(rules))
+    assert str(rules) in said
+    assert "[[alerts]] number 1" in said
+    assert "did you mean drain?" in said
+    command = [*CRAFT, "run", "--config", str(rules), "--dir", str(tmp_path / "run"), str(TRAIN)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (found.returncode, "did you mean drain?" in found.stderr) == (2, True)
+    assert not (tmp_path / "run").exists()
 
 
 def _alert(name: str, **labels: str) -> dict[str, Any]:

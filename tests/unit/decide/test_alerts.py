@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from craft.decide.alerts import AlertRule, AlertSettings, Target, aim, event_of
 from craft.decide.membership import JobState, WorkerView
+from craft.decide.policies import AlertPolicy
+from craft.protocol.actions import Drain, Preempt
 from craft.protocol.alerts import Notice
 from craft.protocol.events import AlertFired
-from craft.protocol.membership import Member
+from craft.protocol.membership import Generation, Member
+from craft.protocol.messages import Preemption
 
 
 def _view(worker_id: str, host: str, local_rank: int, **more: str) -> WorkerView:
@@ -94,3 +98,33 @@ def test_an_answer_that_cannot_be_given_is_a_report_that_says_why() -> None:
     unsaved = _event(AlertSettings(), wanted="preempt", saves=False)
     assert (unsaved.answer, unsaved.note) == ("report", "no preempt: no worker takes checkpoints")
     assert _event(AlertSettings(), wanted="preempt").answer == "preempt"
+
+
+RUNNING = replace(
+    JOB, generation=Generation(number=1, nonce="n", members=(JOB.workers[0].member, JOB.workers[3].member))
+)
+
+
+def test_a_deadline_counts_from_when_the_alert_came() -> None:
+    alert = AlertFired(
+        source="s", name="n", fingerprint="f", answer="preempt", deadline_s=30.0, reason="r", time=1000.0
+    )
+    (action,) = AlertPolicy().decide(RUNNING, alert)[:1]
+    assert action == Preempt(deadline=1030.0, reason="r")
+    drain = replace(alert, answer="drain", worker_id="b-w0")
+    (action,) = AlertPolicy().decide(RUNNING, drain)[:1]
+    assert action == Drain(worker_id="b-w0", deadline_s=30.0, reason="r")
+
+
+@pytest.mark.parametrize("answer", ["stop", "checkpoint", "preempt", "report"])
+def test_a_job_that_makes_room_already_does_no_more_about_an_alert(answer: str) -> None:
+    ending = replace(RUNNING, preempting=Preemption(reason="before"))
+    alert = AlertFired(source="s", name="n", fingerprint="f", reason="r")
+    assert AlertPolicy().decide(ending, replace(alert, answer=answer)) == ()
+
+
+def test_nobody_is_sent_to_meet_again_while_a_replacement_is_waited_for() -> None:
+    alert = AlertFired(source="s", name="n", fingerprint="f", answer="abort", reason="r")
+    assert AlertPolicy().decide(replace(RUNNING, holding=1), alert) == ()
+    assert AlertPolicy().decide(JOB, alert) == ()
+    assert len(AlertPolicy().decide(RUNNING, alert)) == 1
