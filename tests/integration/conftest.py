@@ -16,6 +16,14 @@ from .hosts import LENGTH, Hosts
 from .jobs import SESSION_VARIABLE, Jobs, References, leftovers
 from .network import find_obstacle
 from .scene import Scene
+from .variants import is_variant
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_variant(item.nodeid):
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session", autouse=True)

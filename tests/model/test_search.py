@@ -58,6 +58,13 @@ LARGE = {
     "late news of two crashes, a joiner": Bounds(joiners=1, steps=2, microbatches=2, crashes=2, late_news=True),
 }
 
+LONG = (
+    "a worker cut off, a restarted lighthouse, a joiner, shrinking",
+    "late news of a crash and a broken exchange, a joiner",
+    "a broken exchange and a crash",
+)
+"""Of the small ones, those that ``make test-long`` searches."""
+
 WANTED = SMALL | (LARGE if os.environ.get("MODEL_SEARCH") == "large" else {})
 
 
@@ -71,7 +78,7 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", WANTED)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in WANTED])
 def test_every_promise_holds_in_every_reachable_world_and_the_end_can_be_reached_from_it(name: str) -> None:
     """P2, P3: one history, each microbatch once, generations only grow, and nobody waits for ever."""
     found = search(WANTED[name])

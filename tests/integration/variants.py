@@ -1,0 +1,74 @@
+"""Which tests with real jobs are left to ``make test-long``.
+
+Each of these is a variant of one that ``make test`` runs, or goes the same way in another order; the soak of ``tests/chaos``
+and the exhaustive search of ``tests/model`` come by most of them, too. A job costs some four seconds of processor time.
+"""
+
+from __future__ import annotations
+
+VARIANTS = {
+    "test_between.py": ("before_all_reduce", "before_broadcast", "before_barrier", "[calling-1-", "[called-1-"),
+    "test_chaos.py": (
+        "recovered_from_P1[stop-",
+        "recovered_from_P1[raise-",
+        "a_slow_worker_is_slow_for_a_while",
+        "a_connection_that_is_cut",
+        "a_drained_worker_leaves",
+        "a_worker_that_goes_through_many_generations",
+        "random_faults_of_every_kind",
+        "on_a_terminal_it_asks",
+    ),
+    "test_checkpoints.py": (
+        "lost_again_and_again",
+        "a_finished_job_has_nothing",
+        "resume_begins_anew",
+        "joiners_take_part",
+        "a_job_with_another_seed",
+    ),
+    "test_data.py": ("[stop-outside",),
+    "test_divergence.py": ("[skip-arguments0", "[after_it]", "answers_differ", "numbers_that_do_not_become_finite"),
+    "test_exactness.py": ("P1[3]", "P1_P2_P3[2]", "P1_P2_P3[3]", "[before_join]"),
+    "test_faults.py": (
+        "[opened-2]",
+        "[started-0]",
+        "redone_P1_P2[2]",
+        "[backward]",
+        "by_anybody_P3[1]",
+        "one_history_P3[before_acknowledge]",
+        "[before_acknowledge-0]",
+        "[acknowledging-2]",
+        "[update-2]",
+        "third_generation_P1_P3[opened]",
+        "third_generation_P1_P3[entering]",
+        "one_worker_that_is_left",
+    ),
+    "test_hangs.py": ("[loop-", "[gil_thread-", "[deadlock-", "something_long_that_all_workers_do"),
+    "test_hosts.py": ("a_cut_that_heals", "a_host_that_cannot_reach_the_lighthouse", "a_second_agent_of_the_same_host"),
+    "test_models.py": ("[text]", "can_be_switched_off"),
+    "test_networks.py": ("the_summary_of_a_host",),
+    "test_preemption.py": ("at_the_deadline", "a_job_without_checkpoints"),
+    "test_replacement.py": (
+        "outlives_every_worker",
+        "two_workers_lost_at_the_same_instant",
+        "another_P1[opened]",
+        "another_P1[replayed]",
+        "P1_P3[committed]",
+        "with_loader_processes",
+        "large_messages",
+        "a_latecomer_that_raises",
+        "a_spare_that_is_never_needed",
+        "with_wait_and_nobody",
+        "below_the_least_number",
+        "killed_while_another_is_drained",
+    ),
+    "test_run.py": ("leaves_its_loop_early", "an_exit_code_of_the_scripts_own", "that_is_still_starting"),
+    "test_two_joiners.py": ("[fetched]", "[loaded]"),
+}
+"""By file: parts of the names of tests."""
+
+
+def is_variant(node: str) -> bool:
+    """Whether the test of this node id is one of them."""
+    return any(
+        f"integration/{file}::" in node and any(part in node for part in parts) for file, parts in VARIANTS.items()
+    )
