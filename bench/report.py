@@ -21,7 +21,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.alerts_report import summarize_alerts
-from bench.charts import draw_overhead, draw_recovery
 from bench.checkpoints_report import summarize_checkpoints
 from bench.fuzz_report import summarize_fuzz
 from bench.healing_report import summarize_healing
@@ -275,6 +274,9 @@ def finish(result: dict[str, Any], out: Path) -> int:
         ]
     )
     (out / f"{name}.txt").write_text(text + "\n")
+    # Only now: what draws need not be there for those without a chart.
+    from bench.charts import draw_overhead, draw_recovery
+
     draw = {"recovery": draw_recovery, "overhead": draw_overhead}.get(name)
     if draw is not None:
         draw(result, summary.figures, out / f"{name}.png")
