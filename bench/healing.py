@@ -154,9 +154,10 @@ def measure_signal(job: CraftJob, draw: random.Random, number: signal.Signals, s
 
 
 def measure_lighthouse(job: CraftJob, kills: int, draw: random.Random) -> dict[str, Any]:
-    """Kill the lighthouse again and again; compare the steps around each kill with those in between."""
+    """Kill the lighthouse again and again; compare the second after each kill with the second before it."""
     members = undisturbed(job)
     around: list[float] = []
+    before: list[float] = []
     killed: list[float] = []
     for _ in range(kills):
         pid = job.status()["lighthouse"]["pid"]
@@ -168,10 +169,12 @@ def measure_lighthouse(job: CraftJob, kills: int, draw: random.Random) -> dict[s
     steps = [(b.time_s, b.time_s - a.time_s) for a, b in pairwise(commits)][SETTLE_COMMITS:]
     for moment in killed:
         around.append(max(step for time_s, step in steps if moment < time_s < moment + 1.0))
+        before.append(max(step for time_s, step in steps if moment - 1.0 < time_s < moment))
     quiet = [step for time_s, step in steps if not any(m - 0.7 < time_s < m + 1.0 for m in killed)]
     return {
         "step_s": statistics.median(step for _, step in steps),
         "around_s": around,
+        "before_s": before,
         "longest_quiet_s": sorted(quiet)[int(0.99 * len(quiet))],
         "generation": max(c.generation for c in commits),
     }
