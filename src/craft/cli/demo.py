@@ -74,7 +74,7 @@ def _train(path: Path, workers: int, steps: int, killer: Killer | None) -> set[s
     """Run the job; return the digests of the training state at the end, one for each worker that finished."""
     from craft.agent.supervisor import supervise
     from craft.cli.display import Display
-    from craft.settings.run import resolve
+    from craft.settings.run import resolve, write_effective
     from craft.settings.rundir import claim
     from craft.telemetry.journal import read_lines
 
@@ -84,8 +84,9 @@ def _train(path: Path, workers: int, steps: int, killer: Killer | None) -> set[s
         "arguments": ("--steps", str(steps)),
         "workers": workers,
     }
-    settings, _ = resolve(flags, None)
+    settings, origins = resolve(flags, None)
     run_dir = claim(path)
+    write_effective(run_dir.config, settings, origins)
     display = Display(run_dir, settings)
     began = time.time()
 
