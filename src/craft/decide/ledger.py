@@ -179,10 +179,14 @@ def commit(ledger: Ledger, able: Collection[str] | None = None) -> Ledger:
     if ledger.result is None:
         raise ProtocolViolation(f"worker {ledger.worker_id} has no result to commit")
     idle = ledger.idle if not able else frozenset(ledger.members) - frozenset(able)
+    return replace(_before(ledger, ledger.level + 1), idle=idle)
+
+
+def _before(ledger: Ledger, level: int) -> Ledger:
+    """The ledger of one that has not begun step ``level``."""
     return replace(
         ledger,
-        level=ledger.level + 1,
-        idle=idle,
+        level=level,
         owners=(),
         held=frozenset(),
         result=None,
@@ -222,19 +226,7 @@ def rewound(ledger: Ledger) -> Ledger:
     if ledger.rewind_to is None:
         raise ProtocolViolation(f"worker {ledger.worker_id} has no checkpoint to go back to")
     branch, level = ledger.rewind_to
-    return replace(
-        ledger,
-        branch=branch,
-        level=level,
-        owners=(),
-        held=frozenset(),
-        result=None,
-        acknowledged_by=frozenset(),
-        calls=0,
-        call_result=None,
-        rewinds=ledger.rewinds + 1,
-        rewind_to=None,
-    )
+    return replace(_before(ledger, level), branch=branch, rewinds=ledger.rewinds + 1, rewind_to=None)
 
 
 def returned(ledger: Ledger) -> Ledger:
