@@ -7,7 +7,8 @@ committed. On the opening thread: opening, opened.
 
 When somebody joins: staged (a donor's stripe is copied); of the joiner fetched (on a thread of its own: the state is here),
 loaded, replayed (a result that was queued meanwhile). In a collective call between the steps: calling (lengths are
-exchanged), called (everybody's part is here), scored (a batch of an evaluation).
+exchanged), called (everybody's part is here), scored (a batch of an evaluation). With checkpoints: saved (this worker's share
+is copied, and about to be written), verified (the one that all begin from, or go back to, is in hand here and everywhere).
 """
 
 from __future__ import annotations
