@@ -6,7 +6,7 @@ TORCH := 2.13.0
 # What tests of several hosts and of alerts need beside Python, as command:package of Debian.
 PACKAGES := ip:iproute2 tc:iproute2 nft:nftables nsenter:util-linux prometheus:prometheus prometheus-alertmanager:prometheus-alertmanager
 
-.PHONY: setup packages demo check test test-long bench clean
+.PHONY: setup packages demo check test test-long pairs bench clean
 
 setup: $(VENV)/.ready
 
@@ -45,13 +45,19 @@ test: check packages
 	@echo "Variants that are marked as long are left out here; 'make test-long' runs them."
 	$(BIN)/pytest -n 3 --dist worksteal -m 'not long'
 
+# Every two techniques together; makes the table in docs/pairs.md from what comes out.
+pairs: setup packages
+	rm -rf .pairs && mkdir .pairs
+	PAIRS_RESULTS=$(CURDIR)/.pairs $(BIN)/pytest -n 3 --dist worksteal tests/integration/test_pairs.py; \
+	    $(BIN)/python -m tests.integration.pairs_table .pairs docs/pairs.md
+
 test-long: setup packages
 	$(BIN)/pytest -n 3 --dist worksteal -m long
 
 bench: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	# All run, whatever the first ones find; a missed bar in any shows in the exit code.
-	status=0; for each in recovery overhead healing transfer checkpoints control alerts; do $(BIN)/python bench/$$each.py || status=1; done; exit $$status
+	status=0; for each in recovery overhead healing transfer checkpoints control alerts techniques; do $(BIN)/python bench/$$each.py || status=1; done; exit $$status
 
 clean:
 	rm -rf $(VENV) build *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

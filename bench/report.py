@@ -25,6 +25,7 @@ from bench.checkpoints_report import summarize_checkpoints
 from bench.fuzz_report import summarize_fuzz
 from bench.healing_report import summarize_healing
 from bench.stats import Estimate, paired_ratio, ratio_of_means, ratio_of_medians, trimmed_ratio
+from bench.techniques_report import summarize_techniques
 from bench.verdict import Check, Summary
 
 MEDIAN_BEYOND_STEP_MS = 75.0
@@ -255,6 +256,7 @@ def finish(result: dict[str, Any], out: Path) -> int:
         "checkpoints": summarize_checkpoints,
         "alerts": summarize_alerts,
         "fuzz_http": summarize_fuzz,
+        "techniques": summarize_techniques,
     }
     summary = summarize[name](result)
     summary = replace(summary, checks=(*summary.checks, *_failure_checks(result)))

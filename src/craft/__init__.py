@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from craft import dcp
+    from craft import dcp, techniques
     from craft.protocol import events
     from craft.protocol.errors import BitsDiffer, ConfigError, CraftError, Fenced, GroupError, Unreachable
     from craft.worker.job import Job
@@ -29,6 +29,7 @@ __all__ = [
     "dcp",
     "events",
     "join",
+    "techniques",
 ]
 
 _HOMES = {
@@ -42,7 +43,7 @@ _HOMES = {
     "Step": "craft.worker.steps",
     "join": "craft.worker.join",
 }
-_MODULES = {"dcp": "craft.dcp", "events": "craft.protocol.events"}
+_MODULES = {"dcp": "craft.dcp", "events": "craft.protocol.events", "techniques": "craft.techniques"}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,8 +14,8 @@ from craft.decide.policies import (
     LossPolicy,
     Policy,
     StopPolicy,
-    default_policies,
 )
+from craft.decide.techniques import defaults
 from craft.protocol.actions import AnyAction
 from craft.protocol.events import AnyEvent, WorkerFinished
 from craft.protocol.membership import Generation, Settlement
@@ -93,7 +93,7 @@ class _SparesKeepTheJobOpen(StopPolicy):
 
 def _with(wrong: Policy) -> Rules:
     """The built-in policies, with ``wrong`` in the place of the one that it is made from."""
-    policies = tuple(wrong if isinstance(wrong, type(policy)) else policy for policy in default_policies())
+    policies = tuple(wrong if isinstance(wrong, type(policy)) else policy for policy in defaults().policies())
     return Rules(policies=policies)
 
 

@@ -14,6 +14,7 @@ from craft.decide import membership, policies
 from craft.decide.ledger import Ledger
 from craft.decide.membership import JobState
 from craft.decide.settle import LossAnswer, settle
+from craft.decide.techniques import defaults
 from craft.protocol.actions import AnyAction
 from craft.protocol.events import AnyEvent
 from craft.protocol.membership import Claim, Generation, Settlement
@@ -53,7 +54,7 @@ class Rules:
     adopt: Callable[[Ledger], Ledger] = ledgers.adopt
     observe: Callable[[JobState, AnyEvent], JobState] = membership.observe
     apply: Callable[[JobState, AnyAction, str], JobState] = membership.apply
-    policies: tuple[policies.Policy, ...] = policies.default_policies()
+    policies: tuple[policies.Policy, ...] = defaults().policies()
     durable_of: Callable[[JobState], Durable] = durable_of
     must_leave: Callable[[Worker], bool] = lambda worker: worker.gone_without
     """In the workers, this is a question of what they remember, not of a function of ``decide``."""

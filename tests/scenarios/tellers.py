@@ -6,8 +6,9 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from craft.decide.membership import JobState, apply, observe, restarted
-from craft.decide.policies import Policy, decide, default_policies
+from craft.decide.policies import Policy, decide
 from craft.decide.settle import LossAnswer, settle
+from craft.decide.techniques import Loss, LossSettings, defaults
 from craft.protocol.actions import AnyAction, Propose, Reconfigure
 from craft.protocol.alerts import AlertAnswer
 from craft.protocol.errors import ProtocolViolation, StateLost
@@ -54,7 +55,9 @@ class Lighthouse:
     def _tell(self, line: Line) -> list[str]:
         if line.verb == "job":
             self._state = JobState(slots=line.number("slots") or 0, min_workers=line.number("min_workers", 1) or 0)
-            self._policies = default_policies(msgspec.convert(line.text("on_loss", "redo"), LossAnswer))
+            self._policies = defaults(
+                Loss(LossSettings(answer=msgspec.convert(line.text("on_loss", "redo"), LossAnswer)))
+            ).policies()
             return _shown(self._state)
         if line.verb == "show":
             return _shown(self._state)

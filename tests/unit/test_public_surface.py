@@ -29,6 +29,7 @@ def test_craft_exports_exactly_these_names() -> None:
         "dcp",
         "events",
         "join",
+        "techniques",
     ]
 
 

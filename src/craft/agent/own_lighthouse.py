@@ -45,8 +45,7 @@ class OwnLighthouse:
         settings = self._settings
         command = [sys.executable, "-m", "craft.cli.main", "lighthouse", "--with-parent", "--keep"]
         command += ["--dir", str(self._run_dir.path), "--workers", str(settings.workers)]
-        command += ["--min-workers", str(settings.min_workers), "--on-loss", settings.on_loss]
-        command += ["--wait-limit", str(settings.wait_limit_s)]
+        command += ["--min-workers", str(settings.min_workers)]
         # With one host there is nobody to go on without it: silence of a busy machine must not end the job.
         command += ["--port", str(settings.port), "--heartbeat-limit", str(_OWN_HOST_LIMIT_S)]
         # The effective settings: the file that the user named may change before this is started again.

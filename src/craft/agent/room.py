@@ -68,6 +68,8 @@ class Room:
     def _can_save(self) -> bool:
         """Whether there is something to wait for: the job takes checkpoints, and does not end by itself just now."""
         directive = self._relay.directive
+        if not self._settings.makes_room:
+            return False
         if directive is not None and (directive.stopping or directive.winding_down is not None):
             return False
         # While the workers are starting, nobody has said so yet.

@@ -84,9 +84,10 @@ def _train(path: Path, workers: int, steps: int, killer: Killer | None) -> set[s
         "arguments": ("--steps", str(steps)),
         "workers": workers,
     }
-    settings, origins = resolve(flags, None)
+    resolved = resolve(flags, None)
+    settings = resolved.settings
     run_dir = claim(path)
-    write_effective(run_dir.config, settings, origins)
+    write_effective(run_dir.config, resolved)
     display = Display(run_dir, settings)
     began = time.time()
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from craft.decide.settle import LossAnswer
 from craft.protocol.errors import ConfigError, CraftError
 from craft.settings.rundir import RunDir
 
@@ -31,16 +30,14 @@ if TYPE_CHECKING:
 @click.option(
     "--on-loss",
     type=click.Choice(["redo", "shrink", "wait"]),
-    default="redo",
-    show_default=True,
-    help="What becomes of a lost worker's microbatches.",
+    default=None,
+    help="What becomes of a lost worker's microbatches.  [default: redo]",
 )
 @click.option(
     "--wait-limit",
     type=click.FloatRange(min=0),
-    default=60.0,
-    show_default=True,
-    help="Seconds to wait for whoever takes the place of a lost worker, with 'wait' or below --min-workers.",
+    default=None,
+    help="Seconds to wait for who takes a lost worker's place, with 'wait' or below --min-workers.  [default: 60]",
 )
 @click.option("--bind", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--host-address", default=None, help="Name or address under which other hosts reach this one.")
@@ -74,7 +71,7 @@ if TYPE_CHECKING:
     "--config",
     type=click.Path(dir_okay=False, path_type=Path),
     default=None,
-    help="A craft.toml with rules for alerts and hooks.",
+    help="A craft.toml with techniques, and rules for alerts and hooks.",
 )
 @click.option("--with-parent", is_flag=True, help="End when the process that started this one ends.")
 def lighthouse(
@@ -82,8 +79,8 @@ def lighthouse(
     port: int,
     run_dir: Path,
     min_workers: int,
-    on_loss: LossAnswer,
-    wait_limit: float,
+    on_loss: str | None,
+    wait_limit: float | None,
     bind: str,
     host_address: str | None,
     token_file: Path | None,
@@ -109,24 +106,24 @@ def lighthouse(
     # Only now: aiohttp takes a while to import, and 'craft --help' must not wait for it.
     from craft.control.lighthouse import LighthouseSettings
     from craft.control.process import Place, end_with_parent, serve
-    from craft.settings.alerts import read_alerts
+    from craft.settings.document import Document
+    from craft.settings.techniques import choose, given_by_flags
 
     if min_workers > workers:
         raise click.UsageError(f"--min-workers {min_workers} is more than --workers {workers}")
     try:
-        alerts = read_alerts(config)
+        flags = given_by_flags({"on_loss": on_loss, "wait_limit_s": wait_limit})
+        techniques = choose(Document(config), flags).techniques
     except ConfigError as error:
         click.echo(f"craft lighthouse: {error}", err=True)
         raise SystemExit(2) from None
     settings = LighthouseSettings(
         workers=workers,
         min_workers=min_workers,
-        on_loss=on_loss,
-        wait_limit_s=wait_limit,
         heartbeat_limit_s=heartbeat_limit,
         chaos=chaos,
         kept=keep,
-        alerts=alerts,
+        techniques=techniques,
     )
     if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key go together")

@@ -19,6 +19,7 @@ _COMMANDS = {
     "preempt": ("craft.cli.inspect", "preempt", "Have a job take a checkpoint and end, to go on later."),
     "run": ("craft.cli.run", "run", "Run a training script as a fault-tolerant job."),
     "status": ("craft.cli.inspect", "status", "Show how a job is doing."),
+    "techniques": ("craft.cli.techniques", "techniques", "List techniques, their settings, and who answers what."),
     "stop": ("craft.cli.inspect", "stop", "End a job."),
 }
 

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from craft.protocol.errors import CraftError
-from craft.settings.alerts import read_alerts
 from craft.settings.run import resolve, write_effective
 from craft.settings.rundir import PREFIX, RunDir
+from craft.settings.techniques import Wishes
 
 
 class _Resume(click.Command):
@@ -80,13 +80,24 @@ class _Resume(click.Command):
     type=click.Path(path_type=Path, dir_okay=False),
     help="When this file appears: take a checkpoint and end with exit code 75.",
 )
+@click.option("--enable", multiple=True, metavar="NAME", help="Switch a technique on; 'craft techniques' lists them.")
+@click.option("--disable", multiple=True, metavar="NAME", help="Switch a technique off.")
+@click.option("--set", "sets", multiple=True, metavar="NAME.KEY=VALUE", help="A setting of a technique.")
 @click.option("--chaos", is_flag=True, default=None, help="Let 'craft chaos' inject faults without being asked twice.")
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="A craft.toml.")
 @click.option("-m", "as_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(
-    run_dir: Path | None, config: Path | None, as_module: bool, script: str, arguments: tuple[str, ...], **flags: Any
+    run_dir: Path | None,
+    config: Path | None,
+    as_module: bool,
+    script: str,
+    arguments: tuple[str, ...],
+    enable: tuple[str, ...],
+    disable: tuple[str, ...],
+    sets: tuple[str, ...],
+    **flags: Any,
 ) -> None:
     """Run SCRIPT as a job that survives the loss of its workers.
 
@@ -98,10 +109,11 @@ def run(
     Exit codes: 0 finished, 1 bug in the script, 2 bad input, 3 given up, 75 preempted, 130/143 interrupted.
     """
     try:
-        settings, origins = resolve({**flags, "script": script, "arguments": arguments, "as_module": as_module}, config)
-        alerts = read_alerts(config)
+        command = {"script": script, "arguments": arguments, "as_module": as_module}
+        resolved = resolve({**flags, **command}, config, Wishes(enable, disable, sets))
+        settings = resolved.settings
         place = _new_run_dir(run_dir)
-        write_effective(place.config, settings, origins, alerts)
+        write_effective(place.config, resolved)
     except CraftError as error:
         raise SystemExit(_refuse(error)) from None
     # Only now: what has to be imported takes a while, and bad input gets its answer at once.

@@ -86,6 +86,12 @@ def _alert(line: Line) -> str:
     return f"{line['reason']} ({whom}): {line.get('note') or line['answer']}"
 
 
+def _condition(line: Line) -> str:
+    value = "" if line.get("value") is None else f" ({line['value']:g})"
+    detail = f": {line['detail']}" if line.get("detail") else ""
+    return f"{line['technique']} saw {line['what']}{value} on {line['worker_id']}{detail}"
+
+
 _SENTENCES: dict[str, Callable[[Line], str]] = {
     "WorkerLost": lambda line: f"{line['worker_id']} lost: {line['reason']}",
     "WorkerFailed": lambda line: (
@@ -107,6 +113,10 @@ _SENTENCES: dict[str, Callable[[Line], str]] = {
     "IntervalChosen": lambda line: f"a checkpoint every {line['interval_s']:.3g} s: {line['reason']}",
     "NumbersDiverged": lambda line: f"step {line['step']}: {line['what']}: {line['answer']}",
     "RolledBack": _rolled_back,
+    "ConditionSeen": _condition,
+    "TechniqueFailed": lambda line: (
+        f"technique {line['technique']} failed and is left out from now on ({line['where']}): {line['error']}"
+    ),
     "AlertFired": _alert,
     "AlertResolved": lambda line: f"alert {line['name']} is resolved",
     "WindDown": lambda line: f"ends after the step in flight: {line['reason']}",

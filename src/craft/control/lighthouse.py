@@ -21,10 +21,11 @@ from craft.control.heartbeat import DEFAULT_LIMIT_S, RETURN_LIMITS, Heartbeats
 from craft.control.loop import GRACE_S, Loop
 from craft.control.sessions import Sessions
 from craft.control.status import AgentStatus, LighthouseStatus, Status, status_of
+from craft.control.techniques import guarded
 from craft.decide.alerts import AlertSettings
 from craft.decide.membership import JobState
-from craft.decide.policies import default_policies
-from craft.decide.settle import LossAnswer
+from craft.decide.technique import Chosen
+from craft.decide.techniques import Alerts, defaults
 from craft.settings.rundir import RunDir
 from craft.telemetry.journal import Journal, read_lines
 from craft.telemetry.metrics import LineCounter
@@ -37,9 +38,6 @@ class LighthouseSettings:
     workers: int
     """Slots of the job: the first generation waits for this many."""
     min_workers: int = 1
-    on_loss: LossAnswer = "redo"
-    wait_limit_s: float = 60.0
-    """How long somebody to take the place of a lost worker is waited for."""
     heartbeat_limit_s: float = DEFAULT_LIMIT_S
     """A host whose agent is silent for longer is lost."""
     grace_s: float = GRACE_S
@@ -48,8 +46,13 @@ class LighthouseSettings:
     """Whether the job was started for faults to be injected."""
     kept: bool = False
     """Whether a keeper starts another one when this one is killed."""
-    alerts: AlertSettings = field(default_factory=AlertSettings)
-    """What craft.toml says about alerts and hooks."""
+    techniques: Chosen = field(default_factory=defaults)
+
+    @property
+    def alerts(self) -> AlertSettings:
+        """What craft.toml says about alerts and hooks; where they are switched off, they are only written down."""
+        found = self.techniques.get(Alerts)
+        return found.settings if found is not None else AlertSettings()
 
 
 class AsyncioSurroundings:
@@ -112,7 +115,7 @@ class Lighthouse:
         around = AsyncioSurroundings(self.dispatch)
         self.loop = Loop(
             state,
-            policies=default_policies(settings.on_loss, settings.wait_limit_s),
+            policies=guarded(settings.techniques, self.journal),
             store=FailStop(durable_file, self.broken),
             journal=self.journal,
             around=around,

@@ -16,7 +16,7 @@ import msgspec
 from craft.control.durable import Store, durable_of
 from craft.control.edges import Edges, check
 from craft.control.faults import Fault, fault_of
-from craft.decide.membership import JobState, apply, observe
+from craft.decide.membership import JobState, apply, observe, to_drain
 from craft.decide.policies import Policy, decide
 from craft.protocol.actions import (
     AnyAction,
@@ -27,6 +27,7 @@ from craft.protocol.actions import (
     Preempt,
     Propose,
     Reconfigure,
+    RequestDrain,
     Stop,
     TakeCheckpoint,
     Watch,
@@ -35,6 +36,7 @@ from craft.protocol.actions import (
 from craft.protocol.events import (
     AnyEvent,
     DrainExpired,
+    DrainRequested,
     GenerationStuck,
     HoldExpired,
     HostLost,
@@ -133,6 +135,8 @@ class Loop:
                 followed += self.lose_worker(action.worker_id, action.reason, action.source)
             elif isinstance(action, DeclareHostLost):
                 followed += self.lose_host(action.host, action.reason)
+            elif isinstance(action, RequestDrain):
+                followed += self._drain(action)
         # Told before the books are kept: every moment here is a moment in which all workers wait.
         self._around.tell(self._state)
         if known.generation != before.generation:
@@ -150,6 +154,13 @@ class Loop:
     def lose_worker(self, worker_id: str, reason: str, source: str) -> tuple[AnyAction, ...]:
         """Go on without a worker, because somebody other than its agent says so."""
         return self.handle(WorkerLost(worker_id=worker_id, reason=reason, source=source, time=self._around.now()))
+
+    def _drain(self, asked: RequestDrain) -> tuple[AnyAction, ...]:
+        """Let workers leave, unless they are about to already."""
+        event = DrainRequested(
+            worker_id=asked.worker_id, host=asked.host, reason=asked.reason, deadline_s=asked.deadline_s
+        )
+        return self.handle(event) if to_drain(self._state, event) else ()
 
     def lose_host(self, host: str, reason: str) -> tuple[AnyAction, ...]:
         """Go on without all workers of a host; does nothing if none of them is left."""

@@ -6,11 +6,13 @@ for ``policies.hang``, which knows what all members are doing. Times are seconds
 
 from __future__ import annotations
 
-from typing import Literal
+from math import inf
+from typing import Annotated, Literal
 
 import msgspec
 
 from craft.protocol.activity import Doing, Phase
+from craft.protocol.config import says
 
 NEVER_OVERDUE = frozenset({Phase.STARTING, Phase.JOINING, Phase.EXCHANGING, Phase.PAUSED, Phase.ENDING})
 """Phases that end when others do something, or whose length only the script knows."""
@@ -23,18 +25,25 @@ TRACED = "t"
 DEAD = frozenset("ZXx")
 
 
-class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
+class HangLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When a worker is taken for one that hangs."""
 
-    hang_limit_s: float = 10.0
-    """No phase is overdue before this."""
-    hang_factor: float = 20.0
-    """A phase is overdue after this many times the longest that it took recently on the same worker."""
-    first_step_limit_s: float = 600.0
-    """Holds instead in the first steps of a worker, and for a phase that it never completed before."""
-    stop_limit_s: float = 0.5
-    """A process that is stopped by a signal is overdue after this, whatever it is doing."""
+    limit_s: Annotated[float, says("Nothing that a worker does is taken for a hang before this.")] = 10.0
+    factor: Annotated[
+        float,
+        says("It is after this many times the longest that it took recently on the same worker."),
+    ] = 20.0
+    first_step_limit_s: Annotated[
+        float,
+        says("Holds instead in the first steps of a worker, and for what it never completed before."),
+    ] = 600.0
+    stop_limit_s: Annotated[
+        float, says("A worker that is stopped by a signal is lost after this, whatever it is doing.")
+    ] = 0.5
 
+
+NO_HANGS = HangLimits(limit_s=inf, first_step_limit_s=inf, stop_limit_s=inf)
+"""Nothing is ever taken for a hang."""
 
 Cause = Literal["slow", "gil", "stopped", "waiting"]
 
@@ -75,12 +84,12 @@ def limit_for(doing: Doing, limits: HangLimits) -> float | None:
 
 def _usual_limit(doing: Doing, limits: HangLimits) -> float:
     longest = doing.longest[doing.phase]
-    first = max(limits.first_step_limit_s, limits.hang_limit_s)
+    first = max(limits.first_step_limit_s, limits.limit_s)
     if doing.commits < FIRST_STEPS or longest is None:
         return first
     # One step that took minutes to compile must not make the limit an hour: the factor does not lead beyond the limit of
     # first steps, unless a phase really takes that long.
-    return max(limits.hang_limit_s, min(limits.hang_factor * longest, max(first, 2 * longest)))
+    return max(limits.limit_s, min(limits.factor * longest, max(first, 2 * longest)))
 
 
 def overdue(doing: Doing, now: float, limits: HangLimits) -> Overdue | None:
@@ -92,8 +101,8 @@ def overdue(doing: Doing, now: float, limits: HangLimits) -> Overdue | None:
     if doing.phase is Phase.EXCHANGING and doing.beat is not None:
         # It would be in the exchange for ever, as those are who wait for it.
         kept = now - doing.beat
-        if kept > limits.hang_limit_s:
-            return Overdue(cause="gil", doing=doing, elapsed_s=kept, limit_s=limits.hang_limit_s)
+        if kept > limits.limit_s:
+            return Overdue(cause="gil", doing=doing, elapsed_s=kept, limit_s=limits.limit_s)
     return None
 
 

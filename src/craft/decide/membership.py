@@ -333,7 +333,7 @@ def apply(state: JobState, action: AnyAction, nonce: str) -> JobState:
         return replace(state, wish=CheckpointWish(number=number, tag=action.tag))
     if isinstance(action, Stop):
         return state if state.stopping is not None else replace(state, stopping=action)
-    # Watch and DeclareLost change nothing by themselves: events follow from them.
+    # Watch, DeclareLost and RequestDrain change nothing by themselves: events follow from them.
     return state
 
 

@@ -65,6 +65,14 @@ class Drain(Action, frozen=True, kw_only=True, tag=True):
     deadline_s: float | None = None
 
 
+class RequestDrain(Action, frozen=True, kw_only=True, tag=True):
+    """Let a worker, or all of a host, leave in order, as if a person had asked for it: ``DrainRequested`` follows."""
+
+    worker_id: str | None = None
+    host: str | None = None
+    deadline_s: float | None = None
+
+
 class Probe(Action, frozen=True, kw_only=True, tag=True):
     """Have every member of ``generation`` find out which others it can reach."""
 
@@ -112,6 +120,7 @@ AnyAction = (
     | DeclareHostLost
     | Hold
     | Drain
+    | RequestDrain
     | Probe
     | Watch
     | WindDown

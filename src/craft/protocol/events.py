@@ -351,6 +351,30 @@ class AlertResolved(Event, frozen=True, kw_only=True, tag=True):
     labels: dict[str, str] = {}
 
 
+class ConditionSeen(Event, frozen=True, kw_only=True, tag=True):
+    """A technique noticed something in a worker. Policies of the same or another technique may answer it."""
+
+    technique: str
+    what: str
+    """One or a few words, by which policies tell conditions apart."""
+    worker_id: str
+    host: str
+    value: float | None = None
+    detail: str = ""
+    """For people."""
+    time: float = 0.0
+    """When, in seconds since 1970."""
+
+
+class TechniqueFailed(Event, frozen=True, kw_only=True, tag=True):
+    """Code of a technique raised an exception: it is left out from then on, and the job goes on without it."""
+
+    technique: str
+    where: str
+    """What failed: a hook on a worker, or a policy in the lighthouse."""
+    error: str
+
+
 AnyNote = (
     CheckpointWritten
     | CheckpointSkipped
@@ -361,8 +385,10 @@ AnyNote = (
     | IntervalChosen
     | NumbersDiverged
     | RolledBack
+    | ConditionSeen
+    | TechniqueFailed
 )
-"""What workers tell for the journal and for people; nothing is decided by it."""
+"""What workers tell for the journal and for people; of CRAFT's own, nothing is decided by it."""
 
 AnyEvent = (
     WorkerJoined

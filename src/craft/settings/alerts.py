@@ -6,46 +6,49 @@ writes them into the run directory for the lighthouse that it starts.
 
 from __future__ import annotations
 
-import difflib
 import re
-import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from craft.decide.alerts import ANSWERS, REGEX, RESOLVED, AlertRule, AlertSettings, Hook, Target
 from craft.protocol.errors import ConfigError
+from craft.settings.document import Document, hint, key_in, toml
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-TABLES = ("run", "alerts", "hooks")
 T = TypeVar("T", bound=msgspec.Struct)
 _HOOK_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-def read_alerts(path: Path | None) -> AlertSettings:
-    """Return what the file says about alerts; ConfigError names the file, the key, and the nearest one that there is."""
-    if path is None:
-        return AlertSettings()
-    try:
-        values = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from None
-    _known(values, TABLES, f"{path}: there is no table")
-    rules, hooks = values.get("alerts", []), values.get("hooks", {})
+def read_alerts(document: Document) -> AlertSettings:
+    """Return what the file says about alerts; ConfigError names the file, line, key, and the nearest one that there is."""
+    rules, hooks = document.values.get("alerts", []), document.values.get("hooks", {})
     if not isinstance(rules, list):
-        raise ConfigError(f"{path}: alerts is a list of tables: write [[alerts]] above each rule")
+        raise document.error("alerts", None, "alerts is a list of tables: write [[alerts]] above each rule")
     if not isinstance(hooks, dict):
-        raise ConfigError(f"{path}: hooks has a table for each hook: write [hooks.NAME]")
+        raise document.error("", "hooks", "hooks has a table for each hook: write [hooks.NAME]")
     return AlertSettings(
-        rules=tuple(_rule(each, f"{path}: [[alerts]] number {at}") for at, each in enumerate(rules, start=1)),
-        hooks={name: _hook(name, each, f"{path}: [hooks.{name}]") for name, each in hooks.items()},
+        rules=tuple(_rule(each, _Where(document, "alerts", at)) for at, each in enumerate(rules, start=1)),
+        hooks={name: _hook(name, each, _Where(document, f"hooks.{name}")) for name, each in hooks.items()},
     )
+
+
+class _Where(NamedTuple):
+    """A table of the file."""
+
+    document: Document
+    table: str
+    number: int = 1
+
+    @property
+    def words(self) -> str:
+        return f"[[alerts]] number {self.number}" if self.table == "alerts" else f"[{self.table}]"
+
+    def error(self, key: str | None, message: str) -> ConfigError:
+        return self.document.error(self.table, key, f"{self.words}: {message}", number=self.number)
+
+    def known(self, given: Iterable[str], known: Iterable[str], complaint: str) -> None:
+        self.document.check_keys(self.table, given, known, f"{self.words}{complaint}", number=self.number)
 
 
 def write_alerts(settings: AlertSettings) -> str:
@@ -58,79 +61,59 @@ def write_alerts(settings: AlertSettings) -> str:
     return "\n".join([*lines, ""]) if lines else ""
 
 
-def _rule(values: Any, where: str) -> AlertRule:
+def _rule(values: Any, where: _Where) -> AlertRule:
     if isinstance(values, dict) and isinstance(values.get("target"), dict):
-        _known(values["target"], Target.__struct_fields__, f"{where}: target has no key")
+        where.known(values["target"], Target.__struct_fields__, ": target has no key")
     rule = _converted(values, AlertRule, where)
     for label, wanted in rule.match.items():
-        _check_regex(wanted, f"{where}: match.{label}")
+        _check_regex(wanted, where, "match", label)
     if isinstance(rule.target, Target) and rule.target.gpu is not None and rule.target.host is None:
-        raise ConfigError(f"{where}: target.gpu needs target.host: a GPU has a number on its host only")
+        raise where.error("target", "target.gpu needs target.host: a GPU has a number on its host only")
     _check_deadline(rule, where)
     return rule
 
 
-def _hook(name: str, values: Any, where: str) -> Hook:
+def _hook(name: str, values: Any, where: _Where) -> Hook:
     if _HOOK_NAME.fullmatch(name) is None:
-        raise ConfigError(f"{where}: a hook's name is part of its URL: use letters, digits, '-' and '_'")
+        raise where.error(None, "a hook's name is part of its URL: use letters, digits, '-' and '_'")
     hook = _converted(values, Hook, where)
     meanings = (*ANSWERS, RESOLVED)
     for value, meaning in hook.answers.items():
-        _check_regex(value, f"{where}: answers.{value}")
+        _check_regex(value, where, "answers", value)
         if meaning not in meanings:
-            raise ConfigError(f"{where}: answers.{value} is {meaning!r}{_hint(meaning, meanings)}")
+            raise where.error("answers", f"answers.{value} is {meaning!r}{hint(meaning, meanings)}")
     if hook.answers and hook.value is None:
-        raise ConfigError(f"{where}: answers needs value: the field of the body that has these values")
+        raise where.error("answers", "answers needs value: the field of the body that has these values")
     if hook.gpu is not None and hook.host is None:
-        raise ConfigError(f"{where}: gpu needs host: a GPU has a number on its host only")
+        raise where.error("gpu", "gpu needs host: a GPU has a number on its host only")
     _check_deadline(hook, where)
     return hook
 
 
-def _converted(values: Any, kind: type[T], where: str) -> T:
+def _converted(values: Any, kind: type[T], where: _Where) -> T:
     if not isinstance(values, dict):
-        raise ConfigError(f"{where} is a table")
-    _known(values, kind.__struct_fields__, f"{where} has no key")
+        raise where.error(None, "is a table")
+    where.known(values, kind.__struct_fields__, " has no key")
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         answer = values.get("answer")
-        hint = _hint(answer, ANSWERS) if isinstance(answer, str) and "answer" in str(error) else ""
-        raise ConfigError(f"{where}: {error}{hint}") from None
+        more = hint(answer, ANSWERS) if isinstance(answer, str) and "answer" in str(error) else ""
+        raise where.error(key_in(error), f"{error}{more}") from None
 
 
-def _known(given: Iterable[str], known: Iterable[str], complaint: str) -> None:
-    known = tuple(known)
-    for key in given:
-        if key not in known:
-            raise ConfigError(f"{complaint} {key!r}{_hint(key, known)}")
-
-
-def _hint(given: str, known: Iterable[str]) -> str:
-    known = tuple(known)
-    near = difflib.get_close_matches(given, known, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
-
-
-def _check_regex(wanted: str, where: str) -> None:
+def _check_regex(wanted: str, where: _Where, key: str, label: str) -> None:
     if wanted.startswith(REGEX):
         try:
             re.compile(wanted[1:])
         except re.error as error:
-            raise ConfigError(f"{where}: {wanted[1:]!r} is no regular expression: {error}") from None
+            raise where.error(key, f"{key}.{label}: {wanted[1:]!r} is no regular expression: {error}") from None
 
 
-def _check_deadline(rule: AlertRule | Hook, where: str) -> None:
+def _check_deadline(rule: AlertRule | Hook, where: _Where) -> None:
     if rule.deadline_s is not None and not 0 <= rule.deadline_s <= 1e6:
-        raise ConfigError(f"{where}: deadline_s is a number of seconds, at least 0")
+        raise where.error("deadline_s", "deadline_s is a number of seconds, at least 0")
 
 
 def _assignments(values: Mapping[str, Any]) -> list[str]:
-    return [f"{key} = {_toml(value)}" for key, value in values.items() if value is not None]
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        inside = ", ".join(f"{_toml(key)} = {_toml(each)}" for key, each in value.items() if each is not None)
-        return f"{{ {inside} }}"
-    return msgspec.json.encode(value).decode()
+    return [f"{key} = {toml(value)}" for key, value in values.items() if value is not None]

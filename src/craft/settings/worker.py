@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from craft.decide.divergence import DivergenceAnswer
-from craft.decide.settle import LossAnswer
+from craft.decide.technique import Chosen
+from craft.settings.techniques import alone, from_json
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,21 +31,20 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     local_rank: int = 0
     late: bool = False
     """A spare, or one in the place of a lost worker: it takes part when it has come to its first step, not before."""
-    on_loss: LossAnswer = "redo"
     check_bits: bool = True
     """Compute microbatch 0 on every worker in the first step and compare the bits."""
     digest_bytes: int = 32768
     """How much of the state is hashed in each step to find silent divergence; 0 switches it off."""
     bucket_mb: float = 25.0
     """Size limit of a gradient bucket; the first one is at most 1 MiB, so that the exchange begins early."""
-    checkpoints: str | None = None
-    """Where checkpoints go; None: nowhere, unless the script says."""
-    checkpoint_local: str | None = None
-    checkpoint_every: str | None = None
-    checkpoint_keep: int | None = None
     resume: str | None = None
     """``auto`` or the number of a step; None: a fresh start."""
-    on_divergence: DivergenceAnswer = "report"
+    techniques: str = ""
+    """Those that are on, with their settings, as JSON; empty outside of ``craft run``."""
+
+    def chosen(self) -> Chosen:
+        """The techniques that are on."""
+        return from_json(self.techniques) if self.techniques else alone()
 
     @property
     def state_key_bytes(self) -> bytes:
@@ -60,11 +59,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     def shared(self) -> dict[str, int | float | str | bool | None]:
         """What must be the same on every worker of the job."""
         return {
-            "on_loss": self.on_loss,
             "check_bits": self.check_bits,
             "digest_bytes": self.digest_bytes,
             "bucket_mb": self.bucket_mb,
-            "on_divergence": self.on_divergence,
         }
 
     def to_environment(self) -> Mapping[str, str]:

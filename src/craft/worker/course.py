@@ -14,11 +14,12 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
+from craft.decide.technique import Chosen, Hooks
+from craft.decide.techniques import Checkpoints, Divergence
 from craft.protocol.activity import Phase
 from craft.protocol.errors import GroupError, LeftBehind
-from craft.protocol.events import AnyNote, CheckpointRestored, RolledBack
+from craft.protocol.events import AnyNote, CheckpointRestored, NumbersDiverged, RolledBack
 from craft.protocol.membership import Generation
-from craft.protocol.word import Combined
 from craft.settings.worker import WorkerSettings
 from craft.snapshots.manifest import Manifest
 from craft.snapshots.portable import State
@@ -55,10 +56,14 @@ class Course:
         registered: Mapping[str, Stateful],
         conditions: Conditions,
         source: Shifted,
+        techniques: Chosen,
     ) -> None:
         self.applied = 0
         """The step that the script is in: for a joiner that catches up, behind that of the others."""
-        self.numbers = Numbers(settings.on_divergence, registered.values())
+        divergence = techniques.get(Divergence)
+        self.numbers = Numbers(
+            divergence.settings.answer if divergence is not None else None, registered.values(), self._diverged
+        )
         self.saving: Saving | None = None
         self._rewind: Rewind | None = None
         self._settings = settings
@@ -147,17 +152,19 @@ class Course:
         """What it adds to this worker's word of ``step``."""
         return self.saving.word(step, self._commitments.ledger.rank == 0) if self.saving is not None else {}
 
-    def committed(self, combined: Combined, under: Generation, behind: bool) -> None:
-        """A step was committed; ``under`` is the generation in which its result came about."""
-        self.applied = combined.step + 1
-        if self.numbers.due is not None:
-            self._voice.note(self.numbers.due)
-            self._voice.emit(self.numbers.due)
-            self.numbers.check()
-        if self.saving is None:
-            return
-        self.saving.committed(combined, self._commitments.ledger.branch, under, behind)
-        if combined.step >= _STATE_IS_BUILT and self._prepared_for != under.number:
+    @property
+    def hooks(self) -> dict[str, Hooks]:
+        """Of the techniques that have a part in it."""
+        own: dict[str, Hooks] = {Divergence.name: self.numbers}
+        return own if self.saving is None else {**own, Checkpoints.name: self.saving}
+
+    def _diverged(self, event: NumbersDiverged) -> None:
+        self._voice.note(event)
+        self._voice.emit(event)
+
+    def prepare(self, step: int, under: Generation) -> None:
+        """``step`` was committed under a generation: there is to be room for the shares of those who keep pace."""
+        if self.saving is not None and step >= _STATE_IS_BUILT and self._prepared_for != under.number:
             self._prepared_for = under.number
             self.saving.prepare(self._keeping_pace)
 
@@ -190,11 +197,6 @@ class Course:
         if ledger.worker_id in members:
             # Under the first one's: a new generation may have come about in the middle of it.
             self.saving.ask(tag, self.applied, ledger.branch, found[0][1], members)
-
-    def settled(self) -> None:
-        """A generation begins."""
-        if self.saving is not None:
-            self.saving.settled(self._commitments.ledger.members, self._commitments.lost)
 
     # At its end.
 

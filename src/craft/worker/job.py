@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
 
+from craft.decide.techniques import Checkpoints, Divergence, Loss
 from craft.protocol.errors import ConfigError, Refused
 from craft.protocol.events import Event
 from craft.settings.worker import WorkerSettings
@@ -27,6 +29,8 @@ from craft.worker.start import Conditions
 from craft.worker.steps import Steps
 from craft.worker.training import Training
 from craft.worker.voice import Voice
+
+logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=torch.nn.Module)
 E = TypeVar("E", bound=Event)
@@ -50,7 +54,10 @@ class Job:
         self._donor = donor
         self._reserve = reserve
         self._voice = Voice(settings.worker_id, meeting, channel, self._emit)
-        self._commitments = Commitments(settings.worker_id, meeting, settings.on_loss, self._voice.state_lost)
+        self._techniques = settings.chosen()
+        loss = self._techniques.get(Loss)
+        assert loss is not None
+        self._commitments = Commitments(settings.worker_id, meeting, loss.settings.answer, self._voice.state_lost)
         self._modules: dict[str, torch.nn.Module] = {}
         self._registered: dict[str, Stateful] = {}
         self._handlers: list[tuple[type[Event], Callable[[Any], None]]] = []
@@ -143,8 +150,9 @@ class Job:
             registered=self._registered,
             source=Shifted(source, total_steps, by_passes=steps is None),
             seed=seed,
-            conditions=Conditions.here(self.device, settings | self._settings.shared()),
+            conditions=Conditions.here(self.device, settings | self._settings.shared() | self._techniques.shared()),
             target=self._target(),
+            techniques=self._techniques,
         )
         self._voice.report(microbatches=count)
         return Steps(self._training)
@@ -172,16 +180,16 @@ class Job:
         training.checkpoint(tag)
 
     def _target(self) -> Target | None:
-        given = self._settings
+        technique, divergence = self._techniques.get(Checkpoints), self._techniques.get(Divergence)
         url, every, keep, local = self._checkpoints or (None, "auto", 3, None)
-        place = given.checkpoints or url
-        if place is None:
-            if given.on_divergence == "rollback":
-                raise Refused("--on-divergence rollback needs checkpoints to go back to: --checkpoints URL")
-            return None
-        return Target.of(
-            place, given.checkpoint_every or every, given.checkpoint_keep or keep, given.checkpoint_local or local
-        )
+        if technique is not None and (place := technique.settings.url or url) is not None:
+            given = technique.settings
+            return Target.of(place, given.every or every, given.keep or keep, given.local or local)
+        if technique is None and url is not None:
+            logger.warning("technique checkpoints is switched off: job.checkpoints(%r) does nothing", url)
+        if divergence is not None and divergence.settings.answer == "rollback":
+            raise Refused("--on-divergence rollback needs checkpoints to go back to: --checkpoints URL")
+        return None
 
     def on(self, event: type[E], handler: Callable[[E], None]) -> None:
         """Call ``handler`` with each event of this type, on the main thread at a safe point."""

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from craft.decide.divergence import DivergenceAnswer
+from craft.decide.technique import Hooks, Moment
 from craft.protocol.errors import CraftError
 from craft.protocol.events import NumbersDiverged
 from craft.worker.layout import Layout
@@ -35,10 +36,14 @@ class NotFinite(CraftError):
     """A loss or a gradient is not finite, and the job is to end then. Raised on every worker in the same step."""
 
 
-class Numbers:
-    """Owned by the main thread."""
+class Numbers(Hooks):
+    """The hooks of the technique ``divergence``; it also has a say in what a result may change."""
 
-    def __init__(self, answer: DivergenceAnswer, registered: Iterable[Any]) -> None:
+    def __init__(
+        self, answer: DivergenceAnswer | None, registered: Iterable[Any], tell: Callable[[NumbersDiverged], None]
+    ) -> None:
+        """Without an answer, nobody looks."""
+        self._tell = tell
         items = list(registered)
         self._answer = answer
         # A gradient scaler tries how large gradients may become: those that are not finite are its daily business.
@@ -64,6 +69,8 @@ class Numbers:
     ) -> bool:
         """Look at the result of ``step``; return whether it may change the state."""
         self._step = step
+        if self._answer is None:
+            return True
         what = self._found(metrics, layout, flats)
         again, self._bad = self._bad, what is not None
         self.due = None
@@ -100,9 +107,12 @@ class Numbers:
     def goes_back(self) -> bool:
         return self.due is not None and self._answer == "rollback"
 
-    def check(self) -> None:
-        """Raise NotFinite if the job is to end."""
-        if self.due is not None and self._answer == "stop":
+    def after_commit(self, moment: Moment) -> None:
+        """Tell what was found; raise NotFinite if the job is to end."""
+        if self.due is None:
+            return
+        self._tell(self.due)
+        if self._answer == "stop":
             raise NotFinite(f"{self.due.what} in step {self.due.step}: the job ends, as --on-divergence stop says")
 
     def went_back(self, step: int) -> None:

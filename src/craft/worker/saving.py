@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from craft.decide.interval import Every, choose, parse_every
+from craft.decide.technique import Hooks, Moment
 from craft.protocol.errors import ConfigError, Refused
 from craft.protocol.events import (
     AnyNote,
@@ -22,7 +23,6 @@ from craft.protocol.events import (
     IntervalChosen,
 )
 from craft.protocol.membership import Generation
-from craft.protocol.word import Combined
 from craft.snapshots.manifest import name_of
 from craft.snapshots.portable import State
 from craft.snapshots.tiers import Tiers, open_tiers
@@ -80,8 +80,8 @@ class Due(NamedTuple):
         return name_of(self.branch, self.step, f"{self.generation.number}_{self.generation.nonce}_{tag}")
 
 
-class Saving:
-    """One job's checkpoints, as one worker sees them."""
+class Saving(Hooks):
+    """One job's checkpoints, as one worker sees them: the hooks of the technique ``checkpoints``, with a part in the word."""
 
     def __init__(
         self,
@@ -148,8 +148,10 @@ class Saving:
         interval_s = self._every.seconds or self._interval_s
         return "" if leads and time.monotonic() - self._last >= interval_s else None
 
-    def committed(self, combined: Combined, branch: int, under: Generation, behind: bool) -> None:
-        """A step was committed ``under`` a generation; ``behind``: this worker catches up, and takes no part."""
+    def after_commit(self, moment: Moment) -> None:
+        """A worker that catches up takes no part."""
+        combined, under = moment.word, moment.under
+        assert combined is not None and under is not None
         self._hear()
         self._clock.committed(self._writer.busy)
         leads = under.worker_ids[0] == self._worker_id
@@ -169,8 +171,8 @@ class Saving:
                 self._voice.note(CheckpointSkipped(step=step, reason=reason))
             return
         members = tuple(under.worker_ids[rank] for rank in combined.able)
-        if not behind and self._worker_id in members:
-            self._due.append(Due(step, branch, combined.save or None, under, members, agreed=True))
+        if not moment.behind and self._worker_id in members:
+            self._due.append(Due(step, moment.branch, combined.save or None, under, members, agreed=True))
 
     def ask(self, tag: str | None, step: int, branch: int, under: Generation, members: tuple[str, ...]) -> None:
         """The script of every worker in ``members`` asks for one, now."""
@@ -236,9 +238,10 @@ class Saving:
         if self._worker_id in members:
             self._writer.prepare(self._state().header, members.index(self._worker_id), len(members))
 
-    def settled(self, members: Sequence[str], lost: Sequence[str]) -> None:
-        """A generation begins: a checkpoint of which somebody's share is lost is taken anew."""
-        self._failures += bool(lost)
+    def generation_change(self, moment: Moment) -> None:
+        """A checkpoint of which somebody's share is lost is taken anew."""
+        members = moment.members
+        self._failures += bool(moment.lost)
         due = self._open
         if due is None or all(worker_id in members for worker_id in due.members):
             return

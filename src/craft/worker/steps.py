@@ -81,10 +81,12 @@ class Step:
             reach("batch", self.number)
             training.activity.now(Phase.COMPUTING, self.number, place)
             strike(self.number)
+            training.passive.reach("batch_start", microbatch=place)
             yield data
             self.microbatch = None
             scalars = {name: float(value) for name, value in self._scalars.items()}
             flight.hold(microbatch, scalars, microbatch == PROBE or source.more(self.number + 1, place))
+            training.passive.reach("after_backward", microbatch=place)
         self.metrics = training.committed(self.number)
         self.done = True
         seeds.seed_all(seeds.derive(training.seed, seeds.UPDATE, self.number))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from craft.decide import ledger as books
+from craft.decide.technique import Chosen, Moment
 from craft.protocol.activity import Phase
 from craft.protocol.errors import ConfigError, GroupError
 from craft.protocol.events import StopRequested
@@ -32,6 +33,7 @@ from craft.worker.heal import Healing
 from craft.worker.joining import Joining
 from craft.worker.layout import Layout, trainable_of
 from craft.worker.meeting import Meeting
+from craft.worker.passive import Passive, hooks_of
 from craft.worker.points import reach
 from craft.worker.saving import Target
 from craft.worker.shifted import Shifted
@@ -67,6 +69,7 @@ class Training:
         seed: int,
         conditions: Conditions,
         target: Target | None,
+        techniques: Chosen,
     ) -> None:
         self.settings = settings
         self.commitments = commitments
@@ -87,8 +90,9 @@ class Training:
         self._digest = RotatingDigest(settings.digest_bytes)
         self._chronicle = Chronicle(settings.run_dir, settings.worker_id)
         self.course = Course(
-            settings, target, commitments, meeting, voice, activity, modules, registered, conditions, source
+            settings, target, commitments, meeting, voice, activity, modules, registered, conditions, source, techniques
         )
+        self.passive = Passive(hooks_of(techniques, self.course.hooks, settings, voice), voice.note, self._moment)
         key = settings.state_key_bytes
         self.healing = Healing(donor, key, commitments, modules, registered, self.course, reserve)
         self._calls = Calls(commitments, donor, key, self._regroup_between_steps)
@@ -130,6 +134,17 @@ class Training:
     @property
     def _bucket_bytes(self) -> int:
         return int(self.settings.bucket_mb * (1 << 20))
+
+    def _moment(self, step: int | None = None, **more: Any) -> Moment:
+        ledger = self.commitments.ledger
+        return Moment(
+            step=self.applied if step is None else step,
+            branch=ledger.branch,
+            generation=ledger.generation or 0,
+            members=ledger.members,
+            behind=self.behind,
+            **more,
+        )
 
     def leaves(self) -> list[Leaf]:
         """The whole training state."""
@@ -232,6 +247,8 @@ class Training:
             self._keep_pace()
         self.activity.now(Phase.EXCHANGING, self.applied)
         self.flight.stop_reason = self.stop_reason or self._meeting.winding_down
+        if not self.commitments.ledger.pending:
+            self.passive.reach("before_commit")
         microbatch = self.flight.next_microbatch()
         ledger = self.commitments.ledger
         if microbatch is not None and self._expected != (self.commitments.step, ledger.owners):
@@ -281,7 +298,9 @@ class Training:
             self._voice.report(urgent=False, carried_bytes=self.healing.measure())
         self._ended = combined.ended or combined.stop is not None
         assert flight.under is not None
-        self.course.committed(combined, flight.under, self.behind)
+        self.course.applied = number + 1
+        self.passive.reach("after_commit", step=number, metrics=metrics, word=combined, under=flight.under)
+        self.course.prepare(number, flight.under)
         if combined.stop is not None:
             self._voice.emit(StopRequested(reason=combined.stop))
         now = time.time()
@@ -355,6 +374,7 @@ class Training:
         self._voice.report(complete=True, step=self.commitments.step, digest=digest(self.leaves()))
 
     def close(self) -> None:
+        self.passive.close()
         self.course.close()
         self.flight.gradients.detach()
         self._meeting.close()
@@ -369,7 +389,7 @@ class Training:
         # Whether it was in a step or still before its first one: from here on all look at the same slices.
         self._digest.restart(settlement.level + 1)
         self.healing.settled(settlement)
-        self.course.settled()
+        self.passive.reach("generation_change", lost=self.commitments.lost)
         if level:
             self.healing.give()
         self._voice.entered(settlement, self.commitments.ledger.generation, self.commitments.lost)

@@ -23,6 +23,7 @@ parser.add_argument("--steps", type=int, default=10)
 parser.add_argument("--width", type=int, default=64, help="of the hidden layers; 2000 makes messages of several MB")
 parser.add_argument("--loaders", type=int, default=0, help="loader processes of each worker")
 parser.add_argument("--slow-until", type=Path, help="every microbatch takes longer until this file is there")
+parser.add_argument("--nan-at", type=int, help="the loss of this step is no number")
 options = parser.parse_args()
 
 # A test whose job hangs asks for the stacks of all threads.
@@ -96,6 +97,8 @@ for step in job.steps(
         if options.slow_until is not None and not options.slow_until.exists():
             time.sleep(0.01)
         loss = F.cross_entropy(model(x), y)
+        if step.number == options.nan_at:
+            loss = loss * float("nan")
         loss.backward()
         step.log(loss=loss)
     testing.reach("update", step.number)

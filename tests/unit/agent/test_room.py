@@ -15,6 +15,7 @@ from craft.agent.crew import Crew
 from craft.agent.relay import Relay
 from craft.agent.room import PreemptFile, Room
 from craft.agent.watch import Watchdog
+from craft.decide.techniques import Checkpoints, CheckpointSettings, Preemption, PreemptionSettings, defaults
 from craft.protocol.membership import Member
 from craft.protocol.messages import Directive, WorkerReport
 from craft.settings.run import RunSettings
@@ -22,6 +23,12 @@ from craft.settings.rundir import RunDir
 
 LIMIT_S = 10.0
 DRAIN_LIMIT_S = 30.0
+TECHNIQUES = defaults(
+    Checkpoints(CheckpointSettings(url="store")), Preemption(PreemptionSettings(limit_s=DRAIN_LIMIT_S))
+)
+
+IN_A_HURRY = defaults(Checkpoints(CheckpointSettings(url="store")), Preemption(PreemptionSettings(limit_s=0.0)))
+NOWHERE = defaults(Preemption(PreemptionSettings(limit_s=DRAIN_LIMIT_S)))
 
 
 class Host:
@@ -51,7 +58,7 @@ def run(story: Coroutine[Any, Any, None]) -> None:
 
 
 def saves(**more: Any) -> RunSettings:
-    return RunSettings(script="train.py", checkpoints="store", drain_limit_s=DRAIN_LIMIT_S, **more)
+    return RunSettings(script="train.py", techniques=TECHNIQUES, **more)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +102,7 @@ def test_without_checkpoints_a_file_leaves_nothing_to_wait_for(tmp_path: Path) -
     path = tmp_path / "room"
 
     async def story() -> None:
-        host = Host(tmp_path, replace(saves(), checkpoints=None))
+        host = Host(tmp_path, replace(saves(), techniques=NOWHERE))
         file = PreemptFile(path)
         path.touch()
         await host.watch(file)
@@ -116,7 +123,7 @@ def test_the_first_sigterm_is_a_wish_and_the_second_one_is_not(tmp_path: Path) -
 
 def test_sigterm_ends_a_job_at_once_that_takes_no_checkpoints_or_ends_already(tmp_path: Path) -> None:
     async def story() -> None:
-        none = Host(tmp_path, replace(saves(), checkpoints=None))
+        none = Host(tmp_path, replace(saves(), techniques=NOWHERE))
         assert not none.room.on_sigterm()
         ending = Host(tmp_path, saves())
         ending.relay.directive = Directive(sequence=1, winding_down="enough")
@@ -128,7 +135,7 @@ def test_sigterm_ends_a_job_at_once_that_takes_no_checkpoints_or_ends_already(tm
 
 def test_a_script_that_asks_for_checkpoints_by_itself_is_saved_too(tmp_path: Path) -> None:
     async def story() -> None:
-        host = Host(tmp_path, replace(saves(), checkpoints=None))
+        host = Host(tmp_path, replace(saves(), techniques=NOWHERE))
         host.relay.take(WorkerReport(member=Member(worker_id="w0"), pid=1, checkpoints=True))
         assert host.room.on_sigterm()
 
@@ -137,7 +144,7 @@ def test_a_script_that_asks_for_checkpoints_by_itself_is_saved_too(tmp_path: Pat
 
 def test_without_a_lighthouse_the_host_ends_by_itself_soon_after_the_deadline(tmp_path: Path) -> None:
     async def story() -> None:
-        host = Host(tmp_path, replace(saves(), drain_limit_s=0.0))
+        host = Host(tmp_path, replace(saves(), techniques=IN_A_HURRY))
         assert host.room.on_sigterm()
         deadline = time.monotonic() + LIMIT_S
         while not host.made and time.monotonic() < deadline:

@@ -22,7 +22,7 @@ from craft.wire.activity import read
 
 from .victims import Victim, until
 
-LIMITS = HangLimits(hang_limit_s=0.6, stop_limit_s=0.2)
+LIMITS = HangLimits(limit_s=0.6, stop_limit_s=0.2)
 
 Start = Callable[[str], Victim]
 
@@ -101,7 +101,7 @@ def test_a_hang_is_named_by_what_the_worker_does_and_by_what_the_kernel_sees(
     # The machine that runs this may hide where its processes sleep.
     if procfs.wchan(victim.pid) or kind == "loop":
         assert kernel in hang.sentence
-    assert hang.overdue.elapsed_s > hang.overdue.limit_s >= LIMITS.hang_limit_s
+    assert hang.overdue.elapsed_s > hang.overdue.limit_s >= LIMITS.limit_s
     assert "hang_here" in hang.stack
     log = victim.log.read_text()
     assert f"craft: {kind} hangs: {hang.sentence}\n" in log
@@ -197,7 +197,7 @@ sys.stdin.read()
 
 def test_a_process_under_a_debugger_is_never_overdue(start: Start, clock: Clock) -> None:
     victim = start("sleep")
-    watchdog = Watchdog(HangLimits(hang_limit_s=20.0), clock)
+    watchdog = Watchdog(HangLimits(limit_s=20.0), clock)
     victim.watched_by(watchdog)
     until(lambda: (doing := read(victim.activity)) is not None and doing.phase is Phase.COMPUTING)
     with subprocess.Popen(
@@ -241,7 +241,7 @@ def test_time_in_which_the_agent_itself_did_not_run_counts_against_nobody(start:
     """The machine was asleep, or everything on it was stopped and went on."""
     victim = start("sleep")
     until(lambda: (doing := read(victim.activity)) is not None and doing.phase is Phase.COMPUTING)
-    generous = Watchdog(HangLimits(hang_limit_s=5.0), clock)
+    generous = Watchdog(HangLimits(limit_s=5.0), clock)
     victim.watched_by(generous)
     generous.look()
     generous.look()

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from craft.cli import run as command
+from craft.settings.techniques import Wishes
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ def test_where_it_ends_and_the_script_begins(
 ) -> None:
     seen: list[dict[str, Any]] = []
 
-    def resolve(flags: dict[str, Any], config: Path | None) -> None:
+    def resolve(flags: dict[str, Any], config: Path | None, wishes: Wishes) -> None:
         seen.append(flags)
         raise SystemExit(0)
 

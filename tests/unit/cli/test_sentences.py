@@ -13,9 +13,11 @@ from craft.protocol.events import (
     CheckpointRestored,
     CheckpointSkipped,
     CheckpointWritten,
+    ConditionSeen,
     IntervalChosen,
     NumbersDiverged,
     RolledBack,
+    TechniqueFailed,
 )
 
 WRITTEN = CheckpointWritten(
@@ -47,6 +49,14 @@ NOTES: list[tuple[AnyNote, str]] = [
     (
         RolledBack(branch=1, step=9, left_at=12, skipped=3, reason="nan"),
         "rolled back from step 12 to step 9, without the data of 3 steps: nan",
+    ),
+    (
+        ConditionSeen(technique="thermal", what="heat", worker_id="w1", host="h", value=95.0, detail="too hot"),
+        "thermal saw heat (95) on w1: too hot",
+    ),
+    (
+        TechniqueFailed(technique="thermal", where="after_commit", error="KeyError: 'x'"),
+        "technique thermal failed and is left out from now on (after_commit): KeyError: 'x'",
     ),
 ]
 

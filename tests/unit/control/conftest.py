@@ -13,7 +13,7 @@ import pytest
 from craft.control.durable import Durable, restore
 from craft.control.loop import Loop
 from craft.decide.membership import JobState
-from craft.decide.policies import default_policies
+from craft.decide.techniques import defaults
 from craft.protocol.events import WorkerFailed
 from craft.protocol.membership import Member
 from craft.protocol.messages import Broken, Exited, HostReport, WorkerReport
@@ -64,7 +64,7 @@ class Lab(FakeClock):
         self._sequence = 0
         self.loop = Loop(
             restore(JobState(slots=slots, min_workers=min_workers), durable),
-            policies=default_policies(),
+            policies=defaults().policies(),
             store=self,
             journal=self,
             around=self,

@@ -15,6 +15,7 @@ from craft.control.alerts import BURST
 from craft.control.lighthouse import Lighthouse, LighthouseSettings
 from craft.control.server import make_app
 from craft.decide.alerts import AlertRule, AlertSettings, Hook, Target
+from craft.decide.techniques import Alerts, defaults
 from craft.protocol.membership import Member
 from craft.protocol.messages import HostReport, WorkerReport
 from craft.settings.rundir import RunDir
@@ -89,7 +90,7 @@ def group(*alerts: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture
 def play(tmp_path: Path) -> Play:
     async def main(story: Story) -> None:
-        settings = LighthouseSettings(workers=3, heartbeat_limit_s=60.0, alerts=SETTINGS)
+        settings = LighthouseSettings(workers=3, heartbeat_limit_s=60.0, techniques=defaults(Alerts(SETTINGS)))
         lighthouse = Lighthouse(RunDir(tmp_path), settings, "http://here")
         # First all join, then all enter.
         for generation in (0, 1):

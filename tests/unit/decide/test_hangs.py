@@ -130,8 +130,8 @@ doings = st.builds(
 )
 limits = st.builds(
     HangLimits,
-    hang_limit_s=st.floats(0.1, 100),
-    hang_factor=st.floats(1, 100),
+    limit_s=st.floats(0.1, 100),
+    factor=st.floats(1, 100),
     first_step_limit_s=st.floats(0.1, 1000),
 )
 
@@ -141,10 +141,10 @@ def test_no_limit_is_below_the_floor_nor_below_what_was_usual(one: Doing, given_
     limit = limit_for(one, given_limits)
 
     if limit is not None:
-        assert limit >= given_limits.hang_limit_s
+        assert limit >= given_limits.limit_s
         usual_s = one.longest[one.phase]
         if usual_s is not None and one.commits >= FIRST_STEPS:
-            assert limit >= min(usual_s, given_limits.hang_factor * usual_s)
+            assert limit >= min(usual_s, given_limits.factor * usual_s)
 
 
 @given(doings, limits, SECONDS, SECONDS)

@@ -12,8 +12,8 @@ from craft.decide.policies import (
     LossPolicy,
     Policy,
     decide,
-    default_policies,
 )
+from craft.decide.techniques import defaults
 from craft.protocol.actions import AnyAction, Fence, Hold, Propose, Reconfigure, Stop, Watch
 from craft.protocol.events import (
     AnyEvent,
@@ -30,7 +30,7 @@ from craft.protocol.events import (
 )
 from craft.protocol.membership import Member
 
-POLICIES = default_policies()
+POLICIES = defaults().policies()
 
 
 def told(state: JobState, *events: AnyEvent) -> tuple[JobState, tuple[AnyAction, ...]]:

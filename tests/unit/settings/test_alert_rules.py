@@ -9,6 +9,7 @@ import pytest
 from craft.decide.alerts import AlertRule, AlertSettings, Hook, Target
 from craft.protocol.errors import ConfigError
 from craft.settings.alerts import read_alerts, write_alerts
+from craft.settings.document import Document
 
 GOOD = """
 [run]
@@ -35,15 +36,15 @@ answers = { down = "fail", "~up|ok" = "resolved" }
 def test_rules_are_read_and_can_be_written_and_read_again(tmp_path: Path) -> None:
     path = tmp_path / "craft.toml"
     path.write_text(GOOD)
-    settings = read_alerts(path)
+    settings = read_alerts(Document(path))
     assert settings.rules[0].target == Target(host="Hostname", gpu="gpu")
     assert settings.rules[1] == AlertRule(match={"alertname": "~Node.*"}, answer="fail", target="node")
     assert settings.hooks["pager"].meaning("up") == "resolved"
     assert settings.hooks["pager"].meaning("odd") == "report"
     again = tmp_path / "again.toml"
     again.write_text("[run]\n" + write_alerts(settings))
-    assert read_alerts(again) == settings
-    assert read_alerts(None) == AlertSettings()
+    assert read_alerts(Document(again)) == settings
+    assert read_alerts(Document(None)) == AlertSettings()
     assert write_alerts(AlertSettings()) == ""
 
 
@@ -54,14 +55,14 @@ def test_odd_characters_survive_being_written(tmp_path: Path) -> None:
     )
     path = tmp_path / "craft.toml"
     path.write_text(write_alerts(settings))
-    assert read_alerts(path) == settings
+    assert read_alerts(Document(path)) == settings
 
 
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("[[alerts]]\nanswr = 'drain'", ["number 1", "'answr'", "did you mean answer?"]),
-        ("[[alerts]]\n[[alerts]]\nanswer = 'drian'", ["number 2", "$.answer", "did you mean drain?"]),
+        ("[[alerts]]\nanswr = 'drain'", ["line 2", "number 1", "'answr'", "did you mean answer?"]),
+        ("[[alerts]]\n[[alerts]]\nanswer = 'drian'", ["line 3", "number 2", "$.answer", "did you mean drain?"]),
         ("[[alert]]", ["'alert'", "did you mean alerts?"]),
         ("[alerts]\nanswer = 'drain'", ["[[alerts]]"]),
         ("[[alerts]]\nmatch = { a = '~(' }", ["match.a", "regular expression"]),
@@ -81,11 +82,11 @@ def test_what_is_wrong_is_named_with_its_file_and_the_nearest_key(tmp_path: Path
     path = tmp_path / "craft.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        read_alerts(path)
+        read_alerts(Document(path))
     for part in [str(path), *parts]:
         assert part in str(caught.value)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone\.toml"):
-        read_alerts(tmp_path / "gone.toml")
+        Document(tmp_path / "gone.toml")

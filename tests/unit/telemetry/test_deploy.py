@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from craft.settings.alerts import read_alerts
+from craft.settings.document import Document
 from craft.telemetry.metrics import Sample, registry_of, render
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
@@ -50,5 +51,5 @@ def test_every_metric_of_the_rules_exists() -> None:
 
 @pytest.mark.parametrize("name", ["GpuOffTheBus", "CraftNoProgress"])
 def test_the_rules_of_the_example_are_for_alerts_that_are_shipped(name: str) -> None:
-    assert any(rule.match.get("alertname") == name for rule in read_alerts(DEPLOY / "craft.toml").rules)
+    assert any(rule.match.get("alertname") == name for rule in read_alerts(Document(DEPLOY / "craft.toml")).rules)
     assert f"alert: {name}\n" in (DEPLOY / "craft_rules.yml").read_text()

@@ -6,10 +6,14 @@ import pytest
 import torch
 
 from craft.decide.divergence import DivergenceAnswer
+from craft.decide.technique import Moment
+from craft.protocol.events import NumbersDiverged
 from craft.worker.gradients import Flats
 from craft.worker.layout import Layout
 from craft.worker.numbers import NotFinite, Numbers
 from craft.worker.start import Progress
+
+MOMENT = Moment(step=0, branch=0, generation=1, members=("w0",))
 
 
 class Model:
@@ -21,7 +25,8 @@ class Model:
         self.flats = Flats(self.layout).tensors
         for flat in self.flats:
             flat.zero_()
-        self.numbers = Numbers(answer, [self.optimizer, self.scheduler, *more])
+        self.told: list[NumbersDiverged] = []
+        self.numbers = Numbers(answer, [self.optimizer, self.scheduler, *more], self.told.append)
 
     def look(self, step: int, loss: float = 1.0, gradient: float = 0.0) -> bool:
         self.flats[0][1] = gradient
@@ -80,10 +85,10 @@ def test_rates_are_lowered_for_a_while_behind_the_back_of_schedulers() -> None:
 def test_a_job_that_is_to_end_then_ends() -> None:
     model = Model("stop")
     model.look(0)
-    model.numbers.check()
+    model.numbers.after_commit(MOMENT)
     model.look(1, loss=float("inf"))
     with pytest.raises(NotFinite, match="loss is inf in step 1"):
-        model.numbers.check()
+        model.numbers.after_commit(MOMENT)
 
 
 def test_going_back_to_one_place_again_and_again_ends_the_job() -> None:

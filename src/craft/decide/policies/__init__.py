@@ -1,9 +1,10 @@
-"""Policies: pure functions ``(JobState, Event) -> (Action, ...)``. The first in the list that answers wins."""
+"""Policies: pure functions ``(JobState, Event) -> (Action, ...)``. Each belongs to a technique; the first that answers wins."""
 
 from __future__ import annotations
 
 from craft.decide.policies.alert import AlertPolicy
 from craft.decide.policies.broken import BrokenPolicy
+from craft.decide.policies.checkpoint import CheckpointPolicy
 from craft.decide.policies.drain import DrainPolicy
 from craft.decide.policies.form import FormPolicy
 from craft.decide.policies.hang import HangPolicy
@@ -13,7 +14,6 @@ from craft.decide.policies.policy import EXIT_BUG, EXIT_FINISHED, EXIT_GIVEN_UP,
 from craft.decide.policies.preempt import PreemptPolicy
 from craft.decide.policies.recover import RecoverPolicy
 from craft.decide.policies.stop import StopPolicy
-from craft.decide.settle import LossAnswer
 
 __all__ = [
     "EXIT_BUG",
@@ -22,6 +22,7 @@ __all__ = [
     "EXIT_PREEMPTED",
     "AlertPolicy",
     "BrokenPolicy",
+    "CheckpointPolicy",
     "DrainPolicy",
     "FormPolicy",
     "HangPolicy",
@@ -32,21 +33,4 @@ __all__ = [
     "RecoverPolicy",
     "StopPolicy",
     "decide",
-    "default_policies",
 ]
-
-
-def default_policies(on_loss: LossAnswer = "redo", wait_limit_s: float = 60.0) -> tuple[Policy, ...]:
-    """The built-in policies, in the order in which they are asked."""
-    return (
-        PreemptPolicy(),
-        StopPolicy(),
-        FormPolicy(),
-        LossPolicy(on_loss, wait_limit_s),
-        RecoverPolicy(),
-        HangPolicy(),
-        BrokenPolicy(),
-        DrainPolicy(),
-        JoinPolicy(),
-        AlertPolicy(),
-    )

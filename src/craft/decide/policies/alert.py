@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from craft.decide.membership import JobState, observe, to_drain
+from craft.decide.policies.checkpoint import CheckpointPolicy
 from craft.decide.policies.drain import DrainPolicy
 from craft.decide.policies.policy import Policy
 from craft.decide.policies.preempt import PreemptPolicy
@@ -26,7 +27,7 @@ class AlertPolicy:
             DrainRequested: DrainPolicy(),
             StopRequested: StopPolicy(),
             PreemptRequested: PreemptPolicy(),
-            CheckpointRequested: PreemptPolicy(),
+            CheckpointRequested: CheckpointPolicy(),
         }
 
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:

@@ -1,13 +1,12 @@
-"""A job that is to make room, and checkpoints that somebody asks for."""
+"""A job that is to make room."""
 
 from __future__ import annotations
 
 from craft.decide.membership import JobState, preempts
 from craft.decide.policies.policy import EXIT_PREEMPTED
-from craft.protocol.actions import AnyAction, Preempt, Reconfigure, Release, Stop, TakeCheckpoint
+from craft.protocol.actions import AnyAction, Preempt, Reconfigure, Release, Stop
 from craft.protocol.events import (
     AnyEvent,
-    CheckpointRequested,
     HostLost,
     PreemptExpired,
     PreemptRequested,
@@ -26,8 +25,6 @@ class PreemptPolicy:
     """
 
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
-        if isinstance(event, CheckpointRequested):
-            return (TakeCheckpoint(tag=event.tag, reason=event.reason),)
         if isinstance(event, PreemptRequested):
             return self._begin(state, event)
         if state.preempting is None:

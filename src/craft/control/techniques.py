@@ -1,0 +1,63 @@
+"""The policies of a job's techniques, where those of other packages cannot end the lighthouse."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from craft.control.loop import Writer
+from craft.decide.membership import JobState
+from craft.decide.policies import Policy
+from craft.decide.technique import Chosen
+from craft.decide.techniques import BUILT_IN
+from craft.protocol.actions import Action, AnyAction
+from craft.protocol.events import AnyEvent, TechniqueFailed
+
+logger = logging.getLogger(__name__)
+
+
+def guarded(techniques: Chosen, journal: Writer) -> tuple[Policy, ...]:
+    """All policies, in the declared order."""
+    found: list[Policy] = []
+    for name, technique in techniques.by_name.items():
+        if type(technique) in BUILT_IN:
+            found += technique.policies()
+            continue
+        try:
+            found += [_Guarded(name, policy, journal) for policy in technique.policies()]
+        except Exception as error:  # noqa: BLE001  (code of another package; it is journaled)
+            _failed(name, "policies", error, journal)
+    return tuple(found)
+
+
+class _Guarded:
+    """A policy of another package: if it raises, or answers with what is no action, it is asked no more."""
+
+    def __init__(self, technique: str, policy: Policy, journal: Writer) -> None:
+        self._technique = technique
+        self._policy: Policy | None = policy
+        self._journal = journal
+
+    def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
+        if self._policy is None:
+            return ()
+        try:
+            return _checked(self._policy.decide(state, event))
+        except Exception as error:  # noqa: BLE001  (code of another package; it is journaled)
+            where = f"{type(self._policy).__name__} about {type(event).__name__}"
+            self._policy = None
+            _failed(self._technique, where, error, self._journal)
+            return ()
+
+
+def _checked(actions: Sequence[AnyAction]) -> tuple[AnyAction, ...]:
+    for each in actions:
+        if not isinstance(each, Action):
+            raise TypeError(f"a policy returns a tuple of actions, not {each!r}")
+    return tuple(actions)
+
+
+def _failed(technique: str, where: str, error: Exception, journal: Writer) -> None:
+    logger.error("technique %s failed (%s) and is left out from now on", technique, where, exc_info=error)
+    said = f"{type(error).__name__}: {error}"[:500]
+    journal.write("event", TechniqueFailed(technique=technique, where=where, error=said))

@@ -1,0 +1,63 @@
+"""The built-in techniques, in the order in which their policies are asked."""
+
+from __future__ import annotations
+
+from craft.decide.technique import AnyTechnique, Chosen
+from craft.decide.techniques.alerts import Alerts
+from craft.decide.techniques.lasting import Checkpoints, CheckpointSettings, Preemption, PreemptionSettings
+from craft.decide.techniques.losses import (
+    Loss,
+    LossSettings,
+    Restart,
+    RestartSettings,
+    Spares,
+    SpareSettings,
+    max_restarts_of,
+    spares_of,
+)
+from craft.decide.techniques.membership import Joining, Membership, Retry
+from craft.decide.techniques.watching import Divergence, DivergenceSettings, Hang
+
+__all__ = [
+    "BUILT_IN",
+    "Alerts",
+    "CheckpointSettings",
+    "Checkpoints",
+    "Divergence",
+    "DivergenceSettings",
+    "Hang",
+    "Joining",
+    "Loss",
+    "LossSettings",
+    "Membership",
+    "Preemption",
+    "PreemptionSettings",
+    "Restart",
+    "RestartSettings",
+    "Retry",
+    "SpareSettings",
+    "Spares",
+    "defaults",
+    "max_restarts_of",
+    "spares_of",
+]
+
+BUILT_IN: tuple[type[AnyTechnique], ...] = (
+    Preemption,
+    Membership,
+    Loss,
+    Spares,
+    Restart,
+    Hang,
+    Retry,
+    Joining,
+    Divergence,
+    Checkpoints,
+    Alerts,
+)
+
+
+def defaults(*given: AnyTechnique) -> Chosen:
+    """All of them, as they are where nobody says otherwise; ``given`` in the place of those of the same name."""
+    by_name = {each.name: each for each in given}
+    return Chosen([by_name.get(kind.name) or kind(kind.Settings()) for kind in BUILT_IN])

@@ -1,0 +1,107 @@
+"""What follows from the loss of a worker: its microbatches, its slot, its process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from craft.decide.policies.loss import LossPolicy
+from craft.decide.policies.policy import Policy
+from craft.decide.settle import LossAnswer
+from craft.decide.technique import Technique
+from craft.protocol.config import says
+from craft.protocol.errors import ConfigError
+from craft.protocol.events import (
+    HoldExpired,
+    HostLost,
+    ReplacementsEnded,
+    WorkerFailed,
+    WorkerFinished,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLost,
+)
+
+
+class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    answer: Annotated[
+        LossAnswer,
+        says("What becomes of its microbatches: redo (exact), shrink (dropped), or wait for who takes its place."),
+    ] = "redo"
+    wait_limit_s: Annotated[
+        float, says("How long that is waited for: with wait, or when fewer than --min-workers are left.")
+    ] = 60.0
+
+
+class Loss(Technique[LossSettings]):
+    name = "loss"
+    summary = "goes on with the survivors when a worker is lost"
+    Settings = LossSettings
+    flags: ClassVar[Mapping[str, str]] = {"on_loss": "answer", "wait_limit_s": "wait_limit_s"}
+    shared = ("answer",)
+    optional = False
+    before = ()
+    emits = (WorkerLost, HostLost)
+    answers = (
+        WorkerLost, HostLost, WorkerFailed, WorkerFinished, WorkerLeft, WorkerJoined, HoldExpired, ReplacementsEnded,
+    )  # fmt: skip
+
+    def objection(self, others: Mapping[str, Technique[Any]]) -> str | None:
+        if self.settings.answer != "wait" or spares_of(others) or max_restarts_of(others):
+            return None
+        return "with wait, somebody must be able to come: give --spares, or let restart be on"
+
+    def inexact(self) -> str | None:
+        return "microbatches of lost workers are dropped" if self.settings.answer == "shrink" else None
+
+    def policies(self) -> Sequence[Policy]:
+        return (LossPolicy(self.settings.answer, self.settings.wait_limit_s),)
+
+
+class SpareSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    count: Annotated[
+        int, says("Further workers of each host, which wait at their first step until a slot is free.")
+    ] = 0
+
+
+class Spares(Technique[SpareSettings]):
+    name = "spares"
+    summary = "keeps workers ready that take the slot of a lost one at once"
+    Settings = SpareSettings
+    flags: ClassVar[Mapping[str, str]] = {"spares": "count"}
+    emits = (WorkerJoined,)
+
+    @classmethod
+    def check(cls, settings: SpareSettings) -> None:
+        if settings.count < 0:
+            raise ConfigError("--spares must be at least 0")
+
+
+class RestartSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    most: Annotated[int, says("Workers that are started on each host in the place of lost ones, at most.")] = 1000
+
+
+class Restart(Technique[RestartSettings]):
+    name = "restart"
+    summary = "starts a worker in the place of a lost one; it joins at a step boundary, with its state from live peers"
+    Settings = RestartSettings
+    flags: ClassVar[Mapping[str, str]] = {"max_restarts": "most"}
+    emits = (WorkerJoined, ReplacementsEnded)
+
+    @classmethod
+    def check(cls, settings: RestartSettings) -> None:
+        if settings.most < 0:
+            raise ConfigError("--max-restarts must be at least 0")
+
+
+def spares_of(techniques: Mapping[str, Technique[Any]]) -> int:
+    """How many spares a host has: none where that is switched off."""
+    found = techniques.get(Spares.name)
+    return found.settings.count if isinstance(found, Spares) else 0
+
+
+def max_restarts_of(techniques: Mapping[str, Technique[Any]]) -> int:
+    found = techniques.get(Restart.name)
+    return found.settings.most if isinstance(found, Restart) else 0

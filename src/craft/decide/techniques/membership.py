@@ -1,0 +1,77 @@
+"""Who belongs to the job: its first generation, those who come and go, its end. Everything else stands on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from craft.decide.policies.broken import BrokenPolicy
+from craft.decide.policies.drain import DrainPolicy
+from craft.decide.policies.form import FormPolicy
+from craft.decide.policies.join import JoinPolicy
+from craft.decide.policies.policy import Policy
+from craft.decide.policies.recover import RecoverPolicy
+from craft.decide.policies.stop import StopPolicy
+from craft.decide.technique import NoSettings, Technique
+from craft.protocol.events import (
+    DrainExpired,
+    DrainRequested,
+    ExchangeBroken,
+    GenerationEntered,
+    GenerationStuck,
+    HostLost,
+    StateDiverged,
+    StateGone,
+    StopRequested,
+    WorkerFailed,
+    WorkerFinished,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLost,
+)
+
+
+class Membership(Technique[NoSettings]):
+    """First of all but what makes room: a job that ends needs no other answer."""
+
+    name = "membership"
+    summary = "makes the first generation, and ends the job when all is done or nothing can be"
+    optional = False
+    before = ()
+    emits = (WorkerJoined, WorkerFinished, WorkerFailed, GenerationEntered, StateDiverged, StateGone)
+    answers = (
+        StopRequested, StateDiverged, StateGone, WorkerFailed, WorkerFinished, WorkerLeft, WorkerJoined, WorkerLost, HostLost,
+    )  # fmt: skip
+
+    def policies(self) -> Sequence[Policy]:
+        return (StopPolicy(), FormPolicy())
+
+
+class Retry(Technique[NoSettings]):
+    """The first rung of the escalation: nobody is lost, so all try again."""
+
+    name = "retry"
+    summary = (
+        "has the same members meet again when an exchange breaks though nobody was lost; then leaves out who is cut off"
+    )
+    optional = False
+    before: ClassVar[tuple[str, ...]] = ("joining",)
+    emits = (ExchangeBroken,)
+    answers = (ExchangeBroken, GenerationStuck)
+
+    def policies(self) -> Sequence[Policy]:
+        return (BrokenPolicy(),)
+
+
+class Joining(Technique[NoSettings]):
+    name = "joining"
+    summary = (
+        "lets workers come and go at step boundaries, and adopts a running job when the lighthouse was started again"
+    )
+    optional = False
+    before = ()
+    emits = (WorkerLeft,)
+    answers = (GenerationEntered, DrainRequested, DrainExpired, WorkerJoined, WorkerLeft)
+
+    def policies(self) -> Sequence[Policy]:
+        return (RecoverPolicy(), DrainPolicy(), JoinPolicy())

@@ -1,0 +1,54 @@
+"""What is noticed about workers and numbers that are there, and not as they should be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from craft.decide.divergence import DivergenceAnswer
+from craft.decide.hangs import HangLimits
+from craft.decide.policies.hang import HangPolicy
+from craft.decide.policies.policy import Policy
+from craft.decide.technique import Technique
+from craft.protocol.config import says
+from craft.protocol.events import NumbersDiverged, RolledBack, WorkerOverdue
+
+
+class Hang(Technique[HangLimits]):
+    name = "hang"
+    summary = "finds workers that hang or are stopped, by what each of them usually takes, and frees the others"
+    Settings = HangLimits
+    flags: ClassVar[Mapping[str, str]] = {
+        "hang_limit_s": "limit_s",
+        "hang_factor": "factor",
+        "first_step_limit_s": "first_step_limit_s",
+        "stop_limit_s": "stop_limit_s",
+    }
+    emits = (WorkerOverdue,)
+    answers = (WorkerOverdue,)
+
+    def policies(self) -> Sequence[Policy]:
+        return (HangPolicy(),)
+
+
+class DivergenceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    answer: Annotated[
+        DivergenceAnswer,
+        says(
+            "report; skip: the step changes nothing; lower-lr; rollback: to the newest checkpoint, without the data since; stop."
+        ),
+    ] = "report"
+
+
+class Divergence(Technique[DivergenceSettings]):
+    """Its hooks are ``worker/numbers``: every worker sees the same numbers, so that nobody has to be asked."""
+
+    name = "divergence"
+    summary = "looks at every loss and gradient, and answers one that is not finite"
+    Settings = DivergenceSettings
+    flags: ClassVar[Mapping[str, str]] = {"on_divergence": "answer"}
+    points = ("after_commit",)
+    shared = ("answer",)
+    emits = (NumbersDiverged, RolledBack)
