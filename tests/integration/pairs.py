@@ -170,5 +170,5 @@ PARTS: dict[str, Part] = {
     "divergence": Part(_divergence, options=("--on-divergence", "skip"), arguments=("--nan-at", "7")),
     "checkpoints": Part(_checkpoints, options=("--checkpoints", "store")),
     "alerts": Part(_alerts),
-    "preemption": Part(_preemption, last=True),
+    "preemption": Part(_preemption, options=("--checkpoints", "store"), needs=frozenset({"checkpoints"}), last=True),
 }
