@@ -274,6 +274,8 @@ class IntervalChosen(Event, frozen=True, kw_only=True, tag=True):
 
     interval_s: float
     reason: str
+    cost_s: float | None = None
+    """What one costs training, as it was measured."""
 
 
 class NumbersDiverged(Event, frozen=True, kw_only=True, tag=True):

@@ -286,7 +286,8 @@ class Saving:
         changed = max(choice.interval_s, self._interval_s) / min(choice.interval_s, self._interval_s)
         self._interval_s = choice.interval_s
         if leads and changed >= _CHANGED:
-            self._voice.note(IntervalChosen(interval_s=round(choice.interval_s, 3), reason=choice.reason))
+            interval_s, cost_s = round(choice.interval_s, 3), round(cost_s, 6)
+            self._voice.note(IntervalChosen(interval_s=interval_s, reason=choice.reason, cost_s=cost_s))
 
 
 class _Clock:
