@@ -85,10 +85,11 @@ def _event(line: Line) -> AnyEvent:
         case "fail":
             error = line.text("error", "ValueError: bad sample")
             step, microbatch = line.number("step"), line.number("microbatch")
-            late = line.text("late") == "yes"
+            late, everywhere = line.text("late") == "yes", line.text("everywhere") == "yes"
             return WorkerFailed(
-                worker_id=worker, error=error, traceback="...", step=step, microbatch=microbatch, late=late
-            )
+                worker_id=worker, error=error, traceback="...", step=step, microbatch=microbatch, late=late,
+                everywhere=everywhere,
+            )  # fmt: skip
         case "finish":
             complete = line.text("complete", "yes") == "yes"
             return WorkerFinished(worker_id=worker, step=line.number("step") or 0, complete=complete)
@@ -158,6 +159,7 @@ def _event_text(event: AnyEvent) -> str:
         "stack",
         "late",
         "refused",
+        "everywhere",
         "url",
         "seconds",
         "labels",

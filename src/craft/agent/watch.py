@@ -228,7 +228,7 @@ class Watchdog:
         """For how long each worker that is in the exchange has been there."""
         now = self._looked or 0.0
         doing = self.activities()
-        return {each: now - doing[each].since for each in doing if doing[each].phase is Phase.EXCHANGING}
+        return {each: now - doing[each].since for each in doing if doing[each].phase in hangs.WAITING}
 
     def held_up(self) -> tuple[Suspect, ...]:
         """Who waits in the exchange for longer than ever, as of the last look: not to blame, but worth a question."""

@@ -45,6 +45,8 @@ class WorkerFailed(Event, frozen=True, kw_only=True, tag=True):
     """Whether it was started after the others: as a spare, or in the place of a lost one."""
     refused: bool = False
     """Whether it is no bug: the job cannot be started like this."""
+    everywhere: bool = False
+    """Whether every member finds the same: no other worker would do better."""
     time: float = 0.0
 
 

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from craft.decide.membership import JobState
-from craft.protocol.actions import AnyAction, DeclareLost, Probe
+from craft.protocol.actions import AnyAction, DeclareLost, Probe, Reconfigure
 from craft.protocol.events import AnyEvent, WorkerOverdue
 
 STOPPED = "stopped"
 EXCHANGING = "exchanging"
+CALLING = "calling"
+ENDING = "ending"
+
+
+def waits(phase: str, with_one: str) -> bool:
+    """Whether a member in ``phase`` waits for others, too, as the one does that is ``with_one``.
+
+    At its end a worker waits for all; but nothing tells that from the script's own code after the loop, except where
+    another is in a call within the loop.
+    """
+    return phase in (EXCHANGING, CALLING) or (phase == ENDING and with_one == CALLING)
+
 
 
 class HangPolicy:
@@ -19,7 +31,7 @@ class HangPolicy:
         view = state.view(event.worker_id)
         if view is None or view.standing not in ("waiting", "member"):
             return ()
-        if event.phase == EXCHANGING:
+        if event.phase in (EXCHANGING, CALLING):
             return self._exchanging(state, event)
         alone = not event.waiting and not event.elsewhere
         if event.phase != STOPPED and not event.waiting and not alone:
@@ -31,4 +43,8 @@ class HangPolicy:
         current = state.generation
         if current is None or event.elsewhere or not event.waiting or state.probing == current.number:
             return ()
+        if event.phase == CALLING and not state.holding:
+            # Each then says where it stands. If that is not at the same call, all find out.
+            reason = f"every member waits for another, and {event.worker_id} in a call between the steps: all meet again"
+            return (Reconfigure(members=state.members, again=True, reason=reason),)
         return (Probe(generation=current.number, reason="every member waits in the exchange for another"),)
