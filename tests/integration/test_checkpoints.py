@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.small_disk import mounted
 
 from craft.settings.rundir import RunDir
 from craft.telemetry.journal import read_lines
@@ -210,11 +211,8 @@ def test_joiners_take_part_in_checkpoints(jobs: Jobs, references: References, tm
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk with room for very little."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], check=True)
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with mounted(tmp_path / "disk", "64k") as place:
+        yield place
 
 
 def test_a_full_disk_is_told_and_training_goes_on_P7(jobs: Jobs, references: References, small_disk: Path) -> None:
@@ -276,6 +274,24 @@ def test_those_with_a_tag_are_of_the_moment_and_stay_while_others_go(jobs: Jobs,
     assert {(4, "best"), (4, "also"), (18, "best"), (18, "also"), (40, None)} <= set(written)
     kept = [int(path.stem.split("-")[1]) for path in manifests(store)]
     assert kept[:4] == [4, 4, 18, 18] and len(kept) == 6 and kept[-1] == 40
+
+
+def test_checkpoints_that_are_wanted_within_one_step_are_all_taken(jobs: Jobs, tmp_path: Path) -> None:
+    store, quick = tmp_path / "store", tmp_path / "quick"
+    options = ("--checkpoints", str(store), "--checkpoint-every", "1 h")
+    job = jobs.start(TRAIN, "--steps", "100000", "--slow-until", str(quick), workers=2, options=options)
+    job.reach_step(1)
+    for tag in ("first", None, "second"):
+        job.client.checkpoint("asked", tag)
+    quick.touch()
+
+    def tags() -> set[str | None]:
+        return {line["tag"] for line in job.journal() if line.get("event") == "CheckpointWritten"}
+
+    wait_for(lambda: tags() == {"first", None, "second"}, "all three are taken")
+    assert not [line for line in job.journal() if line.get("event") == "CheckpointSkipped"]
+    job.end()
+    assert len(manifests(store)) == 3
 
 
 def test_how_often_is_chosen_from_what_it_costs_and_shown(jobs: Jobs, tmp_path: Path) -> None:

@@ -196,8 +196,8 @@ def _shown(state: JobState) -> list[str]:
         fields["recovering"] = "yes"
     if state.preempting is not None:
         fields["preempting"] = f"({state.preempting.reason}, until {state.preempting.deadline})"
-    if state.wish is not None:
-        fields["wish"] = f"{state.wish.number}:{state.wish.tag}"
+    if state.wishes:
+        fields["wishes"] = ",".join(f"{wish.number}:{wish.tag}" for wish in state.wishes)
     views = [f"       {view.member.worker_id} {view.standing} entered={view.entered}" for view in state.workers]
     return [f"state  {_pairs(fields)}", *views]
 

@@ -106,8 +106,8 @@ class Saving:
         """Taken, and not known to be complete."""
         self._again: str | None = None
         """One with this tag is to be taken as soon as possible, because another one came to nothing."""
-        self._wish = meeting.wish.number if meeting.wish is not None else 0
-        """The newest wish that was answered."""
+        self._answered = meeting.wishes[-1].number if meeting.wishes else 0
+        """The newest wish that was answered, as all those before it were. What is older than this worker is the others' to say."""
         self.saved = (0, 0)
         """(branch, committed steps) of the newest checkpoint that is known to be complete."""
         self._heard = (0, 0)
@@ -130,17 +130,16 @@ class Saving:
 
     def word(self, step: int, leads: bool) -> dict[str, Any]:
         """This worker's part in the word of ``step``; the one that leads looks at the clock for all."""
+        wish = next((each for each in self._meeting.wishes if each.number > self._answered), None)
         return {
-            "save": self._wanted(step, leads),
+            "save": (wish.tag or "") if wish is not None else self._wanted(step, leads),
+            "wish": wish.number if wish is not None else 0,
             "busy": self._writer.busy,
             "saved": self.saved,
             "leave": self._meeting.preempting is not None,
         }
 
     def _wanted(self, step: int, leads: bool) -> str | None:
-        wish = self._meeting.wish
-        if wish is not None and wish.number > self._wish:
-            return wish.tag or ""
         if self._again is not None:
             return self._again
         if self._every.steps is not None:
@@ -162,12 +161,16 @@ class Saving:
         if combined.save is None and not combined.leave:
             return
         step = combined.step + 1
+        if combined.busy and combined.wish and not combined.leave:
+            # It is not skipped: everybody says it again, until it can be taken.
+            return
         if combined.busy and not combined.leave:
             self._last = time.monotonic()
             if leads:
                 reason = "the one before it is still being written"
                 self._voice.note(CheckpointSkipped(step=step, reason=reason))
             return
+        self._answered = max(self._answered, combined.wish)
         members = tuple(under.worker_ids[rank] for rank in combined.able)
         if not behind and self._worker_id in members:
             self._due.append(Due(step, branch, combined.save or None, under, members, agreed=True))
@@ -201,11 +204,8 @@ class Saving:
         if self._writer.busy:
             # Only one that somebody asked for comes here: it is not skipped.
             self._wait("the checkpoint before this one", self._time_left())
-        if due.agreed:
+        if due.agreed and self._again in ("", due.tag or ""):
             self._again = None
-        wish = self._meeting.wish
-        if due.agreed and wish is not None and wish.tag == due.tag:
-            self._wish = wish.number
         place = Place(
             name=due.name,
             branch=due.branch,
