@@ -55,7 +55,7 @@ class _Amount(click.FloatRange):
 
 
 _COUNT = click.IntRange(1, 1_000_000)
-_OPTIONS = (
+_OPTIONS: tuple[tuple[str, str, click.ParamType, str], ...] = (
     ("--gpus", "gpus", _COUNT, "GPUs that train.  [default: 1024]"),
     ("--gpus-per-host", "gpus_per_host", _COUNT, "They fail together.  [default: 8]"),
     ("--lost-gpus", "lost_gpus", _COUNT, "GPUs that a failure takes out.  [default: those of a host]"),

@@ -132,4 +132,4 @@ def _steps(cluster: Cluster, seconds: float) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2g}%"
+    return f"{100 * share:.2g}%" if share >= 1e-5 else "<0.001%"

@@ -15,6 +15,10 @@ from craft.decide.interval import first_order
 
 _FAR = 700.0
 """exp() of more than that is no number any more, and nothing gets done."""
+_NEVER = 1e-30
+"""A rate, per second, that is none."""
+_SMALL = 1e-12
+"""For a cost of so small a part of the time between failures, the first order is as exact as numbers are."""
 
 
 def saved_share(rate: float, interval_s: float, stall_s: float, back_s: float) -> float:
@@ -23,7 +27,7 @@ def saved_share(rate: float, interval_s: float, stall_s: float, back_s: float) -
     One is taken after every ``interval_s`` of work and holds it up for ``stall_s``. ``back_s``: how long it takes to begin
     again, and from the stall until a checkpoint can be gone back to.
     """
-    if rate <= 0:
+    if rate <= _NEVER:
         return interval_s / (interval_s + stall_s) if interval_s < math.inf else 1.0
     period, back = rate * (interval_s + stall_s), rate * back_s
     if not 0 < period <= _FAR or back > _FAR:
@@ -36,11 +40,11 @@ def best_interval(rate: float, stall_s: float) -> float:
 
     It solves 1 - x = exp(-x - rate * stall_s) with x = rate * interval. For a small stall that is ``first_order``.
     """
-    if rate <= 0:
+    if rate <= _NEVER:
         return math.inf
-    if stall_s <= 0:
-        return 0.0
     stall = rate * stall_s
+    if stall <= _SMALL:
+        return first_order(stall_s, 1 / rate)
     low, high = 0.0, min(1.0, rate * first_order(stall_s, 1 / rate))
     # The root lies below sqrt(2 rate stall_s): the first order leaves out only what makes it smaller.
     while high - low > 1e-14 * high:
@@ -64,33 +68,25 @@ class Absence(msgspec.Struct, frozen=True, kw_only=True):
     """Another unit is there so long after the loss: it takes the place, or becomes the next spare."""
     spares: int = 0
 
-    @property
-    def _joined_s(self) -> float:
-        return max(self.join_s if self.spares else 0.0, self.pause_s)
-
     def working(self, num_units: int) -> Iterator[tuple[int, float]]:
         """How many units are missing while the others get on, with probabilities; they sum to the share of that time.
 
         Losses of the last ``pause_s``: none. Those since then and before ``join_s`` are missing. Of older ones, those that
         exceed the spares.
         """
+        joined_s = max(self.join_s if self.spares else 0.0, self.pause_s)
         share = math.exp(-self.rate * self.pause_s)
-        for missing, probability in self._missing(self._joined_s - self.pause_s, num_units):
-            yield missing, share * probability
+        for fresh, chance in _poisson(self.rate * (joined_s - self.pause_s), num_units):
+            for older, chance_older in _poisson(self.rate * (self.replace_s - joined_s), num_units + self.spares):
+                yield fresh + max(0, older - self.spares), share * chance * chance_older
 
     def end_rate(self, num_units: int) -> float:
-        """How often all units are missing: whoever was left last is lost as well, and the state with it."""
-        left = sum(chance for missing, chance in self._missing(self._joined_s, num_units) if missing < num_units - 1)
-        return self.rate * max(0.0, 1.0 - left) if num_units > 1 else self.rate
-
-    def _missing(self, fresh_s: float, num_units: int) -> Iterator[tuple[int, float]]:
-        older_s = max(0.0, self.replace_s - self._joined_s)
-        if not self.spares:
-            yield from _poisson(self.rate * (fresh_s + older_s), num_units)
-            return
-        for fresh, chance in _poisson(self.rate * fresh_s, num_units):
-            for older, chance_older in _poisson(self.rate * older_s, num_units + self.spares):
-                yield fresh + max(0, older - self.spares), chance * chance_older
+        """How often the last unit is lost while all others are missing, and the state with it. Spares make it rarer still."""
+        if num_units == 1:
+            return self.rate
+        odds = self.rate / num_units * max(self.replace_s, self.pause_s)
+        missing = odds / (1 + odds)
+        return self.rate * (1 - missing) * missing ** (num_units - 1)
 
 
 def working_share(absence: Absence, num_units: int, speed: Callable[[int], float]) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -52,10 +54,10 @@ def measure(run: Run) -> Measured:
     )
 
 
-def _median(values: list[float]) -> float | None:
+def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _last(run: Run, event: str, field: str) -> float | int | None:
+def _last(run: Run, event: str, field: str) -> Any:
     found = [line[field] for line in run.journal if line.get("event") == event and line.get(field) is not None]
     return found[-1] if found else None

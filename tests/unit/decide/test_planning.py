@@ -107,7 +107,7 @@ def test_more_microbatches_make_a_missing_host_cheaper() -> None:
 @pytest.mark.parametrize("wrong", [{"gpus": 1001}, {"gpus": 4, "gpus_per_host": 8}, {"gpus": 8, "lost_gpus": 3}])
 def test_gpus_that_do_not_fit_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="GPUs are"):
-        Cluster(**wrong)  # type: ignore[arg-type]
+        Cluster(**wrong)
 
 
 @st.composite
