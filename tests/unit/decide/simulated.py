@@ -12,6 +12,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 
+_MOMENT_S = 1e-3
+"""No time is measured more exactly: after years of seconds, numbers are not."""
+
+
 class Answer(NamedTuple):
     """How a job answers a loss, and how it is saved from the loss of everything."""
 
@@ -69,7 +73,7 @@ class Job:
                 self._end()
             else:
                 self._lose()
-        return Played(self._saved / self.now, self.ends)
+        return Played(self.work / self.now, self.ends)
 
     def _after(self, rate: float) -> float:
         """Drawn anew after every event: what has not come yet is as far away as ever."""
@@ -82,7 +86,7 @@ class Job:
                 self.now = min(moment, self._resumes)
                 continue
             todo = self._copied + self._answer.interval_s - self.work
-            if todo <= 1e-9:
+            if todo <= _MOMENT_S:
                 self._copied = self.work
                 self._resumes = self.now + self._answer.stall_s
                 self._writing.append((self._resumes + self._answer.write_s, self.work))

@@ -46,11 +46,10 @@ def test_what_checkpoints_save_is_what_a_job_that_is_played_keeps(rate: float, a
 )
 def test_those_who_are_left_get_on_as_in_a_job_that_is_played(answer: Answer) -> None:
     units, rate = 200, 1 / HOUR
-    played = Job(units, rate, 0.0, answer).play(20_000 / rate)
+    played = Job(units, rate, 0.0, answer).play(10_000 / rate)
     absence = Absence(
         rate=rate, pause_s=answer.pause_s, join_s=answer.join_s, replace_s=answer.replace_s, spares=answer.spares
     )
-    # Nothing is ever lost there, and what is done since the last checkpoint counts.
     assert working_share(absence, units, answer.speed) == pytest.approx(played.goodput, rel=0.01)
 
 

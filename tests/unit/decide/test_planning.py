@@ -35,7 +35,7 @@ def played(cluster: Cluster, row: Row, answer: Answer) -> float:
         interval_s=row.interval_s, stall_s=cluster.stall, write_s=cluster.checkpoint_s, restart_s=cluster.restart_s
     )
     job = Job(cluster.num_units, cluster.failure_rate, cluster.outage_rate, answer)
-    return job.play(10_000 / cluster.outage_rate).goodput
+    return job.play(1_500 / cluster.outage_rate).goodput
 
 
 def test_redo_gets_on_as_in_a_job_that_is_played() -> None:
