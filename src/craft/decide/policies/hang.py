@@ -43,7 +43,10 @@ class HangPolicy:
         current = state.generation
         if current is None or event.elsewhere or not event.waiting or state.probing == current.number:
             return ()
-        if event.phase == CALLING and not state.holding:
+        if event.phase == CALLING:
+            if state.holding or any(view.entered < current.number for view in state.having("member")):
+                # Others who wait in the same call said so just before, and all are about to meet.
+                return ()
             # Each then says where it stands. If that is not at the same call, all find out.
             reason = f"every member waits for another, and {event.worker_id} in a call between the steps: all meet again"
             return (Reconfigure(members=state.members, again=True, reason=reason),)
