@@ -12,14 +12,17 @@ CALLING = "calling"
 ENDING = "ending"
 
 
-def waits(phase: str, with_one: str) -> bool:
-    """Whether a member in ``phase`` waits for others, too, as the one does that is ``with_one``.
+def waits(phase: str, overdue: str) -> bool:
+    """Whether a member in ``phase`` waits for one that is overdue in the phase ``overdue``.
 
-    At its end a worker waits for all; but nothing tells that from the script's own code after the loop, except where
-    another is in a call within the loop.
+    For one that is in a call, those wait who have gone past it: to the next step, or to the end of the loop.
     """
-    return phase in (EXCHANGING, CALLING) or (phase == ENDING and with_one == CALLING)
+    return phase in ((EXCHANGING, ENDING) if overdue == CALLING else (EXCHANGING, CALLING))
 
+
+def is_elsewhere(phase: str, overdue: str) -> bool:
+    """Whether a member in ``phase`` is at something else, and may come to where the overdue one is."""
+    return not waits(phase, overdue) and not phase == overdue == CALLING
 
 
 class HangPolicy:
