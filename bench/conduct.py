@@ -1,4 +1,4 @@
-"""What the benchmarks of running jobs have in common: a folder for the jobs, what was asked for beside what was found, a verdict."""
+"""How a benchmark of running jobs is conducted: in a folder of its own, up to its verdict."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from craft.agent import procfs, stacks
 from craft.agent.procfs import Glance, ProcessFiles
 from craft.decide import hangs
 from craft.decide.hangs import HangLimits, Overdue
-from craft.protocol.activity import Doing, Phase
+from craft.protocol.activity import Doing
 from craft.wire.activity import ActivityReader
 
 _AWAY_S = 1.0

@@ -20,67 +20,77 @@ _ASSUMED, _BENCH, _FLAG = "assumed", "measured by CRAFT's benchmarks", "flag"
 _MEASURED_DEFAULTS = ("stall_s",)
 
 
-class _Duration(click.ParamType):
+def duration(text: str) -> float:
     """Seconds, from such as ``6 min``."""
+    from craft.decide.interval import parse_duration
+    from craft.protocol.errors import ConfigError
 
-    name = "duration"
-
-    def __init__(self, zero: bool = False) -> None:
-        self._zero = zero
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        from craft.decide.interval import parse_duration
-        from craft.protocol.errors import ConfigError
-
-        try:
-            seconds = parse_duration(str(value))
-        except ConfigError as error:
-            self.fail(str(error), param, ctx)
-        if not seconds and not self._zero:
-            self.fail(f"{value!r}: it has to be longer than nothing", param, ctx)
-        return seconds
+    try:
+        return parse_duration(text)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None
 
 
-class _Amount(click.FloatRange):
+def some_time(text: str) -> float:
+    """The same, and more than nothing."""
+    seconds = duration(text)
+    if not seconds:
+        raise click.BadParameter(f"{text!r}: it has to be longer than nothing")
+    return seconds
+
+
+def amount(text: str) -> float:
     """A finite number of at least 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no number") from None
+    if not math.isfinite(number) or number < 0:
+        raise click.BadParameter(f"{text!r} is no finite number of at least 0")
+    return number
 
-    def __init__(self, zero: bool = True) -> None:
-        super().__init__(min=0, min_open=not zero)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is no finite number", param, ctx)
-        return number
+def some(text: str) -> float:
+    """The same, and more than nothing."""
+    number = amount(text)
+    if not number:
+        raise click.BadParameter(f"{text!r}: it has to be more than nothing")
+    return number
 
 
 _COUNT = click.IntRange(1, 1_000_000)
-_OPTIONS: tuple[tuple[str, str, click.ParamType, str], ...] = (
-    ("--gpus", "gpus", _COUNT, "GPUs that train.  [default: 1024]"),
-    ("--gpus-per-host", "gpus_per_host", _COUNT, "They fail together.  [default: 8]"),
-    ("--lost-gpus", "lost_gpus", _COUNT, "GPUs that a failure takes out.  [default: those of a host]"),
-    ("--mtbf-gpu", "mtbf_gpu_s", _Duration(), "How long a GPU runs between failures.  [default: 50000 h]"),
-    ("--failures-per-day", "failures_per_day", _Amount(), "Of the whole job, in place of --mtbf-gpu."),
-    ("--outages-per-month", "outages_per_month", _Amount(), "How often everything ends at once.  [default: 1]"),
-    ("--step", "step_s", _Duration(), "An undisturbed step.  [default: 10 s]"),
-    ("--microbatches", "microbatches", click.IntRange(1, 10**9), "Of the global batch.  [default: 4 for each GPU]"),
-    ("--checkpoint", "checkpoint_s", _Duration(True), "A checkpoint for which all wait.  [default: 40 s]"),
-    ("--stall", "stall_s", _Duration(True), "What one of CRAFT's holds up.  [default: 8.5% of --checkpoint]"),
-    ("--every", "every_s", _Duration(), "How often they are taken today, to compare with."),
-    ("--restart", "restart_s", _Duration(True), "From a failure until a restarted job trains.  [default: 6 min]"),
-    ("--replace", "replace_s", _Duration(True), "From a loss until another host joins.  [default: as --restart]"),
-    ("--detect", "detect_s", _Duration(True), "Until CRAFT sees a loss: its limit on silence.  [default: 1 s]"),
-    ("--spares", "spares", click.IntRange(0, 1000), "Each as large as what a failure takes out.  [default: 1]"),
-    ("--state-gb", "state_gb", _Amount(), "State that a spare has to get.  [default: 0]"),
-    ("--price", "price", _Amount(), "Of a GPU for an hour, in any currency.  [default: 2.5]"),
-    ("--weeks", "weeks", _Amount(zero=False), "Money is counted over so many.  [default: 1]"),
+_OPTIONS: tuple[tuple[str, str, Any, str, str], ...] = (
+    ("--gpus", "gpus", _COUNT, "N", "GPUs that train.  [default: 1024]"),
+    ("--gpus-per-host", "gpus_per_host", _COUNT, "N", "They fail together.  [default: 8]"),
+    ("--lost-gpus", "lost_gpus", _COUNT, "N", "GPUs that a failure takes out.  [default: those of a host]"),
+    ("--mtbf-gpu", "mtbf_gpu_s", some_time, "TIME", "How long a GPU runs between failures.  [default: 50000 h]"),
+    ("--failures-per-day", "failures_per_day", amount, "X", "Of the whole job, in place of --mtbf-gpu."),
+    ("--outages-per-month", "outages_per_month", amount, "X", "How often everything ends at once.  [default: 1]"),
+    ("--step", "step_s", some_time, "TIME", "An undisturbed step.  [default: 10 s]"),
+    (
+        "--microbatches",
+        "microbatches",
+        click.IntRange(1, 10**9),
+        "N",
+        "Of the global batch.  [default: 4 for each GPU]",
+    ),
+    ("--checkpoint", "checkpoint_s", duration, "TIME", "A checkpoint for which all wait.  [default: 40 s]"),
+    ("--stall", "stall_s", duration, "TIME", "What one of CRAFT's holds up.  [default: 8.5% of --checkpoint]"),
+    ("--every", "every_s", some_time, "TIME", "How often they are taken today, to compare with."),
+    ("--restart", "restart_s", duration, "TIME", "From a failure until a restarted job trains.  [default: 6 min]"),
+    ("--replace", "replace_s", duration, "TIME", "From a loss until another host joins.  [default: as --restart]"),
+    ("--detect", "detect_s", duration, "TIME", "Until CRAFT sees a loss: its limit on silence.  [default: 1 s]"),
+    ("--spares", "spares", click.IntRange(0, 1000), "N", "Each as large as what a failure takes out.  [default: 1]"),
+    ("--state-gb", "state_gb", amount, "X", "State that a spare has to get.  [default: 0]"),
+    ("--price", "price", amount, "X", "Of a GPU for an hour, in any currency.  [default: 2.5]"),
+    ("--weeks", "weeks", some, "X", "Money is counted over so many.  [default: 1]"),
 )
 
 
 def _figures(command: Any) -> Any:
     """Give a command an option for every figure; None where none was given."""
-    for flag, name, kind, text in reversed(_OPTIONS):
-        command = click.option(flag, name, type=kind, default=None, help=text)(command)
+    for flag, name, kind, metavar, text in reversed(_OPTIONS):
+        command = click.option(flag, name, type=kind, metavar=metavar, default=None, help=text)(command)
     return command
 
 
@@ -172,9 +182,7 @@ def _missing(found: Measured) -> list[str]:
     return notes
 
 
-def _origins(
-    cluster: Cluster, given: dict[str, Any], shown: dict[str, Any], run_dir: Path | None
-) -> dict[str, str]:
+def _origins(cluster: Cluster, given: dict[str, Any], shown: dict[str, Any], run_dir: Path | None) -> dict[str, str]:
     origins = {name: _BENCH if name in _MEASURED_DEFAULTS else _ASSUMED for name in cluster.__struct_fields__}
     origins |= dict.fromkeys(shown, f"measured in {run_dir}") | dict.fromkeys(given, _FLAG)
     if "mtbf_gpu_s" in given and "failures_per_day" not in given:

@@ -26,7 +26,9 @@ def check_chart(path: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise ConfigError("--chart needs matplotlib: 'pip install matplotlib', or leave it out; the text has bars, too") from None
+        raise ConfigError(
+            "--chart needs matplotlib: 'pip install matplotlib', or leave it out; the text has bars, too"
+        ) from None
     matplotlib.use("Agg")
 
 
@@ -55,7 +57,9 @@ def _draw_bars(axes: Any, cluster: Cluster, rows: Sequence[Row]) -> None:
     axes.invert_yaxis()
     axes.margins(x=0.3)
     weeks = "week" if cluster.weeks == 1 else f"{cluster.weeks:g} weeks"
-    axes.set_title(f"Money lost in a {weeks} (goodput)" if cluster.weeks == 1 else f"Money lost in {weeks} (goodput)", loc="left")
+    axes.set_title(
+        f"Money lost in a {weeks} (goodput)" if cluster.weeks == 1 else f"Money lost in {weeks} (goodput)", loc="left"
+    )
 
 
 def _draw_curves(axes: Any, cluster: Cluster) -> None:

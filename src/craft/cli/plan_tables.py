@@ -46,7 +46,8 @@ def bars(rows: Sequence[Row], block: str) -> Iterator[str]:
 def advice(cluster: Cluster, rows: tuple[Row, ...]) -> Iterator[str]:
     """What to do, in sentences, and the command that does it."""
     best, first = advise(rows), rows[0]
-    yield f"{best.name} loses least of those that use every sample: {money(best.lost)} instead of {money(first.lost)} ({first.name})."
+    instead = f"{money(best.lost)} instead of {money(first.lost)} ({first.name})"
+    yield f"{best.name} loses least of those that use every sample: {instead}."
     if best.interval_s is not None:
         spared = best.name.startswith(tuple(_ANSWERS))
         purpose = " They are for the loss of everything only." if spared and cluster.num_units > 1 else ""

@@ -49,7 +49,9 @@ def parse_duration(text: str) -> float:
     unit_s = _SECONDS.get(unit) or _SECONDS.get(unit.removesuffix("s"))
     seconds = float(found.group(1).replace(",", "")) * unit_s if found and unit_s else math.inf
     if not math.isfinite(seconds):
-        raise ConfigError(f"{text!r} is no duration: give a number and a unit, such as '12 s', '6 min', '1.5 h' or '30 days'")
+        raise ConfigError(
+            f"{text!r} is no duration: give a number and a unit, such as '12 s', '6 min', '1.5 h' or '30 days'"
+        )
     return seconds
 
 

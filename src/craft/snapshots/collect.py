@@ -1,8 +1,8 @@
 """Removes checkpoints that are not to be kept, and chunks that nothing needs any more.
 
 Enters: a store, and how many checkpoints stay. Leaves: what was removed, or would be. Whoever publishes a checkpoint calls it,
-and ``craft checkpoints gc`` and ``rm``. It may be killed at any instant: manifests go first, so that none is ever listed without its
-chunks, and chunks that are left are found again the next time. No torch.
+and ``craft checkpoints`` (``gc``, ``rm``). It may be killed at any instant: manifests go first, so that none is ever listed
+without its chunks, and chunks that are left are found again the next time. No torch.
 """
 
 from __future__ import annotations
@@ -48,13 +48,11 @@ class Collected(NamedTuple):
     freed_bytes: int
 
 
-def collect(
-    store: Store, keep: int, now: float, dry_run: bool = False, unwanted: Collection[str] = ()
-) -> Collected:
+def collect(store: Store, keep: int, now: float, dry_run: bool = False, unwanted: Collection[str] = ()) -> Collected:
     """Keep the newest ``keep`` checkpoints without a tag and all that have one; remove the others and what only they need.
 
-    ``unwanted``: names of checkpoints that go in any case. ``now`` is in seconds since 1970. Raises StoreBusy if somebody writes or collects at this time, and SnapshotError if a
-    manifest is of a newer CRAFT: nobody here knows what it needs.
+    ``unwanted``: names of checkpoints that go in any case. ``now`` is in seconds since 1970. Raises StoreBusy if somebody
+    writes or collects at this time, and SnapshotError if a manifest is of a newer CRAFT: nobody here knows what it needs.
     """
     if dry_run:
         return _survey(store, keep, now, unwanted)

@@ -107,7 +107,7 @@ class Saving:
         self._again: str | None = None
         """One with this tag is to be taken as soon as possible, because another one came to nothing."""
         self._answered = meeting.wishes[-1].number if meeting.wishes else 0
-        """The newest wish that was answered, as all those before it were. What is older than this worker is the others' to say."""
+        """The newest wish that was answered, as all before it were. What is older than this worker is the others' to say."""
         self.saved = (0, 0)
         """(branch, committed steps) of the newest checkpoint that is known to be complete."""
         self._heard = (0, 0)

@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-
 _MOMENT_S = 1e-3
 """No time is measured more exactly: after years of seconds, numbers are not."""
 

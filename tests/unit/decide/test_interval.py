@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from craft.decide.interval import MAX_INTERVAL_S, MIN_INTERVAL_S, PRIOR_MTBF_S, Every, choose, parse_duration, parse_every
+from craft.decide.interval import (
+    MAX_INTERVAL_S,
+    MIN_INTERVAL_S,
+    PRIOR_MTBF_S,
+    Every,
+    choose,
+    parse_duration,
+    parse_every,
+)
 from craft.protocol.errors import ConfigError
 
 
@@ -57,7 +65,14 @@ def test_it_stays_within_reason(cost_s: float, write_s: float, elapsed_s: float,
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("12 s", 12.0), ("350ms", 0.35), ("6 min", 360.0), ("50,000 hours", 1.8e8), ("1.5 H", 5400.0), ("2 days", 172800.0)],
+    [
+        ("12 s", 12.0),
+        ("350ms", 0.35),
+        ("6 min", 360.0),
+        ("50,000 hours", 1.8e8),
+        ("1.5 H", 5400.0),
+        ("2 days", 172800.0),
+    ],
 )
 def test_durations_that_people_write_are_understood(text: str, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)

@@ -46,11 +46,11 @@ def test_what_checkpoints_save_is_what_a_job_that_is_played_keeps(rate: float, a
 )
 def test_those_who_are_left_get_on_as_in_a_job_that_is_played(answer: Answer) -> None:
     units, rate = 200, 1 / HOUR
-    played = Job(units, rate, 0.0, answer).play(10_000 / rate)
+    played = Job(units, rate, 0.0, answer).play(30_000 / rate)
     absence = Absence(
         rate=rate, pause_s=answer.pause_s, join_s=answer.join_s, replace_s=answer.replace_s, spares=answer.spares
     )
-    assert working_share(absence, units, answer.speed) == pytest.approx(played.goodput, rel=0.01)
+    assert working_share(absence, units, answer.speed) == pytest.approx(played.goodput, rel=0.02)
 
 
 @pytest.mark.parametrize(("units", "replace_s", "hours"), [(1, 0.0, 2e4), (2, 400.0, 4e4), (3, 900.0, 1e5)])
@@ -58,7 +58,9 @@ def test_nobody_is_left_as_often_as_in_a_job_that_is_played(units: int, replace_
     rate = 1 / HOUR
     absence = Absence(rate=rate, pause_s=0.0, join_s=60.0, replace_s=replace_s)
     expected = absence.end_rate(units) * hours * HOUR
-    assert Job(units, rate, 0.0, Answer(replace_s=replace_s)).play(hours * HOUR).ends == pytest.approx(expected, rel=0.15)
+    assert Job(units, rate, 0.0, Answer(replace_s=replace_s)).play(hours * HOUR).ends == pytest.approx(
+        expected, rel=0.15
+    )
     with_a_spare = Answer(join_s=60.0, replace_s=replace_s, spares=1)
     assert Job(units, rate, 0.0, with_a_spare).play(hours * HOUR).ends <= 1.15 * expected
 

@@ -218,7 +218,9 @@ def in_call(worker_id: str, calls: int = 0, call: str = "barrier", **more: objec
 
 def test_a_call_that_another_worker_has_gone_past_is_found_by_all() -> None:
     beyond = [Claim(worker_id="w1", committed=STEP, pending=(2, 3)), Claim(worker_id="w2", committed=STEP)]
-    with pytest.raises(CallsDiffer, match=r"job.barrier\(\) after step 6: w0 waits in it, but w1, w2 went on without it"):
+    with pytest.raises(
+        CallsDiffer, match=r"job.barrier\(\) after step 6: w0 waits in it, but w1, w2 went on without it"
+    ):
         settled([in_call("w0"), *beyond], 4)
 
 

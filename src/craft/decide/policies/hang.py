@@ -51,6 +51,8 @@ class HangPolicy:
                 # Others who wait in the same call said so just before, and all are about to meet.
                 return ()
             # Each then says where it stands. If that is not at the same call, all find out.
-            reason = f"every member waits for another, and {event.worker_id} in a call between the steps: all meet again"
+            reason = (
+                f"every member waits for another, and {event.worker_id} in a call between the steps: all meet again"
+            )
             return (Reconfigure(members=state.members, again=True, reason=reason),)
         return (Probe(generation=current.number, reason="every member waits in the exchange for another"),)
