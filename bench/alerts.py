@@ -12,7 +12,6 @@ import argparse
 import http.client
 import json
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.jobs import BENCH, CraftJob, JobFailed, exit_on_sigterm
+from bench.conduct import conduct
+from bench.jobs import BENCH, CraftJob, JobFailed
 from bench.recovery import wait_until
-from bench.report import environment, finish
 
 WORKERS = 5
 MICROBATCHES = 10
@@ -38,10 +37,10 @@ def alert(name: str, worker_id: str) -> bytes:
     return json.dumps({"version": "4", "groupKey": "bench", "alerts": [one]}).encode()
 
 
-def post(run: Path, body: bytes) -> tuple[float, float]:
+def post(job: CraftJob, body: bytes) -> tuple[float, float]:
     """Send it over a new connection, as Alertmanager does; returns when it was sent, and how long the answer took."""
-    place = urlsplit((run / "address").read_text().strip())
-    headers = {"Authorization": f"Bearer {(run / 'token').read_text().strip()}", "Content-Type": "application/json"}
+    place = urlsplit(job.address)
+    headers = {"Authorization": f"Bearer {job.token}", "Content-Type": "application/json"}
     sent = time.time()
     connection = http.client.HTTPConnection(place.hostname or "", place.port)
     connection.request("POST", "/v1/alerts", body, headers)
@@ -54,7 +53,7 @@ def post(run: Path, body: bytes) -> tuple[float, float]:
     return sent, took
 
 
-def measure(job: CraftJob, run: Path, beds: Path, number: int) -> dict[str, float]:
+def measure(job: CraftJob, beds: Path, number: int) -> dict[str, float]:
     """One trial: wait until all are there, put one to sleep, let the others block, send the alert."""
 
     def whole() -> bool:
@@ -71,7 +70,7 @@ def measure(job: CraftJob, run: Path, beds: Path, number: int) -> dict[str, floa
     wait_until(job, (beds / f"{sleeper}.asleep").exists, "the worker sleeps", LIMIT_S)
     time.sleep(BLOCKED_S)
     last = max(commits[-1].time_s for commits in job.commits().values() if commits)
-    sent, answered_s = post(run, alert(f"trial{number}", sleeper))
+    sent, answered_s = post(job, alert(f"trial{number}", sleeper))
     if sent - last < BLOCKED_S / 2:
         raise JobFailed("a step was committed though one worker sleeps")
     survivors = set(members) - {sleeper}
@@ -92,17 +91,17 @@ def measure(job: CraftJob, run: Path, beds: Path, number: int) -> dict[str, floa
 
 
 def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    beds, place = folder / "beds", folder / "job"
+    beds = folder / "beds"
     beds.mkdir()
     script = ["--samples", str(args.samples), "--microbatches", str(MICROBATCHES), "--beds", str(beds)]
     trials: list[dict[str, float]] = []
     failed: list[dict[str, str]] = []
     # No limit may free anybody before the alert does.
-    with CraftJob(place, "alerts_craft.py", script, WORKERS) as job:
+    with CraftJob(folder / "job", "alerts_craft.py", script, WORKERS) as job:
         assert isinstance(job, CraftJob)
         for number in range(args.trials):
             try:
-                trials.append(measure(job, place / "run", beds, number))
+                trials.append(measure(job, beds, number))
                 print(", ".join(f"{key} {1e3 * value:.1f} ms" for key, value in trials[-1].items()), flush=True)
             except JobFailed as error:
                 failed.append({"system": "craft", "error": str(error)})
@@ -124,15 +123,5 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> int:
-    exit_on_sigterm()
-    args = parse()
-    settings = {key: value for key, value in vars(args).items() if key != "out"}
-    result: dict[str, Any] = {"benchmark": "alerts", "settings": settings, "environment": environment()}
-    with tempfile.TemporaryDirectory(prefix="craft-bench-") as folder:
-        result |= run(args, Path(folder))
-    return finish(result, args.out)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(conduct("alerts", parse(), run))

@@ -15,7 +15,6 @@ import copy
 import json
 import random
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -27,9 +26,9 @@ from urllib.parse import urlsplit
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import psutil
-from bench.jobs import BENCH, CraftJob, exit_on_sigterm
+from bench.conduct import conduct
+from bench.jobs import BENCH, CraftJob
 from bench.recovery import wait_until
-from bench.report import environment, finish
 
 CONNECTIONS = 8
 ANSWER_LIMIT_S = 30.0
@@ -234,14 +233,12 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     rules = folder / "craft.toml"
     rules.write_text(RULES)
     script = ["--samples", "8", "--microbatches", "4", "--steps", "10000000"]
-    place = folder / "job"
-    with CraftJob(place, "recovery_craft.py", script, 2, ["--config", str(rules)]) as job:
+    with CraftJob(folder / "job", "recovery_craft.py", script, 2, ["--config", str(rules)]) as job:
         assert isinstance(job, CraftJob)
         wait_until(job, lambda: len(job.commits()) == 2, "steps", 90.0)
         before = job.status()
         lighthouse = psutil.Process(before["lighthouse"]["pid"])
-        token = (place / "run" / "token").read_text().strip()
-        url = (place / "run" / "address").read_text().strip()
+        token, url = job.token, job.address
         found = Found()
         began = time.monotonic()
         asyncio.run(fuzz(url, token, int(args.requests * WARM_UP), args.seed, found))
@@ -275,15 +272,5 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> int:
-    exit_on_sigterm()
-    args = parse()
-    settings = {key: value for key, value in vars(args).items() if key != "out"}
-    result: dict[str, Any] = {"benchmark": "fuzz_http", "settings": settings, "environment": environment()}
-    with tempfile.TemporaryDirectory(prefix="craft-bench-") as folder:
-        result |= run(args, Path(folder))
-    return finish(result, args.out)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(conduct("fuzz_http", parse(), run))

@@ -13,7 +13,6 @@ import random
 import signal
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -25,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import psutil
 from bench.commits import STEP_WINDOW, Commit, recovery_of, step_time
-from bench.jobs import CraftJob, JobFailed, TorchftJob, exit_on_sigterm
+from bench.conduct import conduct
+from bench.jobs import CraftJob, JobFailed, TorchftJob
 from bench.recovery import SETTLE_COMMITS, wait_steady, wait_until
-from bench.report import environment, finish
 
 WORKERS = 3
 MICROBATCHES = 6
@@ -237,15 +236,5 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> int:
-    exit_on_sigterm()
-    args = parse()
-    settings = {key: value for key, value in vars(args).items() if key != "out"}
-    result: dict[str, Any] = {"benchmark": "healing", "settings": settings, "environment": environment()}
-    with tempfile.TemporaryDirectory(prefix="craft-bench-") as folder:
-        result |= run(args, Path(folder))
-    return finish(result, args.out)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(conduct("healing", parse(), run))

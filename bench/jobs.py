@@ -156,6 +156,15 @@ class CraftJob(Job):
         command: list[str | Path] = [BIN / "craft", "run", *flags, BENCH / script, *args]
         self.start(command, "craft.log")
 
+    @property
+    def address(self) -> str:
+        """The lighthouse's URL."""
+        return (self._run / "address").read_text().strip()
+
+    @property
+    def token(self) -> str:
+        return (self._run / "token").read_text().strip()
+
     def status(self) -> dict[str, Any]:
         command: list[str | Path] = [BIN / "craft", "status", "--json", "--dir", self._run]
         found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=20).stdout)

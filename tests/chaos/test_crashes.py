@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 from tests.integration.jobs import Job, Jobs, References, describe, wait_for
 from tests.integration.test_checkpoints import kill_all, manifests
+from tests.small_disk import mounted
 
 from craft.snapshots.listing import candidates
 from craft.snapshots.tiers import open_tiers
@@ -41,11 +41,8 @@ def jobs(tmp_path: Path) -> Iterator[Jobs]:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of its own, small enough to be filled at once."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(place)], check=True)
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with mounted(tmp_path / "disk", "32m") as place:
+        yield place
 
 
 def check_newest(url: str) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from craft.testing import Fault
@@ -9,6 +11,7 @@ from craft.testing import Fault
 from .jobs import SCRIPTS, Jobs, References, describe
 
 SCRIPT = SCRIPTS / "between.py"
+UNEVEN = SCRIPTS / "uneven.py"
 STEPS = 12
 
 
@@ -57,3 +60,35 @@ def test_a_joiner_that_catches_up_hears_what_the_others_heard_P1(jobs: Jobs, ref
     assert len(result.struck) == 2, describe(result)
     result.assert_exact(references.digest_of(SCRIPT, *steps, workers=1), faults=2, steps=60)
     assert {line["worker_id"] for line in result.events("WorkerFinished")} & {"w3", "w4"}, describe(result)
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "sentence"),
+    [
+        ("barrier", 0, "job.barrier() after step 0: w0 waits in it, but w1, w2 went on without it"),
+        pytest.param(
+            "all_but_one", 5, "job.all_reduce() after step 5: w1, w2 wait in it, but w0 went on", marks=pytest.mark.long
+        ),
+        # Nobody comes to another step after this one.
+        pytest.param("checkpoint", 7, "job.checkpoint() after step 7: w0 waits in it", marks=pytest.mark.long),
+        pytest.param(
+            "another",
+            2,
+            "after step 2: w0 job.broadcast_object(), w1 job.barrier(), w2 job.barrier()",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_a_call_that_not_every_worker_makes_is_said_to_be_a_bug(
+    jobs: Jobs, tmp_path: Path, kind: str, at: int, sentence: str
+) -> None:
+    result = jobs.run(
+        UNEVEN,
+        *("--kind", kind, "--at", str(at)),
+        workers=3,
+        environment={"CRAFT_HANG_LIMIT_S": "1", "CRAFT_CHECKPOINTS": str(tmp_path / "checkpoints")},
+    )
+    assert result.exit_code == 1, describe(result)
+    (stop,) = [line for line in result.run.journal if line.get("action") == "Stop"]
+    assert sentence in stop["reason"] and "every worker has to make the same calls" in stop["reason"], describe(result)
+    assert "CallsDiffer: " in result.output and sentence in result.output, describe(result)

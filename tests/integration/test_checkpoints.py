@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.small_disk import mounted
 
 from craft.settings.rundir import RunDir
 from craft.telemetry.journal import read_lines
@@ -210,11 +211,8 @@ def test_joiners_take_part_in_checkpoints(jobs: Jobs, references: References, tm
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk with room for very little."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], check=True)
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with mounted(tmp_path / "disk", "64k") as place:
+        yield place
 
 
 def test_a_full_disk_is_told_and_training_goes_on_P7(jobs: Jobs, references: References, small_disk: Path) -> None:
@@ -276,6 +274,42 @@ def test_those_with_a_tag_are_of_the_moment_and_stay_while_others_go(jobs: Jobs,
     assert {(4, "best"), (4, "also"), (18, "best"), (18, "also"), (40, None)} <= set(written)
     kept = [int(path.stem.split("-")[1]) for path in manifests(store)]
     assert kept[:4] == [4, 4, 18, 18] and len(kept) == 6 and kept[-1] == 40
+
+
+GATED = """
+import time
+from pathlib import Path
+import craft, torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+job = craft.join()
+job.replicate(model)
+for step in job.steps([torch.ones(4) * i for i in range(64)], global_batch=8, microbatches=4, steps=100000):
+    for x in step:
+        while step.number == 2 and not Path({gate!r}).exists():
+            time.sleep(0.01)
+        model(x / 64).square().mean().backward()
+"""
+
+
+def test_checkpoints_that_are_wanted_within_one_step_are_all_taken(jobs: Jobs, tmp_path: Path) -> None:
+    store, gate, script = tmp_path / "store", tmp_path / "gate", tmp_path / "train.py"
+    script.write_text(GATED.format(gate=str(gate)))
+    job = jobs.start(script, workers=2, options=("--checkpoints", str(store), "--checkpoint-every", "1 h"))
+    job.reach_step(2)
+    for tag in ("first", None, "second"):
+        job.client.checkpoint("asked", tag)
+    gate.touch()
+
+    def taken() -> list[tuple[int, str | None]]:
+        return [(line["step"], line["tag"]) for line in job.journal() if line.get("event") == "CheckpointWritten"]
+
+    wait_for(lambda: len(taken()) >= 3, "all are taken")
+    assert [tag for _, tag in sorted(taken())] == ["first", None, "second"] and sorted(taken())[0] == (3, "first")
+    # It was only put off.
+    assert not [line for line in job.journal() if line.get("event") == "CheckpointSkipped"]
+    job.end()
+    assert len(manifests(store)) == 3
 
 
 def test_how_often_is_chosen_from_what_it_costs_and_shown(jobs: Jobs, tmp_path: Path) -> None:

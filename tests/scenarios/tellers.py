@@ -88,10 +88,11 @@ def _event(line: Line) -> AnyEvent:
         case "fail":
             error = line.text("error", "ValueError: bad sample")
             step, microbatch = line.number("step"), line.number("microbatch")
-            late = line.text("late") == "yes"
+            late, everywhere = line.text("late") == "yes", line.text("everywhere") == "yes"
             return WorkerFailed(
-                worker_id=worker, error=error, traceback="...", step=step, microbatch=microbatch, late=late
-            )
+                worker_id=worker, error=error, traceback="...", step=step, microbatch=microbatch, late=late,
+                everywhere=everywhere,
+            )  # fmt: skip
         case "finish":
             complete = line.text("complete", "yes") == "yes"
             return WorkerFinished(worker_id=worker, step=line.number("step") or 0, complete=complete)
@@ -161,6 +162,7 @@ def _event_text(event: AnyEvent) -> str:
         "stack",
         "late",
         "refused",
+        "everywhere",
         "url",
         "seconds",
         "labels",
@@ -197,8 +199,8 @@ def _shown(state: JobState) -> list[str]:
         fields["recovering"] = "yes"
     if state.preempting is not None:
         fields["preempting"] = f"({state.preempting.reason}, until {state.preempting.deadline})"
-    if state.wish is not None:
-        fields["wish"] = f"{state.wish.number}:{state.wish.tag}"
+    if state.wishes:
+        fields["wishes"] = ",".join(f"{wish.number}:{wish.tag}" for wish in state.wishes)
     views = [f"       {view.member.worker_id} {view.standing} entered={view.entered}" for view in state.workers]
     return [f"state  {_pairs(fields)}", *views]
 

@@ -18,7 +18,7 @@ from craft.agent import procfs, stacks
 from craft.agent.procfs import Glance, ProcessFiles
 from craft.decide import hangs
 from craft.decide.hangs import HangLimits, Overdue
-from craft.protocol.activity import Doing, Phase
+from craft.protocol.activity import Doing
 from craft.wire.activity import ActivityReader
 
 _AWAY_S = 1.0
@@ -228,7 +228,7 @@ class Watchdog:
         """For how long each worker that is in the exchange has been there."""
         now = self._looked or 0.0
         doing = self.activities()
-        return {each: now - doing[each].since for each in doing if doing[each].phase is Phase.EXCHANGING}
+        return {each: now - doing[each].since for each in doing if doing[each].phase in hangs.WAITING}
 
     def held_up(self) -> tuple[Suspect, ...]:
         """Who waits in the exchange for longer than ever, as of the last look: not to blame, but worth a question."""

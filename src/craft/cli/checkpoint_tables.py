@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from craft.cli.columns import columns
 from craft.cli.sentences import size
 from craft.snapshots.entries import Entry
 from craft.snapshots.manifest import Manifest
@@ -29,7 +30,7 @@ def listing(found: Sequence[Manifest], now: float) -> Iterator[str]:
         size_and_new = (size(each.total_bytes), size(each.new_bytes))
         taken = f"{age(now - each.time)} ago"
         rows.append((each.name, str(each.step), str(each.branch), each.tag or "-", taken, *size_and_new, each.kind))
-    return _columns(rows)
+    return columns(rows)
 
 
 def age(seconds: float) -> str:
@@ -43,7 +44,7 @@ def age(seconds: float) -> str:
 def differences(before: Manifest, after: Manifest, found: Difference) -> Iterator[str]:
     """In what two checkpoints differ: a line for each tensor, and what they share."""
     rows = [(change.name, _form(change), size(change.size), _what(change, before, after)) for change in found.tensors]
-    yield from _columns(rows)
+    yield from columns(rows)
     for name in found.values:
         yield f"{name}: its values that are not tensors differ"
     if not found.tensors and not found.values:
@@ -86,9 +87,3 @@ def _what(change: TensorChange, before: Manifest, after: Manifest) -> str:
 
 def _same_form(left: Entry, right: Entry) -> bool:
     return (left.dtype, left.shape) == (right.dtype, right.shape)
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

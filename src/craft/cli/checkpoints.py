@@ -20,6 +20,7 @@ from craft.cli.inspect import EXIT_BAD_INPUT, run_option
 from craft.protocol.errors import ConfigError, CraftError
 
 if TYPE_CHECKING:
+    from craft.snapshots.collect import Collected
     from craft.snapshots.export import Form
     from craft.snapshots.manifest import Manifest
     from craft.snapshots.tiers import Tiers
@@ -142,15 +143,50 @@ def gc(url: str | None, run_dir: Path | None, keep: int | None, dry_run: bool, a
     Example:
       craft checkpoints gc checkpoints --keep 3 --dry-run
     """
-    from craft.cli.sentences import size
     from craft.snapshots.collect import collect
     from craft.snapshots.store import open_store
 
     store = open_store(_place(url, run_dir))
     _check_holds_something(store)
     found = collect(store, keep or _ALL, time.time(), dry_run)
+    _say_removed(store.url, found, dry_run, as_json)
+
+
+@checkpoints.command()
+@click.argument("words", nargs=-1, metavar="[URL] STEP|NAME|TAG...")
+@run_option
+@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@json_option
+@explained
+def rm(words: tuple[str, ...], run_dir: Path | None, dry_run: bool, as_json: bool) -> None:
+    """Remove the checkpoints that are named, also those with a tag, and bytes that no other one needs.
+
+    A step or a tag means all that have it. Asks nothing. Refuses while a job writes there. With --dir, or if the first word
+    is a step or a name, there is no URL among the words.
+
+    \b
+    Example:
+      craft checkpoints rm checkpoints 1200 before-the-lr-drop
+    """
+    from craft.snapshots.collect import collect
+    from craft.snapshots.selection import names_one, select_all
+    from craft.snapshots.store import open_store
+
+    has_url = run_dir is None and bool(words) and not names_one(words[0])
+    which = words[1:] if has_url else words
+    if not which:
+        raise click.UsageError("say which ones: their steps, names or tags, and their URL before them")
+    url = _place(words[0] if has_url else None, run_dir)
+    tiers, listed, _ = _listed(url)
+    unwanted = {manifest.name for manifest in select_all(listed, tiers.url, which)}
+    _say_removed(url, collect(open_store(url), _ALL, time.time(), dry_run, unwanted), dry_run, as_json)
+
+
+def _say_removed(url: str, found: Collected, dry_run: bool, as_json: bool) -> None:
+    from craft.cli.sentences import size
+
     if as_json:
-        click.echo(json.dumps({"url": store.url, "dry_run": dry_run, **found._asdict()}))
+        click.echo(json.dumps({"url": url, "dry_run": dry_run, **found._asdict()}))
         return
     verb = "would be removed" if dry_run else "removed"
     for name in found.manifests:

@@ -16,6 +16,11 @@ _COMMANDS = {
     "events": ("craft.cli.inspect", "events", "Show what happened in a job."),
     "fail": ("craft.cli.inspect", "fail", "Report a worker as failed."),
     "lighthouse": ("craft.cli.lighthouse", "lighthouse", "Run the control plane of a job of several hosts."),
+    "plan": (
+        "craft.cli.plan",
+        "plan",
+        "Compare what techniques would cost and save, and say how often to take checkpoints.",
+    ),
     "preempt": ("craft.cli.inspect", "preempt", "Have a job take a checkpoint and end, to go on later."),
     "run": ("craft.cli.run", "run", "Run a training script as a fault-tolerant job."),
     "status": ("craft.cli.inspect", "status", "Show how a job is doing."),

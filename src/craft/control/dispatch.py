@@ -36,7 +36,7 @@ def directive_of(state: JobState, sequence: int) -> Directive:
         winding_down=state.winding_down,
         preempting=state.preempting,
         saved=state.saved if state.preempting is not None else None,
-        checkpoint=state.wish,
+        wishes=state.wishes,
         injections=state.injections,
         stopping=stop is not None,
         exit_code=stop.exit_code if stop is not None else 0,

@@ -36,7 +36,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     """Workers that are to leave, and why."""
     winding_down: str | None = None
     preempting: Preemption | None = None
-    wish: CheckpointWish | None = None
+    wishes: tuple[CheckpointWish, ...] = ()
     stopping: Stop | None = None
 
 
@@ -86,7 +86,7 @@ def durable_of(state: JobState) -> Durable:
         ),
         winding_down=state.winding_down,
         preempting=state.preempting,
-        wish=state.wish,
+        wishes=state.wishes,
         stopping=state.stopping,
     )
 
@@ -117,6 +117,6 @@ def restore(fresh: JobState, durable: Durable | None) -> JobState:
         highest=max(state.highest, durable.highest),
         winding_down=durable.winding_down,
         preempting=durable.preempting,
-        wish=durable.wish,
+        wishes=durable.wishes,
         stopping=durable.stopping,
     )

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from craft.control.index import Index
 from craft.decide.membership import JobState, preempts
-from craft.decide.policies.hang import EXCHANGING
+from craft.decide.policies.hang import is_elsewhere, waits
 from craft.protocol.errors import MalformedMessage
 from craft.protocol.events import (
     AnyEvent,
@@ -184,8 +184,8 @@ class Edges:
         found = replace(
             found,
             worker_id=worker_id,
-            waiting=tuple(other_id for other_id, phase in others if phase == EXCHANGING),
-            elsewhere=tuple(other_id for other_id, phase in others if phase != EXCHANGING),
+            waiting=tuple(other_id for other_id, phase in others if waits(phase, found.phase)),
+            elsewhere=tuple(other_id for other_id, phase in others if is_elsewhere(phase, found.phase)),
         )
         seen = self.seen[worker_id]
         if seen.overdue is None or _matter(found) != _matter(seen.overdue):

@@ -14,8 +14,10 @@ import msgspec
 from craft.protocol.activity import Doing, Phase
 from craft.protocol.config import says
 
-NEVER_OVERDUE = frozenset({Phase.STARTING, Phase.JOINING, Phase.EXCHANGING, Phase.PAUSED, Phase.ENDING})
+NEVER_OVERDUE = frozenset({Phase.STARTING, Phase.JOINING, Phase.EXCHANGING, Phase.CALLING, Phase.PAUSED, Phase.ENDING})
 """Phases that end when others do something, or whose length only the script knows."""
+WAITING = frozenset({Phase.EXCHANGING, Phase.CALLING})
+"""Phases that end when others do something."""
 
 FIRST_STEPS = 3
 """Until a worker has committed this many steps, what it measured says little: it compiles, fills caches, warms up."""
@@ -98,7 +100,7 @@ def overdue(doing: Doing, now: float, limits: HangLimits) -> Overdue | None:
     elapsed = now - doing.since
     if limit is not None:
         return Overdue(cause="slow", doing=doing, elapsed_s=elapsed, limit_s=limit) if elapsed > limit else None
-    if doing.phase is Phase.EXCHANGING and doing.beat is not None:
+    if doing.phase in WAITING and doing.beat is not None:
         # It would be in the exchange for ever, as those are who wait for it.
         kept = now - doing.beat
         if kept > limits.limit_s:
@@ -107,9 +109,13 @@ def overdue(doing: Doing, now: float, limits: HangLimits) -> Overdue | None:
 
 
 def held_up(doing: Doing, now: float, limits: HangLimits) -> Overdue | None:
-    """Return whether a worker waits in the exchange for longer than it ever had to. That is no fault of its own."""
-    limit, elapsed = _usual_limit(doing, limits), now - doing.since
-    if doing.phase is not Phase.EXCHANGING or elapsed <= limit:
+    """Return whether a worker waits for others for longer than it ever had to. That is no fault of its own.
+
+    In a call between the steps it is asked soon: others may never come there, which all find out when they meet again.
+    """
+    limit = limits.hang_limit_s if doing.phase is Phase.CALLING else _usual_limit(doing, limits)
+    elapsed = now - doing.since
+    if doing.phase not in WAITING or elapsed <= limit:
         return None
     return Overdue(cause="waiting", doing=doing, elapsed_s=elapsed, limit_s=limit)
 

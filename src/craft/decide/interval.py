@@ -11,6 +11,9 @@ from craft.protocol.errors import ConfigError
 
 _UNITS = {"step": 0.0, "steps": 0.0, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
 _EVERY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+_SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
+_SECONDS |= {"d": 86400.0, "day": 86400.0, "week": 7 * 86400.0, "year": 365 * 86400.0}
+_DURATION = re.compile(r"\s*(\d[\d,]*(?:\.\d+)?(?:e\d+)?)\s*([a-z]+)\s*")
 
 PRIOR_MTBF_S = 3 * 3600.0
 """How long a job is taken to run between two failures until it has shown otherwise."""
@@ -39,18 +42,36 @@ def parse_every(text: str) -> Every:
     return Every(seconds=number * _UNITS[unit]) if _UNITS[unit] else Every(steps=int(number))
 
 
+def parse_duration(text: str) -> float:
+    """Read ``12 s``, ``6min`` or ``50,000 hours``; raise ConfigError if it is none of these. Returns seconds."""
+    found = _DURATION.fullmatch(text.lower())
+    unit = found.group(2) if found else ""
+    unit_s = _SECONDS.get(unit) or _SECONDS.get(unit.removesuffix("s"))
+    seconds = float(found.group(1).replace(",", "")) * unit_s if found and unit_s else math.inf
+    if not math.isfinite(seconds):
+        raise ConfigError(
+            f"{text!r} is no duration: give a number and a unit, such as '12 s', '6 min', '1.5 h' or '30 days'"
+        )
+    return seconds
+
+
+def first_order(cost_s: float, between_s: float) -> float:
+    """The interval that loses least, sqrt(2 C F): a checkpoint costs C, failures are F apart, and C is small beside F."""
+    return math.sqrt(2 * cost_s * between_s)
+
+
 class Choice(msgspec.Struct, frozen=True):
     interval_s: float
     reason: str
 
 
 def choose(cost_s: float, write_s: float, elapsed_s: float, failures: int) -> Choice:
-    """Return the interval that loses least: sqrt(2 C F), for a checkpoint that costs C and failures F apart.
+    """Return the interval that loses least (``first_order``), within reason.
 
     ``write_s`` is how long one takes to be complete: there is none oftener. Until failures were seen, F is what a prior says.
     """
     between_s = (PRIOR_MTBF_S + elapsed_s) / (1 + failures)
-    best = math.sqrt(2 * cost_s * between_s)
+    best = first_order(cost_s, between_s)
     interval = min(max(best, 2 * write_s, MIN_INTERVAL_S), MAX_INTERVAL_S)
     seen = f"{failures} failure{'s' * (failures != 1)} in {elapsed_s:.0f} s"
     reason = f"a checkpoint costs {cost_s * 1000:.1f} ms, failures are taken to be {between_s:.0f} s apart ({seen})"

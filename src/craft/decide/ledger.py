@@ -47,6 +47,8 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     """Collective calls between the steps, completed since the last commit."""
     call_result: int | None = None
     """The generation under which it got everybody's part of the collective call it is in."""
+    call: str = ""
+    """The name of that call."""
     rewinds: int = 0
     """How often it has gone back to a checkpoint; beginning from one counts, too."""
     rewind_to: tuple[int, int] | None = None
@@ -89,7 +91,7 @@ def enter(ledger: Ledger, generation: Generation) -> Ledger:
         ledger = replace(ledger, whole=False, able=False)
     if not ledger.whole:
         # Results without the state they belong to are of no use in a generation that may begin elsewhere.
-        ledger = replace(ledger, owners=(), held=frozenset(), result=None, calls=0, call_result=None)
+        ledger = replace(ledger, owners=(), held=frozenset(), result=None, calls=0, call_result=None, call="")
     # What was given out under the old generation stays this worker's: its ranks are rewritten to the new ones.
     owners = tuple(rank if owner == ledger.rank else DROPPED for owner in ledger.owners) if ledger.owners else ()
     return replace(
@@ -115,6 +117,7 @@ def claim(ledger: Ledger) -> Claim:
         able=ledger.able,
         calls=NO_PART if ledger.worker_id in ledger.idle else ledger.calls,
         call_result=ledger.call_result,
+        call=ledger.call,
         rewinds=ledger.rewinds,
         rewind_to=ledger.rewind_to,
     )
@@ -145,6 +148,7 @@ def settled(ledger: Ledger, settlement: Settlement) -> Ledger:
         acknowledged_by=frozenset(),
         calls=settlement.calls,
         call_result=None,
+        call=ledger.call if ledger.calls == settlement.calls else "",
     )
 
 
@@ -193,6 +197,7 @@ def _before(ledger: Ledger, level: int) -> Ledger:
         acknowledged_by=frozenset(),
         calls=0,
         call_result=None,
+        call="",
     )
 
 
@@ -204,6 +209,11 @@ def adopt(ledger: Ledger) -> Ledger:
 def keeps_pace(ledger: Ledger) -> Ledger:
     """A joiner has caught up and warmed up: from now on it can be given microbatches."""
     return replace(ledger, able=True)
+
+
+def calling(ledger: Ledger, call: str) -> Ledger:
+    """The script makes a collective call."""
+    return replace(ledger, call=call)
 
 
 def called(ledger: Ledger) -> Ledger:
@@ -231,4 +241,4 @@ def rewound(ledger: Ledger) -> Ledger:
 
 def returned(ledger: Ledger) -> Ledger:
     """The collective call is completed: it returns to the script."""
-    return replace(ledger, calls=ledger.calls + 1, call_result=None)
+    return replace(ledger, calls=ledger.calls + 1, call_result=None, call="")

@@ -55,6 +55,8 @@ GONE: tuple[Standing, ...] = ("lost", "left", "finished")
 _KEPT_GONE = 1000
 """So many workers that are gone are remembered: a report of one that nobody knows would make it a new one."""
 _KEPT_FAILURES = 100
+_KEPT_WISHES = 64
+"""Workers take the checkpoints of so many wishes one after the other; nobody has more of them before the first is taken."""
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,8 +108,8 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     """Why the workers are to leave their loops, if they are."""
     preempting: Preemption | None = None
     """Why, and until when, the job is to make room, if it is."""
-    wish: CheckpointWish | None = None
-    """The newest wish for a checkpoint."""
+    wishes: tuple[CheckpointWish, ...] = ()
+    """The latest wishes for checkpoints."""
     checkpoint: CheckpointWritten | None = None
     """The newest that is complete; what a job that makes room says of itself at its end."""
     stopping: Stop | None = None
@@ -329,8 +331,8 @@ def apply(state: JobState, action: AnyAction, nonce: str) -> JobState:
         reason = action.reason if state.preempting is None else state.preempting.reason
         return replace(state, preempting=Preemption(reason=reason, deadline=action.deadline))
     if isinstance(action, TakeCheckpoint):
-        number = 1 if state.wish is None else state.wish.number + 1
-        return replace(state, wish=CheckpointWish(number=number, tag=action.tag))
+        number = state.wishes[-1].number + 1 if state.wishes else 1
+        return replace(state, wishes=(*state.wishes, CheckpointWish(number=number, tag=action.tag))[-_KEPT_WISHES:])
     if isinstance(action, Stop):
         return state if state.stopping is not None else replace(state, stopping=action)
     # Watch, DeclareLost and RequestDrain change nothing by themselves: events follow from them.

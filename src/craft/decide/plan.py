@@ -43,12 +43,12 @@ def give_out(
     return tuple(given)
 
 
-def cost_of_loss(num_microbatches: int, num_workers: int) -> float:
-    """How much longer a step computes once one of ``num_workers`` is lost and not replaced: 1.0 is no longer at all."""
-    if num_workers < 2:
+def cost_of_loss(num_microbatches: int, num_workers: int, num_lost: int = 1) -> float:
+    """How much longer a step computes once some of ``num_workers`` are lost and not replaced: 1.0 is no longer at all."""
+    if num_workers <= num_lost:
         return 1.0
     before = ceil(num_microbatches / num_workers)
-    return ceil(num_microbatches / (num_workers - 1)) / before
+    return ceil(num_microbatches / (num_workers - num_lost)) / before
 
 
 __all__ = ["DROPPED", "cost_of_loss", "give_out", "plan", "share_of"]

@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from craft.decide.plan import DROPPED, give_out, plan
-from craft.protocol.errors import ProtocolViolation, StateLost
+from craft.protocol.errors import CallsDiffer, ProtocolViolation, StateLost
 from craft.protocol.membership import Claim, Settlement
 
 LossAnswer = Literal["redo", "shrink", "wait"]
@@ -140,6 +140,21 @@ def _calls(claims: Sequence[Claim]) -> int:
     return done + 1 if all_hold_one else done
 
 
+def _check_calls(claims: Sequence[Claim], calls: int) -> None:
+    """Raise CallsDiffer if some are in a call that others, at the same step, have gone past: it would never return."""
+    waiting = [claim for claim in claims if claim.call and claim.calls == calls]
+    # Whoever is in no call when a generation begins is in the next step, or at the end. Not so one that catches up.
+    beyond = [claim.worker_id for claim in claims if not claim.call and claim.calls == calls and claim.able]
+    if not waiting or not beyond:
+        return
+    call, step = waiting[0].call, waiting[0].committed or 0
+    within = [claim.worker_id for claim in waiting]
+    raise CallsDiffer(
+        f"job.{call}() after step {step - 1}: {', '.join(within)} {'waits' if len(within) == 1 else 'wait'} in it, but"
+        f" {', '.join(beyond)} went on without it: every worker has to make the same calls between the steps"
+    )
+
+
 def _fresh(
     level: int, commits: tuple[str, ...], claims: Sequence[Claim], num_microbatches: int, calls: int
 ) -> Settlement:
@@ -165,6 +180,7 @@ def _resume(
     commits = tuple(claim.worker_id for claim in behind)
     started = [claim for claim in claims if claim.committed == top]
     calls = _calls(started)
+    _check_calls(started, calls)
     if not any(claim.held or claim.pending for claim in started):
         return _fresh(top, commits, claims, num_microbatches, calls)
     owners, loads = _taken(claims, top, num_microbatches)

@@ -18,6 +18,7 @@ def combine(words: Sequence[Word]) -> Combined:
         present |= int.from_bytes(record.present, "little")
     width = max((len(record.present) for record in records), default=0)
     buffers_from = next((rank for rank, word in enumerate(words) if word.buffers), -1)
+    save, wish = _due(words)
     return Combined(
         step=words[0].step,
         total_weight=sum(record.weight for record in records),
@@ -33,11 +34,21 @@ def combine(words: Sequence[Word]) -> Combined:
         buffers_from=buffers_from,
         unequal_digests=_groups([word.digest for word in words]),
         unequal_probes=_groups([word.probe for word in words]),
-        save=max((word.save for word in words if word.save is not None), default=None),
+        save=save,
         busy=any(word.busy for word in words),
         saved=max(word.saved for word in words),
         leave=any(word.leave for word in words),
+        wish=wish,
     )
+
+
+def _due(words: Sequence[Word]) -> tuple[str | None, int]:
+    """The tag of the checkpoint that is due, and the wish that it answers. The oldest wish goes first: the next one follows."""
+    wishes = [(word.wish, word.save) for word in words if word.wish]
+    if wishes:
+        wish, save = min(wishes, key=lambda each: each[0])
+        return save or "", wish
+    return max((word.save for word in words if word.save is not None), default=None), 0
 
 
 def _mean_scalars(words: Sequence[Word]) -> tuple[tuple[str, float], ...]:

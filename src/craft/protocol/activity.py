@@ -29,6 +29,8 @@ class Phase(IntEnum):
     """Computes its part of an evaluation."""
     ENDING = 8
     """Every step is committed; the script runs to its end."""
+    CALLING = 9
+    """In a call between the steps: waits for the other members."""
 
     @property
     def word(self) -> str:
@@ -66,6 +68,8 @@ class Doing(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.phase is Phase.UPDATING:
             return f"in the script's code after the exchange{f' of {place}' if place else ''}"
+        if self.phase is Phase.CALLING:
+            return f"in a call between the steps{f', after {place}' if place else ''}"
         if self.phase is Phase.EXCHANGING:
             return f"in the exchange{f' of {place}' if place else ''}"
         return f"{self.phase.word}{f' at {place}' if place else ''}"

@@ -2,7 +2,8 @@
 
 CraftError
 ├── ConfigError          what the user asked for cannot be done; exit code 2
-│   └── Refused          not by this script's fault, but by how it was started, or by what it found
+│   ├── Refused          not by this script's fault, but by how it was started, or by what it found
+│   └── CallsDiffer      workers do not make the same calls between the steps
 ├── Unreachable          a lighthouse or an agent does not answer
 ├── Unauthorized         the bearer token is missing or wrong
 ├── MalformedMessage     bytes from a network that are not a message of ours
@@ -35,6 +36,10 @@ class ConfigError(CraftError):
 
 class Refused(ConfigError):
     """The script is fine; what it was started with, or what it finds there, is not."""
+
+
+class CallsDiffer(ConfigError):
+    """Some workers wait in a call between the steps that others never make. Every member finds so at the same time."""
 
 
 class Unreachable(CraftError):

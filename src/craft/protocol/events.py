@@ -45,6 +45,8 @@ class WorkerFailed(Event, frozen=True, kw_only=True, tag=True):
     """Whether it was started after the others: as a spare, or in the place of a lost one."""
     refused: bool = False
     """Whether it is no bug: the job cannot be started like this."""
+    everywhere: bool = False
+    """Whether every member finds the same: no other worker would do better."""
     time: float = 0.0
 
 
@@ -274,6 +276,8 @@ class IntervalChosen(Event, frozen=True, kw_only=True, tag=True):
 
     interval_s: float
     reason: str
+    cost_s: float | None = None
+    """What one costs training, as it was measured."""
 
 
 class NumbersDiverged(Event, frozen=True, kw_only=True, tag=True):

@@ -71,6 +71,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """Collective calls between the steps that it completed since its last commit."""
     call_result: int | None = None
     """The generation under which it got everybody's part of the collective call it is in, if it did."""
+    call: str = ""
+    """The name of the collective call it is in; empty: it is in none."""
     rewinds: int = 0
     """How often it has gone back to a checkpoint; beginning from one counts, too."""
     rewind_to: tuple[int, int] | None = None

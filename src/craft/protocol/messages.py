@@ -114,7 +114,7 @@ class CheckpointWish(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody wants a checkpoint at the next step boundary."""
 
     number: int
-    """Grows with every wish, also over restarts of the lighthouse; a directive repeats the newest."""
+    """Grows with every wish, also over restarts of the lighthouse; a directive repeats the latest."""
     tag: str | None = None
     """A checkpoint with a tag is kept for good."""
 
@@ -141,8 +141,8 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Every worker is to take a checkpoint at the next step boundary, wait for it to be complete, and leave."""
     saved: tuple[int, int] | None = None
     """Branch and committed steps of the newest complete checkpoint; said only while the job makes room."""
-    checkpoint: CheckpointWish | None = None
-    """The newest wish for a checkpoint."""
+    wishes: tuple[CheckpointWish, ...] = ()
+    """The latest wishes for checkpoints, in the order of their numbers; workers know which of them were answered."""
     injections: tuple[FaultInjected, ...] = ()
     """Faults that somebody wants to see, the latest few; each is carried out once, by whom it concerns."""
     stopping: bool = False

@@ -50,6 +50,8 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """(branch, committed steps) of the newest checkpoint that this member knows to be complete."""
     leave: bool = False
     """The whole job is to make room: it ends at the boundary after this step, with a checkpoint."""
+    wish: int = 0
+    """The number of the wish for which ``save`` is said: the oldest that is not answered. 0: it is due for another reason."""
     rewinds: int = 0
     """How often this member has gone back to a checkpoint: one that joined meanwhile may not know that all have."""
 
@@ -82,3 +84,5 @@ class Combined(msgspec.Struct, frozen=True, kw_only=True):
     saved: tuple[int, int] = (0, 0)
     """The newest that anybody knows."""
     leave: bool = False
+    wish: int = 0
+    """The wish that ``save`` answers, if it does."""

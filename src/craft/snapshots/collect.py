@@ -1,15 +1,15 @@
 """Removes checkpoints that are not to be kept, and chunks that nothing needs any more.
 
 Enters: a store, and how many checkpoints stay. Leaves: what was removed, or would be. Whoever publishes a checkpoint calls it,
-and ``craft checkpoints gc``. It may be killed at any instant: manifests go first, so that none is ever listed without its
-chunks, and chunks that are left are found again the next time. No torch.
+and ``craft checkpoints`` (``gc``, ``rm``). It may be killed at any instant: manifests go first, so that none is ever listed
+without its chunks, and chunks that are left are found again the next time. No torch.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from craft.protocol.errors import SnapshotCorrupt, SnapshotError, SnapshotMissing
@@ -48,17 +48,17 @@ class Collected(NamedTuple):
     freed_bytes: int
 
 
-def collect(store: Store, keep: int, now: float, dry_run: bool = False) -> Collected:
+def collect(store: Store, keep: int, now: float, dry_run: bool = False, unwanted: Collection[str] = ()) -> Collected:
     """Keep the newest ``keep`` checkpoints without a tag and all that have one; remove the others and what only they need.
 
-    ``now`` is in seconds since 1970. Raises StoreBusy if somebody writes or collects at this time, and SnapshotError if a
-    manifest is of a newer CRAFT: nobody here knows what it needs.
+    ``unwanted``: names of checkpoints that go in any case. ``now`` is in seconds since 1970. Raises StoreBusy if somebody
+    writes or collects at this time, and SnapshotError if a manifest is of a newer CRAFT: nobody here knows what it needs.
     """
     if dry_run:
-        return _survey(store, keep, now)
+        return _survey(store, keep, now, unwanted)
     with store.collecting("collect") as guard:
         guard.tidy()
-        found = _survey(store, keep, now)
+        found = _survey(store, keep, now, unwanted)
         _remove(store, guard, [f"{MANIFESTS}/{name}.json" for name in found.manifests])
         _remove(store, guard, found.parts)
         _remove(store, guard, found.chunks)
@@ -89,12 +89,12 @@ def _remove(store: Store, guard: Collecting, paths: Sequence[str]) -> None:
         store.remove(paths[first : first + _BATCH])
 
 
-def _survey(store: Store, keep: int, now: float) -> Collected:
+def _survey(store: Store, keep: int, now: float, unwanted: Collection[str]) -> Collected:
     # Parts before manifests: who publishes writes the manifest before the parts go.
     parts = store.files(PARTS)
     needed = set().union(*map(hashes_in, store.pinned()))
     needed_by_part = {part.path: hashes_in(data) for part in parts if (data := _get(store, part.path)) is not None}
-    kept, dropped = _divide(store, keep, needed)
+    kept, dropped = _divide(store, keep, needed, unwanted)
     dead = {part.path for part in parts if _is_dead(part, parts, [*kept, *dropped], keep, now)}
     for path, hashes in needed_by_part.items():
         if path not in dead:
@@ -117,7 +117,9 @@ def _get(store: Store, path: str) -> bytes | None:
         return None
 
 
-def _divide(store: Store, keep: int, needed: set[str]) -> tuple[list[Manifest], list[Manifest]]:
+def _divide(
+    store: Store, keep: int, needed: set[str], unwanted: Collection[str]
+) -> tuple[list[Manifest], list[Manifest]]:
     """Return the manifests that stay and those that go. What a damaged one names is added to ``needed``; it stays too."""
     found: list[Manifest] = []
     for file in store.files(MANIFESTS):
@@ -136,7 +138,8 @@ def _divide(store: Store, keep: int, needed: set[str]) -> tuple[list[Manifest], 
     staying = (
         {*(each.name for each in untagged[-keep:]), max(found, key=lambda each: each.time).name} if found else set()
     )
-    kept = [manifest for manifest in found if manifest.tag is not None or manifest.name in staying]
+    staying |= {each.name for each in found if each.tag is not None}
+    kept = [manifest for manifest in found if manifest.name in staying and manifest.name not in unwanted]
     return kept, [manifest for manifest in found if manifest not in kept]
 
 

@@ -14,6 +14,13 @@ from craft.snapshots.manifest import Manifest, place_of_name
 _SHOWN = 8
 
 
+def select_all(found: Sequence[Manifest], url: str, which: Sequence[str]) -> list[Manifest]:
+    """Return every one of ``found`` that has one of these steps, names or tags; each of them must be there."""
+    for each in which:
+        select(found, url, each)
+    return [each for each in found if {str(each.step), each.name, each.tag} & set(which)]
+
+
 def select(found: Sequence[Manifest], url: str, which: str | int | None = None) -> Manifest:
     """Return the newest of ``found`` that has this step, name or tag, or the newest of all. They are sorted, newest first."""
     if not found:

@@ -6,8 +6,8 @@ worker holds its GIL or is stopped. 256 bytes, in the host's own byte order, sin
     word 0       magic number, written last: before that there is nothing to read
     word 1       sequence: the number of phases begun; its parity names the slot that is whole
     word 2       when another Python thread of the worker last ran
-    words 3-11   for each phase the longest of the recent durations; -1 where it was never completed
-    words 12-16  slot 0: since, phase, step, microbatch, commits; -1 for no step and no microbatch
+    words 3-12   for each phase the longest of the recent durations; -1 where it was never completed
+    words 13-17  slot 0: since, phase, step, microbatch, commits; -1 for no step and no microbatch
     words 18-22  slot 1
     words 24-31  why it is paused, in UTF-8
 
@@ -35,7 +35,7 @@ SEQUENCE_WORD = 1
 BEAT_WORD = 2
 LONGEST_WORD = 3
 SLOT = struct.Struct("=dqqqq")
-SLOT_OFFSETS = (12 * 8, 18 * 8)
+SLOT_OFFSETS = (13 * 8, 18 * 8)
 REASON = slice(24 * 8, 32 * 8)
 NEVER = -1.0
 NONE = -1

@@ -37,7 +37,7 @@ def all_reduce(training: Training, tensor: torch.Tensor) -> torch.Tensor:
     ):
         raise ConfigError("job.all_reduce(tensor) takes a dense tensor")
     own = tensor.detach().cpu().contiguous()
-    parts = training.gather(memory_of(own).numpy().tobytes())
+    parts = training.gather("all_reduce", memory_of(own).numpy().tobytes())
     for part in parts:
         if len(part) != len(parts[0]):
             raise ConfigError("job.all_reduce: the workers gave tensors of different sizes")
@@ -62,7 +62,7 @@ def broadcast_object(training: Training, value: Any) -> Any:
         raise ConfigError(
             f"job.broadcast_object takes plain data (numbers, strings, bytes, lists, dicts, None): {error}"
         ) from None
-    return msgspec.msgpack.decode(training.gather(own)[0], strict=False)
+    return msgspec.msgpack.decode(training.gather("broadcast_object", own)[0], strict=False)
 
 
 def evaluate(
@@ -82,7 +82,7 @@ def evaluate(
                 indices = range(batch * batch_size, min(length, (batch + 1) * batch_size))
                 own[batch] = _score(training, dataset, score, batch, indices, collate)
                 reach("scored", training.applied)
-        parts = training.gather(msgspec.msgpack.encode(list(own.values())))
+        parts = training.gather("evaluate", msgspec.msgpack.encode(list(own.values())))
         for part in parts:
             scored |= {each.batch: each for each in msgspec.msgpack.decode(part, type=list[_Scored])}
     # Who scored what, and how often, must not show in what the script draws next.

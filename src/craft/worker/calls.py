@@ -16,7 +16,7 @@ import torch
 
 from craft.decide import ledger as books
 from craft.groups.group import Group
-from craft.protocol.errors import GroupError, SnapshotError, Unreachable
+from craft.protocol.errors import CallsDiffer, GroupError, SnapshotError, Unreachable
 from craft.protocol.membership import Generation, Member
 from craft.snapshots.donor import Donor
 from craft.snapshots.fetch import recall
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 _LENGTH, _DATA, _ROUND = 16, 17, 18
 """Tags; a round of the acknowledgement takes one each. Below those of a step's buckets, beside those of its word."""
+_END_OF_NAME = b"\0"
 _SILENCE_S = 600.0
 _AGAIN_S = 0.05
 
@@ -42,15 +43,19 @@ class Calls:
         self._regroup = regroup
         self._place = (0, 0)
         """(step, number of calls made since its commit)."""
+        self._name = ""
+        """The call that the script is in."""
 
-    def gather(self, data: bytes, step: int, behind: bool, followed: Callable[[], bool]) -> list[bytes]:
-        """Return the bytes of every member that takes part, in the order of ranks.
+    def gather(self, call: str, data: bytes, step: int, behind: bool, followed: Callable[[], bool]) -> list[bytes]:
+        """Return the bytes of every member that takes part in ``call``, in the order of ranks.
 
         ``step`` is the number of committed steps here; ``behind``: this worker catches up, and takes the others' result.
         ``followed()``: whether a thread of its own follows generations meanwhile; if not, that is to be done here.
         """
         number = self._place[1] if self._place[0] == step else 0
         name = f"{step}/{number}"
+        # Only those who stand where the others do can tell from each other's calls whether they make the same.
+        self._name = call if step == self._commitments.step else ""
         parts = self._recall(name, data, followed) if behind else self._call(data)
         self._place = (step, number + 1)
         if self._donor is not None and self._commitments.ledger.idle:
@@ -60,6 +65,7 @@ class Calls:
     def _call(self, data: bytes) -> list[bytes]:
         commitments = self._commitments
         number = commitments.ledger.calls
+        commitments.ledger = books.calling(commitments.ledger, self._name)
         parts: list[bytes] = []
         while True:
             if commitments.moved:
@@ -80,7 +86,22 @@ class Calls:
             return parts
 
     def _exchange(self, data: bytes) -> list[bytes]:
-        return exchange(self._commitments, data, lambda: reach("calling", self._commitments.step))
+        named = self._name.encode() + _END_OF_NAME + data
+        parts = exchange(self._commitments, named, lambda: reach("calling", self._commitments.step))
+        split = [part.partition(_END_OF_NAME) for part in parts]
+        self._compare([name.decode() for name, _, _ in split])
+        return [part for _, _, part in split]
+
+    def _compare(self, names: list[str]) -> None:
+        """Raise CallsDiffer if others are in another call at the same place."""
+        if len(set(names)) == 1 or "" in names:
+            return
+        ledger, (ranks, _) = self._commitments.ledger, taking_part(self._commitments)
+        made = ", ".join(f"{ledger.members[rank]} job.{name}()" for rank, name in zip(ranks, names, strict=True))
+        raise CallsDiffer(
+            f"workers make different calls after step {ledger.level - 1}: {made}:"
+            " every worker has to make the same calls between the steps, in the same order"
+        )
 
     def _acknowledge(self) -> None:
         """Return once everybody who takes part has everybody's part: the same rounds as at the end of a step."""

@@ -218,7 +218,7 @@ class Job:
 
     def barrier(self) -> None:
         """Wait until every worker has come here. Between the steps."""
-        self._loop("barrier").gather(b"")
+        self._loop("barrier").gather("barrier", b"")
 
     def evaluate(
         self, dataset: Any, fn: between.Score, *, batch_size: int, collate_fn: Collate | None = None

@@ -82,15 +82,15 @@ class Meeting:
         """Why, and until when, the whole job is to make room, if it is."""
         self.saved: tuple[int, int] | None = None
         """Branch and steps of the newest complete checkpoint, as far as the lighthouse says."""
-        self.wish: CheckpointWish | None = None
-        """The newest wish for a checkpoint."""
+        self.wishes: tuple[CheckpointWish, ...] = ()
+        """The latest wishes for checkpoints."""
         self.step = 0
         """The step in flight, for the points of the opening thread."""
 
     def direct(self, directive: Directive) -> None:
         """Follow a directive; an old or repeated one changes nothing."""
         self.winding_down = directive.winding_down
-        self.preempting, self.wish, self.saved = directive.preempting, directive.checkpoint, directive.saved
+        self.preempting, self.wishes, self.saved = directive.preempting, directive.wishes, directive.saved
         with self._change:
             self._heard = True
             self.slots = directive.slots or self.slots

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Sequence
 
-from craft.protocol.errors import BitsDiffer, ConfigError, Refused, StateLost
+from craft.protocol.errors import BitsDiffer, CallsDiffer, ConfigError, Refused, StateLost
 from craft.protocol.events import WorkerFailed
 from craft.settings.rundir import RunDir
 from craft.settings.worker import WorkerSettings
@@ -89,6 +89,7 @@ def _report(channel: Channel | None, error: BaseException, worker_id: str) -> No
             microbatch=microbatch,
             late=WorkerSettings.from_environment().late,
             refused=isinstance(error, Refused),
+            everywhere=isinstance(error, CallsDiffer),
             time=time.time(),
         )
     )

@@ -106,8 +106,8 @@ class Saving(Hooks):
         """Taken, and not known to be complete."""
         self._again: str | None = None
         """One with this tag is to be taken as soon as possible, because another one came to nothing."""
-        self._wish = meeting.wish.number if meeting.wish is not None else 0
-        """The newest wish that was answered."""
+        self._answered = meeting.wishes[-1].number if meeting.wishes else 0
+        """The newest wish that was answered, as all before it were. What is older than this worker is the others' to say."""
         self.saved = (0, 0)
         """(branch, committed steps) of the newest checkpoint that is known to be complete."""
         self._heard = (0, 0)
@@ -130,17 +130,16 @@ class Saving(Hooks):
 
     def word(self, step: int, leads: bool) -> dict[str, Any]:
         """This worker's part in the word of ``step``; the one that leads looks at the clock for all."""
+        wish = next((each for each in self._meeting.wishes if each.number > self._answered), None)
         return {
-            "save": self._wanted(step, leads),
+            "save": (wish.tag or "") if wish is not None else self._wanted(step, leads),
+            "wish": wish.number if wish is not None else 0,
             "busy": self._writer.busy,
             "saved": self.saved,
             "leave": self._meeting.preempting is not None,
         }
 
     def _wanted(self, step: int, leads: bool) -> str | None:
-        wish = self._meeting.wish
-        if wish is not None and wish.number > self._wish:
-            return wish.tag or ""
         if self._again is not None:
             return self._again
         if self._every.steps is not None:
@@ -164,12 +163,16 @@ class Saving(Hooks):
         if combined.save is None and not combined.leave:
             return
         step = combined.step + 1
+        if combined.busy and combined.wish and not combined.leave:
+            # It is not skipped: everybody says it again, until it can be taken.
+            return
         if combined.busy and not combined.leave:
             self._last = time.monotonic()
             if leads:
                 reason = "the one before it is still being written"
                 self._voice.note(CheckpointSkipped(step=step, reason=reason))
             return
+        self._answered = max(self._answered, combined.wish)
         members = tuple(under.worker_ids[rank] for rank in combined.able)
         if not moment.behind and self._worker_id in members:
             self._due.append(Due(step, moment.branch, combined.save or None, under, members, agreed=True))
@@ -203,11 +206,8 @@ class Saving(Hooks):
         if self._writer.busy:
             # Only one that somebody asked for comes here: it is not skipped.
             self._wait("the checkpoint before this one", self._time_left())
-        if due.agreed:
+        if due.agreed and self._again in ("", due.tag or ""):
             self._again = None
-        wish = self._meeting.wish
-        if due.agreed and wish is not None and wish.tag == due.tag:
-            self._wish = wish.number
         place = Place(
             name=due.name,
             branch=due.branch,
@@ -289,7 +289,8 @@ class Saving(Hooks):
         changed = max(choice.interval_s, self._interval_s) / min(choice.interval_s, self._interval_s)
         self._interval_s = choice.interval_s
         if leads and changed >= _CHANGED:
-            self._voice.note(IntervalChosen(interval_s=round(choice.interval_s, 3), reason=choice.reason))
+            interval_s, cost_s = round(choice.interval_s, 3), round(cost_s, 6)
+            self._voice.note(IntervalChosen(interval_s=interval_s, reason=choice.reason, cost_s=cost_s))
 
 
 class _Clock:

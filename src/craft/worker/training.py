@@ -326,22 +326,22 @@ class Training:
         ledger = self.commitments.ledger
         return [each for each in ledger.members if each not in ledger.idle].index(ledger.worker_id)
 
-    def gather(self, data: bytes) -> list[bytes]:
-        """Return everybody's bytes; between two steps only."""
+    def gather(self, call: str, data: bytes) -> list[bytes]:
+        """Return everybody's bytes; between two steps only. ``call`` is how the script knows it."""
         if self.current is None or not self.current.done or self._ended_loop:
             raise ConfigError(
                 "job.evaluate, all_reduce, broadcast_object and barrier belong into the loop over job.steps, after the"
                 " inner loop: there all workers are at the same place"
             )
-        self.activity.now(Phase.EXCHANGING, self.applied - 1)
+        self.activity.now(Phase.CALLING, self.applied - 1)
         try:
-            return self._calls.gather(data, self.applied, self.behind, self._is_followed)
+            return self._calls.gather(call, data, self.applied, self.behind, self._is_followed)
         finally:
             self.activity.now(Phase.UPDATING, self.applied - 1)
 
     def checkpoint(self, tag: str | None) -> None:
         """Take a checkpoint of the state as it is now, on every worker that keeps pace."""
-        self.course.checkpoint(tag, self.gather)
+        self.course.checkpoint(tag, lambda data: self.gather("checkpoint", data))
 
     def _is_followed(self) -> bool:
         """Whether a joiner's thread follows generations in the main thread's stead."""

@@ -21,7 +21,7 @@ from craft.snapshots.listing import candidates
 from craft.snapshots.manifest import Manifest, chunk_path
 from craft.snapshots.tiers import open_tiers
 
-COMMANDS = ("ls", "verify", "gc", "diff", "export")
+COMMANDS = ("ls", "verify", "gc", "rm", "diff", "export")
 
 
 def craft(*args: str | Path) -> tuple[int, str]:
@@ -202,6 +202,36 @@ def test_gc_refuses_while_somebody_writes(store: Path) -> None:
     with open_tiers(str(store)).durable.writing("w0"):
         code, text = craft("gc", store)
     assert code == 1 and "somebody writes a checkpoint or collects garbage; try again later" in text
+
+
+def test_rm_removes_what_is_named_by_step_or_tag_and_what_only_that_needs(store: Path) -> None:
+    newest, second, tagged = newest_first(store)
+    files = sorted(store.rglob("*"))
+    code, text = craft("rm", store, "best", "30", "--dry-run")
+    assert code == 0 and f"checkpoint {tagged.name} would be removed" in text
+    assert sorted(store.rglob("*")) == files
+    code, text = craft("rm", store, "best", "30", "--json")
+    found = json.loads(text)
+    assert code == 0 and set(found["manifests"]) == {tagged.name, newest.name} and found["freed_bytes"] > 0
+    assert [manifest.name for manifest in newest_first(store)] == [second.name]
+    # What the one that is left shares with the others is still there, and nothing else is.
+    assert craft("verify", store)[0] == 0
+    assert craft("gc", store)[1] == "0 chunks removed, 0 bytes\n"
+    code, text = craft("rm", store, second.name)
+    assert code == 0 and f"checkpoint {second.name} removed" in text and not list(store.glob("chunks/*/*"))
+
+
+def test_rm_removes_nothing_if_one_of_several_is_not_there(store: Path) -> None:
+    code, text = craft("rm", store, "20", "worst")
+    assert code == 2 and "holds no checkpoint worst" in text
+    assert len(newest_first(store)) == 3
+    assert craft("rm", store)[0] == 2 and "say which ones" in craft("rm")[1]
+
+
+def test_rm_refuses_while_somebody_writes(store: Path) -> None:
+    with open_tiers(str(store)).durable.writing("w0"):
+        code, text = craft("rm", store, "20")
+    assert code == 1 and "somebody writes" in text and len(newest_first(store)) == 3
 
 
 def test_diff_names_the_tensors_that_differ_and_what_is_shared(store: Path) -> None:

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from craft.decide.interval import MAX_INTERVAL_S, MIN_INTERVAL_S, PRIOR_MTBF_S, Every, choose, parse_every
+from craft.decide.interval import (
+    MAX_INTERVAL_S,
+    MIN_INTERVAL_S,
+    PRIOR_MTBF_S,
+    Every,
+    choose,
+    parse_duration,
+    parse_every,
+)
 from craft.protocol.errors import ConfigError
 
 
@@ -53,3 +61,24 @@ def test_it_is_never_so_short_that_one_is_not_complete_when_the_next_is_due() ->
 def test_it_stays_within_reason(cost_s: float, write_s: float, elapsed_s: float, failures: int) -> None:
     chosen = choose(cost_s, write_s, elapsed_s, failures)
     assert MIN_INTERVAL_S <= chosen.interval_s <= MAX_INTERVAL_S
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("12 s", 12.0),
+        ("350ms", 0.35),
+        ("6 min", 360.0),
+        ("50,000 hours", 1.8e8),
+        ("1.5 H", 5400.0),
+        ("2 days", 172800.0),
+    ],
+)
+def test_durations_that_people_write_are_understood(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "12", "s", "-1 s", "1 parsec", "1e999 h", "1 s 2", "nan s"])
+def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no duration"):
+        parse_duration(text)

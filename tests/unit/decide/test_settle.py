@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from craft.decide.settle import NO_PART, LossAnswer, settle
-from craft.protocol.errors import ProtocolViolation, StateLost
+from craft.protocol.errors import CallsDiffer, ProtocolViolation, StateLost
 from craft.protocol.membership import DROPPED, Claim, Settlement
 
 STEP = 7
@@ -210,3 +210,41 @@ def test_who_takes_no_part_in_collective_calls_does_not_count_in_them() -> None:
     claims = [Claim(worker_id="a", committed=5, calls=2), Claim(worker_id="j", committed=5, able=False, calls=NO_PART)]
 
     assert settled(claims, 2).calls == 2
+
+
+def in_call(worker_id: str, calls: int = 0, call: str = "barrier", **more: object) -> Claim:
+    return Claim(worker_id=worker_id, committed=STEP, calls=calls, call=call, **more)  # type: ignore[arg-type]
+
+
+def test_a_call_that_another_worker_has_gone_past_is_found_by_all() -> None:
+    beyond = [Claim(worker_id="w1", committed=STEP, pending=(2, 3)), Claim(worker_id="w2", committed=STEP)]
+    with pytest.raises(
+        CallsDiffer, match=r"job.barrier\(\) after step 6: w0 waits in it, but w1, w2 went on without it"
+    ):
+        settled([in_call("w0"), *beyond], 4)
+
+
+def test_a_second_call_that_another_worker_does_not_make_is_found() -> None:
+    with pytest.raises(CallsDiffer, match=r"job.evaluate\(\) after step 6: w0, w1 wait in it, but w2 went on"):
+        settled([in_call("w0", 1, "evaluate"), in_call("w1", 1, "evaluate"), in_call("w2", 1, "", held=(0,))], 4)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        # In the same call; before its update, with the result of the step in hand; completed the call and has gone on.
+        in_call("w1"),
+        Claim(worker_id="w1", committed=STEP - 1, result=3),
+        # Those who catch up, and who have no state, come to the call, or are told of it, later.
+        in_call("w1", NO_PART, "", able=False),
+        in_call("w1", 0, "", able=False),
+        Claim(worker_id="w1", committed=None),
+    ],
+)
+def test_a_call_that_the_others_are_in_or_come_to_goes_on(other: Claim) -> None:
+    assert settled([in_call("w0"), other], 4).calls == 0
+
+
+def test_a_call_that_another_worker_completed_returns_though_that_one_has_gone_on() -> None:
+    late, gone_on = in_call("w0", call_result=3), Claim(worker_id="w1", committed=STEP, calls=1, pending=(0,))
+    assert settled([late, gone_on], 4).calls == 1

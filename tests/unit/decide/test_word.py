@@ -102,3 +102,12 @@ def test_ranks_are_grouped_by_digest_with_the_majority_first() -> None:
 
     assert combined(other, same, same, WORD).unequal_digests == ((1, 2), (0,))
     assert combined(same, same, WORD).unequal_digests == ()
+
+
+def test_of_several_wishes_for_a_checkpoint_the_oldest_goes_first_whatever_else_is_due() -> None:
+    periodic, second = replace(WORD, save=""), replace(WORD, save="zebra", wish=2)
+    first = replace(WORD, save="ant", wish=1)
+    assert (combined(periodic, second, first).save, combined(periodic, second, first).wish) == ("ant", 1)
+    assert (combined(periodic, second).save, combined(periodic, second).wish) == ("zebra", 2)
+    assert (combined(periodic, WORD).save, combined(periodic, WORD).wish) == ("", 0)
+    assert combined(WORD, replace(WORD, save="", wish=3)).save == ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from tests.small_disk import mounted
 
 from craft.protocol.errors import SnapshotError
 from craft.protocol.events import CheckpointFailed
@@ -33,13 +33,8 @@ from .travel import wait_until
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system with room for two checkpoints and a bit."""
-    path = tmp_path / "small"
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "craft-test", str(path)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("only root can mount a small disk")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
+    with mounted(tmp_path / "small", "1m") as path:
+        yield path
 
 
 def failures(members: Any) -> list[CheckpointFailed]:

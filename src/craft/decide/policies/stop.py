@@ -46,6 +46,8 @@ class StopPolicy:
         """An exception is a fault like any other, unless it is plain that it would come again."""
         if event.refused:
             return (Stop(reason=event.error, exit_code=EXIT_BAD_INPUT),)
+        if event.everywhere:
+            return (Stop(reason=event.error, exit_code=EXIT_BUG, traceback=event.traceback),)
         if event.step is None:
             if event.late and state.generation is not None:
                 # The others have shown that the script works: what is wrong is wrong with this one.

@@ -1,0 +1,233 @@
+"""``craft plan``: what each technique would cost a job and save it, and how often to take checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from craft.cli.inspect import explained
+
+if TYPE_CHECKING:
+    from craft.decide.planning import Cluster, Row
+    from craft.telemetry.measured import Measured
+
+_ASSUMED, _BENCH, _FLAG = "assumed", "measured by CRAFT's benchmarks", "flag"
+_MEASURED_DEFAULTS = ("stall_s",)
+
+
+def duration(text: str) -> float:
+    """Seconds, from such as ``6 min``."""
+    from craft.decide.interval import parse_duration
+    from craft.protocol.errors import ConfigError
+
+    try:
+        return parse_duration(text)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def some_time(text: str) -> float:
+    """The same, and more than nothing."""
+    seconds = duration(text)
+    if not seconds:
+        raise click.BadParameter(f"{text!r}: it has to be longer than nothing")
+    return seconds
+
+
+def amount(text: str) -> float:
+    """A finite number of at least 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no number") from None
+    if not math.isfinite(number) or number < 0:
+        raise click.BadParameter(f"{text!r} is no finite number of at least 0")
+    return number
+
+
+def some(text: str) -> float:
+    """The same, and more than nothing."""
+    number = amount(text)
+    if not number:
+        raise click.BadParameter(f"{text!r}: it has to be more than nothing")
+    return number
+
+
+_COUNT = click.IntRange(1, 1_000_000)
+_OPTIONS: tuple[tuple[str, str, Any, str, str], ...] = (
+    ("--gpus", "gpus", _COUNT, "N", "GPUs that train.  [default: 1024]"),
+    ("--gpus-per-host", "gpus_per_host", _COUNT, "N", "They fail together.  [default: 8]"),
+    ("--lost-gpus", "lost_gpus", _COUNT, "N", "GPUs that a failure takes out.  [default: those of a host]"),
+    ("--mtbf-gpu", "mtbf_gpu_s", some_time, "TIME", "How long a GPU runs between failures.  [default: 50000 h]"),
+    ("--failures-per-day", "failures_per_day", amount, "X", "Of the whole job, in place of --mtbf-gpu."),
+    ("--outages-per-month", "outages_per_month", amount, "X", "How often everything ends at once.  [default: 1]"),
+    ("--step", "step_s", some_time, "TIME", "An undisturbed step.  [default: 10 s]"),
+    (
+        "--microbatches",
+        "microbatches",
+        click.IntRange(1, 10**9),
+        "N",
+        "Of the global batch.  [default: 4 for each GPU]",
+    ),
+    ("--checkpoint", "checkpoint_s", duration, "TIME", "A checkpoint for which all wait.  [default: 40 s]"),
+    ("--stall", "stall_s", duration, "TIME", "What one of CRAFT's holds up.  [default: 8.5% of --checkpoint]"),
+    ("--every", "every_s", some_time, "TIME", "How often they are taken today, to compare with."),
+    ("--restart", "restart_s", duration, "TIME", "From a failure until a restarted job trains.  [default: 6 min]"),
+    ("--replace", "replace_s", duration, "TIME", "From a loss until another host joins.  [default: as --restart]"),
+    ("--detect", "detect_s", duration, "TIME", "Until CRAFT sees a loss: its limit on silence.  [default: 1 s]"),
+    ("--spares", "spares", click.IntRange(0, 1000), "N", "Each as large as what a failure takes out.  [default: 1]"),
+    ("--state-gb", "state_gb", amount, "X", "State that a spare has to get.  [default: 0]"),
+    ("--price", "price", amount, "X", "Of a GPU for an hour, in any currency.  [default: 2.5]"),
+    ("--weeks", "weeks", some, "X", "Money is counted over so many.  [default: 1]"),
+)
+
+
+def _figures(command: Any) -> Any:
+    """Give a command an option for every figure; None where none was given."""
+    for flag, name, kind, metavar, text in reversed(_OPTIONS):
+        command = click.option(flag, name, type=kind, metavar=metavar, default=None, help=text)(command)
+    return command
+
+
+@click.command()
+@_figures
+@click.option(
+    "--dir",
+    "run_dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Take what this run shows: workers, step, checkpoints, failures.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--chart", type=click.Path(dir_okay=False, path_type=Path), help="Also draw it: FILE.png, .svg or .pdf.")
+@explained
+def plan(run_dir: Path | None, as_json: bool, chart: Path | None, **figures: Any) -> None:
+    """Compare what techniques against failures would cost and save, and say how often to take checkpoints.
+
+    Times have a unit: ms, s, min, h or days. What is not given is assumed; the output says what.
+
+    \b
+    Example:
+      craft plan --gpus 1024 --mtbf-gpu "50000 h" --step "12 s" --checkpoint "40 s" --restart "6 min" --price 2.5
+      craft plan --gpus 256 --failures-per-day 3 --every "30 min" --chart plan.png
+      craft plan --dir craft-run-1 --price 2.5
+    """
+    from craft.decide.planning import Cluster, compare
+
+    if chart is not None:
+        from craft.cli.plan_chart import check_chart, draw
+
+        check_chart(chart)
+    given = {name: value for name, value in figures.items() if value is not None}
+    if {"mtbf_gpu_s", "failures_per_day"} <= given.keys():
+        raise click.UsageError("--mtbf-gpu and --failures-per-day say the same thing: give one of them")
+    shown, notes = _shown(run_dir, given) if run_dir is not None else ({}, [])
+    cluster = Cluster(**(shown | given))
+    rows = compare(cluster)
+    origins = _origins(cluster, given, shown, run_dir)
+    if as_json:
+        from craft.cli.plan_tables import record
+
+        click.echo(json.dumps(record(cluster, rows, origins) | {"notes": notes}))
+    else:
+        _print(cluster, rows, origins, notes)
+    if chart is not None:
+        draw(cluster, rows, chart)
+        click.echo(f"the chart is in {chart}", err=as_json)
+
+
+def _shown(run_dir: Path, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What a run shows, as fields of a Cluster, and sentences on what it does not show."""
+    from craft.protocol.errors import ConfigError
+    from craft.settings.rundir import find_run
+    from craft.telemetry.history import read_run
+    from craft.telemetry.measured import measure
+
+    run = find_run(run_dir)
+    if not run.journal.exists():
+        raise ConfigError(f"{run.path} has no journal: name the directory of a run with --dir")
+    found = measure(read_run(run.path))
+    if found.step_s is None:
+        raise ConfigError(f"the run in {run.path} has committed too few steps to take anything from")
+    return _fields(found, given), _missing(found)
+
+
+def _fields(found: Measured, given: dict[str, Any]) -> dict[str, Any]:
+    fields: dict[str, Any] = {"step_s": found.step_s, "checkpoint_s": found.checkpoint_s, "stall_s": found.stall_s}
+    if "gpus" not in given:
+        # Another number of workers would have other microbatches, on other hosts.
+        fields |= {"gpus": found.workers, "microbatches": found.microbatches}
+        if "gpus_per_host" not in given:
+            fields["lost_gpus"] = found.lost_workers or 1
+    if "mtbf_gpu_s" not in given and found.failures and found.workers:
+        of_each = 86400 * found.failures / found.elapsed_s / found.workers
+        fields["failures_per_day"] = of_each * given.get("gpus", found.workers)
+    if "detect_s" not in given:
+        fields["pause_s"] = found.pause_s
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _missing(found: Measured) -> list[str]:
+    from craft.cli.plan_tables import lasts
+
+    notes = []
+    if not found.failures:
+        notes.append(f"the run shows no failures in {lasts(found.elapsed_s)}: their rate is not from it")
+    if found.checkpoint_s is None:
+        notes.append("the run shows no checkpoints: what they cost is not from it")
+    return notes
+
+
+def _origins(cluster: Cluster, given: dict[str, Any], shown: dict[str, Any], run_dir: Path | None) -> dict[str, str]:
+    origins = {name: _BENCH if name in _MEASURED_DEFAULTS else _ASSUMED for name in cluster.__struct_fields__}
+    origins |= dict.fromkeys(shown, f"measured in {run_dir}") | dict.fromkeys(given, _FLAG)
+    if "mtbf_gpu_s" in given and "failures_per_day" not in given:
+        origins["failures_per_day"] = _FLAG
+    return origins
+
+
+def _print(cluster: Cluster, rows: tuple[Row, ...], origins: dict[str, str], notes: list[str]) -> None:
+    from craft.cli.columns import columns
+    from craft.cli.plan_tables import HEAD, RIGHT, advice, bars, cells, inputs
+
+    weeks = "a week" if cluster.weeks == 1 else f"{cluster.weeks:g} weeks"
+    head = [f"{word} in {weeks}" if word in ("lost", "saved") else word for word in HEAD]
+    _print_table([head, *cells(cluster, rows)], RIGHT)
+    click.echo(f"\nMoney lost in {weeks}:")
+    block = "█" if "utf" in (sys.stdout.encoding or "").lower() else "#"
+    for line in bars(rows, block):
+        click.echo(line)
+    click.echo()
+    for line in advice(cluster, rows):
+        click.echo(line)
+    click.echo("\nWhat the names mean:")
+    for line in columns([(row.name, row.what) for row in rows]):
+        click.echo(f"  {line}")
+    click.echo("\nWhat this is made from:")
+    for line in columns(list(inputs(cluster, origins))):
+        click.echo(f"  {line}")
+    for note in notes:
+        click.echo(f"  {note}")
+
+
+def _print_table(rows: list[Any], right: tuple[int, ...]) -> None:
+    """With rich on a terminal, as plain columns otherwise."""
+    if not sys.stdout.isatty():
+        from craft.cli.columns import columns
+
+        for line in columns(rows, right):
+            click.echo(line)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    for place, name in enumerate(rows[0]):
+        table.add_column(name, justify="right" if place in right else "left")
+    for row in rows[1:]:
+        table.add_row(*row)
+    Console(highlight=False).print(table)

@@ -1,0 +1,63 @@
+"""What a run shows of the figures that a plan is made from: read from its journal and from what its workers committed."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from craft.telemetry.history import Run, fault_costs
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """None: the run does not show it."""
+
+    workers: int | None
+    """Places in its layout."""
+    microbatches: int | None
+    elapsed_s: float
+    """From its first commit to its last."""
+    step_s: float | None
+    """Median from commit to commit."""
+    checkpoint_s: float | None
+    """Median time to write one, beside training."""
+    stall_s: float | None
+    """What one cost training, as it was found last."""
+    failures: int
+    lost_workers: int | None
+    """That one failure took out: the median."""
+    pause_s: float | None
+    """What a failure cost the others: the median."""
+
+
+def measure(run: Run) -> Measured:
+    """Return what a run shows; it may still be on its way."""
+    commits = max(run.commits.values(), key=len, default=())
+    faults = [line for line in run.journal if line.get("outcome") == "Fault"]
+    written = [float(line["seconds"]) for line in run.journal if line.get("event") == "CheckpointWritten"]
+    costs = [cost.lost_s for cost in fault_costs(run) if cost.lost_s is not None]
+    times = [commit.time for commit in commits]
+    everybody = [commit.time for each in run.commits.values() for commit in each]
+    return Measured(
+        workers=_last(run, "LighthouseStarted", "slots"),
+        microbatches=len(commits[-1].plan) if commits else None,
+        elapsed_s=max(everybody) - min(everybody) if everybody else 0.0,
+        step_s=_median([later - earlier for earlier, later in itertools.pairwise(times)]),
+        checkpoint_s=_median(written),
+        stall_s=_last(run, "IntervalChosen", "cost_s"),
+        failures=len(faults),
+        lost_workers=round(_median([len(line["worker_ids"]) for line in faults]) or 1) if faults else None,
+        pause_s=_median(costs),
+    )
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _last(run: Run, event: str, field: str) -> Any:
+    found = [line[field] for line in run.journal if line.get("event") == event and line.get(field) is not None]
+    return found[-1] if found else None

@@ -1,0 +1,24 @@
+"""A disk of its own for a test, small enough to be filled."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+@contextmanager
+def mounted(place: Path, size: str) -> Iterator[Path]:
+    """Memory of this size (``64k``, ``32m``) as a file system at ``place``, which is made; gone afterwards."""
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "craft-test", str(place)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("only root can mount a small disk")
+    try:
+        yield place
+    finally:
+        # Lazily: a process of a test that failed may still have a file open there.
+        subprocess.run(["umount", "-l", str(place)], check=True)

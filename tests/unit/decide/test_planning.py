@@ -1,0 +1,141 @@
+"""What each technique would cost a job: the rows of a plan."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.decide.simulated import Answer, Job
+
+from craft.decide.planning import REGROUP_S, SPARE_S, Cluster, Row, advise, compare
+from craft.protocol.errors import ConfigError
+
+ROUGH = Cluster(
+    gpus=64,
+    gpus_per_host=4,
+    failures_per_day=24,
+    outages_per_month=30,
+    step_s=20,
+    checkpoint_s=60,
+    restart_s=600,
+    replace_s=1800,
+    spares=2,
+    state_gb=100,
+)
+"""A job so unlucky that every share of its losses shows."""
+
+
+def rows_of(cluster: Cluster) -> dict[str, Row]:
+    return {row.name: row for row in compare(cluster)}
+
+
+def played(cluster: Cluster, row: Row, answer: Answer) -> float:
+    assert row.interval_s is not None
+    answer = answer._replace(
+        interval_s=row.interval_s, stall_s=cluster.stall, write_s=cluster.checkpoint_s, restart_s=cluster.restart_s
+    )
+    job = Job(cluster.num_units, cluster.failure_rate, cluster.outage_rate, answer)
+    return job.play(1_500 / cluster.outage_rate).goodput
+
+
+def test_redo_gets_on_as_in_a_job_that_is_played() -> None:
+    pause_s = 1.0 + REGROUP_S + 20 * (5 / 4 - 1)
+    # 256 microbatches: 4 for each of 64 workers, 5 with up to 12 missing, 6 up to 20, ...
+    answer = Answer(pause_s=pause_s, replace_s=1800, speed=lambda missing: 4 / -(-256 // (64 - 4 * missing)))
+    row = rows_of(ROUGH)["redo"]
+    assert row.goodput == pytest.approx(played(ROUGH, row, answer), rel=0.01)
+
+
+def test_redo_with_spares_gets_on_as_in_a_job_that_is_played() -> None:
+    answer = Answer(
+        pause_s=1.0 + REGROUP_S + 20 * (5 / 4 - 1),
+        join_s=1.0 + SPARE_S + 100 / 2.12,
+        replace_s=1800,
+        spares=2,
+        speed=lambda missing: 4 / -(-256 // (64 - 4 * missing)),
+    )
+    row = rows_of(ROUGH)["redo-spares"]
+    assert row.goodput == pytest.approx(played(ROUGH, row, answer), rel=0.01)
+
+
+def test_waiting_gets_on_as_in_a_job_that_is_played() -> None:
+    answer = Answer(pause_s=1.0 + REGROUP_S + 20, replace_s=1800, speed=lambda missing: float(missing == 0))
+    row = rows_of(ROUGH)["wait"]
+    assert row.goodput == pytest.approx(played(ROUGH, row, answer), rel=0.02)
+
+
+def test_money_is_what_is_paid_less_what_bought_progress_and_spares_are_paid() -> None:
+    cluster = Cluster(gpus=16, gpus_per_host=8, price=2.0, weeks=2, spares=1)
+    rows = rows_of(cluster)
+    hours = 2 * 7 * 24
+    assert rows["redo"].paid == pytest.approx(2.0 * 16 * hours)
+    assert rows["redo-spares"].paid == pytest.approx(2.0 * 24 * hours)
+    for row in rows.values():
+        assert row.lost == pytest.approx(row.paid - 2.0 * 16 * hours * row.goodput)
+        assert row.saves == pytest.approx(rows["restart-best"].lost - row.lost)
+
+
+def test_what_is_done_today_comes_first_and_is_what_others_are_compared_with() -> None:
+    rows = compare(Cluster(every_s=4 * 3600.0))
+    assert [row.name for row in rows[:2]] == ["restart", "restart-best"]
+    assert rows[0].saves == 0 and rows[0].interval_s == 4 * 3600.0
+    assert rows[1].saves > 0
+
+
+def test_only_techniques_that_leave_no_sample_out_are_advised() -> None:
+    rows = compare(Cluster())
+    left_out = {row.name for row in rows if not row.exact}
+    assert left_out == {"torchft", "shrink"} and all(row.left_out > 0 for row in rows if not row.exact)
+    assert advise(rows).name in ("redo", "redo-spares")
+
+
+def test_a_job_of_one_host_needs_its_checkpoints_for_every_failure() -> None:
+    rows = rows_of(Cluster(gpus=8, failures_per_day=3, spares=0))
+    assert rows["redo"].goodput == pytest.approx(rows["restart-craft"].goodput)
+
+
+def test_without_failures_nothing_is_lost_and_no_checkpoint_is_needed() -> None:
+    for row in compare(Cluster(failures_per_day=0, outages_per_month=0, spares=0)):
+        assert row.goodput == pytest.approx(1.0, abs=0.002) and row.interval_s is None
+
+
+def test_more_microbatches_make_a_missing_host_cheaper() -> None:
+    few, many = (rows_of(Cluster(microbatches=number * 1024))["redo"].goodput for number in (1, 16))
+    assert few < many
+
+
+@pytest.mark.parametrize("wrong", [{"gpus": 1001}, {"gpus": 4, "gpus_per_host": 8}, {"gpus": 8, "lost_gpus": 3}])
+def test_gpus_that_do_not_fit_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="GPUs are"):
+        Cluster(**wrong)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    per_host = draw(st.integers(1, 8))
+    seconds = st.floats(0.0, 4 * 3600.0)
+    return Cluster(
+        gpus=per_host * draw(st.integers(1, 60)),
+        gpus_per_host=per_host,
+        failures_per_day=draw(st.floats(0, 500)),
+        outages_per_month=draw(st.floats(0, 100)),
+        step_s=draw(st.floats(0.01, 600)),
+        checkpoint_s=draw(seconds),
+        restart_s=draw(seconds),
+        replace_s=draw(seconds),
+        every_s=draw(st.none() | st.floats(0.1, 1e5)),
+        spares=draw(st.integers(0, 4)),
+    )
+
+
+@settings(max_examples=50)
+@given(clusters(), st.floats(0.1, 500))
+def test_every_goodput_is_a_share_and_falls_with_the_rate_of_failures(cluster: Cluster, more: float) -> None:
+    assert cluster.failures_per_day is not None
+    worse = Cluster(
+        **{name: getattr(cluster, name) for name in cluster.__struct_fields__ if name != "failures_per_day"},
+        failures_per_day=cluster.failures_per_day + more,
+    )
+    for row, then in zip(compare(cluster), compare(worse), strict=True):
+        assert 0 <= then.goodput <= row.goodput + 1e-9 <= 1 + 2e-9, row.name
+        assert 0 <= row.left_out <= 1
