@@ -113,7 +113,7 @@ def held_up(doing: Doing, now: float, limits: HangLimits) -> Overdue | None:
 
     In a call between the steps it is asked soon: others may never come there, which all find out when they meet again.
     """
-    limit = limits.hang_limit_s if doing.phase is Phase.CALLING else _usual_limit(doing, limits)
+    limit = limits.limit_s if doing.phase is Phase.CALLING else _usual_limit(doing, limits)
     elapsed = now - doing.since
     if doing.phase not in WAITING or elapsed <= limit:
         return None

@@ -232,6 +232,11 @@ class Actor:
         while process.status() != psutil.STATUS_STOPPED:
             assert time.monotonic() < deadline, "it does not stop"
 
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
     def _signal(self, number: signal.Signals) -> None:
         os.kill(self._process.pid, number)
 
