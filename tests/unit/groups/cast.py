@@ -235,7 +235,7 @@ class Actor:
     @property
     def pid(self) -> int:
         assert self._process.pid is not None
-        return self._process.pid
+        return int(self._process.pid)
 
     def _signal(self, number: signal.Signals) -> None:
         os.kill(self._process.pid, number)
