@@ -20,6 +20,7 @@ _COMMANDS = {
     "run": ("craft.cli.run", "run", "Run a training script as a fault-tolerant job."),
     "status": ("craft.cli.inspect", "status", "Show how a job is doing."),
     "stop": ("craft.cli.inspect", "stop", "End a job."),
+    "why": ("craft.cli.why", "why", "Tell what happened in a fault, and what it cost."),
 }
 
 
