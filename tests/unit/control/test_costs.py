@@ -73,7 +73,7 @@ def test_a_spare_that_is_lost_costs_nothing_and_takes_no_share_of_what_others_co
     make_lab: type[Lab], worker: Report, dead: Any
 ) -> None:
     lab = make_lab(slots=2)
-    everybody = tuple(worker(name, generation=1) for name in ("w0", "w1")) + (worker("w2"),)
+    everybody = (worker("w0", generation=1), worker("w1", generation=1), worker("w2"))
     lab.report(worker("w0"), worker("w1"))
     lab.report(*everybody)
     lab.report(*everybody, exited=(dead("w2"),))
