@@ -27,6 +27,8 @@ _ANSWER_S = 0.5
 MAX_WORKERS = 64
 """So many are looked at for one question: the answer is one message."""
 _STEPS = 10
+_LONGEST_S = 1.0
+"""A worker that is to end is kept no longer than this for being looked at."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,11 @@ class Looks:
 
     def then(self, worker_id: str, end: Callable[[], None]) -> None:
         """Call ``end`` once nobody looks at the worker any more: it is to be ended, and would tell nothing afterwards."""
-        if worker_id in self._open:
-            self._ends[worker_id] = end
-        else:
+        if worker_id not in self._open:
             end()
+        elif worker_id not in self._ends:
+            self._ends[worker_id] = end
+            asyncio.get_running_loop().call_later(_LONGEST_S, self._end, worker_id)
 
     def told(self, message: Collectives) -> None:
         """A worker has told of its collectives."""
@@ -97,8 +100,11 @@ class Looks:
         self._open[worker_id] -= 1
         if not self._open[worker_id]:
             del self._open[worker_id]
-            if (end := self._ends.pop(worker_id, None)) is not None:
-                end()
+            self._end(worker_id)
+
+    def _end(self, worker_id: str) -> None:
+        if (end := self._ends.pop(worker_id, None)) is not None:
+            end()
 
     async def _close_up(self, question: _Question) -> CloseUp:
         text = await stacks.collect(question.asked)
