@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from craft.control.looks import LIMIT_S, Busy, Looks, Unanswered
+from craft.control.looks import Busy, Looks, Unanswered
 from craft.protocol.debug import CloseUp
 from craft.settings.rundir import RunDir
 from craft.telemetry import bundle
@@ -75,7 +75,7 @@ class Diagnosis:
     ) -> None:
         answers = [each for each in asked.values() if not isinstance(each, str)]
         if answers:
-            await asyncio.wait(answers, timeout=LIMIT_S)
+            await asyncio.wait(answers, timeout=self._looks.limit_s)
         found: list[CloseUp] = []
         missing = []
         for host, answer in asked.items():
@@ -85,7 +85,7 @@ class Diagnosis:
                 found.extend(answer.result())
             else:
                 answer.cancel()
-                missing.append(f"the agent of host {host} did not answer within {LIMIT_S:g} s")
+                missing.append(f"the agent of host {host} did not answer within {self._looks.limit_s:g} s")
         try:
             folder = await asyncio.to_thread(bundle.write, self._run.diagnosis / name, title, found, missing)
         except OSError as error:

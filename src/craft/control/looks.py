@@ -45,6 +45,8 @@ class Looks:
 
     def __init__(self, loop: Loop, lines: Callable[[], Mapping[str, Line]]) -> None:
         """``lines`` gives the newest connection of each host."""
+        self.limit_s = LIMIT_S
+        """How long an answer is waited for."""
         self._loop = loop
         self._lines = lines
         self._numbers = itertools.count(1)
@@ -76,9 +78,9 @@ class Looks:
     async def look(self, worker_id: str, host: str) -> CloseUp:
         """Return one worker from close up."""
         try:
-            found = await asyncio.wait_for(self.ask(host, (worker_id,)), LIMIT_S)
+            found = await asyncio.wait_for(self.ask(host, (worker_id,)), self.limit_s)
         except asyncio.TimeoutError:
-            raise Unanswered(f"the agent of host {host} did not answer within {LIMIT_S:g} s") from None
+            raise Unanswered(f"the agent of host {host} did not answer within {self.limit_s:g} s") from None
         own = next((each for each in found if each.worker_id == worker_id), None)
         if own is None:
             raise Unanswered(f"the agent of host {host} has no process of worker {worker_id} any more")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -11,7 +11,8 @@ from craft.control.faults import Cost, costed, faults_in
 from craft.protocol.events import Recovered
 from craft.protocol.messages import Exited, WorkerReport
 
-from .conftest import Lab
+if TYPE_CHECKING:
+    from tests.unit.control.conftest import Lab
 
 Report = Callable[..., WorkerReport]
 
