@@ -228,7 +228,9 @@ def _print_status(found: dict[str, Any]) -> None:
     console.print(f"faults: {found['faults']}")
     for fault in found["fault_list"][-5:]:
         moment = time.strftime("%H:%M:%S", time.localtime(fault["seen"]))
-        console.print(f"  {moment} {', '.join(fault['worker_ids'])}: {fault['reason']}", markup=False)
+        lost_ms = (fault.get("cost") or {}).get("lost_ms")
+        cost = "" if lost_ms is None else f" ({lost_ms:.0f} ms lost)"
+        console.print(f"  {moment} {', '.join(fault['worker_ids'])}: {fault['reason']}{cost}", markup=False)
     _print_checkpoints(found["checkpoints"], console)
     console.print(f"lighthouse: {found['lighthouse']['url']} (pid {found['lighthouse']['pid']})")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from craft.protocol.events import Recovered
-from craft.telemetry.timeline import cost_words, counted
+from craft.telemetry.witnesses import cost_words, counted
 
 Line = dict[str, Any]
 

@@ -6,17 +6,16 @@ of different hosts are those of their own clocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
-from craft.protocol.entries import Entered
 from craft.telemetry.history import Commit, Run
 from craft.telemetry.incidents import Incident, Line, moment
+from craft.telemetry.witnesses import TELLINGS, cost_words, numbered, settled, told
 
 _SHOWN = 8
 """So many workers are told of one by one."""
-LIGHTHOUSE = "lighthouse"
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,8 +49,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 def timeline(run: Run, incident: Incident, number: int) -> Timeline:
     """Return the story of an incident."""
-    told = _Teller(run, incident)
-    moments = sorted(told.moments(), key=lambda each: each.at_ms)
+    teller = _Teller(run, incident)
+    moments = sorted(teller.moments(), key=lambda each: each.at_ms)
     cost = next((line for line in reversed(incident.lines) if line.get("outcome") == "Cost"), None)
     kept = ("lost_ms", "step", "steps_retried", "microbatches_redone", "samples_redone")
     kept += ("microbatches_dropped", "samples_dropped")
@@ -64,7 +63,7 @@ def timeline(run: Run, incident: Incident, number: int) -> Timeline:
         moments=tuple(moments),
         cost=None if cost is None else {name: cost[name] for name in kept},
         outcome=_outcome(incident, cost),
-        places=told.places(),
+        places=teller.places(),
     )
 
 
@@ -86,29 +85,6 @@ def _outcome(incident: Incident, cost: Line | None) -> str:
     if incident.stop is not None:
         return f"no step was committed afterwards; the job ended: {incident.stop['reason']}"
     return "not known yet: no step is committed since"
-
-
-def cost_words(cost: Line, retried: Sequence[int] = ()) -> str:
-    """``43 ms; step 11 was taken up again; microbatches: 2 (8 samples) computed again, none dropped``."""
-    lost = "the time is not known (no step was committed before)"
-    if cost["lost_ms"] is not None:
-        lost = f"{cost['lost_ms']:.0f} ms"
-    steps = f"step {', '.join(map(str, retried))}" if retried else f"{cost['steps_retried']} steps"
-    again = f"{steps} taken up again" if cost["steps_retried"] else "no step taken up again"
-    redone = counted(cost["microbatches_redone"], cost["samples_redone"])
-    parts = [lost, again, f"{redone} computed again"]
-    if cost["microbatches_dropped"]:
-        parts.append(f"{counted(cost['microbatches_dropped'], cost['samples_dropped'])} dropped")
-    return ", ".join(parts)
-
-
-def counted(microbatches: int, samples: int | None) -> str:
-    """``2 microbatches (8 samples)``."""
-    if not microbatches:
-        return "no microbatch"
-    plural = "" if microbatches == 1 else "es"
-    inside = "" if samples is None else f" ({samples} sample{'' if samples == 1 else 's'})"
-    return f"{microbatches} microbatch{plural}{inside}"
 
 
 class _Teller:
@@ -145,7 +121,7 @@ class _Teller:
         return f"agent of {joined['member']['host']}" if joined is not None else "its agent"
 
     def _of(self, line: Line) -> Iterator[tuple[str, str]]:
-        say = _EVENTS.get(line.get("event") or line.get("action") or "")
+        say = TELLINGS.get(line.get("event") or line.get("action") or "")
         if say is not None:
             yield say(line, self._agent(str(line.get("worker_id"))))
 
@@ -165,8 +141,8 @@ class _Teller:
         # Those who took something over come first, if not all can be told of.
         shown = sorted(found, key=lambda each: (not each[1].mine, each[1].time))[:_SHOWN]
         for worker_id, entry in shown:
-            yield self._moment(entry.told, worker_id, _told(entry))
-            yield self._moment(entry.time, worker_id, _settled(entry, worker_id))
+            yield self._moment(entry.told, worker_id, told(entry))
+            yield self._moment(entry.time, worker_id, settled(entry, worker_id))
         if len(found) > len(shown):
             times = [entry.time for _, entry in found]
             what = f"likewise, the last of them after {1000 * (max(times) - self._incident.began):.0f} ms"
@@ -184,7 +160,7 @@ class _Teller:
         redone = set(self._incident.recovered.redone) if self._incident.recovered is not None else set()
         for worker_id, first in sorted(firsts.items(), key=lambda each: each[1].time)[:_SHOWN]:
             mine = sorted(redone & set(first.microbatches))
-            done = f", with {_microbatches(mine)} in the place of others" if mine else ""
+            done = f", with {numbered(mine)} in the place of others" if mine else ""
             yield self._moment(first.time, worker_id, f"commits step {first.step}{done}")
 
     def _was_there(self, worker_id: str) -> bool:
@@ -222,95 +198,5 @@ class _Teller:
                 yield self._moment(entry.time, other, f"joins in generation {entry.generation}, at step {entry.step}")
             computed = next((each for each in self._run.commits.get(other, ()) if each.microbatches), None)
             if computed is not None:
-                what = (
-                    f"keeps pace: commits step {computed.step}, with {_microbatches(computed.microbatches)} of its own"
-                )
+                what = f"keeps pace: commits step {computed.step}, with {numbered(computed.microbatches)} of its own"
                 yield self._moment(computed.time, other, what)
-
-
-def _microbatches(numbers: Sequence[int]) -> str:
-    return f"microbatch{'' if len(numbers) == 1 else 'es'} {', '.join(map(str, numbers))}"
-
-
-def _told(entry: Entered) -> str:
-    if entry.aborted is None:
-        return f"is told of generation {entry.generation}"
-    return (
-        f"is told of generation {entry.generation}, aborts its exchange in {1000 * (entry.aborted - entry.told):.1f} ms"
-    )
-
-
-def _settled(entry: Entered, worker_id: str) -> str:
-    others = len(entry.members) - 1
-    met = f"has met {'the other one' if others == 1 else f'{others} others'}" if others else "is alone"
-    if worker_id in entry.joiners:
-        return f"{met} and takes their state: it was waiting as a spare"
-    step = "commits what it has in hand" if entry.commits else ""
-    if entry.dropped:
-        course = f"step {entry.step} goes on without {_microbatches(entry.dropped)}"
-    elif entry.given:
-        own = f", and this one computes {', '.join(map(str, entry.mine))}" if entry.mine else ""
-        course = f"step {entry.step} goes on, {_microbatches(entry.given)} nobody has{own}"
-    elif entry.retried:
-        course = f"step {entry.step} goes on, all that was computed is still there"
-    else:
-        course = f"step {entry.step} begins"
-    return f"{met} and settled: {' and '.join(filter(None, (step, course)))}"
-
-
-def _lost(line: Line, agent: str) -> tuple[str, str]:
-    worker_id, reason = line["worker_id"], line["reason"]
-    return {
-        "agent": (agent, f"sees {worker_id} end: {reason}"),
-        "heartbeat": (LIGHTHOUSE, f"hears nothing of {worker_id} any more: {reason}"),
-        "watch": (LIGHTHOUSE, f"declares {worker_id} lost, since others wait for it: {reason}"),
-        "peers": (LIGHTHOUSE, f"declares {worker_id} lost by what the others say: {reason}"),
-        "drain": (LIGHTHOUSE, f"declares {worker_id} lost, which was to leave: {reason}"),
-        "alert": (LIGHTHOUSE, f"declares {worker_id} lost because of an alert: {reason}"),
-        "api": ("somebody", f"says that {worker_id} failed: {reason}"),
-    }.get(line.get("source", ""), (LIGHTHOUSE, f"takes {worker_id} for lost: {reason}"))
-
-
-def _overdue(line: Line, agent: str) -> tuple[str, str]:
-    waiting = f"; {', '.join(line['waiting'])} wait for it" if line.get("waiting") else ""
-    return agent, f"finds that {line['worker_id']} hangs: {line['detail']}{waiting}"
-
-
-def _injected(line: Line, agent: str) -> tuple[str, str]:
-    return "somebody", f"has a fault injected into {line.get('worker_id') or line.get('host')}: {line['fault']}"
-
-
-def _failed(line: Line, agent: str) -> tuple[str, str]:
-    where = "" if line.get("step") is None else f" in step {line['step']}"
-    return line["worker_id"], f"fails{where}: {line['error']}"
-
-
-def _decided(line: Line, agent: str) -> tuple[str, str]:
-    return (
-        LIGHTHOUSE,
-        f"decides: generation {line['generation']} of {', '.join(line['members'])}, because {line['reason']}",
-    )
-
-
-_EVENTS: dict[str, Callable[[Line, str], tuple[str, str]]] = {
-    "FaultInjected": _injected,
-    "AlertFired": lambda line, _: (LIGHTHOUSE, f"takes an alert: {line['reason']}"),
-    "WorkerOverdue": _overdue,
-    "WorkerLost": _lost,
-    "WorkerFailed": _failed,
-    "WorkerFinished": lambda line, agent: (agent, f"sees {line['worker_id']} end by itself, at step {line['step']}"),
-    "HostLost": lambda line, _: (LIGHTHOUSE, f"takes host {line['host']} for lost: {line['reason']}"),
-    "ExchangeBroken": lambda line, _: (
-        line["worker_id"],
-        f"says that its exchange in generation {line['generation']} broke: {line['detail']}",
-    ),
-    "GenerationStuck": lambda line, _: (LIGHTHOUSE, f"finds generation {line['generation']} still broken"),
-    "StateGone": lambda line, _: ("members", f"find that none of generation {line['generation']} has the state"),
-    "LighthouseStarted": lambda line, _: (LIGHTHOUSE, "is started again" if line.get("restarted") else "is started"),
-    "Reconfigure": _decided,
-    "Fence": lambda line, _: (LIGHTHOUSE, f"has {line['worker_id']} ended: {line['reason']}"),
-    "Hold": lambda line, _: (LIGHTHOUSE, f"decides to wait, up to {line['limit_s']:g} s: {line['reason']}"),
-    "Probe": lambda line, _: (LIGHTHOUSE, f"asks all whom they reach: {line['reason']}"),
-    "Stop": lambda line, _: (LIGHTHOUSE, f"ends the job with exit code {line['exit_code']}: {line['reason']}"),
-    "Propose": lambda line, _: (LIGHTHOUSE, f"prepares generation {line['generation']}: {line['reason']}"),
-}

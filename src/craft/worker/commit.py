@@ -17,7 +17,7 @@ from craft.decide import ledger as books
 from craft.decide.ledger import Ledger
 from craft.decide.settle import LossAnswer, settle
 from craft.groups.group import Group
-from craft.protocol.entries import Entered
+from craft.protocol.entries import Entered, Moments
 from craft.protocol.errors import GroupError, StateLost
 from craft.protocol.membership import DROPPED, Claim, Generation, Settlement
 from craft.protocol.word import Combined
@@ -62,8 +62,6 @@ class Commitments:
         """How this worker came into the generation that it acts under."""
         self.record: Callable[[Entered], None] = lambda _: None
         """Writes that down, for every generation."""
-        self._agreed = 0
-        """The generation that all entered at a step boundary, last."""
         self._meeting = meeting
         self._on_loss = on_loss
         self._on_state_lost = on_state_lost
@@ -93,7 +91,6 @@ class Commitments:
         if combined is None or combined.ready <= self.ledger.generation:
             return False
         self._meeting.agree(combined.ready)
-        self._agreed = combined.ready
         return self.moved
 
     def check_leaving(self, combined: Combined | None) -> None:
@@ -115,7 +112,7 @@ class Commitments:
         A failure meanwhile leads to a newer generation, and to another round.
         """
         while True:
-            generation, group = self._meeting.enter()
+            generation, group, moments = self._meeting.enter()
             came = time.time()
             reach("entering", self.step)
             self.ledger = books.enter(self.ledger, generation)
@@ -140,15 +137,14 @@ class Commitments:
                 self.trained = next(entry.trainable for entry in entries if entry.claim.committed is not None)
             before = self.generation.worker_ids if self.generation is not None else ()
             self.lost = tuple(worker_id for worker_id in before if worker_id not in generation.worker_ids)
-            first, self.generation, self.group = self.generation is None, generation, group
+            self.generation, self.group = generation, group
             self._meeting.settled(generation.number)
-            self._write_down(generation, claims, settlement, came, first)
+            self._write_down(generation, claims, settlement, moments, came)
             return settlement
 
     def _write_down(
-        self, generation: Generation, claims: Sequence[Claim], settlement: Settlement, came: float, first: bool
+        self, generation: Generation, claims: Sequence[Claim], settlement: Settlement, moments: Moments, came: float
     ) -> None:
-        moments = self._meeting.moments
         self.entered = Entered(
             generation=generation.number,
             time=time.time(),
@@ -156,7 +152,7 @@ class Commitments:
             aborted=moments.aborted,
             met=moments.met,
             entered=came,
-            agreed=first or generation.number == self._agreed,
+            agreed=moments.aborted is None,
             members=generation.worker_ids,
             lost=self.lost,
             joiners=settlement.joiners,

@@ -297,13 +297,16 @@ class Meeting:
             self._change.wait_for(lambda: saved() or self.newer(number), limit_s)
             return saved() or not self.newer(number)
 
-    def enter(self) -> tuple[Generation, GlooGroup | None]:
-        """Return the newest generation and its group, once that is open. Raises Fenced or Left if there is no place for us."""
+    def enter(self) -> tuple[Generation, GlooGroup | None, Moments]:
+        """Return the newest generation and its group, once that is open, and how it came to that.
+
+        Raises Fenced or Left if there is no place for us.
+        """
         with self._change:
             self._change.wait_for(lambda: self._gone or (self._current is not None and self._current.opened))
             self._check_gone()
             assert self._current is not None
-            return self._current.generation, self._current.group
+            return self._current.generation, self._current.group, self._current.moments
 
     def wait_generation(self) -> Generation:
         """Return the newest generation, open or not."""
@@ -329,12 +332,6 @@ class Meeting:
         """Workers of the generation that is known to be current; () if there is none yet."""
         with self._change:
             return self._current.generation.worker_ids if self._current is not None else ()
-
-    @property
-    def moments(self) -> Moments:
-        """How it came into the generation that is current."""
-        with self._change:
-            return self._current.moments if self._current is not None else Moments()
 
     @property
     def _gone(self) -> bool:

@@ -85,9 +85,10 @@ class Scene:
                 await (self._agent.send_str(data) if isinstance(data, str) else self._agent.send_bytes(data))
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(10):
-            while not condition():
-                await asyncio.sleep(0.005)
+        deadline = asyncio.get_running_loop().time() + 10.0
+        while not condition():
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.005)
 
     def standing(self, worker_id: str) -> str | None:
         view = self.lighthouse.loop.state.view(worker_id)
