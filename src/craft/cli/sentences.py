@@ -132,6 +132,9 @@ _SENTENCES: dict[str, Callable[[Line], str]] = {
     "RolledBack": _rolled_back,
     "AlertFired": _alert,
     "AlertResolved": lambda line: f"alert {line['name']} is resolved",
+    "Recovered": lambda line: (
+        f"step {line['step']} is committed, the first one since, in generation {line['generation']}"
+    ),
     "Cost": lambda line: (
         f"{'the loss of ' + ', '.join(line['worker_ids']) if line['worker_ids'] else 'the broken exchange'} cost"
         f" {cost_words(line)}"
@@ -156,7 +159,11 @@ def _finished(line: Line) -> str:
 
 
 def _overdue(line: Line) -> str:
-    waiting = f"; {', '.join(line['waiting'])} wait for it" if line["waiting"] else "; nobody waits for it"
+    waiting = (
+        f"; {', '.join(line['waiting'])} {'wait' if line['waiting'][1:] else 'waits'} for it"
+        if line["waiting"]
+        else "; nobody waits for it"
+    )
     return f"{line['worker_id']} is overdue: {line['detail']}{waiting}"
 
 
@@ -167,12 +174,6 @@ def _injected(line: Line) -> str:
 def _drain(line: Line) -> str:
     until = "" if line.get("deadline_s") is None else f", within {line['deadline_s']:g} s"
     return f"{line.get('worker_id') or 'host ' + str(line.get('host'))} is to leave{until}: {line['reason']}"
-
-
-def _recovered(line: Line) -> str:
-    return (
-        f"{line['worker_id']} committed step {line['step']}, the first one since, under generation {line['generation']}"
-    )
 
 
 def _fault(line: Line) -> str:
@@ -196,7 +197,6 @@ _DETAILS: dict[str, Callable[[Line], str]] = {
     "GenerationEntered": lambda line: f"{line['worker_id']} acts under generation {line['generation']}",
     "FaultInjected": _injected,
     "StopRequested": lambda line: f"somebody wants the job to end: {line['reason']}",
-    "Recovered": _recovered,
     "LighthouseAlone": lambda line: f"no host is heard for {line['silent_s']:g} s",
     "LighthouseHeard": lambda line: f"host {line['host']} is heard again, after {line['alone_s']:g} s",
     "Fault": _fault,

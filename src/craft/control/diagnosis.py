@@ -44,7 +44,11 @@ class Diagnosis:
     def __call__(self, line: dict[str, Any]) -> None:
         """Take a line of the journal."""
         if line.get("event") == "WorkerOverdue" and line["phase"] != "exchanging":
-            waiting = f"; {', '.join(line['waiting'])} wait for it" if line["waiting"] else "; nobody waits for it"
+            waiting = (
+                f"; {', '.join(line['waiting'])} {'wait' if line['waiting'][1:] else 'waits'} for it"
+                if line["waiting"]
+                else "; nobody waits for it"
+            )
             self._begin(line["worker_id"], line["phase"], f"{line['worker_id']} hangs: {line['detail']}{waiting}")
         elif line.get("action") == "Probe":
             self._begin(None, "exchange", f"every worker waits: {line['reason']}")

@@ -12,7 +12,7 @@ LIGHTHOUSE = "lighthouse"
 
 def cost_words(cost: Line, retried: Sequence[int] = ()) -> str:
     """``43 ms, step 11 taken up again, 2 microbatches (8 samples) computed again``."""
-    lost = "the time is not known (no step was committed before)"
+    lost = "an unknown time (no step was committed before)"
     if cost["lost_ms"] is not None:
         lost = f"{cost['lost_ms']:.0f} ms"
     step = f"step {', '.join(map(str, retried))}" if retried else "a step"
@@ -77,7 +77,11 @@ def _lost(line: Line, agent: str) -> tuple[str, str]:
 
 
 def _overdue(line: Line, agent: str) -> tuple[str, str]:
-    waiting = f"; {', '.join(line['waiting'])} wait for it" if line.get("waiting") else ""
+    waiting = (
+        f"; {', '.join(line['waiting'])} {'wait' if line['waiting'][1:] else 'waits'} for it"
+        if line.get("waiting")
+        else ""
+    )
     return agent, f"finds that {line['worker_id']} hangs: {line['detail']}{waiting}"
 
 
