@@ -110,6 +110,8 @@ def test_collectives_of_the_script_that_do_not_fit_are_named(jobs: Jobs, kind: s
     job = jobs.start(COLLECTIVES, "--kind", kind, workers=3, environment=QUICK)
     summary = wait_for(lambda: next(job.run_dir.glob("diagnosis/*/summary.txt"), None), "a bundle is there")
     assert words in summary.read_text()
+    if kind == "missing":
+        assert "w2 waits in the exchange for w0, w1." in summary.read_text()
     assert "collectives.py" in (summary.parent / "w0.txt").read_text()
     assert (summary.parent / "w0.collectives.json").exists()
     job.end()

@@ -39,6 +39,10 @@ class _Question:
     regard: Regard
     asked: stacks.Asked
     told: asyncio.Future[Collectives] | None
+    time: float
+    generation: int
+    members: tuple[str, ...]
+    """What it acted under when it was asked."""
 
 
 class Looks:
@@ -71,7 +75,17 @@ class Looks:
         if regard.view.state != hangs.STOPPED and self._relay.ask_worker(worker_id, Look(number=number)):
             told = self._told[number, worker_id] = asyncio.get_running_loop().create_future()
         self._open[worker_id] = self._open.get(worker_id, 0) + 1
-        return _Question(worker_id, regard, stacks.ask(regard.pid, regard.stacks), told)
+        report = self._relay.reports().get(worker_id)
+        entered = last_lines(self._run_dir.generations(worker_id), 1, Entered)
+        return _Question(
+            worker_id=worker_id,
+            regard=regard,
+            asked=stacks.ask(regard.pid, regard.stacks),
+            told=told,
+            time=time.time(),
+            generation=report.generation if report is not None else 0,
+            members=entered[-1].members if entered else (),
+        )
 
     def then(self, worker_id: str, end: Callable[[], None]) -> None:
         """Call ``end`` once nobody looks at the worker any more: it is to be ended, and would tell nothing afterwards."""
@@ -112,18 +126,17 @@ class Looks:
         if question.told is not None:
             with contextlib.suppress(asyncio.TimeoutError):
                 told = await asyncio.wait_for(question.told, _ANSWER_S)
-        return self._describe(question.worker_id, question.regard, text, told)
+        return self._describe(question, text, told)
 
-    def _describe(self, worker_id: str, regard: Regard, text: str, told: Collectives | None) -> CloseUp:
-        report = self._relay.reports().get(worker_id)
-        entered = last_lines(self._run_dir.generations(worker_id), 1, Entered)
-        members = entered[-1].members if entered else ()
+    def _describe(self, question: _Question, text: str, told: Collectives | None) -> CloseUp:
+        worker_id, regard, members = question.worker_id, question.regard, question.members
         doing = regard.doing
+        commits = last_lines(self._run_dir.steps(worker_id), 2 * _STEPS, Commit)
         return CloseUp(
             worker_id=worker_id,
             host=self._relay.report.host,
             pid=regard.pid,
-            time=time.time(),
+            time=question.time,
             state=regard.view.words,
             stopped=regard.view.state == hangs.STOPPED,
             phase=doing.phase.word if doing is not None else "",
@@ -132,10 +145,10 @@ class Looks:
             step=doing.step if doing is not None else None,
             microbatch=doing.microbatch if doing is not None else None,
             gil_kept_s=None if regard.gil_kept_s is None else round(regard.gil_kept_s, 3),
-            generation=report.generation if report is not None else 0,
+            generation=question.generation,
             rank=members.index(worker_id) if worker_id in members else None,
             members=members,
-            recent_steps=_recent(last_lines(self._run_dir.steps(worker_id), _STEPS + 1, Commit)),
+            recent_steps=_recent([each for each in commits if each.time <= question.time]),
             stacks=text,
             collectives=told if told is not None and told.rank is not None else None,
         )

@@ -60,10 +60,11 @@ class Diagnosis:
         self._last, self._made = now, self._made + 1
         first = self._host_of(worker_id) if worker_id is not None else None
         hosts = sorted(set(self._hosts()), key=lambda host: (host != first, host))[:MAX_HOSTS]
+        doing = self._looks.doing()
         asked: dict[str, asyncio.Future[tuple[CloseUp, ...]] | str] = {}
         for host in hosts:
             try:
-                asked[host] = self._looks.ask(host)
+                asked[host] = self._looks.ask(host, doing)
             except Unanswered as error:
                 asked[host] = str(error)
             except Busy:

@@ -76,12 +76,15 @@ def _one(run: Run, costs: tuple[FaultCost, ...]) -> FaultCost:
     """Several losses before the next commit, as one, with what the workers told of it."""
     last = costs[-1]
     told = recoveries(run.journal)
+    recovered = next((each for each in told if each.since < last.generation <= each.generation), None)
+    # What they told is in the journal, too: one fault has one cost.
+    known = recovered.lost_s if recovered is not None else None
     return replace(
         last,
         what=", ".join(cost.what for cost in costs),
         seen=costs[0].seen,
-        lost_s=costs[0].lost_s,
-        recovered=next((each for each in told if each.since < last.generation <= each.generation), None),
+        lost_s=costs[0].lost_s if known is None else known,
+        recovered=recovered,
     )
 
 

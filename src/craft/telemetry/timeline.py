@@ -14,6 +14,9 @@ from craft.telemetry.history import Commit, Run
 from craft.telemetry.incidents import Incident, Line, moment
 from craft.telemetry.witnesses import TELLINGS, cost_words, numbered, settled, told
 
+_COSTS = (
+    "lost_ms", "step", "steps_retried", "microbatches_redone", "samples_redone", "microbatches_dropped", "samples_dropped",
+)  # fmt: skip
 _SHOWN = 8
 """So many workers are told of one by one."""
 
@@ -52,8 +55,6 @@ def timeline(run: Run, incident: Incident, number: int) -> Timeline:
     teller = _Teller(run, incident)
     moments = sorted(teller.moments(), key=lambda each: each.at_ms)
     cost = next((line for line in reversed(incident.lines) if line.get("outcome") == "Cost"), None)
-    kept = ("lost_ms", "step", "steps_retried", "microbatches_redone", "samples_redone")
-    kept += ("microbatches_dropped", "samples_dropped")
     return Timeline(
         number=number,
         worker_ids=incident.worker_ids,
@@ -61,7 +62,7 @@ def timeline(run: Run, incident: Incident, number: int) -> Timeline:
         began=incident.began,
         generation=incident.generation,
         moments=tuple(moments),
-        cost=None if cost is None else {name: cost[name] for name in kept},
+        cost=None if cost is None else {name: cost[name] for name in _COSTS},
         outcome=_outcome(incident, cost),
         places=teller.places(),
     )

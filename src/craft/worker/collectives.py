@@ -13,7 +13,9 @@ import torch.distributed
 
 from craft.protocol.debug import MAX_ENTRIES, Collective, Collectives
 
+# The names that torch does not export by type.
 dist: Any = torch.distributed
+c10d: Any = torch._C._distributed_c10d
 
 
 class _Entry(msgspec.Struct):
@@ -36,9 +38,7 @@ def answer(number: int, worker_id: str) -> Collectives:
     """Return the latest collectives of the script's own; none where it has no default group."""
     if not (dist.is_available() and dist.is_initialized()):
         return Collectives(number=number, worker_id=worker_id)
-    from torch._C._distributed_c10d import _dump_fr_trace_json
-
-    trace = msgspec.json.decode(_dump_fr_trace_json(), type=_Trace)
+    trace = msgspec.json.decode(c10d._dump_fr_trace_json(), type=_Trace)
     groups = own_groups()
     entries = [_collective(each) for each in trace.entries if each.process_group[0] in groups and not each.is_p2p]
     return Collectives(
