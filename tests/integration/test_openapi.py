@@ -41,7 +41,7 @@ def test_every_answer_is_as_the_description_says_P6(scene: Scene, examples: int)
         # Of what takes nothing there is nothing bad to send; and the feed does not end unless asked to.
         if operation.path != "/v1/events" and (mode == MODES[0] or operation.method == "post")
     ]
-    assert len(tried) == 3 + 2 * 5
+    assert len(tried) == 4 + 2 * 5
     assert process.poll() is None
 
 

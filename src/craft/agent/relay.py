@@ -7,6 +7,7 @@ heartbeat is a report; in a large one mere progress waits, and most heartbeats a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -19,6 +20,7 @@ import aiohttp
 from msgspec.structs import replace
 
 from craft.protocol.beats import Heartbeat, Pace, Update
+from craft.protocol.debug import Collectives, Look, Looked
 from craft.protocol.errors import ConfigError, MalformedMessage, Unauthorized
 from craft.protocol.events import WorkerOverdue
 from craft.protocol.messages import Directive, Exited, HostReport, Preemption, WorkerReport
@@ -63,6 +65,11 @@ class Relay:
         self._urgent = 0
         """The newest report that has something which must not wait."""
         self._soon: asyncio.TimerHandle | None = None
+        self._connection: aiohttp.ClientWebSocketResponse[Any] | None = None
+        self.on_look: Callable[[Look], None] = lambda _: None
+        """Called when the lighthouse wants to know more of workers."""
+        self.on_told: Callable[[Collectives], None] = lambda _: None
+        """Called when a worker has answered what it was asked."""
         self._workers: dict[str, asyncio.StreamWriter] = {}
         self._found: dict[str, WorkerOverdue] = {}
         self._phases: dict[str, str] = {}
@@ -126,6 +133,9 @@ class Relay:
             while True:
                 size = codec.frame_size(await reader.readexactly(codec.HEADER_BYTES))
                 message = codec.decode(await reader.readexactly(size))
+                if isinstance(message, Collectives) and worker_id is not None:
+                    self.on_told(replace(message, worker_id=worker_id))
+                    continue
                 if not isinstance(message, WorkerReport):
                     raise MalformedMessage(f"a worker sent a {type(message).__qualname__}")
                 if worker_id is None:
@@ -141,6 +151,21 @@ class Relay:
             logger.warning("worker %s: %s", worker_id or "?", error)
         finally:
             writer.close()
+
+    def ask_worker(self, worker_id: str, look: Look) -> bool:
+        """Ask a worker; False if there is no connection to it."""
+        writer = self._workers.get(worker_id)
+        if writer is None:
+            return False
+        writer.write(codec.frame(look))
+        return True
+
+    async def send(self, message: Looked) -> None:
+        """Send an answer, if the lighthouse is still there to hear it."""
+        if self._connection is not None:
+            with contextlib.suppress(ConnectionError, aiohttp.ClientError):
+                data = codec.pack(message)
+                await (self._connection.send_str(data) if isinstance(data, str) else self._connection.send_bytes(data))
 
     def take(self, report: WorkerReport) -> None:
         """Put a worker's report into this host's."""
@@ -195,6 +220,7 @@ class Relay:
         if wire is not None:
             wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_LIMIT_MS)
         self._pace = Pace()
+        self._connection = connection
         sending = asyncio.create_task(self._send_reports(connection))
         said: Directive | None = None
         try:
@@ -204,10 +230,14 @@ class Relay:
                     raise ConfigError(f"the lighthouse at {self.url} refuses this agent: {message.extra}")
                 if message.type not in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
                     break
-                said = self._hear(self.decode(said, message.data)) or said
+                heard = self.decode(said, message.data)
+                if isinstance(heard, Look):
+                    self.on_look(heard)
+                said = self._hear(heard) or said
         except MalformedMessage as error:
             logger.warning("the lighthouse sent rubbish: %s", error)
         finally:
+            self._connection = None
             sending.cancel()
 
     def decode(self, said: Directive | None, data: str | bytes) -> codec.Message:

@@ -11,6 +11,8 @@ import os
 import time
 from pathlib import Path
 
+import msgspec
+
 from craft.agent import procfs
 from craft.wire.activity import STACKS_SIGNAL
 
@@ -23,32 +25,55 @@ _MAX_CHILDREN = 4
 _CUT = "... (cut)\n"
 
 
+class Asked(msgspec.Struct, frozen=True):
+    """A process that was asked for its stacks."""
+
+    pid: int
+    path: Path
+    before: int
+    """Size of the file before it wrote to it."""
+    why: str | None
+    """Why it will not answer, if so."""
+
+
 async def dump(pid: int, path: Path, limit_s: float = _LIMIT_S) -> str:
     """Return the stacks of a worker and of what it forked, at most 16 KB; ``path`` is where its handler writes.
 
     Each process has ``limit_s`` to answer. The event loop is never blocked.
     """
-    parts = [await _one(pid, path, limit_s)]
+    return await collect(ask(pid, path), limit_s)
+
+
+def ask(pid: int, path: Path) -> Asked:
+    """Have a process write its stacks, at once: whatever it does next is not in them any more."""
+    before, why = _size(path), _cannot_answer(pid)
+    if why is None:
+        try:
+            os.kill(pid, STACKS_SIGNAL)
+        except ProcessLookupError:
+            why = "the process is gone"
+    return Asked(pid, path, before, why)
+
+
+async def collect(asked: Asked, limit_s: float = _LIMIT_S) -> str:
+    """Return what a worker that was asked has written, and the stacks of what it forked."""
+    pid, path = asked.pid, asked.path
+    parts = [await _written(asked, limit_s)]
     for child in procfs.children(pid)[:_MAX_CHILDREN]:
         # A main thread that waits for its data-loader process says nothing about why that does not answer.
-        parts.append(f"its child process {child}:\n{await _one(child, path, limit_s)}")
+        parts.append(f"its child process {child}:\n{await _written(ask(child, path), limit_s)}")
     # What matters most comes first in the text, and is last in a worker's own part: its main thread.
     share = MAX_BYTES // len(parts)
     return "\n".join(_bounded(part, share).rstrip("\n") for part in parts)
 
 
-async def _one(pid: int, path: Path, limit_s: float) -> str:
-    why = _cannot_answer(pid)
+async def _written(asked: Asked, limit_s: float) -> str:
+    why = asked.why
     if why is None:
-        before = _size(path)
-        try:
-            os.kill(pid, STACKS_SIGNAL)
-        except ProcessLookupError:
-            return "the process is gone"
-        if await _settled(path, before, limit_s):
-            return _since(path, before)
+        if await _settled(asked.path, asked.before, limit_s):
+            return _since(asked.path, asked.before)
         why = f"no answer within {limit_s:g} s"
-    return f"no Python stack: {why}\n{procfs.kernel_text(pid)}"
+    return f"no Python stack: {why}\n{procfs.kernel_text(asked.pid)}"
 
 
 def _cannot_answer(pid: int) -> str | None:

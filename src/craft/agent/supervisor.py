@@ -20,6 +20,7 @@ import msgspec
 from craft.agent.crew import Crew
 from craft.agent.forkserver import Ended, Forked, Outgoing, Ready
 from craft.agent.injections import Injections
+from craft.agent.looks import Looks
 from craft.agent.own_lighthouse import OwnLighthouse
 from craft.agent.relay import Relay
 from craft.agent.room import LEAVE_S, PreemptFile, Room
@@ -102,6 +103,8 @@ class Supervisor:
             self._room = Room(self.relay, self._crew, self._settings, self._made_room)
             self._injections = Injections(self._settings.host, self._crew.signal)
             self._watch_over = WatchOver(self._watchdog, self.relay)
+            self._looks = Looks(self._watchdog, self.relay, self._run_dir)
+            self.relay.on_look, self.relay.on_told = self._looks.ask, self._looks.told
             self._stranded = Stranded(self._settings.lease_s, self.relay, self._crew, self._watchdog)
             server = await asyncio.start_unix_server(self.relay.serve_worker, path=str(self._socket_path))
             async with server:
@@ -257,7 +260,7 @@ class Supervisor:
 
     def _directed(self, directive: Directive) -> None:
         for worker_id in directive.fenced:
-            self._crew.signal(worker_id, signal.SIGKILL)
+            self._looks.then(worker_id, functools.partial(self._crew.signal, worker_id, signal.SIGKILL))
         self._injections.take(directive.injections)
         if directive.stopping or directive.winding_down is not None or directive.preempting is not None:
             self._crew.close()

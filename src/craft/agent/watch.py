@@ -65,6 +65,20 @@ class KernelView(msgspec.Struct, frozen=True, kw_only=True):
         return f"{busy}{self.main_cpu_s:.1f} s of CPU used"
 
 
+class Regard(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker as it is seen from outside, whether it is overdue or not."""
+
+    pid: int
+    view: KernelView
+    doing: Doing | None
+    since_s: float | None
+    """For how long it has been doing that."""
+    gil_kept_s: float | None
+    """For how long no other Python thread of it has run, where that is worth saying."""
+    stacks: Path
+    """Where it writes its stacks when it is asked for them."""
+
+
 class Suspect(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that is overdue; somebody may be held up by it, or not."""
 
@@ -149,6 +163,10 @@ class _Watched:
         self.doing = doing.shifted(self._forgiven_s) if self._forgiven_s else doing
         return new
 
+    def fresh(self) -> Doing | None:
+        """What it does right now; what it did at the last look, if that cannot be read."""
+        return self._reader.read() or self.doing
+
     def view(self, elapsed_s: float) -> KernelView:
         glance = self.process.glance()
         began = self.began or glance
@@ -223,6 +241,27 @@ class Watchdog:
     def activities(self) -> dict[str, Doing]:
         """What each worker was doing at the last look, as far as it has said so."""
         return {worker_id: each.doing for worker_id, each in self._watched.items() if each.doing is not None}
+
+    def regard(self, worker_id: str) -> Regard | None:
+        """Return what is seen of a worker without asking it; None if it is not watched."""
+        watched = self._watched.get(worker_id)
+        if watched is None:
+            return None
+        now, doing = self._clock(), watched.fresh()
+        since_s = now - doing.since if doing is not None else None
+        kept_s = now - doing.beat if doing is not None and doing.beat is not None else 0.0
+        return Regard(
+            pid=watched.pid,
+            view=watched.view(since_s or 0.0),
+            doing=doing,
+            since_s=since_s,
+            gil_kept_s=kept_s if kept_s > _GIL_WORTH_SAYING_S else None,
+            stacks=watched.stacks,
+        )
+
+    @property
+    def worker_ids(self) -> tuple[str, ...]:
+        return tuple(self._watched)
 
     def waiting_s(self) -> dict[str, float]:
         """For how long each worker that is in the exchange has been there."""

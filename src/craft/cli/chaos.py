@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from craft.cli.inspect import EXIT_BAD_INPUT, explained, run_option
+from craft.cli.explained import EXIT_BAD_INPUT, explained
+from craft.cli.inspect import run_option
 from craft.protocol.errors import ConfigError, CraftError, Unreachable
 from craft.protocol.injections import KINDS
 

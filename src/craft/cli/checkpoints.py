@@ -5,19 +5,19 @@ All but ``export`` do without torch. What is printed for people is in ``checkpoi
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from craft.cli.inspect import EXIT_BAD_INPUT, run_option
-from craft.protocol.errors import ConfigError, CraftError
+from craft.cli.explained import EXIT_PROBLEM, explained_as_problem
+from craft.cli.inspect import run_option
+from craft.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from craft.snapshots.collect import Collected
@@ -25,27 +25,9 @@ if TYPE_CHECKING:
     from craft.snapshots.manifest import Manifest
     from craft.snapshots.tiers import Tiers
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-EXIT_PROBLEM = 1
 _ALL = 1 << 62
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-
-
-def explained(command: Callable[P, R]) -> Callable[P, R]:
-    """Print what went wrong as one sentence; exit code 2 if other input would help, else 1."""
-
-    @functools.wraps(command)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return command(*args, **kwargs)
-        except CraftError as error:
-            click.echo(f"craft: {error}", err=True)
-            raise SystemExit(EXIT_BAD_INPUT if isinstance(error, ConfigError) else EXIT_PROBLEM) from None
-
-    return wrapper
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -67,7 +49,7 @@ def checkpoints() -> None:
 @click.argument("url", required=False)
 @run_option
 @json_option
-@explained
+@explained_as_problem
 def ls(url: str | None, run_dir: Path | None, as_json: bool) -> None:
     """List the checkpoints in URL, the newest first.
 
@@ -93,7 +75,7 @@ def ls(url: str | None, run_dir: Path | None, as_json: bool) -> None:
 @click.argument("words", nargs=-1, metavar="[URL] [STEP|NAME]")
 @run_option
 @json_option
-@explained
+@explained_as_problem
 def verify(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
     """Read every byte of a checkpoint, or of all in URL, and say what is damaged or missing.
 
@@ -133,7 +115,7 @@ def verify(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @json_option
-@explained
+@explained_as_problem
 def gc(url: str | None, run_dir: Path | None, keep: int | None, dry_run: bool, as_json: bool) -> None:
     """Remove old checkpoints from URL, and bytes that no checkpoint needs.
 
@@ -200,7 +182,7 @@ def _say_removed(url: str, found: Collected, dry_run: bool, as_json: bool) -> No
 @click.argument("words", nargs=-1, metavar="[URL] A B")
 @run_option
 @json_option
-@explained
+@explained_as_problem
 def diff(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
     """Say in which tensors checkpoints A and B differ, and how many bytes are stored once for both.
 
@@ -235,7 +217,7 @@ def diff(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
     required=True,
     help="safetensors: the modules' tensors. torch: one file for torch.load. dcp: a directory for torch.distributed.checkpoint.",
 )
-@explained
+@explained_as_problem
 def export(words: tuple[str, ...], out: Path, run_dir: Path | None, form: Form) -> None:
     """Write a checkpoint to OUT, in a form that other programs read; every byte is verified on the way.
 

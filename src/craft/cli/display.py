@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from craft.cli.sentences import checkpoint, clock, sentence
+from craft.cli.sentences import checkpoint, clock, sentence, work
 from craft.decide.faults import goodput
 from craft.decide.plan import cost_of_loss
 from craft.settings.run import RunSettings
@@ -140,7 +140,7 @@ class Display:
         self.say(f"  {steps} steps in {wall_s:.1f} s, {_count(self._faults, 'fault')}, {share}")
         for cost in costs:
             lost = "the job ended before the next step" if cost.lost_s is None else f"{1000 * cost.lost_s:.0f} ms lost"
-            self.say(f"  generation {cost.generation}: {cost.what}: {lost}")
+            self.say(f"  generation {cost.generation}: {cost.what}: {lost}{work(cost.recovered)}")
         written = (line for line in reversed(run.journal) if line.get("event") == "CheckpointWritten")
         self._say_newest(next(written, None))
 

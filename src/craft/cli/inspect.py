@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import click
 
-from craft.protocol.errors import CraftError
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-EXIT_BAD_INPUT = 2
+from craft.cli.explained import explained
 
 run_option = click.option(
     "--dir",
@@ -25,20 +18,6 @@ run_option = click.option(
     default=None,
     help="The run directory. Default: the newest craft-run* in the current directory.",
 )
-
-
-def explained(command: Callable[P, R]) -> Callable[P, R]:
-    """Print what went wrong as one sentence on stderr, and exit with code 2."""
-
-    @functools.wraps(command)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return command(*args, **kwargs)
-        except CraftError as error:
-            click.echo(f"craft: {error}", err=True)
-            raise SystemExit(EXIT_BAD_INPUT) from None
-
-    return wrapper
 
 
 def _client(run_dir: Path | None) -> Any:
@@ -211,8 +190,12 @@ def _print_actions(answer: dict[str, Any]) -> None:
 
 def _sentence(line: dict[str, Any]) -> str:
     """One line of the journal for a person."""
+    from craft.cli.sentences import detail
+
     kind = str(line.get("kind", "?"))
     moment = time.strftime("%H:%M:%S", time.localtime(line.get("time", 0.0)))
+    if words := detail(line):
+        return f"{moment} {kind:7} {line.get(kind, ''):18} {words}"
     rest = {name: value for name, value in line.items() if name not in ("time", "kind", kind, "reason", "traceback")}
     parts = " ".join(f"{name}={_short(value)}" for name, value in rest.items() if value is not None)
     reason = f'  "{line["reason"]}"' if line.get("reason") else ""
@@ -245,7 +228,9 @@ def _print_status(found: dict[str, Any]) -> None:
     console.print(f"faults: {found['faults']}")
     for fault in found["fault_list"][-5:]:
         moment = time.strftime("%H:%M:%S", time.localtime(fault["seen"]))
-        console.print(f"  {moment} {', '.join(fault['worker_ids'])}: {fault['reason']}", markup=False)
+        lost_ms = (fault.get("cost") or {}).get("lost_ms")
+        cost = "" if lost_ms is None else f" ({lost_ms:.0f} ms lost)"
+        console.print(f"  {moment} {', '.join(fault['worker_ids'])}: {fault['reason']}{cost}", markup=False)
     _print_checkpoints(found["checkpoints"], console)
     console.print(f"lighthouse: {found['lighthouse']['url']} (pid {found['lighthouse']['pid']})")
 

@@ -11,6 +11,7 @@ _COMMANDS = {
     "chaos": ("craft.cli.chaos", "chaos", "Inject faults into a running job."),
     "checkpoint": ("craft.cli.inspect", "checkpoint", "Have a job take a checkpoint now."),
     "checkpoints": ("craft.cli.checkpoints", "checkpoints", "List, verify, compare, export and remove checkpoints."),
+    "debug": ("craft.cli.debug", "debug", "Look at a worker from close up: what it does, its stacks."),
     "demo": ("craft.cli.demo", "demo", "See it work: kill workers of a small job and compare the bits."),
     "drain": ("craft.cli.inspect", "drain", "Let a worker or a host leave in order."),
     "events": ("craft.cli.inspect", "events", "Show what happened in a job."),
@@ -26,6 +27,7 @@ _COMMANDS = {
     "status": ("craft.cli.inspect", "status", "Show how a job is doing."),
     "techniques": ("craft.cli.techniques", "techniques", "List techniques, their settings, and who answers what."),
     "stop": ("craft.cli.inspect", "stop", "End a job."),
+    "why": ("craft.cli.why", "why", "Tell what happened in a fault, and what it cost."),
 }
 
 

@@ -6,13 +6,26 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from craft.protocol.events import Recovered
+from craft.telemetry.witnesses import cost_words, counted
+
 Line = dict[str, Any]
 
 
 def sentence(line: Line) -> str:
     """One line of the journal for a person; empty if it is not worth their while."""
-    say = _SENTENCES.get(line.get("event") or line.get("action") or "")
+    say = _SENTENCES.get(_name(line))
     return say(line) if say is not None else ""
+
+
+def detail(line: Line) -> str:
+    """The same, also of what matters only to somebody who looks for a cause; empty if there are no words for it."""
+    say = _SENTENCES.get(_name(line)) or _DETAILS.get(_name(line))
+    return say(line) if say is not None else ""
+
+
+def _name(line: Line) -> str:
+    return str(line.get("event") or line.get("action") or line.get("outcome") or "")
 
 
 def size(count: int) -> str:
@@ -31,6 +44,16 @@ def checkpoint(line: Line) -> str:
     part = "all of it new" if new >= total else f"{size(new)} of it new"
     tag = f", tagged {line['tag']}" if line.get("tag") else ""
     return f"step {line['step']} ({size(total)}, {part}, {line['seconds']:.1f} s){tag}"
+
+
+def work(recovered: Recovered | None) -> str:
+    """What was done again after a loss, as the end of a line; empty if nothing was, or if nobody said."""
+    if recovered is None:
+        return ""
+    redone = f", {counted(len(recovered.redone), recovered.redone_samples)} computed again" if recovered.redone else ""
+    if not recovered.dropped:
+        return redone
+    return f"{redone}, {counted(len(recovered.dropped), recovered.dropped_samples)} dropped"
 
 
 def clock(seconds: float) -> str:
@@ -119,6 +142,13 @@ _SENTENCES: dict[str, Callable[[Line], str]] = {
     ),
     "AlertFired": _alert,
     "AlertResolved": lambda line: f"alert {line['name']} is resolved",
+    "Recovered": lambda line: (
+        f"step {line['step']} is committed, the first one since, in generation {line['generation']}"
+    ),
+    "Cost": lambda line: (
+        f"{'the loss of ' + ', '.join(line['worker_ids']) if line['worker_ids'] else 'the broken exchange'} cost"
+        f" {cost_words(line)}"
+    ),
     "WindDown": lambda line: f"ends after the step in flight: {line['reason']}",
     "Preempt": _preempted,
     "TakeCheckpoint": _wanted,
@@ -126,3 +156,67 @@ _SENTENCES: dict[str, Callable[[Line], str]] = {
     "Propose": lambda line: f"generation {line['generation']} is prepared: {line['reason']}",
     "Reconfigure": lambda line: f"generation {line['generation']}: {line['reason']}",
 }
+
+
+def _joined(line: Line) -> str:
+    member = line["member"]
+    late = ", as a spare or in the place of a lost one" if member.get("late") else ""
+    return f"{member['worker_id']} of host {member['host']} joined (process {line['pid']}){late}"
+
+
+def _finished(line: Line) -> str:
+    return f"{line['worker_id']} {'finished' if line['complete'] else 'ended'} at step {line['step']}"
+
+
+def _overdue(line: Line) -> str:
+    waiting = (
+        f"; {', '.join(line['waiting'])} {'wait' if line['waiting'][1:] else 'waits'} for it"
+        if line["waiting"]
+        else "; nobody waits for it"
+    )
+    return f"{line['worker_id']} is overdue: {line['detail']}{waiting}"
+
+
+def _injected(line: Line) -> str:
+    return f"somebody has a fault injected into {line['worker_id'] or line['host'] or 'the job'}: {line['fault']}"
+
+
+def _drain(line: Line) -> str:
+    until = "" if line.get("deadline_s") is None else f", within {line['deadline_s']:g} s"
+    return f"{line.get('worker_id') or 'host ' + str(line.get('host'))} is to leave{until}: {line['reason']}"
+
+
+def _fault(line: Line) -> str:
+    follows = f"; generation {line['next_generation']} follows" if line["next_generation"] is not None else ""
+    return f"a fault hit generation {line['generation']}: {', '.join(line['worker_ids'])} lost{follows}"
+
+
+_DETAILS: dict[str, Callable[[Line], str]] = {
+    "WorkerJoined": _joined,
+    "WorkerFinished": _finished,
+    "WorkerOverdue": _overdue,
+    "WorkerEnded": lambda line: f"the process of {line['worker_id']} is no more",
+    "DrainRequested": _drain,
+    "DrainExpired": lambda line: f"{line['worker_id']} was to leave, and is still there at its deadline",
+    "HoldExpired": lambda line: f"nobody came in the place of those lost from generation {line['generation']}",
+    "StateGone": lambda line: f"no member of generation {line['generation']} has the training state",
+    "ExchangeBroken": lambda line: (
+        f"{line['worker_id']} says that its exchange in generation {line['generation']} broke: {line['detail']}"
+    ),
+    "GenerationStuck": lambda line: f"generation {line['generation']} is still broken",
+    "GenerationEntered": lambda line: f"{line['worker_id']} acts under generation {line['generation']}",
+    "FaultInjected": _injected,
+    "StopRequested": lambda line: f"somebody wants the job to end: {line['reason']}",
+    "LighthouseAlone": lambda line: f"no host is heard for {line['silent_s']:g} s",
+    "LighthouseHeard": lambda line: f"host {line['host']} is heard again, after {line['alone_s']:g} s",
+    "Fault": _fault,
+    "Fence": lambda line: f"{line['worker_id']} is to be ended: {line['reason']}",
+    "Release": lambda line: f"{line['worker_id']} may go: {line['reason']}",
+    "DeclareLost": lambda line: f"{line['worker_id']} is taken for lost: {line['reason']}",
+    "DeclareHostLost": lambda line: f"host {line['host']} is taken for lost: {line['reason']}",
+    "Drain": _drain,
+    "Probe": lambda line: f"members of generation {line['generation']} find out whom they reach: {line['reason']}",
+    "Watch": lambda line: f"generation {line['generation']} is looked at again in a moment: {line['reason']}",
+    "Stop": lambda line: f"the job ends with exit code {line['exit_code']}: {line['reason']}",
+}
+"""Beside the sentences above: what ``craft events`` says, and the display of a running job does not."""

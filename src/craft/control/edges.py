@@ -22,6 +22,7 @@ from craft.protocol.events import (
     ExchangeBroken,
     GenerationEntered,
     PreemptRequested,
+    Recovered,
     ReplacementsEnded,
     StateGone,
     WorkerEnded,
@@ -63,8 +64,8 @@ class Edges:
         self._state = state
         self.seen: dict[str, Seen] = {}
         self.index = Index(state)
-        self._values: set[object] = set(old_news)
-        """Values that are journaled once, whoever and however often reports them."""
+        self._values: set[object] = {_news(value) for value in old_news}
+        """What is journaled once, whoever and however often reports it."""
         self._exited: set[str] = set()
         self._starting: dict[str, set[str]] = {}
         """Workers that have neither joined nor ended, by host: asked for with every report."""
@@ -211,9 +212,14 @@ class Edges:
 
     def _once(self, values: Iterable[AnyEvent | None]) -> Iterator[AnyEvent]:
         for value in values:
-            if value is not None and value not in self._values:
-                self._values.add(value)
+            if value is not None and _news(value) not in self._values:
+                self._values.add(_news(value))
                 yield value
+
+
+def _news(value: object) -> object:
+    """What makes a value another one than those before: of a recovery, several members may tell, each by its own clock."""
+    return (Recovered, value.generation) if isinstance(value, Recovered) else value
 
 
 def _matter(found: WorkerOverdue) -> tuple[object, ...]:

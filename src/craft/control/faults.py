@@ -1,14 +1,36 @@
-"""Which events were faults: what the status, the metrics and the summary at the end count."""
+"""Which events were faults, and what they cost: what the status, the metrics and the summary at the end count."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from craft.decide.membership import JobState
-from craft.protocol.events import AnyEvent, HostLost, WorkerFailed, WorkerFinished, WorkerLost
+from craft.protocol.events import AnyEvent, HostLost, Recovered, WorkerFailed, WorkerFinished, WorkerLost
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag=True):
+    """What was lost by one fault, or by several that were overcome together."""
+
+    worker_ids: tuple[str, ...]
+    """Those whose loss it was; none if an exchange broke and nobody was lost."""
+    generation: int
+    """Under which the first step afterwards was committed."""
+    step: int
+    """That step."""
+    lost_ms: float | None
+    """Time from commit to commit, less an undisturbed step; None if no step was committed before."""
+    steps_retried: int
+    """Steps that had begun and were taken up again; a committed one never is."""
+    microbatches_redone: int
+    """Of these steps, computed in the place of the lost workers."""
+    samples_redone: int | None
+    """Samples in them; None where only the script knows: in streams."""
+    microbatches_dropped: int = 0
+    samples_dropped: int | None = 0
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag=True):
@@ -24,6 +46,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag=
     """When it was seen, in seconds since 1970."""
     host: str | None = None
     """Set if the whole host was lost."""
+    cost: Cost | None = None
+    """What it cost, once a step is committed again."""
 
 
 def fault_of(before: JobState, after: JobState, event: AnyEvent, now: float) -> Fault | None:
@@ -49,13 +73,39 @@ def fault_of(before: JobState, after: JobState, event: AnyEvent, now: float) -> 
     )
 
 
+def costed(faults: Sequence[Fault], event: Recovered) -> tuple[tuple[Fault, ...], Cost]:
+    """Return the faults, those that ``event`` overcame with what they cost together, and that cost."""
+    overcome = [fault for fault in faults if _is_overcome(fault, event)]
+    cost = Cost(
+        worker_ids=tuple(worker_id for fault in overcome for worker_id in fault.worker_ids),
+        generation=event.generation,
+        step=event.step,
+        lost_ms=None if event.lost_s is None else round(1000 * event.lost_s, 3),
+        steps_retried=len(event.retried),
+        microbatches_redone=len(event.redone),
+        samples_redone=event.redone_samples,
+        microbatches_dropped=len(event.dropped),
+        samples_dropped=event.dropped_samples,
+    )
+    return tuple(replace(fault, cost=cost) if fault in overcome else fault for fault in faults), cost
+
+
+def _is_overcome(fault: Fault, event: Recovered) -> bool:
+    if fault.cost is not None or not event.since <= fault.generation < event.generation:
+        return False
+    # A spare that was lost meanwhile was missed by nobody.
+    return fault.next_generation is not None or bool(set(fault.worker_ids) & set(event.lost))
+
+
 def faults_in(lines: Iterable[dict[str, Any]]) -> tuple[Fault, ...]:
     """Return the faults that a journal holds: those from before a restart of the lighthouse."""
-    faults = []
+    faults: tuple[Fault, ...] = ()
     for line in lines:
         if line.get("kind") == "outcome" and line.get("outcome") == "Fault":
-            faults.append(msgspec.convert(line, Fault, strict=False))
-    return tuple(faults)
+            faults += (msgspec.convert(line, Fault, strict=False),)
+        elif line.get("event") == "Recovered":
+            faults, _ = costed(faults, msgspec.convert(line, Recovered, strict=False))
+    return faults
 
 
 def _lost(after: JobState, event: AnyEvent) -> set[str]:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from craft.control.alerts import AlertBook
 from craft.control.checkpoints import CheckpointBook
+from craft.control.diagnosis import Diagnosis
 from craft.control.dispatch import Dispatch
 from craft.control.durable import Durable, DurableFile, restore
 from craft.control.faults import faults_in
@@ -125,6 +126,7 @@ class Lighthouse:
         )
         self.heartbeats = Heartbeats(settings.heartbeat_limit_s, around, self)
         self.sessions = Sessions(self.loop, self.dispatch, self.heartbeats)
+        self.journal.listen(Diagnosis(run, self.sessions.looks, self.host_of, lambda: self.sessions.by_host))
         self._begin(state, again=durable is not None)
 
     def _begin(self, state: JobState, again: bool) -> None:
@@ -135,6 +137,13 @@ class Lighthouse:
             self.heartbeats.expect(host, RETURN_LIMITS * self.heartbeats.limit_s)
         if again:
             self.dispatch.tell(state)
+
+    def host_of(self, worker_id: str) -> str | None:
+        """The host of a worker that was ever heard of."""
+        seen, view = self.loop.edges.seen.get(worker_id), self.loop.state.view(worker_id)
+        if seen is not None:
+            return seen.host
+        return view.member.host if view is not None else None
 
     def status(self) -> Status:
         """What the job looks like now."""

@@ -15,7 +15,7 @@ import msgspec
 
 from craft.control.durable import Store, durable_of
 from craft.control.edges import Edges, check
-from craft.control.faults import Fault, fault_of
+from craft.control.faults import Fault, costed, fault_of
 from craft.decide.membership import JobState, apply, observe, to_drain
 from craft.decide.policies import Policy, decide
 from craft.protocol.actions import (
@@ -41,6 +41,7 @@ from craft.protocol.events import (
     HoldExpired,
     HostLost,
     PreemptExpired,
+    Recovered,
     WorkerLost,
 )
 from craft.protocol.messages import HostReport, WorkerReport
@@ -228,6 +229,10 @@ class Loop:
         if fault is not None:
             self._faults.append(fault)
             self._write("outcome", fault)
+        if isinstance(event, Recovered):
+            faults, cost = costed(self._faults, event)
+            self._faults = list(faults)
+            self._write("outcome", cost)
 
     def _write(self, kind: str, value: msgspec.Struct, **more: Any) -> None:
         try:

@@ -13,6 +13,7 @@ from craft.control.notices import STRUCTURED
 from craft.control.orders import ActionRequest
 from craft.control.status import Status
 from craft.protocol.alerts import AlertGroup, CloudEvent
+from craft.protocol.debug import CloseUp
 from craft.protocol.messages import FailureReport
 
 Json = dict[str, Any]
@@ -54,7 +55,7 @@ class Outcomes(msgspec.Struct, kw_only=True):
 def description() -> Json:
     """Return the whole document, OpenAPI 3.1."""
     bodies = (AlertGroup, CloudEvent, FailureReport, ActionRequest)
-    answers = (Health, Status, Refusal, Outcome, Outcomes)
+    answers = (Health, Status, CloseUp, Refusal, Outcome, Outcomes)
     _, schemas = msgspec.json.schema_components((*bodies, *answers), ref_template=_REF)
     return {
         "openapi": "3.1.0",
@@ -70,6 +71,7 @@ def description() -> Json:
 
 
 def _paths() -> Json:
+    worker = {"in": "path", "name": "worker_id", "required": True, "schema": {"type": "string", "minLength": 1}}
     hook = {"in": "path", "name": "name", "required": True, "schema": {"type": "string", "minLength": 1}}
     follow = {"in": "query", "name": "follow", "schema": {"type": "string", "enum": ["0", "1"], "default": "1"}}
     last = {"in": "header", "name": "Last-Event-ID", "schema": {"type": "string", "pattern": "^[0-9]{1,15}$"}}
@@ -82,6 +84,12 @@ def _paths() -> Json:
                 {**_get("The journal, as server-sent events.", None, "text/event-stream"), "parameters": [follow, last]},
                 400,
             )
+        },
+        "/v1/workers/{worker_id}/debug": {
+            "get": {
+                **_guarded(_get("A worker from close up: what it does, its stacks.", CloseUp), 404, 409, 424, 429),
+                "parameters": [worker],
+            }
         },
         "/metrics": {"get": _guarded(_get("For Prometheus.", None, "text/plain"))},
         "/v1/failures": {
@@ -130,10 +138,11 @@ _WORDS = {
     401: "The token is missing or wrong.",
     404: "There is no such worker, host or hook.",
     408: "The body did not come in time.",
-    409: "Not in the state that the job is in.",
+    409: "Not in the state that the job, or the worker, is in.",
     413: "The body is too large.",
     415: "No CloudEvent.",
-    429: "Too many new alerts; Retry-After says when there may be more.",
+    424: "The agent of that host is away, or does not answer.",
+    429: "Too much at once: new alerts, or workers to be looked at; Retry-After says when there may be more.",
 }
 
 

@@ -12,6 +12,7 @@ from craft.control.alerts import Alerts
 from craft.control.guards import answer, authentication, errors, read_body, refusal
 from craft.control.injections import Injections
 from craft.control.lighthouse import Lighthouse
+from craft.control.looks import Busy, Unanswered
 from craft.control.notices import STRUCTURED, of_alertmanager, of_cloud_event, of_hook
 from craft.control.openapi import description
 from craft.control.orders import ActionRequest, Orders, check_reason, outcome
@@ -37,6 +38,7 @@ def make_app(
     app.router.add_post("/v1/alerts", handlers.alerts)
     app.router.add_post("/v1/cloudevents", handlers.cloud_events)
     app.router.add_post("/v1/hooks/{name}", handlers.hooks)
+    app.router.add_get("/v1/workers/{worker_id}/debug", handlers.debug)
     app.router.add_get("/v1/agent", handlers.agent, allow_head=False)
     return app
 
@@ -65,6 +67,26 @@ class Handlers:
 
     async def agent(self, request: web.Request) -> web.StreamResponse:
         return await self._lighthouse.sessions.run(request)
+
+    async def debug(self, request: web.Request) -> web.StreamResponse:
+        worker_id = request.match_info["worker_id"]
+        host = self._lighthouse.host_of(worker_id)
+        if host is None:
+            return refusal(404, f"there is no worker {worker_id[:200]!r}", field="worker_id")
+        index = self._loop.edges.index
+        if index.gone(worker_id) and not index.may_run(worker_id):
+            message = (
+                f"worker {worker_id} does not run any more: its files are in workers/{worker_id} of its run directory"
+            )
+            return refusal(409, message, field="worker_id")
+        try:
+            return answer(await self._lighthouse.sessions.looks.look(worker_id, host))
+        except Unanswered as error:
+            return refusal(424, str(error), field="worker_id")
+        except Busy:
+            response = refusal(429, "too many workers are being looked at: ask again in a moment")
+            response.headers["Retry-After"] = "1"
+            return response
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         follow = request.query.get("follow", "1")

@@ -16,9 +16,11 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from craft.control.bucket import Bucket
 from craft.control.dispatch import Dispatch
 from craft.control.heartbeat import Heartbeats
+from craft.control.looks import Looks
 from craft.control.loop import Loop
 from craft.control.pace import limit_for, pace_for
 from craft.protocol.beats import Heartbeat
+from craft.protocol.debug import Looked
 from craft.protocol.errors import MalformedMessage
 from craft.protocol.messages import HostReport
 from craft.wire.codec import MAX_MESSAGE_BYTES, unpack
@@ -56,6 +58,9 @@ class Session:
     def closed(self) -> bool:
         return self.socket.closed
 
+    async def say(self, data: str) -> None:
+        await self.socket.send_str(data)
+
 
 class Sessions:
     """The connections of all agents."""
@@ -69,6 +74,7 @@ class Sessions:
         self._tasks: set[asyncio.Task[None]] = set()
         self.by_host: dict[str, Session] = {}
         """The newest connection of each host, open or closed."""
+        self.looks = Looks(loop, lambda: self.by_host)
 
     async def run(self, request: web.Request) -> web.WebSocketResponse:
         """Serve one agent until its connection ends."""
@@ -136,6 +142,9 @@ class Sessions:
         report = unpack(data)
         if isinstance(report, Heartbeat):
             self._beat(session)
+            return
+        if isinstance(report, Looked):
+            self.looks.took(session.host, report)
             return
         if not isinstance(report, HostReport):
             raise MalformedMessage(f"an agent sends HostReport, not {type(report).__name__}", "$.type")

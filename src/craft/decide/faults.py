@@ -1,10 +1,13 @@
-"""What each fault cost, from the times at which steps were committed."""
+"""What each fault cost: the time, from when steps were committed; the work, from what was settled."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
+
+from craft.protocol.entries import Entered
+from craft.protocol.events import Recovered
 
 
 class FaultCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +21,8 @@ class FaultCost(msgspec.Struct, frozen=True, kw_only=True):
     """When the first step of a newer generation was committed; None if the job ended before."""
     lost_s: float | None
     """Time from the last commit before to the first one after, less the time that such a step takes undisturbed."""
+    recovered: Recovered | None = None
+    """What the workers said of it, once they did: the work that was done again."""
 
 
 def fault_cost(
@@ -28,6 +33,75 @@ def fault_cost(
     if resumed is not None:
         lost = max(0.0, resumed - (last_commit if last_commit is not None else seen) - step_s)
     return FaultCost(generation=generation, what=what, seen=seen, resumed=resumed, lost_s=lost)
+
+
+class Setback(msgspec.Struct, frozen=True, kw_only=True):
+    """What was lost since the last commit, as far as it is settled."""
+
+    since: int
+    """The generation of that commit; 0: there was none."""
+    teller: str
+    """Who tells it once a step is committed: the first member that was there before."""
+    lost: tuple[str, ...]
+    step: int
+    """The step that ``redone`` and ``dropped`` are of."""
+    retried: tuple[int, ...]
+    redone: tuple[int, ...]
+    dropped: tuple[int, ...]
+
+
+def set_back(before: Setback | None, since: int, entered: Entered) -> Setback:
+    """A generation that nobody had agreed on is settled; ``before`` is what was settled since the last commit already.
+
+    A microbatch that is lost a second time before the step is committed counts once: it is computed for that step once.
+    """
+    same = before is not None and before.step == entered.step
+    known = [member for member in entered.members if member not in (*entered.joiners, *entered.idle)]
+    redone = {*entered.given, *(before.redone if before is not None and same else ())}
+    return Setback(
+        since=since,
+        teller=(known or [member for member in entered.members if member not in entered.joiners])[0],
+        lost=tuple(sorted({*entered.lost, *(before.lost if before is not None else ())})),
+        step=entered.step,
+        retried=tuple(
+            sorted({*([entered.step] if entered.retried else []), *(before.retried if before is not None else ())})
+        ),
+        # Under ``shrink`` one that was to be computed may be dropped after all.
+        redone=tuple(sorted(redone - set(entered.dropped))),
+        dropped=entered.dropped,
+    )
+
+
+def recovered(
+    setback: Setback,
+    *,
+    worker_id: str,
+    generation: int,
+    step: int,
+    lost_s: float | None,
+    samples: Callable[[int, int], int | None],
+    now: float,
+) -> Recovered:
+    """The first step since is committed; ``samples(step, microbatch)`` is None where only the script knows."""
+    return Recovered(
+        worker_id=worker_id,
+        generation=generation,
+        since=setback.since,
+        lost=setback.lost,
+        step=step,
+        lost_s=lost_s,
+        retried=setback.retried,
+        redone=setback.redone,
+        dropped=setback.dropped,
+        redone_samples=_total([samples(setback.step, each) for each in setback.redone]),
+        dropped_samples=_total([samples(setback.step, each) for each in setback.dropped]),
+        committed_at=now,
+    )
+
+
+def _total(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def goodput(wall_s: float, costs: Sequence[FaultCost]) -> float:

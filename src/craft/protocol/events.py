@@ -303,6 +303,33 @@ class RolledBack(Event, frozen=True, kw_only=True, tag=True):
     reason: str
 
 
+class Recovered(Event, frozen=True, kw_only=True, tag=True):
+    """The first step since a loss, or since an exchange that broke, is committed: what that cost."""
+
+    worker_id: str
+    """Who says so: the first member that was there before."""
+    generation: int
+    """Under which the step is committed."""
+    since: int
+    """Under which the step before it was: the losses of all generations from this one on are counted here."""
+    lost: tuple[str, ...]
+    """Members of those generations that are not in this one."""
+    step: int
+    lost_s: float | None
+    """Time from commit to commit, less an undisturbed step; None if no step was committed before."""
+    retried: tuple[int, ...] = ()
+    """Steps that had begun and were taken up again."""
+    redone: tuple[int, ...] = ()
+    """Microbatches of them that were computed in the place of the lost workers."""
+    dropped: tuple[int, ...] = ()
+    """Microbatches that nobody computed (only under ``shrink``)."""
+    redone_samples: int | None = None
+    """Samples in them; None where only the script knows: in streams."""
+    dropped_samples: int | None = None
+    committed_at: float = 0.0
+    """In seconds since 1970, on the clock of the worker's host."""
+
+
 class PreemptRequested(Event, frozen=True, kw_only=True, tag=True):
     """The whole job is to make room: it takes a checkpoint at the next step boundary, if there is time, and ends."""
 
@@ -391,6 +418,7 @@ AnyNote = (
     | RolledBack
     | ConditionSeen
     | TechniqueFailed
+    | Recovered
 )
 """What workers tell for the journal and for people; of CRAFT's own, nothing is decided by it."""
 

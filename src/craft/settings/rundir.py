@@ -72,6 +72,14 @@ class RunDir:
     def steps(self, worker_id: str) -> Path:
         return self.worker(worker_id) / "steps.jsonl"
 
+    def generations(self, worker_id: str) -> Path:
+        return self.worker(worker_id) / "generations.jsonl"
+
+    @property
+    def diagnosis(self) -> Path:
+        """What was collected when a worker hung, or when somebody asked: one folder each."""
+        return self.path / "diagnosis"
+
     def create(self) -> RunDir:
         """Make the directory, readable by its owner alone; one that is there already stays as it is."""
         try:

@@ -1,15 +1,19 @@
-"""Read a run's files back: what happened (the journal) and which worker committed which step when."""
+"""Read a run's files back: what happened (the journal), who committed which step when, and how each came into a generation."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from craft.decide.faults import FaultCost, fault_cost
+from craft.protocol.entries import Entered
+from craft.protocol.events import Recovered
 from craft.telemetry.journal import read_lines
 
 _LOSSES = frozenset({"WorkerLost", "WorkerFailed", "HostLost"})
@@ -33,6 +37,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     journal: tuple[dict[str, Any], ...]
     commits: dict[str, tuple[Commit, ...]]
     """By worker, in the order in which it wrote them."""
+    entries: dict[str, tuple[Entered, ...]] = {}
+    """Generations, likewise."""
 
 
 def read_run(path: Path) -> Run:
@@ -41,11 +47,19 @@ def read_run(path: Path) -> Run:
     for file in sorted(path.glob("workers/*/steps.jsonl")):
         lines = read_lines(file)
         commits[file.parent.name] = tuple(msgspec.convert(line, Commit, strict=False) for line in lines)
-    return Run(journal=tuple(read_lines(path / "journal.jsonl")), commits=commits)
+    entries = {}
+    for file in sorted(path.glob("workers/*/generations.jsonl")):
+        entries[file.parent.name] = tuple(msgspec.convert(line, Entered, strict=False) for line in read_lines(file))
+    return Run(journal=tuple(read_lines(path / "journal.jsonl")), commits=commits, entries=entries)
+
+
+def recoveries(journal: Iterable[dict[str, Any]]) -> list[Recovered]:
+    """What the workers told of the losses that they overcame."""
+    return [msgspec.convert(line, Recovered, strict=False) for line in journal if line.get("event") == "Recovered"]
 
 
 def fault_costs(run: Run) -> list[FaultCost]:
-    """What each loss cost the others, from their commits around it. Losses answered by one generation count as one."""
+    """What each loss cost the others, from their commits around it. Losses that were overcome together count as one."""
     costs: list[FaultCost] = []
     losses: list[dict[str, Any]] = []
     for line in run.journal:
@@ -54,7 +68,24 @@ def fault_costs(run: Run) -> list[FaultCost]:
         elif line.get("action") == "Reconfigure" and losses:
             costs.append(_cost(run, losses, int(line["generation"])))
             losses = []
-    return costs
+    together = (tuple(some) for _, some in itertools.groupby(costs, key=lambda cost: cost.resumed))
+    return [_one(run, some) for some in together]
+
+
+def _one(run: Run, costs: tuple[FaultCost, ...]) -> FaultCost:
+    """Several losses before the next commit, as one, with what the workers told of it."""
+    last = costs[-1]
+    told = recoveries(run.journal)
+    recovered = next((each for each in told if each.since < last.generation <= each.generation), None)
+    # What they told is in the journal, too: one fault has one cost.
+    known = recovered.lost_s if recovered is not None else None
+    return replace(
+        last,
+        what=", ".join(cost.what for cost in costs),
+        seen=costs[0].seen,
+        lost_s=costs[0].lost_s if known is None else known,
+        recovered=recovered,
+    )
 
 
 def _cost(run: Run, losses: list[dict[str, Any]], generation: int) -> FaultCost:

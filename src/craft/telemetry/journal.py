@@ -7,9 +7,13 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+
+T = TypeVar("T")
+
+_TAIL_BYTES = 65536
 
 
 class Journal:
@@ -57,6 +61,27 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
             except ValueError:
                 continue
+
+
+def last_lines(path: Path, number: int, kind: type[T]) -> list[T]:
+    """Return the last whole lines of a ``.jsonl`` file, as far as they are in its last 64 KB; what is no line is left out."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read(_TAIL_BYTES).split(b"\n")
+    except OSError:
+        return []
+    # What is behind the last line end is still being written; what is before the first one may be half a line.
+    found: list[T] = []
+    for line in reversed(lines[:-1]):
+        try:
+            found.append(msgspec.json.decode(line, type=kind, strict=False))
+        except (msgspec.DecodeError, UnicodeError):
+            break
+        if len(found) == number:
+            break
+    return found[::-1]
 
 
 class Tail:

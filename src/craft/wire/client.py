@@ -7,7 +7,7 @@ import json
 import ssl
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from craft.protocol.errors import ConfigError, CraftError, Unauthorized, Unreachable
 from craft.settings.rundir import RunDir
@@ -47,6 +47,10 @@ class Client:
     def get_status(self) -> dict[str, Any]:
         """Return the job's status."""
         return self._ask("GET", "/v1/status")
+
+    def debug(self, worker_id: str) -> dict[str, Any]:
+        """Return a worker from close up; ConfigError if it does not run, or its agent is away."""
+        return self._ask("GET", f"/v1/workers/{quote(worker_id, safe='')}/debug")
 
     def report_failure(
         self, *, worker_id: str | None = None, host: str | None = None, reason: str = "reported"

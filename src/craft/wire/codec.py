@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from craft.protocol.beats import Heartbeat, Pace, Update
+from craft.protocol.debug import Collectives, Look, Looked
 from craft.protocol.errors import MalformedMessage
 from craft.protocol.messages import Directive, HostReport, WorkerReport
 
@@ -26,13 +27,13 @@ PACKED_FROM_BYTES = 16 * 1024
 """Larger messages are worth packing."""
 _PACK_LEVEL = 1
 
-Message = WorkerReport | HostReport | Directive | Heartbeat | Pace | Update
+Message = WorkerReport | HostReport | Directive | Heartbeat | Pace | Update | Look | Looked | Collectives
 
 _AT = re.compile(r" - at `([^`]*)`$")
 _NAMED = re.compile(r"(?:required|unknown) field `([^`]*)`")
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(WorkerReport | HostReport | Directive | Heartbeat | Pace | Update)
+_decoder = msgspec.json.Decoder(Message)
 
 
 def encode(message: msgspec.Struct) -> bytes:

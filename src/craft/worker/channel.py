@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from craft.protocol.debug import Collectives, Look
 from craft.protocol.errors import MalformedMessage, Unreachable
 from craft.protocol.messages import Directive, WorkerReport
 from craft.wire import codec
@@ -43,6 +44,10 @@ class Channel:
         self._latest: Directive | None = None
         self._on_directive: Callable[[Directive], None] | None = None
         self._beat = beat
+        self.look: Callable[[Look], Collectives] | None = None
+        """Answers what only this process knows; on a thread of its own, since a directive must not wait for it."""
+        # Guards the sending end: reports and such answers come from different threads.
+        self._sending = threading.Lock()
         threading.Thread(target=self._send_loop, name="craft-report", daemon=True).start()
         threading.Thread(target=self._receive_loop, name="craft-directive", daemon=True).start()
 
@@ -77,18 +82,32 @@ class Channel:
             if report.sequence == self._sent:
                 continue
             try:
-                self._socket.sendall(codec.frame(report))
+                self._send(report)
             except OSError:
                 return
             with self._idle:
                 self._sent = report.sequence
                 self._idle.notify_all()
 
+    def _send(self, message: WorkerReport | Collectives) -> None:
+        data = codec.frame(message)
+        with self._sending:
+            self._socket.sendall(data)
+
+    def _answer(self, look: Look) -> None:
+        assert self.look is not None
+        try:
+            self._send(self.look(look))
+        except Exception as error:  # noqa: BLE001  (the edge of a thread: whoever asked goes on without)
+            logger.warning("cannot tell about this worker's collectives: %s", error)
+
     def _receive_loop(self) -> None:
         try:
             while True:
                 size = codec.frame_size(self._read(codec.HEADER_BYTES))
                 message = codec.decode(self._read(size))
+                if isinstance(message, Look) and self.look is not None:
+                    threading.Thread(target=self._answer, args=(message,), name="craft-look", daemon=True).start()
                 if isinstance(message, Directive):
                     with self._lock:
                         self._latest = message

@@ -1,4 +1,4 @@
-"""What a worker writes down: one line per commit, and the metrics of every step, once."""
+"""What a worker writes down: one line per commit and per generation, and the metrics of every step, once."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ from pathlib import Path
 
 import msgspec
 
+from craft.protocol.entries import Entered
+
 
 class Chronicle:
-    """``workers/<worker_id>/steps.jsonl`` and, on the leader, ``metrics.jsonl``. Without a run directory it writes nothing."""
+    """``steps.jsonl`` and ``generations.jsonl`` of a worker and, on the leader, ``metrics.jsonl``.
+
+    Without a run directory it writes nothing.
+    """
 
     def __init__(self, run_dir: Path | None, worker_id: str) -> None:
         self._steps: int | None = None
+        self._generations: int | None = None
         self._metrics_path: Path | None = None
         self._metrics: int | None = None
         self._written = -1
@@ -28,6 +34,7 @@ class Chronicle:
             folder = run_dir / "workers" / worker_id
             folder.mkdir(parents=True, exist_ok=True)
             self._steps = _append_to(folder / "steps.jsonl")
+            self._generations = _append_to(folder / "generations.jsonl")
             self._metrics_path = run_dir / "metrics.jsonl"
 
     def committed(
@@ -59,6 +66,11 @@ class Chronicle:
         self._recent.append(((branch, step), msgspec.json.encode(values)))
         if members[0] == worker_id:
             self._write_metrics()
+
+    def entered(self, entered: Entered) -> None:
+        """Write the line of a generation; whichever thread follows generations calls it."""
+        if self._generations is not None:
+            os.write(self._generations, msgspec.json.encode(entered) + b"\n")
 
     def complete(self) -> None:
         """The job is over, and the leader may be gone: write what it did not."""

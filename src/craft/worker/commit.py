@@ -7,7 +7,8 @@ or, while a joiner catches up, by the thread that follows the exchange in its st
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -16,8 +17,9 @@ from craft.decide import ledger as books
 from craft.decide.ledger import Ledger
 from craft.decide.settle import LossAnswer, settle
 from craft.groups.group import Group
+from craft.protocol.entries import Entered, Moments
 from craft.protocol.errors import GroupError, StateLost
-from craft.protocol.membership import Claim, Generation, Settlement
+from craft.protocol.membership import DROPPED, Claim, Generation, Settlement
 from craft.protocol.word import Combined
 from craft.worker.gather import gather
 from craft.worker.meeting import Meeting
@@ -56,6 +58,10 @@ class Commitments:
         """Gives what this worker tells of its parameters."""
         self.trained = b""
         """After a generation was entered without state: what the others told of theirs."""
+        self.entered: Entered | None = None
+        """How this worker came into the generation that it acts under."""
+        self.record: Callable[[Entered], None] = lambda _: None
+        """Writes that down, for every generation."""
         self._meeting = meeting
         self._on_loss = on_loss
         self._on_state_lost = on_state_lost
@@ -106,7 +112,8 @@ class Commitments:
         A failure meanwhile leads to a newer generation, and to another round.
         """
         while True:
-            generation, group = self._meeting.enter()
+            generation, group, moments = self._meeting.enter()
+            came = time.time()
             reach("entering", self.step)
             self.ledger = books.enter(self.ledger, generation)
             claim = replace(books.claim(self.ledger), started=self.started)
@@ -132,7 +139,32 @@ class Commitments:
             self.lost = tuple(worker_id for worker_id in before if worker_id not in generation.worker_ids)
             self.generation, self.group = generation, group
             self._meeting.settled(generation.number)
+            self._write_down(generation, claims, settlement, moments, came)
             return settlement
+
+    def _write_down(
+        self, generation: Generation, claims: Sequence[Claim], settlement: Settlement, moments: Moments, came: float
+    ) -> None:
+        self.entered = Entered(
+            generation=generation.number,
+            time=time.time(),
+            told=moments.told,
+            aborted=moments.aborted,
+            met=moments.met,
+            entered=came,
+            agreed=moments.aborted is None,
+            members=generation.worker_ids,
+            lost=self.lost,
+            joiners=settlement.joiners,
+            idle=settlement.idle,
+            step=settlement.level,
+            commits=self.ledger.worker_id in settlement.commits,
+            retried=any(claim.held for claim in claims if claim.committed == settlement.level),
+            given=settlement.given,
+            mine=tuple(each for each in settlement.given if settlement.owners[each] == self.ledger.rank),
+            dropped=tuple(index for index, owner in enumerate(settlement.owners) if owner == DROPPED),
+        )
+        self.record(self.entered)
 
     def completed(self) -> None:
         """The whole result of the step in flight is here."""

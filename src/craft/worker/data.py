@@ -31,6 +31,9 @@ class Source(Protocol):
     def weight(self, step: int, microbatch: int) -> float:
         """A microbatch's weight in the mean, unless the user sets one."""
 
+    def samples(self, step: int, microbatch: int) -> int | None:
+        """How many samples are in a microbatch; None where only the script knows."""
+
     def expect(self, step: int, share: tuple[int, ...]) -> None:
         """``share`` is this worker's part of ``step``, and most likely of the steps that follow."""
 
@@ -148,6 +151,9 @@ class MapSource:
     def weight(self, step: int, microbatch: int) -> float:
         return self._order.weight(step, microbatch)
 
+    def samples(self, step: int, microbatch: int) -> int | None:
+        return self._order.count(step, microbatch)
+
     def epoch_of(self, step: int) -> int:
         return self._order.epoch_of(step)
 
@@ -223,6 +229,9 @@ class StreamSource:
 
     def weight(self, step: int, microbatch: int) -> float:
         return 1.0
+
+    def samples(self, step: int, microbatch: int) -> int | None:
+        return None
 
     def epoch_of(self, step: int) -> int:
         return 0

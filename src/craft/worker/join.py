@@ -12,6 +12,7 @@ from craft.protocol.messages import Broken, Directive, WorkerReport
 from craft.settings.worker import WorkerSettings
 from craft.snapshots.donor import Donor
 from craft.snapshots.reserve import Reserve
+from craft.worker import collectives
 from craft.worker.activity import Activity
 from craft.worker.channel import Channel
 from craft.worker.injections import Injections, install
@@ -34,6 +35,7 @@ def connect() -> Channel | None:
     if _channel is None and settings.socket is not None:
         report = WorkerReport(member=_member(settings), pid=os.getpid())
         _channel = Channel(settings.socket, report, activity().beat)
+        _channel.look = lambda look: collectives.answer(look.number, settings.worker_id)
     return _channel
 
 

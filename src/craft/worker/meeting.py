@@ -16,8 +16,11 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from msgspec.structs import replace
+
 from craft.groups.gloo import GlooGroup
 from craft.groups.reach import unreachable
+from craft.protocol.entries import Moments
 from craft.protocol.errors import Fenced, GroupError
 from craft.protocol.membership import Generation
 from craft.protocol.messages import CheckpointWish, Directive, Preemption
@@ -37,11 +40,12 @@ class Left(SystemExit):
 class _Place:
     """One generation to meet in, and its group once that is open."""
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Generation, moments: Moments) -> None:
         self.generation = generation
         self.group: GlooGroup | None = None
         self.opened = len(generation.members) == 1
         self.abandoned = False
+        self.moments = replace(moments, met=time.time())
 
     def abandon(self) -> None:
         """Abort the group: whoever is blocked in it comes out. An opening that is under way is left behind."""
@@ -116,11 +120,13 @@ class Meeting:
             # The others have entered it at their step boundary; this worker is about to come to its own.
             self._follow()
             return
+        told = time.time()
         for place in (self._current, self._next, *self._left_behind):
             if place is not None:
                 place.abandon()
         self._next, self._left_behind = None, []
-        self._current = self._begin(generation)
+        moments = Moments(told=told, aborted=time.time() if self._current is not None else None)
+        self._current = self._begin(generation, moments)
         self._change.notify_all()
 
     def _left_out(self, generation: Generation) -> None:
@@ -154,8 +160,8 @@ class Meeting:
         elif self._next is None:
             self._next = self._begin(upcoming)
 
-    def _begin(self, generation: Generation) -> _Place:
-        place = _Place(generation)
+    def _begin(self, generation: Generation, moments: Moments | None = None) -> _Place:
+        place = _Place(generation, moments or Moments(told=time.time()))
         if not place.opened:
             name = f"craft-open-{generation.number}"
             threading.Thread(target=self._open, args=(place,), name=name, daemon=True).start()
@@ -187,6 +193,7 @@ class Meeting:
         with self._change:
             if not place.abandoned:
                 place.group = group
+                place.moments = replace(place.moments, met=time.time())
                 place.opened = True
                 self._change.notify_all()
                 return
@@ -290,13 +297,16 @@ class Meeting:
             self._change.wait_for(lambda: saved() or self.newer(number), limit_s)
             return saved() or not self.newer(number)
 
-    def enter(self) -> tuple[Generation, GlooGroup | None]:
-        """Return the newest generation and its group, once that is open. Raises Fenced or Left if there is no place for us."""
+    def enter(self) -> tuple[Generation, GlooGroup | None, Moments]:
+        """Return the newest generation and its group, once that is open, and how it came to that.
+
+        Raises Fenced or Left if there is no place for us.
+        """
         with self._change:
             self._change.wait_for(lambda: self._gone or (self._current is not None and self._current.opened))
             self._check_gone()
             assert self._current is not None
-            return self._current.generation, self._current.group
+            return self._current.generation, self._current.group, self._current.moments
 
     def wait_generation(self) -> Generation:
         """Return the newest generation, open or not."""

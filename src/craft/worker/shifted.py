@@ -36,6 +36,9 @@ class Shifted:
     def weight(self, step: int, microbatch: int) -> float:
         return self._source.weight(step + self.skipped, microbatch)
 
+    def samples(self, step: int, microbatch: int) -> int | None:
+        return self._source.samples(step + self.skipped, microbatch)
+
     def expect(self, step: int, share: tuple[int, ...]) -> None:
         self._source.expect(step + self.skipped, share)
 

@@ -36,6 +36,7 @@ from craft.worker.meeting import Meeting
 from craft.worker.passive import Passive, hooks_of
 from craft.worker.points import reach
 from craft.worker.saving import Target
+from craft.worker.setbacks import Setbacks
 from craft.worker.shifted import Shifted
 from craft.worker.start import Conditions, check_conditions, make_equal
 from craft.worker.voice import Voice
@@ -96,12 +97,14 @@ class Training:
         key = settings.state_key_bytes
         self.healing = Healing(donor, key, commitments, modules, registered, self.course, reserve)
         self._calls = Calls(commitments, donor, key, self._regroup_between_steps)
+        self._setbacks = Setbacks(settings.worker_id, voice.note, source.samples)
         self._joining: Joining | None = None
         self._expected: tuple[int, tuple[int, ...]] | None = None
         self._ended = False
         self._ended_loop = False
         self._last_commit = 0.0
         self._step_s = 0.0
+        commitments.record = self._chronicle.entered
         commitments.trainable = lambda: _bitmap(trainable_of(self._params))
         self.flight = self._new_flight()
         self.flight.probe_wanted = settings.check_bits
@@ -305,6 +308,7 @@ class Training:
             self._voice.emit(StopRequested(reason=combined.stop))
         now = time.time()
         elapsed, self._last_commit = now - self._last_commit, now
+        self._setbacks.committed(number, flight.generation, elapsed, self._step_s, now)
         self._step_s = elapsed if not self._step_s else self._step_s + _SMOOTHING * (elapsed - self._step_s)
         self._voice.report(urgent=False, step=number + 1, metrics=metrics, step_s=self._step_s)
         return metrics
@@ -386,6 +390,8 @@ class Training:
 
         ``level``: whether the state here is that of the step that goes on; if not, the script's update comes first.
         """
+        if self.commitments.entered is not None:
+            self._setbacks.settled(self.commitments.entered)
         # Whether it was in a step or still before its first one: from here on all look at the same slices.
         self._digest.restart(settlement.level + 1)
         self.healing.settled(settlement)

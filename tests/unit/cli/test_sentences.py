@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
-from craft.cli.sentences import sentence, size
-from craft.protocol.actions import Preempt, TakeCheckpoint
+from craft.cli.sentences import _DETAILS, _SENTENCES, sentence, size
+from craft.protocol.actions import AnyAction, Preempt, TakeCheckpoint
 from craft.protocol.events import (
+    AnyEvent,
     AnyNote,
     CheckpointAbandoned,
     CheckpointFailed,
@@ -16,6 +19,7 @@ from craft.protocol.events import (
     ConditionSeen,
     IntervalChosen,
     NumbersDiverged,
+    Recovered,
     RolledBack,
     TechniqueFailed,
 )
@@ -30,6 +34,10 @@ NOTES: list[tuple[AnyNote, str]] = [
     (
         msgspec.structs.replace(WRITTEN, new_bytes=1_300_000_000, tag="best"),
         "checkpoint written: step 120 (1.3 GB, all of it new, 3.1 s), tagged best",
+    ),
+    (
+        Recovered(worker_id="w0", generation=2, since=1, lost=("w1",), step=11, lost_s=0.04),
+        "step 11 is committed, the first one since, in generation 2",
     ),
     (CheckpointSkipped(step=9, reason="busy"), "no checkpoint at step 9: busy"),
     (FAILED, "w1 could not write its share of the checkpoint of step 9: disk full (try 2; the next one in 1.0 s)"),
@@ -83,3 +91,42 @@ def test_sizes_have_three_digits_and_a_unit() -> None:
     assert [size(count) for count in (0, 999, 1000, 88_648, 2**30, 5 * 10**15)] == [
         "0 bytes", "999 bytes", "1.0 kB", "88.6 kB", "1.1 GB", "5000.0 TB",
     ]  # fmt: skip
+
+
+COST: dict[str, Any] = {
+    "outcome": "Cost", "worker_ids": ["w1"], "lost_ms": 43.2, "steps_retried": 1, "microbatches_redone": 2,
+    "samples_redone": 8, "microbatches_dropped": 0, "samples_dropped": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "the loss of w1 cost 43 ms, a step taken up again, 2 microbatches (8 samples) computed again"),
+        (
+            {"worker_ids": [], "steps_retried": 0, "microbatches_redone": 0, "samples_redone": 0},
+            "the broken exchange cost 43 ms, no step taken up again, no microbatch computed again",
+        ),
+        (
+            {"microbatches_redone": 0, "samples_redone": 0, "microbatches_dropped": 1, "samples_dropped": 1},
+            "the loss of w1 cost 43 ms, a step taken up again, no microbatch computed again, 1 microbatch (1 sample) dropped",
+        ),
+        (
+            {"lost_ms": None, "samples_redone": None},
+            "the loss of w1 cost an unknown time (no step was committed before), a step taken up again,"
+            " 2 microbatches computed again",
+        ),
+    ],
+)
+def test_what_a_loss_cost_is_one_sentence(changes: dict[str, Any], said: str) -> None:
+    assert sentence({**COST, **changes}) == said
+
+
+def test_whoever_looks_for_a_cause_gets_a_sentence_for_every_event_and_action() -> None:
+    told = {each.__name__ for union in (AnyEvent, AnyAction) for each in union.__args__}
+
+    assert told - _SENTENCES.keys() - _DETAILS.keys() - UNTOLD == set()
+
+
+UNTOLD = {"PreemptRequested", "PreemptExpired", "CheckpointRequested"}
+"""Followed at once by an action that says the same."""

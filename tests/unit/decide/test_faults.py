@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from craft.decide.faults import FaultCost, fault_cost, goodput
+from craft.decide.faults import FaultCost, fault_cost, goodput, recovered, set_back
+from craft.protocol.entries import Entered
+from craft.protocol.events import Recovered
 
 
 def cost(last_commit: float | None, resumed: float | None, step_s: float = 1.0) -> FaultCost:
@@ -34,3 +38,69 @@ def test_goodput_is_the_share_of_time_that_was_not_lost() -> None:
 def test_goodput_stays_between_nothing_and_all() -> None:
     assert goodput(0.0, []) == 1.0
     assert goodput(1.0, [cost(last_commit=10.0, resumed=20.0)]) == 0.0
+
+
+def entered(generation: int, *members: str, **more: Any) -> Entered:
+    given = {
+        "time": 1.0, "told": 1.0, "aborted": 1.0, "met": 1.0, "entered": 1.0, "agreed": False, "lost": (), "joiners": (),
+        "idle": (), "step": 11, "commits": False, "retried": True, "given": (), "mine": (), "dropped": (),
+    }  # fmt: skip
+    return Entered(generation=generation, members=members, **{**given, **more})
+
+
+def told(*entries: Entered, since: int = 1, samples: int | None = 4) -> Recovered:
+    setback = None
+    for entry in entries:
+        setback = set_back(setback, since, entry)
+    assert setback is not None
+    return recovered(
+        setback,
+        worker_id="w0",
+        generation=entries[-1].generation,
+        step=11,
+        lost_s=0.5,
+        samples=lambda *_: samples,
+        now=9.0,
+    )
+
+
+def test_what_is_given_out_anew_is_what_a_loss_costs_in_work() -> None:
+    found = told(entered(2, "w0", "w2", lost=("w1",), given=(2, 3)))
+
+    assert (found.since, found.generation, found.lost) == (1, 2, ("w1",))
+    assert (found.retried, found.redone, found.redone_samples) == ((11,), (2, 3), 8)
+    assert (found.dropped, found.dropped_samples) == ((), 0)
+
+
+def test_a_second_loss_before_the_commit_adds_to_the_first_and_counts_no_microbatch_twice() -> None:
+    first = entered(2, "w0", "w2", "w3", lost=("w1",), given=(2, 3))
+    second = entered(3, "w0", "w3", lost=("w2",), given=(3, 4, 5))
+
+    found = told(first, second)
+
+    assert (found.since, found.generation, found.lost) == (1, 3, ("w1", "w2"))
+    assert (found.retried, found.redone, found.redone_samples) == ((11,), (2, 3, 4, 5), 16)
+
+
+def test_a_result_in_hand_costs_no_work() -> None:
+    found = told(entered(2, "w0", "w2", lost=("w1",), commits=True, retried=False, step=12))
+
+    assert (found.retried, found.redone, found.redone_samples) == ((), (), 0)
+
+
+def test_under_shrink_what_is_dropped_is_not_computed_again() -> None:
+    first = entered(2, "w0", "w2", lost=("w1",), given=(2,))
+    found = told(first, entered(3, "w0", lost=("w2",), dropped=(2, 3)))
+
+    assert (found.redone, found.dropped, found.dropped_samples) == ((), (2, 3), 8)
+
+
+def test_how_many_samples_a_stream_gave_only_the_script_knows() -> None:
+    assert told(entered(2, "w0", lost=("w1",), given=(2,)), samples=None).redone_samples is None
+
+
+def test_who_joins_or_catches_up_leaves_the_telling_to_those_who_were_there() -> None:
+    spare_first = entered(2, "w3", "w4", "w2", joiners=("w3",), idle=("w3", "w4"))
+
+    assert set_back(None, 1, spare_first).teller == "w2"
+    assert set_back(None, 1, entered(2, "w3", "w4", joiners=("w3",), idle=("w3", "w4"))).teller == "w4"

@@ -1,0 +1,88 @@
+"""``craft debug``: workers of a running job from close up, by way of the lighthouse."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from craft.cli.explained import explained
+from craft.cli.inspect import run_option
+from craft.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from craft.wire.client import Client
+
+_RUNS = ("starting", "waiting", "member")
+
+
+@click.command()
+@click.argument("worker", required=False)
+@run_option
+@click.option("--all", "everybody", is_flag=True, help="Look at all workers, and write a bundle of files.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), help="Where to. Default: in the run directory."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; not with --all.")
+@explained
+def debug(worker: str | None, run_dir: Path | None, everybody: bool, out: Path | None, as_json: bool) -> None:
+    """Show what WORKER is doing: whom it waits for, its last steps, the stacks of its threads.
+
+    It answers while the worker is blocked, stopped, or keeps its GIL. The worker goes on as it was.
+
+    \b
+    Example:
+      craft debug w1
+      craft debug --all --out hang-of-tuesday
+    """
+    from craft.settings.rundir import find_run
+    from craft.wire.client import Client
+
+    if everybody == (worker is not None):
+        raise ConfigError("name one worker, or give --all: 'craft status' lists them")
+    if out is not None and not everybody:
+        raise ConfigError("--out is for --all: what is found about one worker is printed")
+    run = find_run(run_dir)
+    client = Client.of_run(run)
+    if worker is not None:
+        found = client.debug(worker)
+        click.echo(json.dumps(found) if as_json else _text(found), nl=as_json)
+        return
+    folder = out if out is not None else run.diagnosis / f"{time.strftime('%Y%m%d-%H%M%S')}-asked"
+    click.echo(_bundle(client, folder), nl=False)
+    click.echo(f"\nall of it is in {folder}")
+
+
+def _text(found: dict[str, Any]) -> str:
+    import msgspec
+
+    from craft.protocol.debug import CloseUp
+    from craft.telemetry import bundle
+
+    return bundle.text(msgspec.convert(found, CloseUp))
+
+
+def _bundle(client: Client, folder: Path) -> str:
+    """Look at all workers that run, one after the other, and return the summary."""
+    import msgspec
+
+    from craft.protocol.debug import CloseUp
+    from craft.telemetry import bundle
+
+    found, missing = [], []
+    for each in client.get_status()["workers"]:
+        if each["state"] not in _RUNS:
+            continue
+        try:
+            found.append(msgspec.convert(client.debug(each["worker_id"]), CloseUp))
+        except ConfigError as error:
+            missing.append(f"{each['worker_id']}: {error}")
+    title = f"Somebody asked, {time.strftime('%Y-%m-%d %H:%M:%S')}."
+    try:
+        bundle.write(folder, title, found, missing)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error.strerror}") from None
+    return bundle.summary(title, found, missing)
