@@ -139,7 +139,7 @@ def gc(url: str | None, run_dir: Path | None, keep: int | None, dry_run: bool, a
 @run_option
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @json_option
-@explained
+@explained_as_problem
 def rm(words: tuple[str, ...], run_dir: Path | None, dry_run: bool, as_json: bool) -> None:
     """Remove the checkpoints that are named, also those with a tag, and bytes that no other one needs.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from craft.cli.inspect import explained
+from craft.cli.explained import explained
 
 if TYPE_CHECKING:
     from craft.decide.planning import Cluster, Row

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from craft.cli.explained import explained
 from craft.protocol.errors import ConfigError
 
 
@@ -38,6 +39,7 @@ class _Entry(NamedTuple):
 )
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.option("--schema", "as_schema", is_flag=True, help="Print the JSON schema of craft.toml.")
+@explained
 def techniques(name: str | None, config: Path | None, run_dir: Path | None, as_json: bool, as_schema: bool) -> None:
     """List the techniques in the order in which their policies are asked, or show one with all its settings.
 
@@ -46,16 +48,12 @@ def techniques(name: str | None, config: Path | None, run_dir: Path | None, as_j
       craft techniques
       craft techniques hang --config craft.toml
     """
-    try:
-        entries, broken = _entries(config, run_dir)
-        if as_schema:
-            click.echo(_schema())
-            return
-        if name is not None:
-            entries = [_named(name, entries)]
-    except ConfigError as error:
-        click.echo(f"craft techniques: {error}", err=True)
-        raise SystemExit(2) from None
+    entries, broken = _entries(config, run_dir)
+    if as_schema:
+        click.echo(_schema())
+        return
+    if name is not None:
+        entries = [_named(name, entries)]
     if as_json:
         click.echo(json.dumps([entry._asdict() for entry in entries], indent=2))
     elif name is not None:
