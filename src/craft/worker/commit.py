@@ -108,6 +108,8 @@ class Commitments:
         while True:
             generation, group = self._meeting.enter()
             reach("entering", self.step)
+            if not self.ledger.generation and (restoration := self._meeting.restoration) is not None:
+                self.ledger = replace(self.ledger, branch=restoration.branch)
             self.ledger = books.enter(self.ledger, generation)
             claim = replace(books.claim(self.ledger), started=self.started)
             try:
