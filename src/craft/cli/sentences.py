@@ -153,6 +153,7 @@ _SENTENCES: dict[str, Callable[[Line], str]] = {
     "Preempt": _preempted,
     "TakeCheckpoint": _wanted,
     "Hold": lambda line: str(line["reason"]),
+    "Restore": lambda line: str(line["reason"]),
     "Propose": lambda line: f"generation {line['generation']} is prepared: {line['reason']}",
     "Reconfigure": lambda line: f"generation {line['generation']}: {line['reason']}",
 }
@@ -215,6 +216,7 @@ _DETAILS: dict[str, Callable[[Line], str]] = {
     "DeclareLost": lambda line: f"{line['worker_id']} is taken for lost: {line['reason']}",
     "DeclareHostLost": lambda line: f"host {line['host']} is taken for lost: {line['reason']}",
     "Drain": _drain,
+    "RequestDrain": _drain,
     "Probe": lambda line: f"members of generation {line['generation']} find out whom they reach: {line['reason']}",
     "Watch": lambda line: f"generation {line['generation']} is looked at again in a moment: {line['reason']}",
     "Stop": lambda line: f"the job ends with exit code {line['exit_code']}: {line['reason']}",
