@@ -111,7 +111,7 @@ def test_a_bad_message_ends_its_own_connection_and_nothing_else_P6(scene: Scene)
         with contextlib.suppress(ConnectionError):
             await large.socket.send_str(" " * (5 * 1024 * 1024))
         assert (await large.closed())[0] in (1009, 1006)
-        await good.report(worker("w0", 1), exited=(killed("w0"),))
+        await good.report(worker("w0", 1, step=3), exited=(killed("w0"),))
         assert (await good.directive(lambda told: told.sequence > directive.sequence)).stopping
 
     play(scene, story)

@@ -9,14 +9,17 @@ from msgspec.structs import replace
 from craft.decide.ledger import Ledger
 from craft.decide.membership import JobState
 from craft.decide.policies import decide
-from craft.protocol.actions import Propose, Reconfigure, Stop
+from craft.protocol.actions import Propose, Reconfigure, Restore, Stop
 from craft.protocol.events import (
     AnyEvent,
+    CheckpointWritten,
     DrainRequested,
     ExchangeBroken,
     GenerationEntered,
     GenerationStuck,
+    HoldExpired,
     StateGone,
+    WorkerEnded,
     WorkerFinished,
     WorkerJoined,
     WorkerLeft,
@@ -29,23 +32,30 @@ from .workers import Label, Moves
 from .world import Bounds, Target, Violation, Worker, World
 
 NONCES = "xyzuvw"
+CHECKPOINT = CheckpointWritten(name="c", branch=0, step=0, url="")
 
 
 def first_world(bounds: Bounds, rules: Rules) -> World:
     """All workers have joined and the first generation is made, but nobody has heard of it yet."""
-    names = "abcdefgh"[: bounds.workers + bounds.joiners]
+    first = bounds.workers + bounds.joiners
+    names = "abcdefgh"[: first + bounds.fresh]
     world = World(
         workers=tuple(Worker(ledger=Ledger(worker_id=name)) for name in names),
-        job=JobState(slots=bounds.workers),
+        job=_with_checkpoint(JobState(slots=bounds.workers), bounds),
         crashes=bounds.crashes,
         cuts=bounds.cuts,
         breaks=bounds.breaks,
         drains=bounds.drains,
         restarts=bounds.restarts,
     )
-    for name in names:
+    for name in names[:first]:
         world = handled(world, WorkerJoined(member=Member(worker_id=name)), bounds, rules)
     return world
+
+
+def _with_checkpoint(job: JobState, bounds: Bounds) -> JobState:
+    """One of the very beginning, where the job may have to begin again; the real one has it from its journal."""
+    return replace(job, checkpoint=CHECKPOINT) if bounds.fresh else job
 
 
 def moves(world: World, bounds: Bounds, rules: Rules) -> Moves:
@@ -55,6 +65,10 @@ def moves(world: World, bounds: Bounds, rules: Rules) -> Moves:
     for worker in world.workers:
         for label, event in _news(world, worker):
             yield label, handled(world, event, bounds, rules)
+    former = world.job.former
+    if former is not None:
+        # Others would be started again and again; here there are only so many.
+        yield ("TIME", "is up"), handled(world, HoldExpired(generation=former.number), bounds, rules)
     if bounds.late_news:
         yield from _entries_in_any_order(world, bounds, rules)
     elif _have_entered_together(world):
@@ -73,6 +87,8 @@ def _news(world: World, worker: Worker) -> Iterator[tuple[Label, AnyEvent]]:
         yield ("report", worker.name, "left"), WorkerLeft(worker_id=worker.name)
     elif worker.status == "dead" and (view is None or view.standing != "lost"):
         yield ("report", worker.name, "lost"), WorkerLost(worker_id=worker.name, reason="killed")
+    elif worker.status == "dead" and view is not None and not view.ended:
+        yield ("report", worker.name, "ended"), WorkerEnded(worker_id=worker.name)
 
 
 def _have_entered_together(world: World) -> bool:
@@ -131,7 +147,7 @@ def _handled(world: World, event: AnyEvent, bounds: Bounds, rules: Rules) -> Wor
             if made.number <= highest:
                 raise Violation(f"generation number {made.number} is given out twice, now as {made.name}")
             highest = made.number
-        if isinstance(action, Reconfigure | Propose | Stop):
+        if isinstance(action, Reconfigure | Propose | Restore | Stop):
             durable = rules.durable_of(job)
     world = replace(world, job=job, durable=durable, highest=highest)
     _check_stop(world, bounds)
@@ -139,7 +155,7 @@ def _handled(world: World, event: AnyEvent, bounds: Bounds, rules: Rules) -> Wor
 
 
 def _told(world: World) -> World:
-    target = Target(world.job.generation, world.job.upcoming)
+    target = Target(world.job.generation, world.job.upcoming, world.job.restoration)
     if target in world.targets[-1:]:
         return world
     return replace(world, targets=(*world.targets, target))
@@ -195,7 +211,7 @@ def _restarted(world: World, bounds: Bounds, rules: Rules) -> World:
     world = replace(
         world,
         workers=workers,
-        job=rules.restore(fresh, world.durable),
+        job=_with_checkpoint(rules.restore(fresh, world.durable), bounds),
         restarts=world.restarts - 1,
         lighthouses=world.lighthouses + 1,
     )

@@ -9,14 +9,14 @@ from msgspec.structs import replace
 from craft.control.durable import Durable
 from craft.decide import ledger as ledgers
 from craft.decide.ledger import Ledger
-from craft.decide.membership import JobState, restarted
+from craft.decide.membership import JobState, apply, restarted
 from craft.decide.policies import (
     LossPolicy,
     Policy,
     StopPolicy,
 )
 from craft.decide.techniques import defaults
-from craft.protocol.actions import AnyAction
+from craft.protocol.actions import AnyAction, Restore
 from craft.protocol.events import AnyEvent, WorkerFinished
 from craft.protocol.membership import Generation, Settlement
 
@@ -99,3 +99,10 @@ def _with(wrong: Policy) -> Rules:
 
 WAITS_FOR_THE_FINISHED = _with(_FinishedIsNeverMissed())
 WAITS_FOR_SPARES = _with(_SparesKeepTheJobOpen())
+
+
+def _begins_again_in_the_same_branch(state: JobState, action: AnyAction, nonce: str) -> JobState:
+    return apply(state, replace(action, branch=0) if isinstance(action, Restore) else action, nonce)
+
+
+BEGINS_AGAIN_IN_THE_SAME_BRANCH = Rules(apply=_begins_again_in_the_same_branch)

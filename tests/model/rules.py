@@ -19,7 +19,7 @@ from craft.protocol.actions import AnyAction
 from craft.protocol.events import AnyEvent
 from craft.protocol.membership import Claim, Generation, Settlement
 
-from .world import Worker
+from .world import Target, Worker
 
 SettleFn = Callable[[Sequence[Claim], Callable[[int], int], LossAnswer], Settlement]
 
@@ -30,6 +30,10 @@ def _all_have_it(ledger: Ledger, said: Collection[str]) -> bool:
 
 def _may_commit(ledger: Ledger) -> bool:
     return ledger.may_commit
+
+
+def _has_no_place(worker: Worker, target: Target) -> bool:
+    return bool(worker.number) and target.restoration is not None and target.restoration.number > worker.restoration
 
 
 @dataclass(frozen=True)
@@ -58,4 +62,6 @@ class Rules:
     durable_of: Callable[[JobState], Durable] = durable_of
     must_leave: Callable[[Worker], bool] = lambda worker: worker.gone_without
     """In the workers, this is a question of what they remember, not of a function of ``decide``."""
+    must_end: Callable[[Worker, Target], bool] = _has_no_place
+    """In the workers, this is what they make of a directive (``Meeting``); their agent ends them, too."""
     restore: Callable[[JobState, Durable | None], JobState] = restore

@@ -42,6 +42,14 @@ SMALL = {
     "all go back, a crash, a joiner": Bounds(workers=2, joiners=1, steps=2, microbatches=2, back_after=0, crashes=1),
     "all go back, a worker cut off": Bounds(steps=2, microbatches=2, back_after=0, cuts=1),
     "all go back, a restarted lighthouse": Bounds(workers=2, microbatches=2, back_after=1, restarts=1, breaks=1),
+    "all are lost, and another one begins again": Bounds(workers=2, fresh=1, steps=1, microbatches=2, crashes=2),
+    "one worker is lost, another one begins again, a restarted lighthouse": Bounds(
+        workers=1, fresh=1, steps=2, microbatches=2, crashes=1, restarts=1
+    ),
+    "all are lost, one of them only cut off": Bounds(
+        workers=2, fresh=1, steps=1, microbatches=2, crashes=1, cuts=1, on_loss="shrink"
+    ),
+    "all are lost, and two others begin again": Bounds(workers=2, fresh=2, steps=2, microbatches=2, crashes=2),
     "one worker alone": Bounds(workers=1, restarts=1, breaks=1),
 }
 
@@ -59,6 +67,7 @@ LARGE = {
 }
 
 LONG = (
+    "all are lost, and two others begin again",
     "a worker cut off, a restarted lighthouse, a joiner, shrinking",
     "late news of a crash and a broken exchange, a joiner",
     "a broken exchange and a crash",
@@ -112,6 +121,11 @@ PLANTED = {
         planted.REUSES_GENERATION_NUMBERS,
         Bounds(workers=2, joiners=1, steps=2, microbatches=2, crashes=1, restarts=1),
         "given out twice",
+    ),
+    "begins again in the same branch, though others may have committed in it": (
+        planted.BEGINS_AGAIN_IN_THE_SAME_BRANCH,
+        Bounds(workers=2, fresh=1, steps=1, microbatches=2, crashes=2, on_loss="shrink"),
+        "P3",
     ),
     "stays though all went on without it": (
         planted.STAYS_THOUGH_ALL_WENT_ON,

@@ -17,6 +17,7 @@ from .world import (
     Bounds,
     Claimed,
     Share,
+    Target,
     Verified,
     Violation,
     Worker,
@@ -50,13 +51,28 @@ def moves(world: World, bounds: Bounds, rules: Rules) -> Moves:
 
 def _hear(world: World, worker: Worker, rules: Rules) -> Moves:
     """A directive arrives: any that is still under way, in any order."""
-    for generation in dict.fromkeys(target.generation for target in world.targets):
+    for target in world.targets:
+        if rules.must_end(worker, target):
+            # The job began again: what it has is of no use to anybody.
+            yield ("end", worker.name, "fenced"), world.with_worker(replace(worker, status="dead"))
+    for target in {
+        target.generation: target for target in world.targets if not rules.must_end(worker, target)
+    }.values():
+        generation = target.generation
         if generation is not None and is_news(worker, generation) and rules.must_leave(worker):
             # All were ready to go on without it, and some may have: what it has may be old.
             yield ("leave", worker.name), world.with_worker(replace(worker, status="left"))
         elif generation is not None and is_news(worker, generation):
             label = ("hear", worker.name, f"generation={generation.name}")
-            yield label, _enter(world, worker, generation, rules)
+            yield label, _enter(world, _begins(worker, target), generation, rules)
+
+
+def _begins(worker: Worker, target: Target) -> Worker:
+    """One that takes part for the first time does so in the branch that began with the job's latest beginning."""
+    again = target.restoration
+    if worker.number or again is None:
+        return worker
+    return replace(worker, restoration=again.number, ledger=replace(worker.ledger, branch=again.branch))
 
 
 def _prepare(world: World) -> Moves:
@@ -74,7 +90,8 @@ def _prepare(world: World) -> Moves:
             after = world
             for worker in members + leaving:
                 outside = target.generation is None or target.generation.rank_of(worker.name) is None
-                after = after.with_worker(replace(worker, prepared=upcoming, outside=outside))
+                ready = _begins(worker, target)
+                after = after.with_worker(replace(ready, prepared=upcoming, outside=outside))
             yield ("prepare", f"upcoming={upcoming.name}"), after
 
 

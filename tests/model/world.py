@@ -10,7 +10,9 @@ What is left out, and why nothing is lost by it:
   directive that takes its time, and directives may.
 * A worker ends only when every member of its generation has committed every step: whoever joins at the very end has no
   other donor. A joiner's state comes at once and in one piece; that it computes a microbatch to warm up is left out.
-* At least one of the first workers is never lost, since a job whose state is lost everywhere cannot go on.
+* At least one of the first workers is never lost, since a job whose state is lost everywhere cannot go on. Unless others
+  are started in their place (``Bounds.fresh``): then all may be lost, and the job begins again, from a checkpoint of its
+  beginning.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from craft.decide.ledger import Ledger
 from craft.decide.membership import JobState
 from craft.decide.settle import LossAnswer
 from craft.protocol.membership import Claim, Generation
+from craft.protocol.messages import Restoration
 
 Status = Literal["running", "cut", "dead", "left", "finished"]
 """``cut``: declared lost, hears nothing from the lighthouse any more, and still runs. ``left``: went as it was told."""
@@ -40,6 +43,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
     workers: int = 3
     joiners: int = 0
+    fresh: int = 0
+    """Workers that come at any time after the first generation was made, in the place of lost ones; then all may be lost."""
     steps: int = 3
     microbatches: int = 3
     on_loss: LossAnswer = "redo"
@@ -58,7 +63,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the lighthouse may hear of a death at any later time, and be told of a broken exchange before."""
 
     def __post_init__(self) -> None:
-        if self.crashes + self.cuts + self.drains >= self.workers:
+        if self.crashes + self.cuts + self.drains >= self.workers and not self.fresh:
             raise ValueError("somebody who has the state must be left")
 
     def size_of(self, step: int) -> int:
@@ -128,6 +133,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it has seen that all are to go back: in the result of the step after which they do."""
     unreported: tuple[int, ...] = ()
     """Generations it entered that the lighthouse may still hear of."""
+    restoration: int = 0
+    """The newest of the job's beginnings that it knew of when it entered its first generation."""
 
     @property
     def name(self) -> str:
@@ -159,6 +166,7 @@ class Target(msgspec.Struct, frozen=True):
 
     generation: Generation | None
     upcoming: Generation | None
+    restoration: Restoration | None = None
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from craft.protocol.events import (
     AlertFired,
     AnyEvent,
     CheckpointRequested,
+    CheckpointRestored,
     CheckpointWritten,
     DrainExpired,
     DrainRequested,
@@ -30,6 +31,7 @@ from craft.protocol.events import (
     StateDiverged,
     StateGone,
     StopRequested,
+    WorkerEnded,
     WorkerFailed,
     WorkerFinished,
     WorkerJoined,
@@ -80,11 +82,17 @@ def _event(line: Line) -> AnyEvent:
     worker, reason = line.text("worker"), line.text("reason", "killed by SIGKILL")
     match line.verb:
         case "join":
-            return WorkerJoined(member=Member(worker_id=worker, host=line.text("host", "h1")))
+            late = line.text("late") == "yes"
+            return WorkerJoined(member=Member(worker_id=worker, host=line.text("host", "h1"), late=late))
         case "lose":
-            return WorkerLost(worker_id=worker, reason=reason, source=line.text("source", "agent"))
+            step = line.number("step")
+            return WorkerLost(worker_id=worker, reason=reason, source=line.text("source", "agent"), step=step)
         case "lose-host":
-            return HostLost(host=line.text("host"), reason=line.text("reason", "silent for 1.0 s"))
+            return HostLost(
+                host=line.text("host"), reason=line.text("reason", "silent for 1.0 s"), step=line.number("step")
+            )
+        case "end":
+            return WorkerEnded(worker_id=worker)
         case "fail":
             error = line.text("error", "ValueError: bad sample")
             step, microbatch = line.number("step"), line.number("microbatch")
@@ -144,6 +152,9 @@ def _event(line: Line) -> AnyEvent:
         case "written":
             step, branch = line.number("step") or 0, line.number("branch") or 0
             return CheckpointWritten(name=f"{branch}-{step}", branch=branch, step=step, url="checkpoints")
+        case "begin-from":
+            step, branch = line.number("step") or 0, line.number("branch") or 0
+            return CheckpointRestored(name=line.text("name"), branch=branch, step=step, url="checkpoints")
     raise ValueError(f"no such verb in a story of the lighthouse: {line.verb}")
 
 
@@ -199,6 +210,9 @@ def _shown(state: JobState) -> list[str]:
         fields["recovering"] = "yes"
     if state.preempting is not None:
         fields["preempting"] = f"({state.preempting.reason}, until {state.preempting.deadline})"
+    if state.restoration is not None:
+        again = state.restoration
+        fields["restoration"] = f"{again.number}({again.checkpoint}, branch {again.branch}, tries {again.tries})"
     if state.wishes:
         fields["wishes"] = ",".join(f"{wish.number}:{wish.tag}" for wish in state.wishes)
     views = [f"       {view.member.worker_id} {view.standing} entered={view.entered}" for view in state.workers]

@@ -19,6 +19,7 @@ import msgspec
 from craft.agent.forkserver import Ended, Fork
 from craft.agent.watch import Watchdog
 from craft.decide.restarts import Restarts, worker_ended
+from craft.protocol.messages import Directive
 from craft.settings.run import RunSettings
 from craft.settings.rundir import RunDir
 
@@ -58,6 +59,9 @@ class Crew:
         self._awaited: set[str] = set()
         """Asked for, and neither forked nor ended yet."""
         self._starting: set[asyncio.Task[None]] = set()
+        self._vacant: dict[str, int] = {}
+        """Places of lost workers in which nobody is started unless the lighthouse says so."""
+        self._directive: Directive | None = None
         self._closed = False
         self.all_ended = asyncio.Event()
         # Nobody is there to be waited for: an agent that comes when the job is over starts nobody at all.
@@ -133,26 +137,38 @@ class Crew:
         self._activity(message.worker_id).unlink(missing_ok=True)
         place = self._places.pop(message.worker_id)
         if replace and not self._closed:
-            self._replace(place, commits=commits)
+            self._replace(message.worker_id, place, commits=commits)
         if not self._living and not self._awaited:
             self.all_ended.set()
 
-    def _replace(self, place: int, *, commits: bool) -> None:
+    def _replace(self, worker_id: str, place: int, *, commits: bool) -> None:
         before = self._restarts.exhausted
         self._restarts, delay_s = worker_ended(
             self._restarts, commits=commits, max_restarts=self._settings.max_restarts
         )
         if delay_s is not None:
             loop = asyncio.get_running_loop()
-            task = loop.create_task(self._start_later(delay_s, place))
+            task = loop.create_task(self._start_later(delay_s, worker_id, place))
             self._starting.add(task)
             task.add_done_callback(self._starting.discard)
         elif before is None and self._restarts.exhausted is not None:
             self._give_up(self._restarts.exhausted)
 
-    async def _start_later(self, delay_s: float, place: int) -> None:
+    async def _start_later(self, delay_s: float, worker_id: str, place: int) -> None:
         await asyncio.sleep(delay_s)
-        self._start(place, late=True)
+        self._vacant[worker_id] = place
+        self._fill()
+
+    def directed(self, directive: Directive) -> None:
+        """The lighthouse said something: perhaps that somebody is to be started after all."""
+        self._directive = directive
+        self._fill()
+
+    def _fill(self) -> None:
+        for worker_id, place in list(self._vacant.items()):
+            if self._settings.on_loss != "auto" or _wanted(self._directive, worker_id):
+                del self._vacant[worker_id]
+                self._start(place, late=True)
 
     def _give_up(self, reason: str) -> None:
         logger.warning("no more workers are started in the place of lost ones: %s", reason)
@@ -188,3 +204,11 @@ class Crew:
         if not await self.wait(limit_s):
             for worker_id in self.living:
                 self.signal(worker_id, signal.SIGKILL)
+
+
+def _wanted(directive: Directive | None, worker_id: str) -> bool:
+    """Whether the lighthouse knows of this loss, and wants somebody in its place."""
+    if directive is None or not directive.replacing:
+        return False
+    made = (each for each in (directive.generation, directive.upcoming) if each is not None)
+    return all(each.rank_of(worker_id) is None for each in made)

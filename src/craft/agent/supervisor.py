@@ -262,6 +262,7 @@ class Supervisor:
         for worker_id in directive.fenced:
             self._looks.then(worker_id, functools.partial(self._crew.signal, worker_id, signal.SIGKILL))
         self._injections.take(directive.injections)
+        self._crew.directed(directive)
         if directive.stopping or directive.winding_down is not None or directive.preempting is not None:
             self._crew.close()
         if directive.stopping:

@@ -151,7 +151,7 @@ class _Chaos:
                     return False
                 time.sleep(_LOOK_S)
         self._chooser.see(self._status, time.monotonic())
-        return self._status["state"] in ("forming", "running")
+        return self._status["state"] in ("forming", "running", "restoring")
 
     def _inject(self, planned: Planned) -> bool:
         """Inject a fault as soon as it may be; False if the job has ended."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--on-loss",
-    type=click.Choice(["redo", "shrink", "wait"]),
+    type=click.Choice(["redo", "shrink", "wait", "auto"]),
     default=None,
     help="What becomes of a lost worker's microbatches.  [default: redo]",
 )

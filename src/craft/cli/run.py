@@ -38,8 +38,9 @@ class _Resume(click.Command):
 @click.option("--max-restarts", type=int, help="Workers started in the place of lost ones, at most.  [default: 1000]")
 @click.option(
     "--on-loss",
-    type=click.Choice(["redo", "shrink", "wait"]),
-    help="What becomes of lost microbatches; wait: for who takes the lost worker's place.  [default: redo]",
+    type=click.Choice(["redo", "shrink", "wait", "auto"]),
+    help="What becomes of lost microbatches; wait: for who takes the lost worker's place; auto: redo, and fill the lost"
+    " slot only if that pays.  [default: redo]",
 )
 @click.option("--threads", type=int, help="Threads of each worker; bits depend on it.  [default: OMP_NUM_THREADS or 1]")
 @click.option(

@@ -153,6 +153,7 @@ _SENTENCES: dict[str, Callable[[Line], str]] = {
     "Preempt": _preempted,
     "TakeCheckpoint": _wanted,
     "Hold": lambda line: str(line["reason"]),
+    "Restore": lambda line: str(line["reason"]),
     "Propose": lambda line: f"generation {line['generation']} is prepared: {line['reason']}",
     "Reconfigure": lambda line: f"generation {line['generation']}: {line['reason']}",
 }

@@ -11,7 +11,15 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict, replace
 
-from craft.protocol.events import AnyNote, CheckpointFailed, CheckpointRestored, CheckpointWritten, IntervalChosen
+from craft.decide.membership import JobState
+from craft.protocol.events import (
+    AnyNote,
+    CheckpointFailed,
+    CheckpointRestored,
+    CheckpointWritten,
+    IntervalChosen,
+    RolledBack,
+)
 
 _NOTES = frozenset(each.__name__ for each in AnyNote.__args__)
 
@@ -72,12 +80,21 @@ class CheckpointBook:
     def __init__(self, lines: Iterable[dict[str, Any]]) -> None:
         self.status = CheckpointsStatus()
         self.newest: CheckpointWritten | None = None
+        self.begun_from: CheckpointRestored | None = None
+        """The one that the job went on from, the last time that it did."""
+        self.branch = 0
+        """The newest branch of history that there was."""
         self.notes: set[AnyNote] = set()
         """Those of earlier lighthouses: workers repeat them, and they are no news."""
         for line in lines:
             note = self.take(line)
             if note is not None:
                 self.notes.add(note)
+
+    def known_to(self, state: JobState) -> JobState:
+        """The state of a lighthouse that begins, with what an earlier one journaled."""
+        branch = max(state.branch, self.branch)
+        return replace(state, checkpoint=self.newest, begun_from=self.begun_from, branch=branch)
 
     def __call__(self, line: dict[str, Any]) -> None:
         self.take(line)
@@ -87,6 +104,8 @@ class CheckpointBook:
         if line.get("event") not in _NOTES:
             return None
         note: AnyNote = msgspec.convert(line, AnyNote, strict=False)
+        if isinstance(note, CheckpointWritten | CheckpointRestored | RolledBack):
+            self.branch = max(self.branch, note.branch)
         counted = _COUNTED.get(type(note).__name__)
         if counted is not None:
             self.status = replace(self.status, **{counted: getattr(self.status, counted) + 1})
@@ -95,6 +114,7 @@ class CheckpointBook:
         elif isinstance(note, CheckpointFailed):
             self.status = replace(self.status, failure=f"{note.worker_id}: {note.error}")
         elif isinstance(note, CheckpointRestored):
+            self.begun_from = note
             self.status = replace(self.status, restored=note.name)
         elif isinstance(note, IntervalChosen):
             self.status = replace(self.status, interval_s=note.interval_s, reason=note.reason)

@@ -37,6 +37,8 @@ def directive_of(state: JobState, sequence: int) -> Directive:
         preempting=state.preempting,
         saved=state.saved if state.preempting is not None else None,
         wishes=state.wishes,
+        restoration=state.restoration,
+        replacing=state.replacing,
         injections=state.injections,
         stopping=stop is not None,
         exit_code=stop.exit_code if stop is not None else 0,

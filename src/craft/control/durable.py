@@ -15,7 +15,7 @@ from craft.decide.membership import JobState, WorkerView, restarted
 from craft.protocol.actions import Stop
 from craft.protocol.errors import ConfigError
 from craft.protocol.membership import Generation, Member
-from craft.protocol.messages import CheckpointWish, Preemption
+from craft.protocol.messages import CheckpointWish, Preemption, Restoration
 from craft.settings.rundir import write_private
 
 _KEPT_GONE = 256
@@ -37,6 +37,10 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     winding_down: str | None = None
     preempting: Preemption | None = None
     wishes: tuple[CheckpointWish, ...] = ()
+    restoration: Restoration | None = None
+    former: Generation | None = None
+    """Set while the job begins again: nobody acts under it any more."""
+    replacing: bool = True
     stopping: Stop | None = None
 
 
@@ -87,6 +91,9 @@ def durable_of(state: JobState) -> Durable:
         winding_down=state.winding_down,
         preempting=state.preempting,
         wishes=state.wishes,
+        restoration=state.restoration,
+        former=state.former,
+        replacing=state.replacing,
         stopping=state.stopping,
     )
 
@@ -118,5 +125,12 @@ def restore(fresh: JobState, durable: Durable | None) -> JobState:
         winding_down=durable.winding_down,
         preempting=durable.preempting,
         wishes=durable.wishes,
+        restoration=durable.restoration,
+        former=durable.former,
+        replacing=durable.replacing,
+        holding=durable.former.number if durable.former is not None else 0,
+        branch=durable.restoration.branch if durable.restoration is not None else 0,
+        # What those had committed who are gone since is not in the file.
+        reached=None,
         stopping=durable.stopping,
     )

@@ -83,6 +83,8 @@ class Edges:
             # Before its failure: divergence is the cause, and ends the job with its own sentence.
             yield from self._values_of(worker)
             yield from self._failed(worker)
+        # Before losses: what is done about one depends on whether somebody will come.
+        yield from self._gives_up(report)
         for exited in report.exited:
             yield from self._exits(exited)
         yield from self._forgotten(report)
@@ -94,6 +96,11 @@ class Edges:
     def starting(self, host: str) -> frozenset[str]:
         """Workers of ``host`` that were reported and have neither joined nor ended."""
         return frozenset(each for each in self._starting.get(host, ()) if not self.index.gone(each))
+
+    def step_of(self, worker_id: str) -> int | None:
+        """Steps that a worker has committed, by its last report; None if there was none."""
+        seen = self.seen.get(worker_id)
+        return None if seen is None else seen.report.step
 
     @property
     def checkpoints(self) -> bool:
@@ -156,7 +163,8 @@ class Edges:
         mentioned = {worker.member.worker_id for worker in report.workers}
         mentioned.update(exited.worker_id for exited in report.exited)
         for worker_id in sorted((expected | self.starting(report.host)) - mentioned):
-            yield WorkerLost(worker_id=worker_id, reason="its agent does not know it any more")
+            reason = "its agent does not know it any more"
+            yield WorkerLost(worker_id=worker_id, reason=reason, step=self.step_of(worker_id))
 
     def _broken(self, report: WorkerReport) -> Iterator[AnyEvent]:
         worker_id, broken = report.member.worker_id, report.broken
@@ -193,10 +201,12 @@ class Edges:
             seen.overdue = found
             yield found
 
-    def _of_host(self, report: HostReport) -> Iterator[AnyEvent]:
+    def _gives_up(self, report: HostReport) -> Iterator[AnyEvent]:
         if report.exhausted is not None and report.host not in self._exhausted:
             self._exhausted.add(report.host)
             yield ReplacementsEnded(host=report.host, reason=report.exhausted)
+
+    def _of_host(self, report: HostReport) -> Iterator[AnyEvent]:
         if report.draining is not None and self.index.staying(report.host):
             yield DrainRequested(host=report.host, reason=report.draining, deadline_s=report.drain_deadline_s)
         wanted = report.preempting
@@ -245,7 +255,8 @@ def _ending(exited: Exited, seen: Seen | None) -> WorkerFinished | WorkerLost:
         return WorkerFinished(
             worker_id=exited.worker_id, step=report.step, digest=report.digest, complete=report.complete
         )
-    return WorkerLost(worker_id=exited.worker_id, reason=describe_exit(exited), time=exited.time)
+    step = None if seen is None else seen.report.step
+    return WorkerLost(worker_id=exited.worker_id, reason=describe_exit(exited), time=exited.time, step=step)
 
 
 def describe_exit(exited: Exited) -> str:

@@ -20,13 +20,14 @@ from craft.control.faults import faults_in
 from craft.control.feed import Feed
 from craft.control.heartbeat import DEFAULT_LIMIT_S, RETURN_LIMITS, Heartbeats
 from craft.control.loop import GRACE_S, Loop
+from craft.control.meter import Meter
 from craft.control.sessions import Sessions
 from craft.control.status import AgentStatus, LighthouseStatus, Status, status_of
 from craft.control.techniques import guarded
 from craft.decide.alerts import AlertSettings
 from craft.decide.membership import JobState
 from craft.decide.technique import Chosen
-from craft.decide.techniques import Alerts, defaults
+from craft.decide.techniques import Alerts, Loss, defaults
 from craft.settings.rundir import RunDir
 from craft.telemetry.journal import Journal, read_lines
 from craft.telemetry.metrics import LineCounter
@@ -54,6 +55,12 @@ class LighthouseSettings:
         """What craft.toml says about alerts and hooks; where they are switched off, they are only written down."""
         found = self.techniques.get(Alerts)
         return found.settings if found is not None else AlertSettings()
+
+    @property
+    def chooses_by_cost(self) -> bool:
+        """Whether times are measured, to choose what is done about a loss."""
+        found = self.techniques.get(Loss)
+        return found is not None and found.settings.answer == "auto"
 
 
 class AsyncioSurroundings:
@@ -101,7 +108,7 @@ class Lighthouse:
         fresh = JobState(slots=settings.workers, min_workers=settings.min_workers)
         self.checkpoints = CheckpointBook(read_lines(run.journal))
         self.alerts = AlertBook(read_lines(run.journal))
-        state = replace(restore(fresh, durable), checkpoint=self.checkpoints.newest)
+        state = self.checkpoints.known_to(restore(fresh, durable))
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Gets a sentence if the lighthouse cannot go on."""
         self.url = url
@@ -122,6 +129,7 @@ class Lighthouse:
             around=around,
             grace_s=settings.grace_s,
             faults=faults_in(read_lines(run.journal)),
+            meter=Meter() if settings.chooses_by_cost else None,
             old_news=self.checkpoints.notes,
         )
         self.heartbeats = Heartbeats(settings.heartbeat_limit_s, around, self)

@@ -16,6 +16,7 @@ import msgspec
 from craft.control.durable import Store, durable_of
 from craft.control.edges import Edges, check
 from craft.control.faults import Fault, costed, fault_of
+from craft.control.meter import LOSSES, Meter
 from craft.decide.membership import JobState, apply, observe, to_drain
 from craft.decide.policies import Policy, decide
 from craft.protocol.actions import (
@@ -28,6 +29,7 @@ from craft.protocol.actions import (
     Propose,
     Reconfigure,
     RequestDrain,
+    Restore,
     Stop,
     TakeCheckpoint,
     Watch,
@@ -54,7 +56,7 @@ _LONGEST_GRACE_S = 4.0
 """The more generations break in a row, the longer: what is wrong may take its time to show."""
 
 
-_KEPT = (Reconfigure, Propose, Stop, Drain, WindDown, Preempt, TakeCheckpoint)
+_KEPT = (Reconfigure, Propose, Restore, Stop, Drain, WindDown, Preempt, TakeCheckpoint)
 """Actions whose outcome a restarted lighthouse must know."""
 
 
@@ -94,9 +96,12 @@ class Loop:
         around: Surroundings,
         grace_s: float = GRACE_S,
         faults: Sequence[Fault] = (),
+        meter: Meter | None = None,
         old_news: Collection[object] = (),
     ) -> None:
-        """``faults`` and ``old_news`` (notes of workers) are those that an earlier lighthouse journaled."""
+        """``meter``: where answers are chosen by cost. ``faults`` and ``old_news`` (notes of workers) are those that an
+        earlier lighthouse journaled.
+        """
         self._state = state
         self._policies = policies
         self._store = store
@@ -104,9 +109,13 @@ class Loop:
         self._around = around
         self._grace_s = grace_s
         self._faults = list(faults)
+        self._meter = meter
         self._watched: set[int] = set()
         self.edges = Edges(lambda: self._state, old_news)
         self._await_deadline()
+        if state.restoring and state.restoration is not None:
+            # An earlier lighthouse let the job begin again, and was waiting for its workers.
+            around.later(state.restoration.limit_s, lambda: self._end_hold(state.holding))
 
     @property
     def state(self) -> JobState:
@@ -123,6 +132,7 @@ class Loop:
 
     def handle(self, event: AnyEvent) -> tuple[AnyAction, ...]:
         """Take an event in, do what is decided about it, and return that, with what followed from it."""
+        self._measure(event)
         before = self._state
         known = observe(before, event)
         actions = decide(self._policies, known, event)
@@ -149,12 +159,29 @@ class Loop:
     def handle_report(self, report: HostReport) -> None:
         """Take in what an agent reports; what is new in it becomes events. MalformedMessage: nothing was changed."""
         check(report, self.edges.index)
+        if self._meter is not None:
+            self._meter.see(report, self._state, self._around.now())
         for event in self.edges.events(report):
             self.handle(event)
 
+    def _measure(self, event: AnyEvent) -> None:
+        """Before it is decided about a loss: have the figures in the state, and in the journal."""
+        if self._meter is None:
+            return
+        if isinstance(event, LOSSES) and self._state.generation is not None:
+            self.handle(self._meter.figures(self.reports, self._state))
+        self._meter.hear(event, self._state, self._around.now())
+
     def lose_worker(self, worker_id: str, reason: str, source: str) -> tuple[AnyAction, ...]:
         """Go on without a worker, because somebody other than its agent says so."""
-        return self.handle(WorkerLost(worker_id=worker_id, reason=reason, source=source, time=self._around.now()))
+        lost = WorkerLost(
+            worker_id=worker_id,
+            reason=reason,
+            source=source,
+            time=self._around.now(),
+            step=self.edges.step_of(worker_id),
+        )
+        return self.handle(lost)
 
     def _drain(self, asked: RequestDrain) -> tuple[AnyAction, ...]:
         """Let workers leave, unless they are about to already."""
@@ -168,8 +195,11 @@ class Loop:
         actions: tuple[AnyAction, ...] = ()
         for worker_id in sorted(self.edges.starting(host)):
             actions += self.lose_worker(worker_id, reason, "heartbeat")
-        if self.edges.index.living(host):
-            actions += self.handle(HostLost(host=host, reason=reason, time=self._around.now()))
+        living = self.edges.index.living(host)
+        if living:
+            steps = [step for each in living if (step := self.edges.step_of(each)) is not None]
+            lost = HostLost(host=host, reason=reason, time=self._around.now(), step=max(steps, default=None))
+            actions += self.handle(lost)
         return actions
 
     def _carry_out(self, action: AnyAction) -> None:
@@ -193,8 +223,9 @@ class Loop:
             self._watched.add(action.generation)
             grace_s = min(_LONGEST_GRACE_S, self._grace_s * 2 ** (action.times - 1))
             self._around.later(grace_s, lambda: self._look_again(action.generation))
-        elif isinstance(action, Hold):
-            self._around.later(action.limit_s, lambda: self._end_hold(action.generation))
+        elif isinstance(action, Hold | Restore):
+            held = self._state.holding
+            self._around.later(action.limit_s, lambda: self._end_hold(held))
         elif isinstance(action, Drain) and action.deadline_s is not None:
             self._around.later(action.deadline_s, lambda: self._end_drain(action.worker_id))
         elif isinstance(action, Preempt):

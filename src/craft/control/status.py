@@ -41,7 +41,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     generation: int
     state: str
-    """forming, running, stopping, finished, preempted or failed."""
+    """forming, running, restoring, stopping, finished, preempted or failed."""
     workers: tuple[WorkerStatus, ...]
     lighthouse: LighthouseStatus
     faults: int
@@ -74,7 +74,11 @@ def status_of(
 ) -> Status:
     """Put together what is known."""
     # The one that is furthest speaks for the job: the others are at most a report behind.
-    first = max(reports.values(), key=lambda report: (report.step, report.generation), default=None)
+    # Unless the job began again: who came to its end before that does not count any more.
+    after = state.restoration.after if state.restoration is not None else 0
+    first = max(
+        reports.values(), key=lambda report: (report.generation > after, report.step, report.generation), default=None
+    )
     stop = state.stopping
     return Status(
         step=first.step if first is not None else 0,
@@ -117,6 +121,8 @@ def state_word(state: JobState) -> str:
         return {0: "finished", EXIT_PREEMPTED: "preempted"}.get(state.stopping.exit_code, "failed")
     if state.ending:
         return "stopping"
+    if state.restoring:
+        return "restoring"
     return "running" if state.generation is not None else "forming"
 
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from craft.decide import roster
+from craft.decide.restoration import begun_again, reached
 from craft.protocol.actions import (
     AnyAction,
     Drain,
@@ -23,12 +24,14 @@ from craft.protocol.actions import (
     Propose,
     Reconfigure,
     Release,
+    Restore,
     Stop,
     TakeCheckpoint,
     WindDown,
 )
 from craft.protocol.events import (
     AnyEvent,
+    CheckpointRestored,
     CheckpointWritten,
     DrainRequested,
     ExchangeBroken,
@@ -37,6 +40,8 @@ from craft.protocol.events import (
     HoldExpired,
     HostLost,
     ReplacementsEnded,
+    RolledBack,
+    TimesMeasured,
     WorkerEnded,
     WorkerFailed,
     WorkerFinished,
@@ -46,7 +51,7 @@ from craft.protocol.events import (
 )
 from craft.protocol.injections import BY_LIGHTHOUSE, KEPT
 from craft.protocol.membership import Generation, Member
-from craft.protocol.messages import CheckpointWish, Preemption
+from craft.protocol.messages import CheckpointWish, Preemption, Restoration
 
 Standing = Literal["waiting", "member", "lost", "left", "finished"]
 """``waiting``: without a slot, a spare; ``left``: went at a step boundary, as it was told."""
@@ -66,6 +71,8 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     standing: Standing = "waiting"
     entered: int = 0
     """The newest generation under which it reported to act."""
+    fresh: bool = False
+    """Whether this lighthouse heard it come: only then nothing is missed in ``entered``."""
     draining: str | None = None
     """Why it is to leave, if it is."""
     ended: bool = False
@@ -112,6 +119,20 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     """The latest wishes for checkpoints."""
     checkpoint: CheckpointWritten | None = None
     """The newest that is complete; what a job that makes room says of itself at its end."""
+    begun_from: CheckpointRestored | None = None
+    """The checkpoint from which this course of the job began, if it began from one."""
+    branch: int = 0
+    """The newest branch of history that is known of."""
+    reached: int | None = 0
+    """Committed steps of those who are gone, since the job last began; None: not known, perhaps there were some."""
+    restoration: Restoration | None = None
+    """From where the job began again, the last time that it did."""
+    replacing: bool = True
+    """Whether free slots are filled: not where that was found to cost more than it saves."""
+    times: TimesMeasured | None = None
+    """How long things take; known where answers to a loss are chosen by cost."""
+    former: Generation | None = None
+    """The last generation before that, until a new one is made."""
     stopping: Stop | None = None
 
     def view(self, worker_id: str) -> WorkerView | None:
@@ -149,6 +170,11 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
         return self.winding_down is not None or self.preempting is not None
 
     @property
+    def restoring(self) -> bool:
+        """Whether the job begins again, and waits for the workers to do so."""
+        return self.generation is None and self.former is not None
+
+    @property
     def replaceable(self) -> bool:
         """Whether somebody can still come: some host starts workers in the place of lost ones."""
         hosts = {view.member.host for view in self.workers if view.standing != "left"}
@@ -160,22 +186,26 @@ def observe(state: JobState, event: AnyEvent) -> JobState:
     if isinstance(event, WorkerJoined):
         return _joined(state, event.member)
     if isinstance(event, WorkerLost):
+        state = reached(state, event.worker_id, event.step)
         return _gone(state, event.worker_id, "lost", ended=event.source == "agent")
     if isinstance(event, WorkerFailed):
+        state = reached(state, event.worker_id, event.step or 0)
         state = _gone(state, event.worker_id, "lost")
         failures = (*state.failures, event)[-_KEPT_FAILURES:]
         return state if event in state.failures else replace(state, failures=failures)
     if isinstance(event, WorkerFinished):
+        state = reached(state, event.worker_id, event.step)
         # Of a job that makes room, its end may be known before its word that it left.
         left = state.preempting is not None and not event.complete
         return _gone(state, event.worker_id, "left" if left else "finished")
     if isinstance(event, WorkerLeft):
-        return _left(state, event.worker_id)
+        return _left(reached(state, event.worker_id, event.step), event.worker_id)
     if isinstance(event, WorkerEnded):
         return _changed(state, event.worker_id, ended=True)
     if isinstance(event, HostLost):
         for view in state.having("waiting", "member"):
             if view.member.host == event.host:
+                state = reached(state, view.member.worker_id, event.step)
                 state = _gone(state, view.member.worker_id, "lost")
         return state
     if isinstance(event, DrainRequested):
@@ -188,7 +218,13 @@ def observe(state: JobState, event: AnyEvent) -> JobState:
         return replace(state, injections=(*state.injections, event)[-KEPT:])
     if isinstance(event, CheckpointWritten):
         newest = max(filter(None, (state.checkpoint, event)), key=lambda each: (each.branch, each.step))
-        return replace(state, checkpoint=newest)
+        return replace(state, checkpoint=newest, branch=max(state.branch, event.branch))
+    if isinstance(event, CheckpointRestored):
+        return replace(state, begun_from=event, branch=max(state.branch, event.branch))
+    if isinstance(event, RolledBack):
+        return replace(state, branch=max(state.branch, event.branch))
+    if isinstance(event, TimesMeasured):
+        return replace(state, times=event)
     if isinstance(event, ExchangeBroken):
         return _broken(state, event)
     if isinstance(event, GenerationEntered):
@@ -225,7 +261,7 @@ def _joined(state: JobState, member: Member) -> JobState:
     if len(gone) > _KEPT_GONE:
         forgotten = frozenset(view.member.worker_id for view in gone[: len(gone) - _KEPT_GONE] if view.ended)
         workers = tuple(view for view in workers if view.member.worker_id not in forgotten)
-    return replace(state, workers=(*workers, WorkerView(member=member)))
+    return replace(state, workers=(*workers, WorkerView(member=member, fresh=True)))
 
 
 def _changed(state: JobState, worker_id: str, **changes: Any) -> JobState:
@@ -238,12 +274,17 @@ def _gone(state: JobState, worker_id: str, standing: Standing, ended: bool = Fal
     if view is None:
         # It ended before it joined. Remember it, so that the first generation does not wait for it for ever.
         unknown = WorkerView(member=Member(worker_id=worker_id), standing=standing, ended=ended)
-        return replace(state, workers=(*state.workers, unknown), absent=state.absent + 1)
+        return replace(state, workers=(*state.workers, unknown), absent=state.absent + _counts(state))
     if view.standing in GONE:
         return _changed(state, worker_id, ended=True) if ended and not view.ended else state
     if view.standing == "waiting" and state.generation is None:
-        state = replace(state, absent=state.absent + 1)
+        state = replace(state, absent=state.absent + _counts(state))
     return _changed(state, worker_id, standing=standing, ended=ended)
+
+
+def _counts(state: JobState) -> bool:
+    """Whether one that does not come is missed for good: where a job begins again, others come in its place."""
+    return not state.restoring
 
 
 def _left(state: JobState, worker_id: str) -> JobState:
@@ -300,6 +341,7 @@ def _adopt(state: JobState, generation: Generation) -> JobState:
         complaints=(),
         probing=0,
         holding=0,
+        former=None,
     )
 
 
@@ -310,7 +352,9 @@ def apply(state: JobState, action: AnyAction, nonce: str) -> JobState:
         retries = state.retries + 1 if action.again else 0
         # What those who meet again found out about each other still holds.
         complaints = state.complaints if action.again else ()
-        adopted = _adopt(replace(state, upcoming=None, recovering=False, retries=retries), made)
+        replacing = state.replacing if action.replacing is None else action.replacing
+        state = replace(state, upcoming=None, recovering=False, retries=retries, replacing=replacing)
+        adopted = _adopt(state, made)
         return replace(adopted, complaints=complaints)
     if isinstance(action, Propose):
         made = _make(state, action.members, nonce)
@@ -321,6 +365,8 @@ def apply(state: JobState, action: AnyAction, nonce: str) -> JobState:
         return _gone(state, action.worker_id, "left")
     if isinstance(action, Hold):
         return replace(state, holding=action.generation, upcoming=None)
+    if isinstance(action, Restore):
+        return begun_again(state, action)
     if isinstance(action, Probe):
         return replace(state, probing=action.generation)
     if isinstance(action, Drain):

@@ -16,7 +16,7 @@ from craft.decide.plan import DROPPED, give_out, plan
 from craft.protocol.errors import CallsDiffer, ProtocolViolation, StateLost
 from craft.protocol.membership import Claim, Settlement
 
-LossAnswer = Literal["redo", "shrink", "wait"]
+LossAnswer = Literal["redo", "shrink", "wait", "auto"]
 
 NO_PART = -1
 """In place of a number of collective calls: this member takes no part in them, since it lags behind."""

@@ -17,6 +17,8 @@ class Reconfigure(Action, frozen=True, kw_only=True, tag=True):
     members: tuple[str, ...]
     again: bool = False
     """Whether it is made only because the one before broke, though nobody was lost."""
+    replacing: bool | None = None
+    """Whether free slots are filled from now on; None: as before."""
 
 
 class Propose(Action, frozen=True, kw_only=True, tag=True):
@@ -55,6 +57,21 @@ class Hold(Action, frozen=True, kw_only=True, tag=True):
 
     generation: int
     """The one that lost them."""
+    limit_s: float
+
+
+class Restore(Action, frozen=True, kw_only=True, tag=True):
+    """Begin again: nobody has the training state any more. A generation follows once enough workers have come.
+
+    If they have not within the limit, HoldExpired follows.
+    """
+
+    branch: int
+    """Of the history that begins."""
+    checkpoint: str | None
+    """Name of the checkpoint; None: from the very beginning."""
+    step: int
+    """Committed steps that are in it."""
     limit_s: float
 
 
@@ -119,6 +136,7 @@ AnyAction = (
     | DeclareLost
     | DeclareHostLost
     | Hold
+    | Restore
     | Drain
     | RequestDrain
     | Probe

@@ -28,6 +28,8 @@ class WorkerLost(Event, frozen=True, kw_only=True, tag=True):
     """Who says so: agent, heartbeat, watch, api, alert, drain, peers."""
     time: float = 0.0
     """When it was seen, in seconds since 1970."""
+    step: int | None = None
+    """Steps that it had committed, by its last report; None: it made none."""
 
 
 class WorkerFailed(Event, frozen=True, kw_only=True, tag=True):
@@ -134,6 +136,23 @@ class HostLost(Event, frozen=True, kw_only=True, tag=True):
     host: str
     reason: str
     time: float = 0.0
+    step: int | None = None
+    """Steps that its workers had committed, by their last reports."""
+
+
+class TimesMeasured(Event, frozen=True, kw_only=True, tag=True):
+    """How long things take in this job, as far as it was seen; told at a loss, where what is done about it is chosen by cost."""
+
+    step: int
+    """Committed steps."""
+    total_steps: int | None = None
+    microbatches: int | None = None
+    step_s: tuple[tuple[int, float], ...] = ()
+    """Undisturbed time of a step, by the number of members."""
+    spare_s: float | None = None
+    """From a loss to the first commit of a spare in the lost slot; None: not measured yet."""
+    restart_s: float | None = None
+    """From a loss to the first commit of a worker that was started because of it."""
 
 
 class ExchangeBroken(Event, frozen=True, kw_only=True, tag=True):
@@ -436,6 +455,7 @@ AnyEvent = (
     | HoldExpired
     | StateGone
     | HostLost
+    | TimesMeasured
     | ExchangeBroken
     | GenerationStuck
     | GenerationEntered

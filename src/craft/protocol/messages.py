@@ -93,6 +93,25 @@ class Preemption(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since 1970; whoever is still there then is ended, complete checkpoint or not."""
 
 
+class Restoration(msgspec.Struct, frozen=True, kw_only=True):
+    """The job began again, since nobody was left who had the training state."""
+
+    number: int
+    """Grows with every one. Whoever took part in a generation before it must end."""
+    branch: int
+    """Of the history that begins with it."""
+    checkpoint: str | None = None
+    """Name of the newest one of the job's own course; an older one is used if it is damaged. None: all begins anew."""
+    step: int = 0
+    """Committed steps that are in it."""
+    after: int = 0
+    """The last generation before it."""
+    tries: int = 1
+    """How many in a row began from this checkpoint, and nothing was committed beyond it in between."""
+    limit_s: float = 60.0
+    """How long its workers are waited for."""
+
+
 class HostReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Everything an agent knows. Agent to lighthouse; also its heartbeat."""
 
@@ -143,6 +162,10 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Branch and committed steps of the newest complete checkpoint; said only while the job makes room."""
     wishes: tuple[CheckpointWish, ...] = ()
     """The latest wishes for checkpoints, in the order of their numbers; workers know which of them were answered."""
+    restoration: Restoration | None = None
+    """From where the job began again, the last time that it did."""
+    replacing: bool = True
+    """Whether agents that ask first (``--on-loss auto``) are to start workers in the place of lost ones."""
     injections: tuple[FaultInjected, ...] = ()
     """Faults that somebody wants to see, the latest few; each is carried out once, by whom it concerns."""
     stopping: bool = False

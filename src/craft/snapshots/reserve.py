@@ -16,17 +16,23 @@ class Reserve:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._memory = room(size)
+        self._memory: mmap.mmap | None = room(size)
         self._thread = threading.Thread(target=self._touch, name="craft-reserve", daemon=True)
         self._thread.start()
 
     def _touch(self) -> None:
-        carve(self._memory, 0, self._size).zero_()
+        if self._memory is not None:
+            carve(self._memory, 0, self._size).zero_()
 
     def take(self, size: int) -> mmap.mmap:
         """Return memory for ``size`` bytes: what was set aside if it is enough, the same one again if asked again."""
-        if size > self._size:
+        if size > self._size or self._memory is None:
             return room(size)
         # Otherwise it would erase what is copied there meanwhile.
         self._thread.join()
         return self._memory
+
+    def release(self) -> None:
+        """Nobody will need it: give it back."""
+        self._thread.join()
+        self._memory = None

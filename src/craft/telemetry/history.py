@@ -58,16 +58,18 @@ def recoveries(journal: Iterable[dict[str, Any]]) -> list[Recovered]:
     return [msgspec.convert(line, Recovered, strict=False) for line in journal if line.get("event") == "Recovered"]
 
 
+class _Losses(msgspec.Struct):
+    """Losses that one generation answers."""
+
+    lines: list[dict[str, Any]] = []
+    generation: int = 0
+    restored: bool = False
+    """Whether nobody was left, so that some steps were computed once more."""
+
+
 def fault_costs(run: Run) -> list[FaultCost]:
     """What each loss cost the others, from their commits around it. Losses that were overcome together count as one."""
-    costs: list[FaultCost] = []
-    losses: list[dict[str, Any]] = []
-    for line in run.journal:
-        if line.get("event") in _LOSSES:
-            losses.append(line)
-        elif line.get("action") == "Reconfigure" and losses:
-            costs.append(_cost(run, losses, int(line["generation"])))
-            losses = []
+    costs = [_cost(run, losses) for losses in _answered(run)]
     together = (tuple(some) for _, some in itertools.groupby(costs, key=lambda cost: cost.resumed))
     return [_one(run, some) for some in together]
 
@@ -88,19 +90,42 @@ def _one(run: Run, costs: tuple[FaultCost, ...]) -> FaultCost:
     )
 
 
-def _cost(run: Run, losses: list[dict[str, Any]], generation: int) -> FaultCost:
-    seen = min(float(line.get("seen", line["time"])) for line in losses)
-    what = ", ".join(str(line.get("worker_id") or line.get("host")) for line in losses)
-    times = sorted((commit.time, commit.generation) for commits in run.commits.values() for commit in commits)
-    before = [time for time, number in times if number < generation and time <= seen]
-    after = [time for time, number in times if number >= generation]
+def _answered(run: Run) -> list[_Losses]:
+    used = {commit.generation for commits in run.commits.values() for commit in commits}
+    answered: list[_Losses] = []
+    losses = _Losses()
+    for line in run.journal:
+        if line.get("event") in _LOSSES:
+            losses.lines.append(line)
+        elif line.get("action") == "Reconfigure" and losses.lines:
+            losses.generation = int(line["generation"])
+            answered.append(losses)
+            losses = _Losses()
+        elif line.get("action") == "Restore":
+            losses.restored = True
+            while answered and answered[-1].generation not in used:
+                # Its members were lost before they did anything: it was no answer.
+                losses.lines = answered.pop().lines + losses.lines
+    return answered
+
+
+def _cost(run: Run, losses: _Losses) -> FaultCost:
+    seen = min(float(line.get("seen", line["time"])) for line in losses.lines)
+    what = ", ".join(str(line.get("worker_id") or line.get("host")) for line in losses.lines)
+    commits = sorted((each for own in run.commits.values() for each in own), key=lambda commit: commit.time)
+    before = [commit for commit in commits if commit.generation < losses.generation and commit.time <= seen]
+    after = [commit for commit in commits if commit.generation >= losses.generation]
+    if losses.restored and before:
+        # What is computed once more is lost, too.
+        furthest = max(commit.step for commit in before if commit.branch == before[-1].branch)
+        after = [commit for commit in after if commit.step > furthest]
     return fault_cost(
-        generation=generation,
+        generation=losses.generation,
         what=what,
         seen=seen,
-        last_commit=before[-1] if before else None,
-        resumed=after[0] if after else None,
-        step_s=_step_time(run, generation),
+        last_commit=before[-1].time if before else None,
+        resumed=after[0].time if after else None,
+        step_s=_step_time(run, losses.generation),
     )
 
 

@@ -24,9 +24,7 @@ from craft.settings.run import read_effective
 from craft.settings.rundir import RunDir
 from craft.telemetry.history import Commit, Run, read_run
 from craft.telemetry.journal import read_lines
-
-Place = tuple[int, int]
-"""(branch, step): history is in this order."""
+from craft.testing.branches import Place, begun_again, branch_of, by_place, check_branches, events, first_step, place_of
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +58,7 @@ def check(run_dir: Path, reference: Path | str | None = None, hosts: Sequence[Pa
         *itertools.chain.from_iterable(_own_history(worker_id, run.commits[worker_id]) for worker_id in run.commits),
         *_one_history(run),
         *_generations(run),
+        *check_branches(run),
         *_metrics(run, {path: list(read_lines(RunDir(path).metrics)) for path in [*hosts] or [run_dir]}),
     ]
     return Report(
@@ -72,7 +71,7 @@ def check(run_dir: Path, reference: Path | str | None = None, hosts: Sequence[Pa
 
 def final_digests(run: Run) -> dict[str, str | None]:
     """The digest of each worker that finished."""
-    return {line["worker_id"]: line["digest"] for line in _events(run, "WorkerFinished") if line["complete"]}
+    return {line["worker_id"]: line["digest"] for line in events(run, "WorkerFinished") if line["complete"]}
 
 
 def _read(run_dir: Path, hosts: Sequence[Path] = ()) -> Run:
@@ -95,31 +94,9 @@ def _on_loss(run_dirs: Sequence[Path]) -> str:
     return str(read_effective(RunDir(run_dirs[0]).config).get("on_loss", "redo"))
 
 
-def _events(run: Run, name: str) -> list[dict[str, Any]]:
-    return [line for line in run.journal if line.get("event") == name]
-
-
 def _num_steps(run: Run) -> int:
-    places = [_place(commit) for commits in run.commits.values() for commit in commits]
-    return max(places)[1] + 1 if places else _first_step(run)
-
-
-def _first_step(run: Run) -> int:
-    """Where the run began: at 0, or after the steps of the checkpoint that it went on from."""
-    return next((int(line["step"]) for line in _events(run, "CheckpointRestored")), 0)
-
-
-def _place(commit: Commit) -> Place:
-    return commit.branch, commit.step
-
-
-def _by_place(run: Run) -> dict[Place, dict[str, Commit]]:
-    """Who committed what, in the order of history."""
-    found: dict[Place, dict[str, Commit]] = {}
-    for worker_id, commits in run.commits.items():
-        for commit in commits:
-            found.setdefault(_place(commit), {})[worker_id] = commit
-    return dict(sorted(found.items()))
+    places = [place_of(commit) for commits in run.commits.values() for commit in commits]
+    return max(places)[1] + 1 if places else first_step(run)
 
 
 def _bits(run: Run, digests: Mapping[str, str | None], reference: Path | str | None) -> Iterator[str]:
@@ -135,7 +112,7 @@ def _bits(run: Run, digests: Mapping[str, str | None], reference: Path | str | N
         for worker_id, digest in digests.items():  # type: ignore[assignment]
             if digest != expected:
                 yield f"P1: {worker_id} finished with the state {digest}, the reference with {expected}"
-    for line in _events(run, "StateDiverged"):
+    for line in events(run, "StateDiverged"):
         yield f"P1: the state diverged at step {line['step']}: {line['detail']}"
 
 
@@ -150,13 +127,13 @@ def _coverage(run: Run) -> Iterator[str]:
     """P2: every step is committed, and whoever finished had committed the last one."""
     steps = _num_steps(run)
     committed = {commit.step for commits in run.commits.values() for commit in commits}
-    for step in sorted(set(range(_first_step(run), steps)) - committed):
+    for step in sorted(set(range(first_step(run), steps)) - committed):
         yield f"P2: step {step} of {steps} was committed by nobody"
-    for line in _events(run, "WorkerFinished"):
+    for line in events(run, "WorkerFinished"):
         own = run.commits.get(line["worker_id"], ())
         last = own[-1].step if own else None
         # One that began where the job ends has nothing to write down.
-        done = last == steps - 1 or (last is None and steps == _first_step(run) > 0)
+        done = last == steps - 1 or (last is None and steps == first_step(run) > 0)
         if line["complete"] and (line["step"] != steps or not done):
             yield (
                 f"P2: {line['worker_id']} finished after {line['step']} steps, of which the last that it wrote down"
@@ -166,8 +143,8 @@ def _coverage(run: Run) -> Iterator[str]:
 
 def _ownership(run: Run) -> Iterator[str]:
     """P2: each microbatch is in the plan once and belongs to a worker of the job."""
-    known = set(run.commits) | {line["member"]["worker_id"] for line in _events(run, "WorkerJoined")}
-    for (_, step), commits in _by_place(run).items():
+    known = set(run.commits) | {line["member"]["worker_id"] for line in events(run, "WorkerJoined")}
+    for (_, step), commits in by_place(run).items():
         for worker_id, commit in commits.items():
             if sorted(commit.plan) != list(range(len(commit.plan))) or not commit.plan:
                 yield f"P2: step {step}: the plan of {worker_id} has microbatches {sorted(commit.plan)}, with gaps"
@@ -195,7 +172,7 @@ def _dropped(run: Run) -> tuple[tuple[int, int], ...]:
 
 def _drops(run: Run, dropped: tuple[tuple[int, int], ...], on_loss: str) -> Iterator[str]:
     """P2: a microbatch is dropped only under ``shrink``, and the journal says so."""
-    journaled = {(line["step"], microbatch) for line in _events(run, "StepRetried") for microbatch in line["dropped"]}
+    journaled = {(line["step"], microbatch) for line in events(run, "StepRetried") for microbatch in line["dropped"]}
     for step, microbatch in dropped:
         if on_loss != "shrink":
             yield f"P2: step {step}: microbatch {microbatch} was computed by nobody, though lost ones are to be redone"
@@ -222,7 +199,7 @@ def _own_history(worker_id: str, commits: tuple[Commit, ...]) -> Iterator[str]:
 def _one_history(run: Run) -> Iterator[str]:
     """P3: whoever committed a step, dead or alive, committed the same; and under no older generation than the step before."""
     newest, newest_step = 0, -1
-    for (_, step), commits in _by_place(run).items():
+    for (_, step), commits in by_place(run).items():
         first_id, first = next(iter(commits.items()))
         for worker_id, commit in commits.items():
             for microbatch in sorted(first.plan.keys() | commit.plan.keys()):
@@ -271,9 +248,13 @@ def _metrics(run: Run, files: Mapping[Path, list[dict[str, Any]]]) -> Iterator[s
 
     A job of several hosts has several: a new leader writes down on its own host what the old one may not have written.
     """
-    committed = {_place(commit) for commits in run.commits.values() for commit in commits}
+    committed = {place_of(commit) for commits in run.commits.values() for commit in commits}
     written = {_metrics_place(line) for lines in files.values() for line in lines}
+    again = begun_again(run)
     for branch, step in sorted(committed - written):
+        if any(branch < other and step >= begin for other, begin in again.items()):
+            # Nobody was left to write it; it was computed once more, and is there under the other branch.
+            continue
         yield f"P3: step {step} is in metrics.jsonl 0 times{f', in branch {branch}' if branch else ''}"
     for _, step in sorted(written - committed):
         yield f"P3: step {step} is in metrics.jsonl, and nobody committed it"
@@ -286,10 +267,12 @@ def _metrics(run: Run, files: Mapping[Path, list[dict[str, Any]]]) -> Iterator[s
             if after < before:
                 yield f"P3: metrics.jsonl{where} has step {after[1]} after step {before[1]}"
     yield from _same_metrics(files)
+    if again and not events(run, "RolledBack") and not _dropped(run):
+        yield from _same_again(files)
 
 
 def _metrics_place(line: Mapping[str, Any]) -> Place:
-    return int(line.get("branch", 0)), int(line["step"])
+    return branch_of(line), int(line["step"])
 
 
 def _same_metrics(files: Mapping[Path, list[dict[str, Any]]]) -> Iterator[str]:
@@ -301,6 +284,16 @@ def _same_metrics(files: Mapping[Path, list[dict[str, Any]]]) -> Iterator[str]:
             other, expected = first.setdefault(_metrics_place(line), (path, values))
             if other != path and values != expected:
                 yield f"P3: step {line['step']}: metrics.jsonl of {other} has {expected}, that of {path} {values}"
+
+
+def _same_again(files: Mapping[Path, list[dict[str, Any]]]) -> Iterator[str]:
+    """P1: what was computed once more, because nobody was left who had the state, gave the same numbers."""
+    first: dict[int, dict[str, Any]] = {}
+    for line in itertools.chain.from_iterable(files.values()):
+        values = {name: value for name, value in line.items() if name not in ("time", "branch")}
+        expected = first.setdefault(int(line["step"]), values)
+        if values != expected:
+            yield f"P1: step {line['step']} was computed twice, and gave {expected} and then {values}"
 
 
 def main(arguments: list[str]) -> int:

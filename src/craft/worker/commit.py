@@ -115,6 +115,8 @@ class Commitments:
             generation, group, moments = self._meeting.enter()
             came = time.time()
             reach("entering", self.step)
+            if not self.ledger.generation and (restoration := self._meeting.restoration) is not None:
+                self.ledger = replace(self.ledger, branch=restoration.branch)
             self.ledger = books.enter(self.ledger, generation)
             claim = replace(books.claim(self.ledger), started=self.started)
             try:

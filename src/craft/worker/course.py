@@ -68,6 +68,7 @@ class Course:
         self._rewind: Rewind | None = None
         self._settings = settings
         self._commitments = commitments
+        self._meeting = meeting
         self._voice = voice
         self._activity = activity
         self._modules = modules
@@ -99,7 +100,7 @@ class Course:
     def begin(self) -> None:
         """Before the first step: begin from a checkpoint, if that is wanted. Raises GroupError if somebody is lost."""
         with self._activity.paused("reading a checkpoint"):
-            begin_from(self._settings.resume, self._rewind, self._commitments.ledger)
+            begin_from(self._settings.resume, self._rewind, self._commitments.ledger, self._meeting.restoration)
 
     def follow(self) -> bool:
         """If all went back to a checkpoint, do so here, too; whether it was so."""

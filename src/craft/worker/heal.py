@@ -122,6 +122,12 @@ class Healing:
             reserve=self._reserve,
         )
 
+    def needs_nothing(self) -> None:
+        """This worker begins with the others, though it came later than the first: it takes no state from anybody."""
+        if self._reserve is not None:
+            self._reserve.release()
+            self._reserve = None
+
     def load(self, fetched: Fetched) -> Progress:
         """Put a fetched state into this worker's own objects; it is bit for bit that of the donors then."""
         theirs = msgspec.json.decode(fetched.header.conditions, type=Attached)

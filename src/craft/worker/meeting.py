@@ -23,7 +23,7 @@ from craft.groups.reach import unreachable
 from craft.protocol.entries import Moments
 from craft.protocol.errors import Fenced, GroupError
 from craft.protocol.membership import Generation
-from craft.protocol.messages import CheckpointWish, Directive, Preemption
+from craft.protocol.messages import CheckpointWish, Directive, Preemption, Restoration
 from craft.worker.points import reach
 
 logger = logging.getLogger(__name__)
@@ -74,6 +74,8 @@ class Meeting:
         """The upcoming generation in which this worker is not."""
         self._inside = False
         """Whether this worker has ever taken part in a generation."""
+        self._entered = False
+        """Whether it has entered one, and may have changed its state."""
         self._fenced: str | None = None
         self._over: str | None = None
         self._probed = 0
@@ -88,6 +90,8 @@ class Meeting:
         """Branch and steps of the newest complete checkpoint, as far as the lighthouse says."""
         self.wishes: tuple[CheckpointWish, ...] = ()
         """The latest wishes for checkpoints."""
+        self.restoration: Restoration | None = None
+        """From where the job began again, if it did: those in its generations begin there, too."""
         self.step = 0
         """The step in flight, for the points of the opening thread."""
 
@@ -96,6 +100,7 @@ class Meeting:
         self.winding_down = directive.winding_down
         self.preempting, self.wishes, self.saved = directive.preempting, directive.wishes, directive.saved
         with self._change:
+            self._restore(directive.restoration)
             self._heard = True
             self.slots = directive.slots or self.slots
             self._change.notify_all()
@@ -109,6 +114,20 @@ class Meeting:
             self._prepare(directive.upcoming)
         if directive.probe:
             self._probe(directive.probe)
+
+    def _restore(self, restoration: Restoration | None) -> None:
+        """The job began again: who took part before has no place in it, and who was about to waits for another one."""
+        known = self.restoration.number if self.restoration is not None else 0
+        if restoration is None or restoration.number <= known:
+            return
+        self.restoration = restoration
+        if self._entered:
+            self._fence(
+                f"the job began again without worker {self._worker_id}, from the checkpoint of step {restoration.step}"
+            )
+        elif self._current is not None and self._current.generation.number <= restoration.after:
+            self._current.abandon()
+            self._current = None
 
     def _act_under(self, generation: Generation) -> None:
         if self._current is not None and generation.number <= self._current.generation.number:
@@ -306,6 +325,7 @@ class Meeting:
             self._change.wait_for(lambda: self._gone or (self._current is not None and self._current.opened))
             self._check_gone()
             assert self._current is not None
+            self._entered = True
             return self._current.generation, self._current.group, self._current.moments
 
     def wait_generation(self) -> Generation:

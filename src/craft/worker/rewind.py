@@ -18,8 +18,9 @@ from craft.decide import ledger as books
 from craft.decide.ledger import Ledger
 from craft.protocol.errors import Refused, SnapshotCorrupt, SnapshotError, SnapshotMissing
 from craft.protocol.events import CheckpointRejected
+from craft.protocol.messages import Restoration
 from craft.snapshots.listing import candidates
-from craft.snapshots.manifest import Manifest
+from craft.snapshots.manifest import Manifest, place_of_name
 from craft.snapshots.portable import load
 from craft.snapshots.restore import Restored, restore
 from craft.snapshots.state import Stateful
@@ -91,15 +92,15 @@ class Rewind:
         self.rejected = True
         self._voice.note(event)
 
-    def prepare(self, wanted: int | None, next_branch: bool) -> str | None:
+    def prepare(self, wanted: int | None, next_branch: bool, again: Restoration | None = None) -> str | None:
         """Agree with everybody on the newest checkpoint that all can read (or that of step ``wanted``), and have it in hand.
 
-        Returns why there is none, if there is none. Raises GroupError if somebody is lost; then it may be that all have it in
-        hand, or have gone back.
+        ``again``: the job begins again, and says in which branch, and from which one at most. Returns why there is none, if
+        there is none. Raises GroupError if somebody is lost; then it may be that all have it in hand, or have gone back.
         """
         self._discard()
         leads = self._commitments.ledger.rank == 0
-        offer, found = self._offer(wanted, next_branch) if leads else (_Offer(), [])
+        offer, found = self._offer(wanted, next_branch, again) if leads else (_Offer(), [])
         offer = msgspec.json.decode(self._exchange(msgspec.json.encode(offer))[0], type=_Offer)
         if offer.problem:
             return f"{self.url} does not say which checkpoints there are: {offer.problem}"
@@ -126,12 +127,16 @@ class Rewind:
         self._commitments.ledger = books.discarded(self._commitments.ledger)
         self._in_hand = None
 
-    def _offer(self, wanted: int | None, next_branch: bool) -> tuple[_Offer, list[Manifest]]:
+    def _offer(self, wanted: int | None, next_branch: bool, again: Restoration | None) -> tuple[_Offer, list[Manifest]]:
         try:
             found = self.listed()
         except SnapshotError as error:
             return _Offer(problem=str(error)), []
-        new = max((each.branch for each in found), default=0) + 1
+        if again is not None:
+            own = [each for each in found if _is_of_course(each, again) and wanted in (None, each.step)]
+            return _Offer(tuple((each.name, again.branch) for each in own)), found
+        # Past this worker's own, too: a job that begins again may be in one that no checkpoint is of yet.
+        new = max((self._commitments.ledger.branch, *(each.branch for each in found))) + 1
         names = []
         for each in found:
             if wanted is None or each.step == wanted:
@@ -214,11 +219,20 @@ class Rewind:
         return restored.manifest, msgspec.json.decode(restored.header.conditions, type=Attached).progress
 
 
-def begin_from(resume: str | None, rewind: Rewind | None, ledger: Ledger) -> None:
+def _is_of_course(manifest: Manifest, again: Restoration) -> bool:
+    """Whether a checkpoint is not newer than the one that the job is to begin from again."""
+    newest = place_of_name(again.checkpoint) if again.checkpoint is not None else None
+    return newest is None or (manifest.branch, manifest.step) <= newest
+
+
+def begin_from(resume: str | None, rewind: Rewind | None, ledger: Ledger, again: Restoration | None = None) -> None:
     """Before the first step: begin from a checkpoint if that is wanted, with everybody; refuse what cannot be.
 
-    Raises GroupError if somebody is lost meanwhile.
+    ``again``: the job began again by itself. Raises GroupError if somebody is lost meanwhile.
     """
+    if again is not None:
+        _begin_again(resume, rewind, ledger, again)
+        return
     if rewind is None:
         if resume is not None:
             raise Refused("--resume: from where? Say where checkpoints are: --checkpoints URL, or job.checkpoints(url)")
@@ -247,3 +261,19 @@ def begin_from(resume: str | None, rewind: Rewind | None, ledger: Ledger) -> Non
         raise Refused(
             f"--resume: {problem}: repair or remove what is there, or start without --resume in another place"
         )
+
+
+def _begin_again(resume: str | None, rewind: Rewind | None, ledger: Ledger, again: Restoration) -> None:
+    """Begin from the newest checkpoint of the job's own course; anew only where that was decided.
+
+    Raises SnapshotMissing if there is none that can be used: a fault, since there was one.
+    """
+    if rewind is None or ledger.rewinds:
+        return
+    # A course of its own that has no checkpoint yet begins where it began.
+    wanted = int(resume) if again.checkpoint is None and resume is not None and resume != "auto" else None
+    problem = rewind.prepare(wanted, next_branch=False, again=again)
+    if problem is None:
+        rewind.go()
+    elif again.checkpoint is not None or rewind.rejected:
+        raise SnapshotMissing(f"the job cannot begin again: {problem}")

@@ -170,6 +170,7 @@ class Training:
                 settlement = self._regroup()
         reach("started", self.commitments.step)
         if self.commitments.ledger.whole:
+            self.healing.needs_nothing()
             self.course.applied = self.commitments.step
             self.settled(settlement, level=True)
         else:

@@ -165,6 +165,7 @@ def test_a_host_without_living_workers_is_not_lost(running: Lab) -> None:
 
 
 def test_a_lost_host_is_one_fault(running: Lab, worker: MakeWorker) -> None:
+    running.report(worker("w0", generation=1, step=3), worker("w1", generation=1, step=3))
     running.loop.lose_host("a", "silent")
     assert [(fault.host, fault.worker_ids) for fault in running.loop.faults] == [("a", ("w0", "w1"))]
     assert running.loop.state.stopping is not None

@@ -54,7 +54,7 @@ def play(tmp_path: Path) -> Play:
     async def main(story: Story) -> None:
         lighthouse = Lighthouse(RunDir(tmp_path), LighthouseSettings(workers=2, heartbeat_limit_s=60.0), "http://here")
         workers = tuple(
-            WorkerReport(member=Member(worker_id=name), pid=1, joined=True, metrics={"loss": 0.5})
+            WorkerReport(member=Member(worker_id=name), pid=1, joined=True, step=3, metrics={"loss": 0.5})
             for name in ("w0", "w1")
         )
         lighthouse.loop.handle_report(HostReport(host="a", pid=1, sequence=1, workers=workers))
@@ -94,14 +94,14 @@ def test_status_has_the_documented_shape(play: Play) -> None:
     async def story(place: Place) -> None:
         code, status = await place.ask("GET", "/v1/status")
         assert code == 200
-        assert (status["step"], status["generation"], status["state"], status["faults"]) == (0, 1, "running", 0)
+        assert (status["step"], status["generation"], status["state"], status["faults"]) == (3, 1, "running", 0)
         assert status["workers"][0] == {
             "worker_id": "w0",
             "pid": 1,
             "host": "a",
             "rank": 0,
             "state": "member",
-            "step": 0,
+            "step": 3,
         }
         assert set(status["lighthouse"]) == {"pid", "url"}
         assert {"fault_list", "metrics", "slots", "total_steps", "step_s", "reason"} <= set(status)

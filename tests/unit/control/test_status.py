@@ -29,7 +29,8 @@ def test_the_state_of_the_job_in_one_word(
     assert of(lab).state == "finished"
 
 
-def test_a_job_that_gave_up_has_failed(running: Lab) -> None:
+def test_a_job_that_gave_up_has_failed(running: Lab, worker: Callable[..., WorkerReport]) -> None:
+    running.report(worker("w0", generation=1, step=3), worker("w1", generation=1, step=3))
     running.loop.lose_host("a", "silent")
     assert (of(running).state, of(running).exit_code, of(running).faults) == ("failed", 3, 1)
 

@@ -13,6 +13,7 @@ from craft.decide.policies.loss import LossPolicy
 from craft.decide.policies.policy import EXIT_BUG, EXIT_FINISHED, EXIT_GIVEN_UP, EXIT_PREEMPTED, Policy, decide
 from craft.decide.policies.preempt import PreemptPolicy
 from craft.decide.policies.recover import RecoverPolicy
+from craft.decide.policies.restore import RestorePolicy
 from craft.decide.policies.stop import StopPolicy
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Policy",
     "PreemptPolicy",
     "RecoverPolicy",
+    "RestorePolicy",
     "StopPolicy",
     "decide",
 ]

@@ -13,22 +13,28 @@ class FormPolicy:
     """Makes the first generation, once every expected worker has joined or is known to be lost."""
 
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
-        if state.generation is not None or not isinstance(
-            event, WorkerJoined | WorkerLost | WorkerFailed | WorkerFinished | HostLost
-        ):
+        if state.generation is not None or state.restoring:
+            return ()
+        if not isinstance(event, WorkerJoined | WorkerLost | WorkerFailed | WorkerFinished | HostLost):
             return ()
         if len(state.having("waiting")) < state.slots - state.absent:
             return ()
-        # In the order of their names, not of their coming: ranks are then what RANK says in a worker's environment.
-        # Spares come last: they are there for those who do not come at all, not for those who take longer.
-        members = sorted((view.member for view in state.having("waiting")), key=_by_name)
-        if sum(not member.late for member in members) < state.slots - state.absent:
+        # Spares are there for those who do not come at all, not for those who take longer.
+        if sum(not view.member.late for view in state.having("waiting")) < state.slots - state.absent:
             return ()
-        waiting = tuple(member.worker_id for member in members)
+        waiting = in_order(state)
         if len(waiting) < state.min_workers:
             return (Stop(reason=too_few(len(waiting), state.min_workers), exit_code=EXIT_GIVEN_UP),)
         chosen = waiting[: state.slots]
         return (Reconfigure(members=chosen, reason=f"all {len(chosen)} workers joined"),)
+
+
+def in_order(state: JobState) -> tuple[str, ...]:
+    """Those who wait, as they get their ranks: by their names, not as they came, so that ranks are what RANK says.
+
+    Those who came late are the last.
+    """
+    return tuple(member.worker_id for member in sorted((view.member for view in state.having("waiting")), key=_by_name))
 
 
 def _by_name(member: Member) -> tuple[bool, str, int, str]:

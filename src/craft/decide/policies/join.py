@@ -34,7 +34,8 @@ def proposed(state: JobState) -> tuple[AnyAction, ...]:
     staying = state.staying
     kept = frozenset(staying)
     leaving = tuple(worker_id for worker_id in state.members if worker_id not in kept)
-    joining = state.spares[: max(0, state.slots - len(staying))]
+    # Nobody joins where it was found to cost more than it saves.
+    joining = state.spares[: max(0, state.slots - len(staying))] if state.replacing else ()
     if not staying:
         # Somebody who has the state must stay, at least until somebody else has it, too.
         staying, leaving = state.members, ()

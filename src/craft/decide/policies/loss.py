@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from craft.decide.costs import Choice, CostSettings, choose
 from craft.decide.membership import JobState
 from craft.decide.policies.policy import EXIT_FINISHED, EXIT_GIVEN_UP, names, subjects, too_few
 from craft.decide.settle import LossAnswer
@@ -11,6 +12,7 @@ from craft.protocol.events import (
     HoldExpired,
     HostLost,
     ReplacementsEnded,
+    StateGone,
     WorkerFailed,
     WorkerFinished,
     WorkerJoined,
@@ -18,41 +20,45 @@ from craft.protocol.events import (
     WorkerLost,
 )
 
-_THEN = {"redo": "redo", "shrink": "drop", "wait": "wait with"}
+STATE_LOST = "every worker that had the training state is lost"
+
+_THEN = {"redo": "redo", "shrink": "drop", "wait": "wait with", "auto": "redo"}
 
 
 class LossPolicy:
     """Answers a loss with a generation of the survivors, and of spares in the lost slots.
 
-    Under ``wait``, or where too few are left, it holds until somebody takes the place of the lost, up to a limit.
+    Under ``wait``, or where too few are left, it holds until somebody takes the place of the lost, up to a limit. Under
+    ``auto`` free slots are filled only where that costs less than to go on without (``decide.costs``).
     """
 
-    def __init__(self, on_loss: LossAnswer = "redo", wait_limit_s: float = 60.0) -> None:
+    def __init__(
+        self, on_loss: LossAnswer = "redo", wait_limit_s: float = 60.0, costs: CostSettings | None = None
+    ) -> None:
         self._on_loss = on_loss
         self._wait_limit_s = wait_limit_s
+        self._costs = costs
 
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
         if state.generation is None:
             return ()
         if isinstance(event, WorkerJoined | HoldExpired | ReplacementsEnded):
             return self._held(state, event)
-        if not isinstance(event, WorkerLost | WorkerFailed | HostLost | WorkerFinished | WorkerLeft):
+        if isinstance(event, StateGone):
+            return self._stateless(state, event)
+        if not is_loss(state, event):
             return ()
-        if _is_done(state, event):
-            return ()
-        present = state.generation.worker_ids
-        upcoming = state.upcoming.worker_ids if state.upcoming is not None else ()
-        gone = subjects(state, event)
-        if not any(worker_id in present or worker_id in upcoming for worker_id in gone):
-            return ()
-        return (*self._fences(event), *self._answer(state, event, gone))
+        return (*fences(event), *self._answer(state, event, subjects(state, event)))
 
     @staticmethod
-    def _fences(event: AnyEvent) -> tuple[AnyAction, ...]:
-        if isinstance(event, WorkerLost) and event.source != "agent":
-            # Its agent did not see it die, so it may live: it must not act under the old generation.
-            return (Fence(worker_id=event.worker_id, reason=f"{event.reason}: it may still be running"),)
-        return ()
+    def _stateless(state: JobState, event: StateGone) -> tuple[AnyAction, ...]:
+        """All who are left were about to take the state from others, and there is nobody else."""
+        assert state.generation is not None
+        if event.generation != state.generation.number:
+            return ()
+        if state.having("finished"):
+            return (Stop(reason="every worker that is left finished", exit_code=EXIT_FINISHED),)
+        return (Stop(reason=STATE_LOST, exit_code=EXIT_GIVEN_UP),)
 
     def _answer(self, state: JobState, event: AnyEvent, gone: tuple[str, ...]) -> tuple[AnyAction, ...]:
         assert state.generation is not None
@@ -67,7 +73,8 @@ class LossPolicy:
         # Once some have finished, the few that are left are only completing what everybody already has in hand. A job
         # that makes room needs but one more step boundary, and nobody is started for that.
         ending = bool(state.having("finished")) or state.preempting is not None
-        filled = survivors if ending else _filled(state)
+        choice = self._choice(state) if not ending else None
+        filled = survivors if ending or (choice is not None and choice.answer == "redo") else _filled(state)
         what = f"{names(gone)} {_verb(state, event)}"
         wanted = state.slots if self._on_loss == "wait" else state.min_workers
         if len(filled) < wanted and state.replaceable and not ending and state.winding_down is None:
@@ -75,7 +82,18 @@ class LossPolicy:
             return (Hold(generation=state.generation.number, limit_s=self._wait_limit_s, reason=reason),)
         if len(filled) < state.min_workers and not ending:
             return (Stop(reason=too_few(len(filled), state.min_workers), exit_code=EXIT_GIVEN_UP),)
-        return (Reconfigure(members=filled, reason=f"{what}: {self._course(state, filled)}"),)
+        why = "" if choice is None else f"; {choice.reason}"
+        replacing = None if choice is None else choice.answer != "redo"
+        return (Reconfigure(members=filled, replacing=replacing, reason=f"{what}: {self._course(state, filled)}{why}"),)
+
+    def _choice(self, state: JobState) -> Choice | None:
+        """What costs least, under ``auto``; None where there is no choice: not fewer may be there than are wanted."""
+        survivors = len(state.members)
+        if self._on_loss != "auto" or state.times is None or not state.min_workers <= survivors < state.slots:
+            return None
+        return choose(
+            state.times, survivors=survivors, slots=state.slots, spares=len(state.spares), settings=self._costs
+        )
 
     def _course(self, state: JobState, filled: tuple[str, ...]) -> str:
         taken = filled[len(state.members) :]
@@ -106,6 +124,24 @@ class LossPolicy:
             return (Stop(reason=too_few(len(filled), state.min_workers), exit_code=EXIT_GIVEN_UP),)
         why = f"nobody came within {self._wait_limit_s:g} s" if expired else "nobody will come"
         return (Reconfigure(members=filled, reason=f"{why}: {len(filled)} workers redo the lost microbatches"),)
+
+
+def is_loss(state: JobState, event: AnyEvent) -> bool:
+    """Whether somebody is gone whom the current generation, or the upcoming one, was to have."""
+    if state.generation is None or _is_done(state, event):
+        return False
+    if not isinstance(event, WorkerLost | WorkerFailed | HostLost | WorkerFinished | WorkerLeft):
+        return False
+    present = state.generation.worker_ids
+    upcoming = state.upcoming.worker_ids if state.upcoming is not None else ()
+    return any(worker_id in present or worker_id in upcoming for worker_id in subjects(state, event))
+
+
+def fences(event: AnyEvent) -> tuple[AnyAction, ...]:
+    """Its agent did not see it die, so it may live: it must not act under the old generation."""
+    if isinstance(event, WorkerLost) and event.source != "agent":
+        return (Fence(worker_id=event.worker_id, reason=f"{event.reason}: it may still be running"),)
+    return ()
 
 
 def _is_done(state: JobState, event: AnyEvent) -> bool:

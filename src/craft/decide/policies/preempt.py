@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from craft.decide.membership import JobState, preempts
 from craft.decide.policies.policy import EXIT_PREEMPTED
 from craft.protocol.actions import AnyAction, Preempt, Reconfigure, Release, Stop
@@ -16,6 +18,7 @@ from craft.protocol.events import (
     WorkerLeft,
     WorkerLost,
 )
+from craft.protocol.messages import Preemption
 
 
 class PreemptPolicy:
@@ -40,6 +43,8 @@ class PreemptPolicy:
     def _begin(self, state: JobState, event: PreemptRequested) -> tuple[AnyAction, ...]:
         if not preempts(state, event.deadline):
             return ()
+        if state.restoring:
+            return (_stop(replace(state, preempting=Preemption(reason=event.reason)), None, " as it began again"),)
         if state.generation is None:
             reason = f"preempted ({event.reason}) before the first step: there was nothing to save"
             return (Stop(reason=reason, exit_code=EXIT_PREEMPTED),)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from craft.decide.membership import JobState
-from craft.decide.policies.policy import EXIT_BAD_INPUT, EXIT_BUG, EXIT_FINISHED, EXIT_GIVEN_UP
+from craft.decide.policies.policy import EXIT_BAD_INPUT, EXIT_BUG, EXIT_FINISHED
 from craft.protocol.actions import AnyAction, Stop, WindDown
 from craft.protocol.events import (
     AnyEvent,
     StateDiverged,
-    StateGone,
     StopRequested,
     WorkerFailed,
     WorkerFinished,
@@ -29,13 +28,6 @@ class StopPolicy:
             return (WindDown(reason=event.reason),)
         if isinstance(event, StateDiverged):
             return (Stop(reason=f"state diverged: {event.detail}", exit_code=EXIT_BUG),)
-        if isinstance(event, StateGone) and (state.generation is None or event.generation != state.generation.number):
-            return ()
-        if isinstance(event, StateGone) and state.having("finished"):
-            return (Stop(reason="every worker that is left finished", exit_code=EXIT_FINISHED),)
-        if isinstance(event, StateGone):
-            reason = "every worker that had the training state is lost: there is nothing left to go on from"
-            return (Stop(reason=reason, exit_code=EXIT_GIVEN_UP),)
         if isinstance(event, WorkerFailed):
             return self._failed(state, event)
         if isinstance(event, WorkerFinished) or (isinstance(event, WorkerLeft) and state.having("finished")):
@@ -49,7 +41,7 @@ class StopPolicy:
         if event.everywhere:
             return (Stop(reason=event.error, exit_code=EXIT_BUG, traceback=event.traceback),)
         if event.step is None:
-            if event.late and state.generation is not None:
+            if event.late and (state.generation is not None or state.restoring):
                 # The others have shown that the script works: what is wrong is wrong with this one.
                 return ()
             reason = f"{event.error} (worker {event.worker_id}, before the first step)"

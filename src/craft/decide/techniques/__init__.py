@@ -10,6 +10,7 @@ from craft.decide.techniques.losses import (
     LossSettings,
     Restart,
     RestartSettings,
+    Restore,
     Spares,
     SpareSettings,
     max_restarts_of,
@@ -34,6 +35,7 @@ __all__ = [
     "PreemptionSettings",
     "Restart",
     "RestartSettings",
+    "Restore",
     "Retry",
     "SpareSettings",
     "Spares",
@@ -45,6 +47,7 @@ __all__ = [
 BUILT_IN: tuple[type[AnyTechnique], ...] = (
     Preemption,
     Membership,
+    Restore,
     Loss,
     Spares,
     Restart,

@@ -1,4 +1,13 @@
-"""What follows from the loss of a worker: its microbatches, its slot, its process."""
+"""What follows from the loss of a worker: its microbatches, its slot, its process. And from the loss of all.
+
+With ``Retry`` they are a ladder, whose rungs are tried one after the other; each says why in the reason of its action.
+
+1. **retry**: an exchange broke and nobody is lost: the same members meet again (``Retry``).
+2. **replace**: it broke again and somebody is out of reach, or somebody died: that one is lost, the others go on, and a
+   spare or one that is started takes its slot (``Retry``, ``Loss``, ``Spares``, ``Restart``).
+3. **restore**: nobody is left who has the state: all begin again from the newest checkpoint (``Restore``).
+4. **stop**: there is nothing to begin from, nobody to do so, or it was done in vain: exit code 3 (``Restore``, ``Loss``).
+"""
 
 from __future__ import annotations
 
@@ -7,8 +16,11 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from craft.decide.costs import CostSettings
 from craft.decide.policies.loss import LossPolicy
 from craft.decide.policies.policy import Policy
+from craft.decide.policies.restore import RestorePolicy
+from craft.decide.restoration import RestoreSettings
 from craft.decide.settle import LossAnswer
 from craft.decide.technique import Technique
 from craft.protocol.config import says
@@ -17,6 +29,8 @@ from craft.protocol.events import (
     HoldExpired,
     HostLost,
     ReplacementsEnded,
+    StateGone,
+    WorkerEnded,
     WorkerFailed,
     WorkerFinished,
     WorkerJoined,
@@ -28,11 +42,22 @@ from craft.protocol.events import (
 class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     answer: Annotated[
         LossAnswer,
-        says("What becomes of its microbatches: redo (exact), shrink (dropped), or wait for who takes its place."),
+        says(
+            "What becomes of its microbatches: redo (exact), shrink (dropped), or wait for who takes its place; auto: redo,"
+            " and its slot is filled only if that costs less than it saves."
+        ),
     ] = "redo"
     wait_limit_s: Annotated[
         float, says("How long that is waited for: with wait, or when fewer than --min-workers are left.")
     ] = 60.0
+    spare_s: Annotated[
+        float, says("With auto, until it was measured: from a loss to the first commit of a spare in the lost slot.")
+    ] = 1.0
+    restart_s: Annotated[
+        float,
+        says("With auto, until it was measured: from a loss to the first commit of a worker started because of it."),
+    ] = 10.0
+    join_steps: Annotated[float, says("With auto: what it costs the others to let somebody join, in steps.")] = 1.0
 
 
 class Loss(Technique[LossSettings]):
@@ -46,6 +71,7 @@ class Loss(Technique[LossSettings]):
     emits = (WorkerLost, HostLost)
     answers = (
         WorkerLost, HostLost, WorkerFailed, WorkerFinished, WorkerLeft, WorkerJoined, HoldExpired, ReplacementsEnded,
+        StateGone,
     )  # fmt: skip
 
     def objection(self, others: Mapping[str, Technique[Any]]) -> str | None:
@@ -57,7 +83,31 @@ class Loss(Technique[LossSettings]):
         return "microbatches of lost workers are dropped" if self.settings.answer == "shrink" else None
 
     def policies(self) -> Sequence[Policy]:
-        return (LossPolicy(self.settings.answer, self.settings.wait_limit_s),)
+        costs = CostSettings(
+            spare_s=self.settings.spare_s, restart_s=self.settings.restart_s, join_steps=self.settings.join_steps
+        )
+        return (LossPolicy(self.settings.answer, self.settings.wait_limit_s, costs),)
+
+
+class Restore(Technique[RestoreSettings]):
+    """The rung of the ladder behind all that keeps the state alive. Asked before ``Loss``, which would give the job up."""
+
+    name = "restore"
+    summary = "begins again from the newest checkpoint, by itself, when nobody is left who has the training state"
+    Settings = RestoreSettings
+    before = ("loss",)
+    answers = (
+        WorkerLost, HostLost, WorkerFailed, WorkerFinished, WorkerLeft, WorkerEnded, WorkerJoined, StateGone, HoldExpired,
+        ReplacementsEnded,
+    )  # fmt: skip
+
+    @classmethod
+    def check(cls, settings: RestoreSettings) -> None:
+        if settings.tries < 1:
+            raise ConfigError(f"restore: tries = {settings.tries}: at least 1; or switch it off, with enabled = false")
+
+    def policies(self) -> Sequence[Policy]:
+        return (RestorePolicy(self.settings),)
 
 
 class SpareSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

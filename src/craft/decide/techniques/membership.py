@@ -40,7 +40,7 @@ class Membership(Technique[NoSettings]):
     before = ()
     emits = (WorkerJoined, WorkerFinished, WorkerFailed, GenerationEntered, StateDiverged, StateGone)
     answers = (
-        StopRequested, StateDiverged, StateGone, WorkerFailed, WorkerFinished, WorkerLeft, WorkerJoined, WorkerLost, HostLost,
+        StopRequested, StateDiverged, WorkerFailed, WorkerFinished, WorkerLeft, WorkerJoined, WorkerLost, HostLost,
     )  # fmt: skip
 
     def policies(self) -> Sequence[Policy]:

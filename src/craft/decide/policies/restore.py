@@ -1,0 +1,138 @@
+"""Beginning again from a checkpoint, when nobody is left who has the training state."""
+
+from __future__ import annotations
+
+from craft.decide.membership import JobState, apply
+from craft.decide.policies.form import in_order
+from craft.decide.policies.loss import STATE_LOST, fences, is_loss
+from craft.decide.policies.policy import EXIT_GIVEN_UP, names, too_few
+from craft.decide.restoration import (
+    Basis,
+    RestoreSettings,
+    basis,
+    cannot_commit,
+    in_vain,
+    may_have_state,
+    may_still_run,
+)
+from craft.protocol.actions import AnyAction, Reconfigure, Restore, Stop
+from craft.protocol.events import (
+    AnyEvent,
+    HoldExpired,
+    HostLost,
+    ReplacementsEnded,
+    StateGone,
+    WorkerEnded,
+    WorkerFailed,
+    WorkerFinished,
+    WorkerJoined,
+    WorkerLost,
+)
+
+
+class RestorePolicy:
+    """Lets a job begin again when nobody is left who has the training state, and makes the first generation after that.
+
+    The workers are those that wait for a slot, and those that agents start in the place of the lost. They begin together,
+    each from the same checkpoint, as at the start of a job with ``--resume``. It is asked before ``LossPolicy``, which
+    would give such a job up.
+    """
+
+    def __init__(self, settings: RestoreSettings | None = None) -> None:
+        self._settings = settings or RestoreSettings()
+
+    def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
+        if state.restoring:
+            return self._while_restoring(state, event)
+        if state.generation is None or state.ending or state.having("finished"):
+            return ()
+        if isinstance(event, StateGone):
+            return self._begin_again(state, STATE_LOST) if event.generation == state.generation.number else ()
+        if not is_loss(state, event) or may_have_state(state):
+            return ()
+        # One that was to take the state from others and has not begun: they would only find out that none has it.
+        actions = self._begin_again(state, STATE_LOST if state.members else too_few(0, state.min_workers))
+        certain = not state.members or any(isinstance(action, Restore) for action in actions)
+        return (*fences(event), *actions) if actions and certain else ()
+
+    def _begin_again(self, state: JobState, why: str) -> tuple[AnyAction, ...]:
+        """From the newest checkpoint; an end with its reason where that cannot be; nothing where nobody could come."""
+        if not state.replaceable and len(state.spares) < state.min_workers:
+            return ()
+        found = basis(state)
+        if found is None:
+            hint = "and there is no checkpoint to begin again from: with --checkpoints the job would have gone on by itself"
+            return (Stop(reason=f"{why}, {hint}", exit_code=EXIT_GIVEN_UP),)
+        if in_vain(state, found.checkpoint) and state.restoration and state.restoration.tries >= self._settings.tries:
+            return (Stop(reason=f"{why}: {_vain(state, found)}", exit_code=EXIT_GIVEN_UP),)
+        restore = Restore(
+            branch=state.branch + 1,
+            checkpoint=found.checkpoint,
+            step=found.step,
+            limit_s=self._settings.limit_s,
+            reason=f"{why}: {_from(state, found)}",
+        )
+        # Spares may be there already.
+        return (restore, *self._formed(apply(state, restore, nonce=""), expired=False))
+
+    def _while_restoring(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
+        expired = isinstance(event, HoldExpired)
+        if isinstance(event, HoldExpired) and state.restoration and event.generation != state.restoration.after:
+            return ()
+        if expired or isinstance(
+            event,
+            WorkerJoined | WorkerLost | WorkerEnded | WorkerFailed | WorkerFinished | HostLost | ReplacementsEnded,
+        ):
+            return self._formed(state, expired)
+        return ()
+
+    def _formed(self, state: JobState, expired: bool) -> tuple[AnyAction, ...]:
+        """The first generation, if enough have come, and nobody of the one before can go on beside it."""
+        running = may_still_run(state)
+        if running and not expired:
+            return ()
+        if running and not cannot_commit(state):
+            reason = f"{names(running)} may still be at work, where nobody reaches them: a second course must not begin"
+            return (Stop(reason=reason, exit_code=EXIT_GIVEN_UP),)
+        waiting = in_order(state)
+        over = expired or not state.replaceable
+        least = max(1, state.min_workers)
+        if len(waiting) >= (least if over else max(least, _expected(state))):
+            chosen = waiting[: state.slots]
+            reason = f"{len(chosen)} workers begin again" if len(chosen) > 1 else "1 worker begins again"
+            return (Reconfigure(members=chosen, reason=reason),)
+        if not over:
+            return ()
+        why = f"within {self._settings.limit_s:g} s" if expired else "since no host starts workers any more"
+        reason = f"{too_few(len(waiting), state.min_workers)}: not enough came to begin again {why}"
+        return (Stop(reason=reason, exit_code=EXIT_GIVEN_UP),)
+
+
+def _expected(state: JobState) -> int:
+    """How many will come: all, but for those of silent hosts, and of hosts that start nobody in the place of lost ones."""
+    here = {view.member.host for view in state.having("waiting")}
+    away = [view.member.host for view in state.having("lost") if not view.ended and view.member.host not in here]
+    former = state.former.members if state.former is not None else ()
+    unreplaced = [member for member in former if member.host in state.unreplaced and member.host not in away]
+    return state.slots - len(away) - len(unreplaced)
+
+
+def _place(found: Basis) -> str:
+    return "the very beginning" if found.checkpoint is None else f"the checkpoint of step {found.step}"
+
+
+def _from(state: JobState, found: Basis) -> str:
+    steps = max(0, (state.reached or 0) - found.step)
+    again = f"{steps} steps are computed once more" if steps != 1 else "1 step is computed once more"
+    if not steps:
+        again = (
+            "what came after it is computed once more" if state.reached is None else "nothing was committed beyond it"
+        )
+    return f"begins again from {_place(found)}, {again}"
+
+
+def _vain(state: JobState, found: Basis) -> str:
+    assert state.restoration is not None
+    times = state.restoration.tries
+    last = f"; the last error was: {state.failures[-1].error}" if state.failures else ""
+    return f"the job began {times} times from {_place(found)} and committed nothing beyond it{last}"

@@ -1,0 +1,70 @@
+"""The branches of a run's history: where each begins, and whether the journal says why.
+
+``history`` asks; what enters is a run as its files tell it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from craft.telemetry.history import Commit, Run
+
+Place = tuple[int, int]
+"""(branch, step): history is in this order."""
+
+
+def events(run: Run, name: str) -> list[dict[str, Any]]:
+    return [line for line in run.journal if line.get("event") == name]
+
+
+def place_of(commit: Commit) -> Place:
+    return commit.branch, commit.step
+
+
+def branch_of(line: Mapping[str, Any]) -> int:
+    return int(line.get("branch", 0))
+
+
+def by_place(run: Run) -> dict[Place, dict[str, Commit]]:
+    """Who committed what, in the order of history."""
+    found: dict[Place, dict[str, Commit]] = {}
+    for worker_id, commits in run.commits.items():
+        for commit in commits:
+            found.setdefault(place_of(commit), {})[worker_id] = commit
+    return dict(sorted(found.items()))
+
+
+def first_step(run: Run) -> int:
+    """Where the run began: at 0, or after the steps of the checkpoint that it went on from."""
+    # One that it began from again, later, says nothing about that.
+    first = itertools.takewhile(lambda line: line.get("action") != "Restore", run.journal)
+    return next((int(line["step"]) for line in first if line.get("event") == "CheckpointRestored"), 0)
+
+
+def begun_again(run: Run) -> dict[int, int]:
+    """Where the job began again because nobody was left: the step, by the branch that began there."""
+    found = {branch_of(line): int(line["step"]) for line in run.journal if line.get("action") == "Restore"}
+    # It says from which one; where that was damaged, an older one was used.
+    used = {branch_of(line): int(line["step"]) for line in events(run, "CheckpointRestored")}
+    return {branch: used.get(branch, step) for branch, step in found.items()}
+
+
+def check_branches(run: Run) -> Iterator[str]:
+    """P2, P3: a new branch is journaled, begins no later than what was committed before it, and leaves no step out."""
+    journaled = {branch_of(line) for name in ("RolledBack", "CheckpointRestored") for line in events(run, name)}
+    journaled |= set(begun_again(run))
+    places = by_place(run)
+    known = {step for _, step in places}
+    end: int | None = None
+    for branch, group in itertools.groupby(places, key=lambda place: place[0]):
+        steps = [step for _, step in group]
+        if branch and branch not in journaled:
+            yield f"P3: steps from {steps[0]} on were committed in branch {branch}, and the journal does not say why"
+        if end is not None and steps[0] > end:
+            yield f"P2: branch {branch} begins at step {steps[0]}, and what came before it ends with step {end - 1}"
+        # One that is in no branch at all is missed anyway.
+        for step in sorted((set(range(steps[0], steps[-1])) - set(steps)) & known):
+            yield f"P2: step {step} was committed by nobody in branch {branch}, which goes from {steps[0]} to {steps[-1]}"
+        end = steps[-1] + 1

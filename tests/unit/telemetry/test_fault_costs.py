@@ -1,0 +1,45 @@
+"""What losses cost, from the files of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from craft.telemetry.history import Commit, Run, fault_costs
+
+
+def commit(step: int, time: float, generation: int, branch: int = 0) -> Commit:
+    return Commit(
+        step=step, branch=branch, time=time, generation=generation, world_size=1, microbatches=(0,), plan={0: "w"}
+    )
+
+
+def lost(worker_id: str, time: float) -> dict[str, Any]:
+    return {"time": time, "kind": "event", "event": "WorkerLost", "worker_id": worker_id}
+
+
+def made(generation: int) -> dict[str, Any]:
+    return {"time": 0.0, "kind": "action", "action": "Reconfigure", "generation": generation}
+
+
+def test_a_loss_costs_the_time_until_the_next_commit_less_a_step() -> None:
+    run = Run(
+        journal=(made(1), lost("w1", 3.5), made(2)),
+        commits={"w0": (commit(0, 1.0, 1), commit(1, 2.0, 1), commit(2, 3.0, 1), commit(3, 6.0, 2))},
+    )
+    (cost,) = fault_costs(run)
+    assert (cost.generation, cost.what, cost.lost_s) == (2, "w1", 2.0)
+
+
+def test_the_loss_of_all_counts_once_and_costs_what_is_computed_once_more() -> None:
+    before = (commit(0, 1.0, 1), commit(1, 2.0, 1), commit(2, 3.0, 1))
+    again = tuple(commit(step, 10.0 + step, 3, branch=1) for step in (1, 2, 3))
+    run = Run(
+        journal=(
+            *(made(1), lost("w0", 3.5), made(2), lost("w1", 3.5)),
+            *({"time": 0.0, "kind": "action", "action": "Restore", "branch": 1, "step": 1}, made(3)),
+        ),
+        commits={"w0": before, "w1": before, "w2": again},
+    )
+    (cost,) = fault_costs(run)
+    # Step 3 is the first that had not been there: from 3.0 to 13.0, less a step.
+    assert (cost.generation, cost.what, cost.lost_s) == (3, "w0, w1", 9.0)
