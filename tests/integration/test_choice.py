@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from .jobs import TRAIN, Job, Jobs, References, Result, describe, wait_for
 
 
@@ -42,6 +44,7 @@ def test_near_the_end_of_a_job_nobody_is_started_in_the_place_of_a_lost_worker_a
     assert figures["total_steps"] == 60 and figures["step_s"][0][0] == 2
 
 
+@pytest.mark.long
 def test_far_from_the_end_somebody_is_started_and_the_time_it_took_is_measured_P1(
     jobs: Jobs, references: References, tmp_path: Path
 ) -> None:

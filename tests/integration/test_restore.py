@@ -87,6 +87,7 @@ def test_a_job_that_begins_again_in_vain_stops_and_says_so(jobs: Jobs, tmp_path:
     assert "the job began 3 times from the checkpoint of step 10 and committed nothing beyond it" in result.output
 
 
+@pytest.mark.long
 def test_what_is_lost_while_a_job_begins_again_is_replaced_like_any_other_P1_P3(
     jobs: Jobs, references: References, tmp_path: Path
 ) -> None:
