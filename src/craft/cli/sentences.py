@@ -115,6 +115,14 @@ def _condition(line: Line) -> str:
     return f"{line['technique']} saw {line['what']}{value} on {line['worker_id']}{detail}"
 
 
+def _measured(line: Line) -> str:
+    steps = (
+        ", ".join(f"{seconds:.2g} s with {members} workers" for members, seconds in line["step_s"])
+        or "not measured yet"
+    )
+    return f"after {line['step']} steps, of which each takes: {steps}"
+
+
 _SENTENCES: dict[str, Callable[[Line], str]] = {
     "WorkerLost": lambda line: f"{line['worker_id']} lost: {line['reason']}",
     "WorkerFailed": lambda line: (
@@ -201,6 +209,7 @@ _DETAILS: dict[str, Callable[[Line], str]] = {
     "DrainExpired": lambda line: f"{line['worker_id']} was to leave, and is still there at its deadline",
     "HoldExpired": lambda line: f"nobody came in the place of those lost from generation {line['generation']}",
     "StateGone": lambda line: f"no member of generation {line['generation']} has the training state",
+    "TimesMeasured": _measured,
     "ExchangeBroken": lambda line: (
         f"{line['worker_id']} says that its exchange in generation {line['generation']} broke: {line['detail']}"
     ),

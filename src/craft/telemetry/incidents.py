@@ -16,7 +16,7 @@ from craft.protocol.events import Recovered
 Line = dict[str, Any]
 
 LOSSES = frozenset({"WorkerLost", "WorkerFailed", "HostLost", "WorkerFinished"})
-ANSWERS = frozenset({"Reconfigure", "Hold", "Stop"})
+ANSWERS = frozenset({"Reconfigure", "Hold", "Restore", "Stop"})
 _OMENS = frozenset({"WorkerOverdue", "FaultInjected", "AlertFired", "DrainExpired", "ExchangeBroken"})
 _OMENS_S = 60.0
 """What was said about a worker this long before it was lost may have to do with it."""
@@ -92,6 +92,7 @@ def _spans(journal: Sequence[Line]) -> list[tuple[int, int, bool]]:
     spans: list[tuple[int, int, bool]] = []
     begin: int | None = None
     loss = broken = None
+    restored = False
     for index, line in enumerate(journal):
         name = line.get("event") or line.get("action") or line.get("outcome")
         if name in LOSSES:
@@ -106,7 +107,11 @@ def _spans(journal: Sequence[Line]) -> list[tuple[int, int, bool]]:
                 begin = first
             else:
                 spans.append((first, index + 1, False))
-        elif name == "Cost":
+        elif name == "Restore":
+            restored = True
+        elif name == "Cost" or (name == "CheckpointRestored" and restored):
+            # Nobody is left who could tell what the loss of all has cost.
+            restored = False
             if begin is not None:
                 spans.append((begin, index + 1, True))
             begin = broken = None

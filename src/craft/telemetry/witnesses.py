@@ -119,6 +119,8 @@ TELLINGS: dict[str, Callable[[Line, str], tuple[str, str]]] = {
     "Reconfigure": _decided,
     "Fence": lambda line, _: (LIGHTHOUSE, f"has {line['worker_id']} ended: {line['reason']}"),
     "Hold": lambda line, _: (LIGHTHOUSE, f"decides to wait, up to {line['limit_s']:g} s: {line['reason']}"),
+    "Restore": lambda line, _: (LIGHTHOUSE, f"decides: {line['reason']}"),
+    "CheckpointRestored": lambda line, _: ("members", f"go on from the checkpoint of step {line['step']}"),
     "Probe": lambda line, _: (LIGHTHOUSE, f"asks all whom they reach: {line['reason']}"),
     "Stop": lambda line, _: (LIGHTHOUSE, f"ends the job with exit code {line['exit_code']}: {line['reason']}"),
     "Propose": lambda line, _: (LIGHTHOUSE, f"prepares generation {line['generation']}: {line['reason']}"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from craft.telemetry.history import Commit, Run, fault_costs
+from craft.telemetry.incidents import incidents
 
 
 def commit(step: int, time: float, generation: int, branch: int = 0) -> Commit:
@@ -43,3 +44,20 @@ def test_the_loss_of_all_counts_once_and_costs_what_is_computed_once_more() -> N
     (cost,) = fault_costs(run)
     # Step 3 is the first that had not been there: from 3.0 to 13.0, less a step.
     assert (cost.generation, cost.what, cost.lost_s) == (3, "w0, w1", 9.0)
+
+
+def test_the_loss_of_all_is_an_incident_that_ends_where_the_job_goes_on_from_a_checkpoint() -> None:
+    fault = {"time": 4.0, "kind": "outcome", "outcome": "Fault", "worker_ids": ["w0"], "generation": 1, "host": None}
+    restore = {
+        "time": 4.0,
+        "kind": "action",
+        "action": "Restore",
+        "branch": 1,
+        "step": 1,
+        "reason": "no worker is left",
+    }
+    begun = {"time": 5.0, "kind": "event", "event": "CheckpointRestored", "step": 1}
+    later = {"time": 9.0, "kind": "event", "event": "CheckpointWritten", "step": 9}
+    journal = [made(1), lost("w0", 3.5), restore, fault, made(2), begun, later]
+    (found,) = incidents(journal)
+    assert found.missed and found.lines == tuple(journal[1:6]) and found.after == (later,)
