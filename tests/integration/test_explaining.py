@@ -22,6 +22,8 @@ HANGS = SCRIPTS / "hangs.py"
 COLLECTIVES = SCRIPTS / "collectives.py"
 QUICK = {"CRAFT_HANG_LIMIT_S": "1.5", "CRAFT_FIRST_STEP_LIMIT_S": "4"}
 
+PATIENT = {"CRAFT_HANG_LIMIT_S": "100", "CRAFT_STOP_LIMIT_S": "100"}
+
 
 def craft(*arguments: str, run_dir: Path) -> str:
     done = CliRunner().invoke(main, [*arguments, "--dir", str(run_dir)])
@@ -101,14 +103,13 @@ def test_a_second_loss_while_the_first_is_overcome_and_a_killed_lighthouse_leave
 
 
 def test_a_worker_is_looked_at_while_it_hangs_waits_or_is_stopped(jobs: Jobs) -> None:
-    job = jobs.start(HANGS, "--kind", "deadlock", workers=3, environment={"CRAFT_STOP_LIMIT_S": "60"})
+    job = jobs.start(HANGS, "--kind", "deadlock", workers=3, environment=PATIENT)
     hung = RunDir(job.run_dir).path / "hung"
     wait_for(hung.exists, "one of them hangs")
     found = wait_for(lambda: settled(job), "the others wait for it")
     (stuck,) = [each for each in found.values() if each["phase"] == "computing"]
     waiting = [each for each in found.values() if each["phase"] == "exchanging"]
     assert stuck["step"] == 30 and "hangs.py" in stuck["stacks"] and stuck["microbatch"] is not None
-    assert len(waiting) == 2 and all(each["waits_for"] == [stuck["worker_id"]] for each in waiting)
     assert all(each["generation"] == 1 and each["rank"] == each["members"].index(each["worker_id"]) for each in waiting)
     assert [each["step"] for each in stuck["recent_steps"]] == list(range(20, 30))
 
@@ -126,9 +127,11 @@ def test_a_worker_is_looked_at_while_it_hangs_waits_or_is_stopped(jobs: Jobs) ->
 
 
 def settled(job: Job) -> dict[str, dict[str, Any]] | None:
-    """All three workers from close up, once two of them wait for the third."""
+    """All three workers from close up, once two of them are known to wait for the third."""
     found = {worker_id: job.client.debug(worker_id) for worker_id in ("w0", "w1", "w2")}
-    return found if sum(len(each["waits_for"]) for each in found.values()) == 2 else None
+    stuck = [worker_id for worker_id, each in found.items() if each["phase"] == "computing"]
+    waits = [each["waits_for"] for each in found.values() if each["phase"] == "exchanging"]
+    return found if waits == [stuck, stuck] else None
 
 
 @pytest.mark.parametrize(
