@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from craft.cli.main import main
 from craft.protocol.errors import ConfigError
 from craft.settings.rundir import RunDir
+from craft.testing import Fault
 
-from .jobs import CRAFT, SCRIPTS, TRAIN, Job, Jobs, Result, wait_for
+from .jobs import SCRIPTS, TRAIN, Job, Jobs, Result, wait_for
 
 HANGS = SCRIPTS / "hangs.py"
 COLLECTIVES = SCRIPTS / "collectives.py"
 QUICK = {"CRAFT_HANG_LIMIT_S": "1.5", "CRAFT_FIRST_STEP_LIMIT_S": "4"}
 
+PATIENT = {"CRAFT_HANG_LIMIT_S": "100", "CRAFT_STOP_LIMIT_S": "100"}
+
 
 def craft(*arguments: str, run_dir: Path) -> str:
-    done = subprocess.run(
-        [*CRAFT, *arguments, "--dir", str(run_dir)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    done = CliRunner().invoke(main, [*arguments, "--dir", str(run_dir)])
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 def outcomes(result: Result, name: str) -> list[dict[str, Any]]:
@@ -34,7 +36,7 @@ def outcomes(result: Result, name: str) -> list[dict[str, Any]]:
 
 
 def test_what_a_killed_worker_cost_is_what_the_others_wrote_down_and_craft_why_tells_it(jobs: Jobs) -> None:
-    job = jobs.start(TRAIN, "--steps", "150", workers=3, environment={"CRAFT_MAX_RESTARTS": "20"})
+    job = jobs.start(TRAIN, "--steps", "80", workers=3, environment={"CRAFT_MAX_RESTARTS": "20"})
     job.reach_step(10)
     job.kill("w1")
     wait_for(lambda: any(line.get("outcome") == "Cost" for line in job.journal()), "its cost is known")
@@ -67,15 +69,47 @@ def test_what_a_killed_worker_cost_is_what_the_others_wrote_down_and_craft_why_t
     assert json.loads(craft("why", "1", "--json", run_dir=result.run_dir))["cost"]["lost_ms"] == cost["lost_ms"]
 
 
+def test_a_second_loss_while_the_first_is_overcome_and_a_killed_lighthouse_leave_the_costs_right(jobs: Jobs) -> None:
+    """Of 8 microbatches over 4 workers, w1 never computes its two, and w2 dies with its own two in hand."""
+    faults = [
+        Fault(point="batch", step=3, worker="w1"),
+        Fault(point="claimed", step=3, worker="w2"),
+        Fault(point="batch", worker="w0", after_file="now"),
+    ]
+    job = jobs.start(TRAIN, "--steps", "300", workers=4, faults=faults)
+
+    def costs() -> list[dict[str, Any]]:
+        return [line for line in job.journal() if line.get("outcome") == "Cost"]
+
+    wait_for(costs, "the first two losses are overcome")
+    lighthouse = job.client.get_status()["lighthouse"]["pid"]
+    psutil.Process(lighthouse).kill()
+    wait_for(
+        lambda: sum(line.get("event") == "LighthouseStarted" for line in job.journal()) == 2, "another one is there"
+    )
+    (job.run_dir / "now").touch()
+    wait_for(lambda: len(costs()) == 2, "the third loss is overcome")
+    wait_for(lambda: job.client.get_status()["faults"] == 3, "the new lighthouse knows of all")
+    known = job.client.get_status()["fault_list"]
+    job.end()
+
+    first, second = costs()
+    assert (first["worker_ids"], first["step"], first["steps_retried"]) == (["w1", "w2"], 3, 1)
+    assert (first["microbatches_redone"], first["samples_redone"]) == (4, 16)
+    assert (second["worker_ids"], second["microbatches_redone"], second["samples_redone"]) == (["w0"], 4, 16)
+    assert [fault["cost"]["generation"] for fault in known] == [first["generation"]] * 2 + [second["generation"]]
+    told = craft("why", "--all", run_dir=job.run_dir)
+    assert "fault 1 of 2" in told and "w1 was lost: killed by SIGKILL; w2 was lost: killed by SIGKILL" in told
+
+
 def test_a_worker_is_looked_at_while_it_hangs_waits_or_is_stopped(jobs: Jobs) -> None:
-    job = jobs.start(HANGS, "--kind", "deadlock", workers=3, environment={"CRAFT_STOP_LIMIT_S": "60"})
+    job = jobs.start(HANGS, "--kind", "deadlock", workers=3, environment=PATIENT)
     hung = RunDir(job.run_dir).path / "hung"
     wait_for(hung.exists, "one of them hangs")
     found = wait_for(lambda: settled(job), "the others wait for it")
     (stuck,) = [each for each in found.values() if each["phase"] == "computing"]
     waiting = [each for each in found.values() if each["phase"] == "exchanging"]
     assert stuck["step"] == 30 and "hangs.py" in stuck["stacks"] and stuck["microbatch"] is not None
-    assert len(waiting) == 2 and all(each["waits_for"] == [stuck["worker_id"]] for each in waiting)
     assert all(each["generation"] == 1 and each["rank"] == each["members"].index(each["worker_id"]) for each in waiting)
     assert [each["step"] for each in stuck["recent_steps"]] == list(range(20, 30))
 
@@ -93,9 +127,11 @@ def test_a_worker_is_looked_at_while_it_hangs_waits_or_is_stopped(jobs: Jobs) ->
 
 
 def settled(job: Job) -> dict[str, dict[str, Any]] | None:
-    """All three workers from close up, once two of them wait for the third."""
+    """All three workers from close up, once two of them are known to wait for the third."""
     found = {worker_id: job.client.debug(worker_id) for worker_id in ("w0", "w1", "w2")}
-    return found if sum(len(each["waits_for"]) for each in found.values()) == 2 else None
+    stuck = [worker_id for worker_id, each in found.items() if each["phase"] == "computing"]
+    waits = [each["waits_for"] for each in found.values() if each["phase"] == "exchanging"]
+    return found if waits == [stuck, stuck] else None
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,8 @@ def test_the_summary_lists_faults_and_what_they_cost(jobs: Jobs) -> None:
     lines = result.output.splitlines()
     assert any(line.endswith(f"{victim} lost: killed by SIGKILL") for line in lines), result.output
     assert any("10 steps in" in line and "1 fault, goodput" in line for line in lines), result.output
-    assert any(line.startswith(f"  generation 2: {victim}: ") and line.endswith(" ms lost") for line in lines)
+    cost = next(line for line in lines if line.startswith(f"  generation 2: {victim}: "))
+    assert cost.endswith(" ms lost, 3 microbatches (12 samples) computed again"), cost
 
 
 def test_the_status_of_a_job_has_the_documented_shape(running: Job, tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ _ANSWER_S = 0.5
 MAX_WORKERS = 64
 """So many are looked at for one question: the answer is one message."""
 _STEPS = 10
+_MEMBERS = 256
+"""So many members of a generation are named: the answer is about one of them."""
 _LONGEST_S = 1.0
 """A worker that is to end is kept no longer than this for being looked at."""
 
@@ -147,7 +149,7 @@ class Looks:
             gil_kept_s=None if regard.gil_kept_s is None else round(regard.gil_kept_s, 3),
             generation=question.generation,
             rank=members.index(worker_id) if worker_id in members else None,
-            members=members,
+            members=members[:_MEMBERS],
             recent_steps=_recent([each for each in commits if each.time <= question.time]),
             stacks=text,
             collectives=told if told is not None and told.rank is not None else None,

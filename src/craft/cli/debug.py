@@ -16,6 +16,7 @@ from craft.protocol.errors import ConfigError
 if TYPE_CHECKING:
     from craft.wire.client import Client
 
+_AT_ONCE = 16
 _RUNS = ("starting", "waiting", "member")
 
 
@@ -66,20 +67,26 @@ def _text(found: dict[str, Any]) -> str:
 
 
 def _bundle(client: Client, folder: Path) -> str:
-    """Look at all workers that run, one after the other, and return the summary."""
+    """Look at all workers that run, several at a time, and return the summary."""
+    from concurrent.futures import ThreadPoolExecutor
+
     import msgspec
 
     from craft.protocol.debug import CloseUp
     from craft.telemetry import bundle
 
-    found, missing = [], []
-    for each in client.get_status()["workers"]:
-        if each["state"] not in _RUNS:
-            continue
+    runs = [each["worker_id"] for each in client.get_status()["workers"] if each["state"] in _RUNS]
+
+    def look(worker_id: str) -> CloseUp | str:
         try:
-            found.append(msgspec.convert(client.debug(each["worker_id"]), CloseUp))
+            return msgspec.convert(client.debug(worker_id), CloseUp)
         except ConfigError as error:
-            missing.append(f"{each['worker_id']}: {error}")
+            return f"{worker_id}: {error}"
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        looked = list(pool.map(look, runs))
+    found = [each for each in looked if isinstance(each, CloseUp)]
+    missing = [each for each in looked if isinstance(each, str)]
     title = f"Somebody asked, {time.strftime('%Y-%m-%d %H:%M:%S')}."
     try:
         bundle.write(folder, title, found, missing)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from craft.protocol.events import Recovered
-from craft.telemetry.witnesses import cost_words, counted
+from craft.telemetry.witnesses import brief, cost_words, counted
 
 Line = dict[str, Any]
 
@@ -211,7 +211,7 @@ _DETAILS: dict[str, Callable[[Line], str]] = {
     "StateGone": lambda line: f"no member of generation {line['generation']} has the training state",
     "TimesMeasured": _measured,
     "ExchangeBroken": lambda line: (
-        f"{line['worker_id']} says that its exchange in generation {line['generation']} broke: {line['detail']}"
+        f"{line['worker_id']} says that its exchange in generation {line['generation']} broke: {brief(line['detail'])}"
     ),
     "GenerationStuck": lambda line: f"generation {line['generation']} is still broken",
     "GenerationEntered": lambda line: f"{line['worker_id']} acts under generation {line['generation']}",

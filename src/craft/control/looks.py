@@ -107,8 +107,11 @@ def _with_waits(found: CloseUp, doing: Doing) -> CloseUp:
     if found.phase != EXCHANGING or found.worker_id not in doing:
         return found
     _, step = doing[found.worker_id]
-    others = ((each, *doing[each]) for each in found.members if each != found.worker_id and each in doing)
-    waits_for = [other for other, phase, reached in others if phase != EXCHANGING or reached < step]
+    waits_for = [
+        other
+        for other, (phase, reached) in doing.items()
+        if other != found.worker_id and (phase != EXCHANGING or reached < step)
+    ]
     return replace(found, waits_for=tuple(waits_for[:_MAX_AWAITED]))
 
 

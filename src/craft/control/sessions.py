@@ -143,7 +143,7 @@ class Sessions:
         if isinstance(report, Heartbeat):
             self._beat(session)
             return
-        if isinstance(report, Looked):
+        if isinstance(report, Looked) and session.host:
             self.looks.took(session.host, report)
             return
         if not isinstance(report, HostReport):

@@ -85,7 +85,7 @@ class CloseUp(msgspec.Struct, frozen=True, kw_only=True):
     """The one it acts under, by its own account."""
     rank: int | None
     members: tuple[str, ...]
-    """Of that generation, in the order of ranks."""
+    """Of that generation, in the order of ranks; the first 256."""
     waits_for: tuple[str, ...] = ()
     """If it is in the exchange: members that are not, or are a step behind. Filled in by the lighthouse."""
     recent_steps: tuple[RecentStep, ...] = ()

@@ -194,7 +194,11 @@ class _Teller:
         for lost, other in self.places().items():
             if self._joined[other] in self._incident.after or self._joined[other] in self._incident.lines:
                 yield self._moment(moment(self._joined[other]), other, f"comes in the place of {lost}")
-            entries = [each for each in self._run.entries.get(other, ()) if other in each.joiners]
+            entries = [
+                each
+                for each in self._run.entries.get(other, ())
+                if other in each.joiners and each.generation not in self._generations
+            ]
             for entry in entries[:1]:
                 yield self._moment(entry.time, other, f"joins in generation {entry.generation}, at step {entry.step}")
             computed = next((each for each in self._run.commits.get(other, ()) if each.microbatches), None)

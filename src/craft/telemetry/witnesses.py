@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from craft.protocol.entries import Entered
 from craft.telemetry.incidents import Line
 
 LIGHTHOUSE = "lighthouse"
+_SOURCE = re.compile(r"generation \d+: |\[/[^\]]*\] ")
 
 
 def cost_words(cost: Line, retried: Sequence[int] = ()) -> str:
@@ -49,7 +51,7 @@ def settled(entry: Entered, worker_id: str) -> str:
     others = len(entry.members) - 1
     met = f"has met {'the other one' if others == 1 else f'{others} others'}" if others else "is alone"
     if worker_id in entry.joiners:
-        return f"{met} and takes their state: it was waiting as a spare"
+        return f"{met} and takes their state"
     step = "commits what it has in hand" if entry.commits else ""
     if entry.dropped:
         course = f"step {entry.step} goes on without {numbered(entry.dropped)}"
@@ -94,6 +96,22 @@ def _failed(line: Line, agent: str) -> tuple[str, str]:
     return line["worker_id"], f"fails{where}: {line['error']}"
 
 
+def _broken(line: Line, agent: str) -> tuple[str, str]:
+    if line.get("unreachable"):
+        return line["worker_id"], f"cannot connect to {', '.join(line['unreachable'])}"
+    if line["detail"].startswith("stuck"):
+        return line["worker_id"], "finds nobody out of its reach"
+    return line[
+        "worker_id"
+    ], f"says that its exchange in generation {line['generation']} broke: {brief(line['detail'])}"
+
+
+def brief(detail: str) -> str:
+    """What a library says of a broken connection, without where in its source and what it guesses."""
+    text = _SOURCE.sub("", detail)
+    return text.partition(" This is typically")[0].rstrip(". ")
+
+
 def _decided(line: Line, agent: str) -> tuple[str, str]:
     return (
         LIGHTHOUSE,
@@ -109,10 +127,7 @@ TELLINGS: dict[str, Callable[[Line, str], tuple[str, str]]] = {
     "WorkerFailed": _failed,
     "WorkerFinished": lambda line, agent: (agent, f"sees {line['worker_id']} end by itself, at step {line['step']}"),
     "HostLost": lambda line, _: (LIGHTHOUSE, f"takes host {line['host']} for lost: {line['reason']}"),
-    "ExchangeBroken": lambda line, _: (
-        line["worker_id"],
-        f"says that its exchange in generation {line['generation']} broke: {line['detail']}",
-    ),
+    "ExchangeBroken": _broken,
     "GenerationStuck": lambda line, _: (LIGHTHOUSE, f"finds generation {line['generation']} still broken"),
     "StateGone": lambda line, _: ("members", f"find that none of generation {line['generation']} has the state"),
     "LighthouseStarted": lambda line, _: (LIGHTHOUSE, "is started again" if line.get("restarted") else "is started"),

@@ -6,11 +6,15 @@ that one is lost, too, the next one tells what it may not have told: the lightho
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from collections.abc import Callable
 
 from craft.decide.faults import Setback, recovered, set_back
 from craft.protocol.entries import Entered
 from craft.protocol.events import Recovered
+
+_REMEMBERED = 20
 
 
 class Setbacks:
@@ -25,6 +29,8 @@ class Setbacks:
         self._samples = samples
         self._since = 0
         """The generation of the last commit."""
+        self._undisturbed: deque[float] = deque(maxlen=_REMEMBERED)
+        """How long the last steps took from commit to commit."""
         self._open: Setback | None = None
         self._last: tuple[str, Recovered] | None = None
         """What this worker found when something was lost before, and who was to tell it."""
@@ -34,17 +40,19 @@ class Setbacks:
         if not entered.agreed:
             self._open = set_back(self._open, self._since, entered)
 
-    def committed(self, step: int, generation: int, elapsed_s: float, step_s: float, now: float) -> None:
-        """``step`` was committed, ``elapsed_s`` after the one before; undisturbed, that takes ``step_s``."""
+    def committed(self, step: int, generation: int, elapsed_s: float, now: float) -> None:
+        """``step`` was committed, ``elapsed_s`` after the one before."""
         setback, self._open, self._since = self._open, None, generation
         if setback is None:
+            self._undisturbed.append(elapsed_s)
             return
+        usual_s = statistics.median(self._undisturbed) if self._undisturbed else None
         found = recovered(
             setback,
             worker_id=self._worker_id,
             generation=generation,
             step=step,
-            lost_s=max(0.0, elapsed_s - step_s) if step_s else None,
+            lost_s=None if usual_s is None else max(0.0, elapsed_s - usual_s),
             samples=self._samples,
             now=now,
         )

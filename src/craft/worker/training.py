@@ -309,7 +309,7 @@ class Training:
             self._voice.emit(StopRequested(reason=combined.stop))
         now = time.time()
         elapsed, self._last_commit = now - self._last_commit, now
-        self._setbacks.committed(number, flight.generation, elapsed, self._step_s, now)
+        self._setbacks.committed(number, flight.generation, elapsed, now)
         self._step_s = elapsed if not self._step_s else self._step_s + _SMOOTHING * (elapsed - self._step_s)
         self._voice.report(urgent=False, step=number + 1, metrics=metrics, step_s=self._step_s)
         return metrics

@@ -13,6 +13,7 @@ from craft.cli.main import main
 from craft.telemetry.history import read_run
 from craft.telemetry.incidents import incidents
 from craft.telemetry.timeline import timeline
+from craft.telemetry.witnesses import brief
 
 T = 1000.0
 
@@ -130,6 +131,17 @@ def test_craft_why_prints_the_story_for_people_and_for_programs(run_dir: Path) -
     assert found["cost"]["microbatches_redone"] == 1 and found["worker_ids"] == ["w1"]
 
 
+def test_what_workers_of_other_hosts_wrote_down_is_read_where_it_is(run_dir: Path, tmp_path_factory: Any) -> None:
+    other = tmp_path_factory.mktemp("host")
+    (run_dir / "workers").rename(other / "workers")
+
+    without = CliRunner().invoke(main, ["why", "--dir", str(run_dir)]).output
+    said = CliRunner().invoke(main, ["why", "--dir", str(run_dir), "--host", str(other)]).output
+
+    assert "aborts its exchange" not in without and "it cost: 43 ms" in without
+    assert "aborts its exchange" in said and "commits step 11" in said
+
+
 def test_craft_why_has_nothing_to_explain_where_nothing_failed(tmp_path: Path) -> None:
     write(tmp_path / "journal.jsonl", [joined("w0", T, 0), made(1, T, "w0", reason="everybody is here")])
 
@@ -184,6 +196,16 @@ def test_a_broken_exchange_is_a_story_of_its_own() -> None:
     (found,) = incidents(journal)
 
     assert found.faults == () and found.generation == 1 and found.began == T
+
+
+def test_what_gloo_says_of_a_broken_connection_is_cut_to_what_matters() -> None:
+    said = (
+        "generation 1: rank 1: [/__w/third_party/gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:11656. This is"
+        " typically caused by a remote worker crashing. Check the logs of the remote worker before reporting an error."
+    )
+
+    assert brief(said) == "rank 1: Connection closed by peer [127.0.0.1]:11656"
+    assert brief("no connection to w3") == "no connection to w3"
 
 
 def test_a_loss_that_is_not_overcome_yet_is_told_as_far_as_it_goes() -> None:

@@ -25,8 +25,8 @@ class Worker:
             )
         )  # fmt: skip
 
-    def commit(self, generation: int, elapsed_s: float = 1.0, step_s: float = 1.0) -> None:
-        self.setbacks.committed(5, generation, elapsed_s, step_s, 100.0)
+    def commit(self, generation: int, elapsed_s: float = 1.0) -> None:
+        self.setbacks.committed(5, generation, elapsed_s, 100.0)
 
 
 def test_steps_without_a_setback_are_not_told_of() -> None:
@@ -71,7 +71,17 @@ def test_if_the_teller_is_lost_next_its_successor_tells_both() -> None:
 def test_before_the_first_commit_nobody_knows_how_long_a_step_takes() -> None:
     worker = Worker("w0")
     worker.enter(2, "w0", lost=("w1",))
-    worker.commit(2, elapsed_s=7.0, step_s=0.0)
+    worker.commit(2, elapsed_s=7.0)
 
     (found,) = worker.told
     assert (found.since, found.lost_s) == (0, None)
+
+
+def test_a_slow_first_step_does_not_hide_what_a_loss_costs() -> None:
+    worker = Worker("w0")
+    for elapsed_s in (60.0, 1.0, 1.0):
+        worker.commit(1, elapsed_s)
+    worker.enter(2, "w0", lost=("w1",))
+    worker.commit(2, elapsed_s=3.0)
+
+    assert worker.told[0].lost_s == pytest.approx(2.0)
