@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +25,8 @@ class Play:
         self.job = job
         self.folder = folder
         self._used: set[str] = set()
+        self.lost: set[str] = set()
+        """Workers that count as lost by now."""
 
     def lines(self, kind: str, **fields: object) -> list[Line]:
         return [
@@ -81,15 +83,11 @@ class Part:
     """Others that it stands on."""
     last: bool = False
     """It ends the job."""
-    lost: int = 0
-    """Workers that count as lost by it."""
-    spares: int = 0
-    reference: tuple[str, ...] = field(default=())
-    """Options of the undisturbed run, where they matter."""
 
 
 def _loss(play: Play) -> None:
     victim = play.victim()
+    play.lost.add(victim)
     play.job.kill(victim)
     play.see("WorkerLost", "the loss is seen", worker_id=victim)
     play.goes_on()
@@ -111,6 +109,7 @@ def _spares(play: Play) -> None:
 
 def _hang(play: Play) -> None:
     victim = play.victim()
+    play.lost.add(victim)
     play.job.client.inject("stop", sure=True, worker_id=victim)
     play.see("WorkerLost", "the stopped worker is given up", worker_id=victim, source="watch")
     play.goes_on()
@@ -139,6 +138,15 @@ def _checkpoints(play: Play) -> None:
     play.see("CheckpointWritten", "the checkpoint is complete", tag="asked-for")
 
 
+def _restore(play: Play) -> None:
+    _checkpoints(play)
+    everybody = play.settled()
+    play.lost.update(everybody)
+    play.job.kill(*everybody)
+    play.see("Restore", "the job begins again from its checkpoint")
+    play.goes_on()
+
+
 def _alerts(play: Play) -> None:
     victim = play.victim()
     labels = {"alertname": "Hot", "worker_id": victim, "craft_answer": "drain"}
@@ -161,14 +169,15 @@ def _preemption(play: Play) -> None:
 
 
 PARTS: dict[str, Part] = {
-    "loss": Part(_loss, lost=1),
-    "restart": Part(_restart, lost=1),
-    "spares": Part(_spares, options=("--spares", "1"), lost=1, spares=1),
-    "hang": Part(_hang, lost=1),
+    "loss": Part(_loss),
+    "restart": Part(_restart),
+    "spares": Part(_spares, options=("--spares", "1")),
+    "hang": Part(_hang),
     "retry": Part(_retry),
     "joining": Part(_joining),
     "divergence": Part(_divergence, options=("--on-divergence", "skip"), arguments=("--nan-at", "7")),
     "checkpoints": Part(_checkpoints, options=("--checkpoints", "store")),
     "alerts": Part(_alerts),
+    "restore": Part(_restore, options=("--checkpoints", "store"), needs=frozenset({"checkpoints", "restart"})),
     "preemption": Part(_preemption, options=("--checkpoints", "store"), needs=frozenset({"checkpoints"}), last=True),
 }

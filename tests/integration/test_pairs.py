@@ -77,8 +77,7 @@ def test_two_techniques_work_together_P1_P2_P3_P8(
         result = start(*(["--resume"] if store.exists() else [])).wait()
         assert result.exit_code == 0 and result.digest == reference, describe(result)
     else:
-        lost = sum(part.lost for part in parts)
-        result.assert_exact(reference, faults=lost, steps=STEPS)
+        result.assert_exact(reference, faults=len(play.lost), steps=STEPS)
     if RESULTS:
         faults = sum(1 for line in read_lines(job.run_dir / "journal.jsonl") if line.get("outcome") == "Fault")
         (Path(RESULTS) / f"{'-'.join(pair)}.json").write_text(json.dumps({"pair": pair, "faults": faults}))
