@@ -42,6 +42,13 @@ SMALL = {
     "all go back, a crash, a joiner": Bounds(workers=2, joiners=1, steps=2, microbatches=2, back_after=0, crashes=1),
     "all go back, a worker cut off": Bounds(steps=2, microbatches=2, back_after=0, cuts=1),
     "all go back, a restarted lighthouse": Bounds(workers=2, microbatches=2, back_after=1, restarts=1, breaks=1),
+    "one is slow, two crashes": Bounds(microbatches=6, steps=2, crashes=2, slow="a"),
+    "one is slow, a crash, a joiner": Bounds(workers=2, joiners=1, steps=4, microbatches=4, crashes=1, slow="a"),
+    "one is slow, a worker cut off": Bounds(workers=2, steps=3, microbatches=4, cuts=1, breaks=1, slow="b"),
+    "one is slow, and told to leave": Bounds(workers=2, joiners=1, steps=4, microbatches=4, drains=1, slow="a"),
+    "one is slow, all go back, a crash": Bounds(
+        workers=2, joiners=1, steps=3, microbatches=4, back_after=1, crashes=1, slow="a"
+    ),
     "one worker alone": Bounds(workers=1, restarts=1, breaks=1),
 }
 
@@ -122,6 +129,11 @@ PLANTED = {
         planted.COUNTS_JOINERS_AS_WHOLE,
         Bounds(workers=2, joiners=1, steps=2, microbatches=2, crashes=1),
         "does not hold the result in between",
+    ),
+    "remembers who was slow in another generation": (
+        planted.REMEMBERS_WHO_WAS_SLOW,
+        Bounds(workers=2, joiners=1, steps=4, microbatches=4, crashes=1, slow="a"),
+        "do not agree on who owns what",
     ),
     "goes back before all have the checkpoint": (
         planted.GOES_BACK_ALONE,

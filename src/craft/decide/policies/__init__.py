@@ -14,6 +14,7 @@ from craft.decide.policies.policy import EXIT_BUG, EXIT_FINISHED, EXIT_GIVEN_UP,
 from craft.decide.policies.preempt import PreemptPolicy
 from craft.decide.policies.recover import RecoverPolicy
 from craft.decide.policies.stop import StopPolicy
+from craft.decide.policies.straggler import StragglerPolicy
 
 __all__ = [
     "EXIT_BUG",
@@ -32,5 +33,6 @@ __all__ = [
     "PreemptPolicy",
     "RecoverPolicy",
     "StopPolicy",
+    "StragglerPolicy",
     "decide",
 ]

@@ -16,7 +16,7 @@ from craft.decide.techniques.losses import (
     spares_of,
 )
 from craft.decide.techniques.membership import Joining, Membership, Retry
-from craft.decide.techniques.watching import Divergence, DivergenceSettings, Hang
+from craft.decide.techniques.watching import Divergence, DivergenceSettings, Hang, Stragglers
 
 __all__ = [
     "BUILT_IN",
@@ -37,6 +37,7 @@ __all__ = [
     "Retry",
     "SpareSettings",
     "Spares",
+    "Stragglers",
     "defaults",
     "max_restarts_of",
     "spares_of",
@@ -52,6 +53,7 @@ BUILT_IN: tuple[type[AnyTechnique], ...] = (
     Retry,
     Joining,
     Divergence,
+    Stragglers,
     Checkpoints,
     Alerts,
 )
