@@ -60,7 +60,10 @@ class StragglerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             "It is found after so many steps in which it takes twice as much longer or more; later where there is noise."
         ),
     ] = 5.0
-    min_excess_ms: Annotated[float, says("What takes less than this much longer is never slow.")] = 1.0
+    min_lost_ms: Annotated[
+        float,
+        says("A microbatch must have taken so much longer there in all steps together: less is over before it counts."),
+    ] = 50.0
 
 
 class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,10 +144,7 @@ def _score(before: Mapping[int, Suspicion], rank: int) -> float:
 
 def _gain(own_us: int, others_us: int, settings: StragglerSettings) -> float:
     """How much a step speaks against a member, from -1 to 1."""
-    # What nobody would notice is taken for no difference at all.
-    unnoticed = 0 <= own_us - others_us < settings.min_excess_ms * 1000
-    more = 0.0 if unnoticed else own_us / others_us - 1.0
-    return max(-1.0, min(1.0, more / (settings.factor - 1.0) - 1.0))
+    return max(-1.0, min(1.0, (own_us / others_us - 1.0) / (settings.factor - 1.0) - 1.0))
 
 
 def _noise(
@@ -183,8 +183,9 @@ def _judged(
         counted=seen.counted + 1,
         own_us=seen.own_us + min(own_us, _MOST_TIMES * others_us),
         others_us=seen.others_us + others_us,
-        found=seen.found or score >= patience,
     )
+    lost = after.own_us - after.others_us >= settings.min_lost_ms * 1000
+    after = replace(after, found=seen.found or (score >= patience and lost))
     review = after.steps % _REVIEW_STEPS == 0
     if after.found and (review or not seen.found) and settings.answer != "report":
         after = replace(after, slowness=_share_for(after))

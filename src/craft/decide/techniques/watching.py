@@ -64,7 +64,7 @@ class Stragglers(Technique[StragglerSettings]):
     Settings = StragglerSettings
     flags: ClassVar[Mapping[str, str]] = {"on_straggler": "answer", "straggler_factor": "factor"}
     points = ("after_commit",)
-    shared = ("answer", "factor", "patience", "min_excess_ms")
+    shared = ("answer", "factor", "patience", "min_lost_ms")
     emits = (StragglerFound, StragglerGone)
     answers = (StragglerFound,)
 
