@@ -25,6 +25,7 @@ from bench.checkpoints_report import summarize_checkpoints
 from bench.fuzz_report import summarize_fuzz
 from bench.healing_report import summarize_healing
 from bench.stats import Estimate, paired_ratio, ratio_of_means, ratio_of_medians, trimmed_ratio
+from bench.stragglers_report import summarize_stragglers
 from bench.techniques_report import summarize_techniques
 from bench.verdict import Check, Summary
 
@@ -257,6 +258,7 @@ def finish(result: dict[str, Any], out: Path) -> int:
         "alerts": summarize_alerts,
         "fuzz_http": summarize_fuzz,
         "techniques": summarize_techniques,
+        "stragglers": summarize_stragglers,
     }
     summary = summarize[name](result)
     summary = replace(summary, checks=(*summary.checks, *_failure_checks(result)))

@@ -140,3 +140,37 @@ def test_the_shipped_files_are_accepted_by_the_programs_they_are_for(exporter: E
     ):
         found = subprocess.run(command, capture_output=True, text=True, check=False)
         assert found.returncode == 0, found.stdout + found.stderr
+
+
+SLOW_RULE = """
+rule_files: [{rules}]
+evaluation_interval: 15s
+tests:
+  - interval: 15s
+    input_series:
+      - {{series: 'craft_worker_microbatch_seconds{{instance="a",worker_id="w0"}}', values: '0.010x20'}}
+      - {{series: 'craft_worker_microbatch_seconds{{instance="a",worker_id="w1"}}', values: '0.012x20'}}
+      - {{series: 'craft_worker_microbatch_seconds{{instance="a",worker_id="w2"}}', values: '0.011x3 0.031x16'}}
+      - {{series: 'craft_worker_microbatch_seconds{{instance="b",worker_id="w0"}}', values: '5x20'}}
+      - {{series: 'craft_worker_microbatch_seconds{{instance="b",worker_id="w1"}}', values: '5x20'}}
+    alert_rule_test:
+      - {{eval_time: 90s, alertname: CraftStraggler, exp_alerts: []}}
+      - eval_time: 150s
+        alertname: CraftStraggler
+        exp_alerts:
+          - exp_labels: {{severity: warning, instance: a, worker_id: w2}}
+            exp_annotations:
+              summary: A microbatch takes 0.031 s on worker w2, over twice the median.
+"""
+
+
+def test_the_rule_for_slow_workers_fires_for_whoever_takes_over_twice_the_median(
+    exporter: Exporter, tmp_path: Path
+) -> None:
+    """Of its own job, and only after a while."""
+    tests = tmp_path / "tests.yml"
+    tests.write_text(SLOW_RULE.format(rules=DEPLOY / "craft_rules.yml"))
+
+    found = subprocess.run(["promtool", "test", "rules", str(tests)], capture_output=True, text=True, check=False)
+
+    assert found.returncode == 0, found.stdout + found.stderr

@@ -62,6 +62,7 @@ VARIANTS = {
         "killed_while_another_is_drained",
     ),
     "test_run.py": ("leaves_its_loop_early", "an_exit_code_of_the_scripts_own", "that_is_still_starting"),
+    "test_stragglers.py": ("is_only_told_of",),
     "test_two_joiners.py": ("[fetched]", "[loaded]"),
 }
 """By file: parts of the names of tests."""

@@ -76,6 +76,13 @@ def _claims_before_the_state_is_there(ledger: Ledger, generation: Generation) ->
     return replace(ledgers.enter(ledger, generation), whole=True)
 
 
+def _remembers_who_was_slow(ledger: Ledger, settlement: Settlement, generation: Generation) -> Ledger:
+    return replace(ledgers.settled(ledger, settlement), pace=ledger.pace)
+
+
+REMEMBERS_WHO_WAS_SLOW = Rules(settled=_remembers_who_was_slow)
+
+
 COUNTS_JOINERS_AS_WHOLE = Rules(enter=_claims_before_the_state_is_there)
 
 

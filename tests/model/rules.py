@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from craft.control.durable import Durable, durable_of, restore
 from craft.decide import ledger as ledgers
-from craft.decide import membership, policies
+from craft.decide import membership, policies, stragglers
 from craft.decide.ledger import Ledger
 from craft.decide.membership import JobState
 from craft.decide.settle import LossAnswer, settle
+from craft.decide.stragglers import Pace, StragglerSettings
 from craft.decide.techniques import defaults
 from craft.protocol.actions import AnyAction
 from craft.protocol.events import AnyEvent
@@ -52,7 +53,8 @@ class Rules:
     complete: Callable[[Ledger], Ledger] = ledgers.complete
     acknowledged: Callable[[Ledger, str, int, int], Ledger] = ledgers.acknowledged
     may_commit: Callable[[Ledger], bool] = _may_commit
-    commit: Callable[[Ledger, Collection[str] | None], Ledger] = ledgers.commit
+    commit: Callable[[Ledger, Collection[str] | None, Pace | None], Ledger] = ledgers.commit
+    observed: Callable[[Pace, Sequence[int], StragglerSettings], Pace] = stragglers.observed
     may_go_back: Callable[[Ledger, Collection[str]], bool] = _all_have_it
     """In the workers, this is an exchange in which all say that they have the checkpoint."""
     adopt: Callable[[Ledger], Ledger] = ledgers.adopt

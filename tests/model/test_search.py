@@ -50,6 +50,13 @@ SMALL = {
         workers=2, fresh=1, steps=1, microbatches=2, crashes=1, cuts=1, on_loss="shrink"
     ),
     "all are lost, and two others begin again": Bounds(workers=2, fresh=2, steps=2, microbatches=2, crashes=2),
+    "one is slow, two crashes": Bounds(microbatches=6, steps=2, crashes=2, slow="a"),
+    "one is slow, a crash, a joiner": Bounds(workers=2, joiners=1, steps=4, microbatches=4, crashes=1, slow="a"),
+    "one is slow, a worker cut off": Bounds(workers=2, steps=3, microbatches=4, cuts=1, breaks=1, slow="b"),
+    "one is slow, and told to leave": Bounds(workers=2, joiners=1, steps=4, microbatches=4, drains=1, slow="a"),
+    "one is slow, all go back, a crash": Bounds(
+        workers=2, joiners=1, steps=3, microbatches=4, back_after=1, crashes=1, slow="a"
+    ),
     "one worker alone": Bounds(workers=1, restarts=1, breaks=1),
 }
 
@@ -136,6 +143,11 @@ PLANTED = {
         planted.COUNTS_JOINERS_AS_WHOLE,
         Bounds(workers=2, joiners=1, steps=2, microbatches=2, crashes=1),
         "does not hold the result in between",
+    ),
+    "remembers who was slow in another generation": (
+        planted.REMEMBERS_WHO_WAS_SLOW,
+        Bounds(workers=2, joiners=1, steps=4, microbatches=4, crashes=1, slow="a"),
+        "do not agree on who owns what",
     ),
     "goes back before all have the checkpoint": (
         planted.GOES_BACK_ALONE,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from craft.decide import ledger as ledgers
+from craft.decide.stragglers import StragglerSettings
 from craft.protocol.errors import StateLost
 from craft.protocol.membership import DROPPED, Generation
 
@@ -26,6 +27,9 @@ from .world import (
     is_news,
     leaves,
 )
+
+HASTY = StragglerSettings(patience=0.5)
+"""One step is enough."""
 
 Label = tuple[str, ...]
 Moves = Iterator[tuple[Label, World]]
@@ -149,6 +153,7 @@ def _settle(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves
         hand=None,
         agreed=0,
         able=frozenset(),
+        busy_us=(),
     )
     label = (
         "settle",
@@ -192,9 +197,23 @@ def _contributed(world: World, worker: Worker, bounds: Bounds) -> World:
     if not ledger.owners or ledger.pending or goes_back(worker, bounds):
         return world.with_worker(worker)
     share = Share(
-        worker.name, ledger.generation, ledger.level, _ready(worker), ledger.owners, ledger.able, ledger.branch
+        worker.name,
+        ledger.generation,
+        ledger.level,
+        _ready(worker),
+        ledger.owners,
+        ledger.able,
+        ledger.branch,
+        _busy_us(worker, bounds),
     )
     return world.with_worker(worker, share)
+
+
+def _busy_us(worker: Worker, bounds: Bounds) -> int:
+    """How long a microbatch took, in a world where that differs."""
+    if bounds.slow is None or not worker.ledger.held:
+        return 0
+    return 100_000 if worker.name == bounds.slow else 10_000
 
 
 def _ready(worker: Worker) -> int:
@@ -225,6 +244,7 @@ def _complete(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Mov
         hand=frozenset(microbatch for microbatch, owner in enumerate(ledger.owners) if owner != DROPPED),
         agreed=min(share.ready for share in shares.values()),
         able=frozenset(name for name, share in shares.items() if share.able),
+        busy_us=tuple(shares[name].busy_us for name in ledger.members),
     )
     acknowledgement = Ack(worker.name, ledger.generation, ledger.level, ledger.branch)
     yield ("complete", worker.name, f"step={ledger.level}"), world.with_worker(worker, acknowledgement)
@@ -248,9 +268,10 @@ def _commit(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves
     step = ledger.level
     world = recorded(world, worker)
     worker = replace(worker, knows=worker.knows or step == bounds.back_after)
-    ledger = rules.commit(ledger, worker.able)
+    pace = rules.observed(ledger.pace, worker.busy_us, HASTY)
+    ledger = rules.commit(ledger, worker.able, pace)
     upcoming, agreed = worker.prepared, worker.agreed
-    worker = replace(worker, ledger=ledger, hand=None, agreed=0, able=frozenset())
+    worker = replace(worker, ledger=ledger, hand=None, agreed=0, able=frozenset(), busy_us=())
     label = ("commit", worker.name, f"step={step}")
     if ledger.level == bounds.steps:
         yield label, world.with_worker(worker)

@@ -61,6 +61,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """After this step of the first branch all go back to the beginning, as if numbers were not finite."""
     late_news: bool = False
     """Whether the lighthouse may hear of a death at any later time, and be told of a broken exchange before."""
+    slow: str | None = None
+    """A worker on which a microbatch takes ten times as long as on the others: the plan changes after one step."""
 
     def __post_init__(self) -> None:
         if self.crashes + self.cuts + self.drains >= self.workers and not self.fresh:
@@ -80,6 +82,7 @@ class Share(msgspec.Struct, frozen=True):
     owners: tuple[int, ...]
     able: bool = True
     branch: int = 0
+    busy_us: int = 0
 
 
 class Ack(msgspec.Struct, frozen=True):
@@ -127,6 +130,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """The generation that all were ready for, according to the combined word of the result in hand."""
     able: frozenset[str] = frozenset()
     """Who is able, according to that word."""
+    busy_us: tuple[int, ...] = ()
+    """How long a microbatch took on each rank, according to that word."""
     stateless: bool = False
     """Whether the members of its generation found that none of them has the state."""
     knows: bool = False

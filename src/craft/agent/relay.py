@@ -286,4 +286,4 @@ class Relay:
 
 def _but_progress(report: WorkerReport) -> WorkerReport:
     """Without what changes all the time and moves nobody to act."""
-    return replace(report, sequence=0, step=0, metrics={}, step_s=0.0, phase="")
+    return replace(report, sequence=0, step=0, metrics={}, step_s=0.0, times=None, phase="")

@@ -128,6 +128,7 @@ class _Watched:
         """What the kernel said when the phase was seen first."""
         self._reader = ActivityReader(activity)
         self._stopped_at: float | None = None
+        self._stopped_cpu_s = 0.0
         self._forgiven_s = 0.0
 
     def look(self, now: float, gap_s: float, limits: HangLimits) -> Overdue | None:
@@ -141,8 +142,9 @@ class _Watched:
         new = self._follow(glance)
         if glance.state != hangs.STOPPED:
             self._stopped_at = None
-        elif self._stopped_at is None or away_s > 0:
-            self._stopped_at = now
+        elif self._stopped_at is None or away_s > 0 or glance.cpu_s > self._stopped_cpu_s:
+            # Who has used CPU since was not stopped all the time: stopped again and again, it is slow, and no more.
+            self._stopped_at, self._stopped_cpu_s = now, glance.cpu_s
         if self._stopped_at is not None:
             return hangs.stopped(glance.state, self._stopped_at, now, self.doing, limits)
         # A phase is judged from its second look on: the first one may have met the worker in the middle of its writing.

@@ -77,6 +77,11 @@ class _Resume(click.Command):
     help="What is done about a loss or gradient that is not finite.  [default: report]",
 )
 @click.option(
+    "--on-straggler",
+    type=click.Choice(["report", "rebalance", "drain"]),
+    help="What is done about a slow worker.  [default: rebalance]",
+)
+@click.option(
     "--preempt-file",
     type=click.Path(path_type=Path, dir_okay=False),
     help="When this file appears: take a checkpoint and end with exit code 75.",

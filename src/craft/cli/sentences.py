@@ -104,6 +104,17 @@ def _rolled_back(line: Line) -> str:
     return f"rolled back from step {line['left_at']} to step {line['step']}{skipped}: {line['reason']}"
 
 
+def _straggler(line: Line) -> str:
+    then = {
+        "rebalance": ": microbatches move to the others",
+        "drain": ": microbatches move to the others, and it is to leave",
+    }
+    return (
+        f"{line['worker_id']} is slow: a microbatch takes {line['own_ms']:.3g} ms there and {line['others_ms']:.3g} ms"
+        f" elsewhere, {line['ratio']:.2g} times as long, over {line['steps']} steps{then.get(line['answer'], '')}"
+    )
+
+
 def _alert(line: Line) -> str:
     whom = line.get("worker_id") or (f"host {line['host']}" if line.get("host") else "the job")
     return f"{line['reason']} ({whom}): {line.get('note') or line['answer']}"
@@ -148,6 +159,8 @@ _SENTENCES: dict[str, Callable[[Line], str]] = {
     "TechniqueFailed": lambda line: (
         f"technique {line['technique']} failed and is left out from now on ({line['where']}): {line['error']}"
     ),
+    "StragglerFound": _straggler,
+    "StragglerGone": lambda line: f"{line['worker_id']} is as fast as the others again",
     "AlertFired": _alert,
     "AlertResolved": lambda line: f"alert {line['name']} is resolved",
     "Recovered": lambda line: (

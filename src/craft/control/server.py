@@ -149,6 +149,7 @@ class Handlers:
     def _sample(self) -> Sample:
         status = self._lighthouse.status()
         checkpoints, last = status.checkpoints, status.checkpoints.last
+        members = {worker.worker_id for worker in status.workers if worker.rank is not None}
         return Sample(
             step=status.step,
             total_steps=status.total_steps,
@@ -167,4 +168,9 @@ class Handlers:
             checkpoint_new_bytes=checkpoints.new_bytes,
             checkpoint_failures=checkpoints.failures,
             lines=self._lighthouse.lines.counts,
+            times={
+                worker_id: report.times
+                for worker_id, report in self._loop.reports.items()
+                if worker_id in members and report.times is not None
+            },
         )

@@ -23,6 +23,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """starting, waiting, member, lost, left or finished."""
     step: int
+    microbatch_s: float | None = None
+    """How long it takes to load and compute a microbatch; None where that is not known."""
 
 
 class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +144,7 @@ def _workers(state: JobState, reports: Mapping[str, WorkerReport]) -> tuple[Work
                 rank=ranks.get(worker_id) if standing == "member" else None,
                 state=standing,
                 step=report.step if report is not None else 0,
+                microbatch_s=report.times.microbatch_s if report is not None and report.times is not None else None,
             )
         )
     return tuple(rows)

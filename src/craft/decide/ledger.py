@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from craft.decide.plan import DROPPED, plan, share_of
 from craft.decide.settle import NO_PART
+from craft.decide.stragglers import EVEN, Pace
 from craft.protocol.errors import ProtocolViolation
 from craft.protocol.membership import Claim, Generation, Settlement
 
@@ -49,6 +50,8 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     """The generation under which it got everybody's part of the collective call it is in."""
     call: str = ""
     """The name of that call."""
+    pace: Pace = EVEN
+    """Which members are slow. All agree on it, by the words of this generation: the plan depends on it."""
     rewinds: int = 0
     """How often it has gone back to a checkpoint; beginning from one counts, too."""
     rewind_to: tuple[int, int] | None = None
@@ -149,6 +152,8 @@ def settled(ledger: Ledger, settlement: Settlement) -> Ledger:
         calls=settlement.calls,
         call_result=None,
         call=ledger.call if ledger.calls == settlement.calls else "",
+        # Those who join have not seen what the others know of each other's speed: all begin anew.
+        pace=EVEN,
     )
 
 
@@ -157,7 +162,7 @@ def begin(ledger: Ledger, num_microbatches: int) -> Ledger:
     if ledger.owners:
         return ledger
     able = [rank for rank, member in enumerate(ledger.members) if member not in ledger.idle]
-    owners = tuple(able[owner] for owner in plan(num_microbatches, len(able)))
+    owners = tuple(able[owner] for owner in plan(num_microbatches, len(able), ledger.pace.slowness(able)))
     return replace(ledger, owners=owners)
 
 
@@ -178,12 +183,15 @@ def acknowledged(ledger: Ledger, by: str, generation: int, step: int) -> Ledger:
     return replace(ledger, acknowledged_by=ledger.acknowledged_by | {by})
 
 
-def commit(ledger: Ledger, able: Collection[str] | None = None) -> Ledger:
-    """Count the step in flight; its gradients need not be held any longer. ``able`` is what its word said of the members."""
+def commit(ledger: Ledger, able: Collection[str] | None = None, pace: Pace | None = None) -> Ledger:
+    """Count the step in flight; its gradients need not be held any longer.
+
+    ``able`` is what its word said of the members, ``pace`` what is known of their speed with it.
+    """
     if ledger.result is None:
         raise ProtocolViolation(f"worker {ledger.worker_id} has no result to commit")
     idle = ledger.idle if not able else frozenset(ledger.members) - frozenset(able)
-    return replace(_before(ledger, ledger.level + 1), idle=idle)
+    return replace(_before(ledger, ledger.level + 1), idle=idle, pace=ledger.pace if pace is None else pace)
 
 
 def _before(ledger: Ledger, level: int) -> Ledger:

@@ -3,21 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from heapq import heapify, heapreplace
 from math import ceil
 
 from craft.protocol.membership import DROPPED
 
 
-def plan(num_microbatches: int, num_ranks: int) -> tuple[int, ...]:
+@lru_cache(maxsize=64)
+def plan(num_microbatches: int, num_ranks: int, slowness: tuple[float, ...] = ()) -> tuple[int, ...]:
     """Return the owner of each microbatch: contiguous shares whose sizes differ by at most one, larger ones first.
 
-    Larger ones first keeps shares on whole nodes of the tree: 6 over 4 ranks gives 01|23|4|5.
+    Larger ones first keeps shares on whole nodes of the tree: 6 over 4 ranks gives 01|23|4|5. ``slowness`` says how many times
+    as long a microbatch takes on each rank, where that differs: some of the slow ones' then move to the others, and all else
+    stays where it is, on whole nodes.
     """
     share, extra = divmod(num_microbatches, num_ranks)
     owners: list[int] = []
     for rank in range(num_ranks):
         owners += [rank] * (share + (1 if rank < extra else 0))
-    return tuple(owners)
+    if not slowness:
+        return tuple(owners)
+    counts = [share + (1 if rank < extra else 0) for rank in range(num_ranks)]
+    return _moved(owners, counts, _fair(counts, slowness))
+
+
+def _fair(counts: Sequence[int], slowness: Sequence[float]) -> list[int]:
+    """How many microbatches each rank is to have, so that the last one is done as early as can be.
+
+    Whoever had one keeps one: a rank that computes nothing could not show that it is fast again.
+    """
+    fair = [min(1, count) for count in counts]
+    done = [((fair[rank] + 1) * slowness[rank], rank) for rank in range(len(counts))]
+    heapify(done)
+    for _ in range(sum(counts) - sum(fair)):
+        _, rank = done[0]
+        fair[rank] += 1
+        heapreplace(done, ((fair[rank] + 1) * slowness[rank], rank))
+    return fair
+
+
+def _moved(owners: Sequence[int], counts: Sequence[int], fair: Sequence[int]) -> tuple[int, ...]:
+    """Give the last ones of too large a share to those who are to have more: neighbours together, so that nodes stay whole."""
+    takers = [rank for rank, count in enumerate(counts) for _ in range(fair[rank] - count)]
+    answer, place = list(owners), dict.fromkeys(range(len(counts)), 0)
+    for microbatch, owner in enumerate(owners):
+        place[owner] += 1
+        if place[owner] > fair[owner]:
+            answer[microbatch] = takers.pop(0)
+    return tuple(answer)
 
 
 def share_of(owners: Sequence[int], rank: int) -> tuple[int, ...]:

@@ -39,6 +39,7 @@ def combine(words: Sequence[Word]) -> Combined:
         saved=max(word.saved for word in words),
         leave=any(word.leave for word in words),
         wish=wish,
+        busy_us=tuple(word.busy_us for word in words),
     )
 
 

@@ -349,6 +349,33 @@ class Recovered(Event, frozen=True, kw_only=True, tag=True):
     """In seconds since 1970, on the clock of the worker's host."""
 
 
+class StragglerFound(Event, frozen=True, kw_only=True, tag=True):
+    """A member takes longer for a microbatch than the others, step after step; all members found it at the same step."""
+
+    worker_id: str
+    generation: int
+    step: int
+    """The step after which it was found."""
+    ratio: float
+    """How many times as long as the others it takes."""
+    own_ms: float
+    """How long a microbatch takes there, on average over the steps looked at."""
+    others_ms: float
+    """How long on the median of the others."""
+    steps: int
+    """Steps looked at: from the first one that spoke against it."""
+    answer: str
+    """report, rebalance or drain: what is done about it."""
+
+
+class StragglerGone(Event, frozen=True, kw_only=True, tag=True):
+    """A member that was slow is as fast as the others again."""
+
+    worker_id: str
+    generation: int
+    step: int
+
+
 class PreemptRequested(Event, frozen=True, kw_only=True, tag=True):
     """The whole job is to make room: it takes a checkpoint at the next step boundary, if there is time, and ends."""
 
@@ -438,8 +465,10 @@ AnyNote = (
     | ConditionSeen
     | TechniqueFailed
     | Recovered
+    | StragglerFound
+    | StragglerGone
 )
-"""What workers tell for the journal and for people; of CRAFT's own, nothing is decided by it."""
+"""What workers tell for the journal and for people; of CRAFT's own, a policy answers ``StragglerFound`` alone."""
 
 AnyEvent = (
     WorkerJoined

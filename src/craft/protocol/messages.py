@@ -32,6 +32,21 @@ class Broken(msgspec.Struct, frozen=True, kw_only=True):
     """Members to which it could not even connect when it tried."""
 
 
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Where the main thread's time of a step goes on one worker: seconds by the clock, smoothed over some steps."""
+
+    microbatch_s: float = 0.0
+    """One microbatch: to load and to compute it. All else is of a whole step."""
+    loading_s: float = 0.0
+    computing_s: float = 0.0
+    exchanging_s: float = 0.0
+    """The exchange, without ``waiting_s``."""
+    waiting_s: float = 0.0
+    """In the exchange: for what the others had not computed yet."""
+    updating_s: float = 0.0
+    """The script's code between the steps."""
+
+
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Everything the others need to know of a worker. Worker to agent, and on to the lighthouse."""
 
@@ -48,6 +63,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     metrics: dict[str, float] = {}
     step_s: float = 0.0
     """Smoothed time from commit to commit."""
+    times: StepTimes | None = None
+    """Where that goes; None before the first step."""
     broken: Broken | None = None
     failed: WorkerFailed | None = None
     diverged: StateDiverged | None = None

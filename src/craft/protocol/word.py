@@ -54,6 +54,8 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The number of the wish for which ``save`` is said: the oldest that is not answered. 0: it is due for another reason."""
     rewinds: int = 0
     """How often this member has gone back to a checkpoint: one that joined meanwhile may not know that all have."""
+    busy_us: int = 0
+    """How long a microbatch took here, loading and computing, on average over this step; 0: there was none."""
 
 
 class Combined(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,3 +88,5 @@ class Combined(msgspec.Struct, frozen=True, kw_only=True):
     leave: bool = False
     wish: int = 0
     """The wish that ``save`` answers, if it does."""
+    busy_us: tuple[int, ...] = ()
+    """Of each rank."""

@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from craft.protocol.messages import StepTimes
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -39,6 +41,8 @@ class Sample:
     checkpoint_failures: int = 0
     lines: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """How often each (kind, name) was written to the journal."""
+    times: Mapping[str, StepTimes] = field(default_factory=dict)
+    """Where the time of a step goes on each member."""
 
 
 class JobCollector(Collector):
@@ -63,6 +67,7 @@ class JobCollector(Collector):
         yield CounterMetricFamily("craft_faults", "Losses of workers or hosts.", value=sample.faults)
         yield from self._checkpoints(sample)
         yield from self._labelled(sample)
+        yield from self._times(sample)
 
     def _checkpoints(self, sample: Sample) -> Iterable[Metric]:
         yield CounterMetricFamily("craft_checkpoints", "Complete checkpoints.", value=sample.checkpoints)
@@ -92,6 +97,24 @@ class JobCollector(Collector):
         for (kind, name), count in sorted(sample.lines.items()):
             lines.add_metric([kind, name], count)
         yield lines
+
+    def _times(self, sample: Sample) -> Iterable[Metric]:
+        one = GaugeMetricFamily(
+            "craft_worker_microbatch_seconds",
+            "Smoothed time that a worker takes to load and compute one microbatch.",
+            labels=["worker_id"],
+        )
+        parts = GaugeMetricFamily(
+            "craft_worker_step_seconds",
+            "Smoothed time that a worker spends in each part of a step; waiting is for what others have not computed yet.",
+            labels=["worker_id", "part"],
+        )
+        for worker_id, times in sorted(sample.times.items()):
+            one.add_metric([worker_id], times.microbatch_s)
+            for part in ("loading", "computing", "exchanging", "waiting", "updating"):
+                parts.add_metric([worker_id, part], getattr(times, f"{part}_s"))
+        yield one
+        yield parts
 
 
 class LineCounter:

@@ -44,6 +44,8 @@ class Activity:
         self._step = NONE
         self._microbatch = NONE
         self._since = monotonic()
+        self.spent_s = [0.0] * len(Phase)
+        """How long the main thread was in each phase so far, the current one not counted."""
         self._sequence = 0
         self._reason = ""
         if self._map is not None:
@@ -56,17 +58,18 @@ class Activity:
 
     def now(self, phase: Phase, step: int | None = None, microbatch: int | None = None) -> None:
         """The main thread enters ``phase``; the one before it is completed. ``step`` stays as it was unless it is given."""
-        if self._map is None:
-            return
         since = monotonic()
-        place = LONGEST_WORD + self._phase
-        longest = self._doubles[place] * _KEPT
-        spent = since - self._since
-        self._doubles[place] = spent if spent > longest else longest
+        before, spent = self._phase, since - self._since
+        self.spent_s[before] += spent
         if step is not None:
             self._step = step
         self._phase, self._since = phase, since
         self._microbatch = NONE if microbatch is None else microbatch
+        if self._map is None:
+            return
+        place = LONGEST_WORD + before
+        longest = self._doubles[place] * _KEPT
+        self._doubles[place] = spent if spent > longest else longest
         sequence = self._sequence = self._sequence + 1
         SLOT.pack_into(self._map, SLOT_OFFSETS[sequence & 1], since, phase, self._step, self._microbatch, self._commits)
         # Last: until here a reader finds the phase before, whole.

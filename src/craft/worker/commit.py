@@ -14,8 +14,10 @@ import msgspec
 from msgspec.structs import replace
 
 from craft.decide import ledger as books
+from craft.decide import stragglers
 from craft.decide.ledger import Ledger
 from craft.decide.settle import LossAnswer, settle
+from craft.decide.stragglers import StragglerSettings
 from craft.groups.group import Group
 from craft.protocol.entries import Entered, Moments
 from craft.protocol.errors import GroupError, StateLost
@@ -44,9 +46,17 @@ class Commitments:
     """Owns the ledger."""
 
     def __init__(
-        self, worker_id: str, meeting: Meeting, on_loss: LossAnswer, on_state_lost: Callable[[int], None]
+        self,
+        worker_id: str,
+        meeting: Meeting,
+        on_loss: LossAnswer,
+        on_state_lost: Callable[[int], None],
+        straggling: StragglerSettings | None,
     ) -> None:
-        """``on_state_lost(generation)`` is called before StateLost is raised, whoever catches it."""
+        """``on_state_lost(generation)`` is called before StateLost is raised, whoever catches it.
+
+        ``straggling``: when a member is taken for slow; None: never.
+        """
         self.ledger = Ledger(worker_id=worker_id)
         self.generation: Generation | None = None
         self.group: Group | None = None
@@ -65,6 +75,7 @@ class Commitments:
         self._meeting = meeting
         self._on_loss = on_loss
         self._on_state_lost = on_state_lost
+        self._straggling = straggling
 
     @property
     def step(self) -> int:
@@ -177,4 +188,8 @@ class Commitments:
         for worker_id in self.ledger.members:
             self.ledger = books.acknowledged(self.ledger, worker_id, self.ledger.generation, self.step)
         assert self.ledger.may_commit, self.ledger
-        self.ledger = books.commit(self.ledger, [self.ledger.members[rank] for rank in combined.able])
+        able = [self.ledger.members[rank] for rank in combined.able]
+        pace = None
+        if self._straggling is not None:
+            pace = stragglers.observed(self.ledger.pace, combined.busy_us, self._straggling)
+        self.ledger = books.commit(self.ledger, able, pace)

@@ -7,6 +7,7 @@ the step is committed, with ``start`` and ``hold`` around each microbatch. Failu
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 import torch
@@ -62,6 +63,10 @@ class Flight:
         self.under: Generation | None = None
         """The generation in which its result came about: the same on every worker, whenever each of them committed it."""
         self.probe_wanted = False
+        self.num_computed = 0
+        """Microbatches that the script computed here since the last commit."""
+        self.waited_s = 0.0
+        """In the exchange of the step that was committed last: how long this worker waited for what the others computed."""
         self._commitments = commitments
         self._exchange = exchange
         self._buffers = buffers
@@ -150,6 +155,7 @@ class Flight:
 
     def hold(self, microbatch: int, scalars: dict[str, float], more: bool) -> None:
         """The user's code is done with ``microbatch``: its gradient is ours until the step is committed."""
+        self.num_computed += 1
         if microbatch == PROBE:
             found = self.gradients.discard(_hash)
             # A joiner that only warms up has nobody to compare it with.
@@ -200,9 +206,12 @@ class Flight:
 
     def _exchange_held(self) -> bool:
         """Exchange what is held; True if that committed the step."""
-        attempt = self._attempt
-        assert attempt is not None
+        attempt, route = self._attempt, self._route
+        assert attempt is not None and route is not None
+        began = monotonic()
         self._exchange.wait()
+        # The thread waited for others while this one computed: only what is waited for from here on holds it up.
+        route.waited_s = monotonic() - began
         if attempt.finish(self._word(attempt)):
             assert attempt.combined is not None
             if attempt.combined.resend:
@@ -217,6 +226,7 @@ class Flight:
                 # Somebody keeps pace from here on: all look at the same slices of the state from the next step on.
                 self._digest.restart(self.step)
             self._committed(attempt)
+            self.waited_s = route.waited_s
             return True
         self._voice.broke(attempt)
         self._commitments.await_move()
@@ -319,6 +329,7 @@ class Flight:
             self._buffers.commit((), None)
         self.combined, self.plan, self.under = combined, attempt.plan, attempt.under
         self.generation, self.members = generation, members
+        self.num_computed, self.waited_s = 0, 0.0
 
 
 def _hash(flats: Flats) -> bytes:

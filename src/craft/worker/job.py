@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from craft.decide.techniques import Checkpoints, Divergence, Loss
+from craft.decide.techniques import Checkpoints, Divergence, Loss, Stragglers
 from craft.protocol.errors import ConfigError, Refused
 from craft.protocol.events import Event
 from craft.settings.worker import WorkerSettings
@@ -55,9 +55,15 @@ class Job:
         self._reserve = reserve
         self._voice = Voice(settings.worker_id, meeting, channel, self._emit)
         self._techniques = settings.chosen()
-        loss = self._techniques.get(Loss)
+        loss, stragglers = self._techniques.get(Loss), self._techniques.get(Stragglers)
         assert loss is not None
-        self._commitments = Commitments(settings.worker_id, meeting, loss.settings.answer, self._voice.state_lost)
+        self._commitments = Commitments(
+            settings.worker_id,
+            meeting,
+            loss.settings.answer,
+            self._voice.state_lost,
+            stragglers.settings if stragglers is not None else None,
+        )
         self._modules: dict[str, torch.nn.Module] = {}
         self._registered: dict[str, Stateful] = {}
         self._handlers: list[tuple[type[Event], Callable[[Any], None]]] = []

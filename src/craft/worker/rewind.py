@@ -16,6 +16,7 @@ import torch
 
 from craft.decide import ledger as books
 from craft.decide.ledger import Ledger
+from craft.decide.techniques import Stragglers
 from craft.protocol.errors import Refused, SnapshotCorrupt, SnapshotError, SnapshotMissing
 from craft.protocol.events import CheckpointRejected
 from craft.protocol.messages import Restoration
@@ -35,7 +36,18 @@ logger = logging.getLogger(__name__)
 
 _AWAY_S = (1.0, 5.0, 15.0, 0.0)
 """A store that does not answer is asked again after these: the newest checkpoint is worth some patience."""
-_MAY_CHANGE = frozenset({"on_loss", "check_bits", "digest_bytes", "bucket_mb", "on_divergence", "steps", "epochs"})
+_MAY_CHANGE = frozenset(
+    {
+        "check_bits",
+        "digest_bytes",
+        "bucket_mb",
+        "steps",
+        "epochs",
+        "loss.answer",
+        "divergence.answer",
+        *(f"{Stragglers.name}.{key}" for key in Stragglers.shared),
+    }
+)
 """Settings that may be others when a job goes on from a checkpoint."""
 
 

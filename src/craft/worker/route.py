@@ -8,6 +8,7 @@ The buffers live as long as the plan does, which in steady state is as long as t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import monotonic
 
 import torch
 
@@ -27,7 +28,7 @@ _LENGTH_BYTES = 4
 def word_bytes(owners: Sequence[int], num_ranks: int, num_params: int) -> int:
     """Room for an ordinary word, the same on every member; of a longer one the rest follows."""
     most = max((len(share_of(owners, rank)) for rank in range(num_ranks)), default=1)
-    return 192 + most * (96 + num_params // 8)
+    return 200 + most * (96 + num_params // 8)
 
 
 class Route:
@@ -43,6 +44,8 @@ class Route:
         self._blocks = {rank: cover(share_of(owners, rank), len(owners)) for rank in range(self._size)}
         self._most_blocks = max((len(blocks) for blocks in self._blocks.values()), default=0)
         self._sums_all = self._size <= 2
+        self.waited_s = 0.0
+        """How long blocks and words of others were waited for, since somebody last set this to 0."""
         owners_of_chunks = 1 if self._sums_all else self._size
         self._chunks = [
             [bucket.chunk(0 if self._sums_all else rank, owners_of_chunks) for rank in range(self._size)]
@@ -118,7 +121,9 @@ class Route:
             if bucket == len(self._blocks_due) - 1:
                 # The words come right behind the last blocks: one wait for both.
                 due, self._words_due = [*due, *self._words_due], []
+            began = monotonic()
             self._group.wait_all(due)
+            self.waited_s += monotonic() - began
         chunk = self._chunks[bucket][self._rank]
         out = result[bucket][chunk]
         if not out.numel():

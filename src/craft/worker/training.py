@@ -11,6 +11,7 @@ import torch
 
 from craft.decide import ledger as books
 from craft.decide.technique import Chosen, Moment
+from craft.decide.techniques import Stragglers
 from craft.protocol.activity import Phase
 from craft.protocol.errors import ConfigError, GroupError
 from craft.protocol.events import StopRequested
@@ -33,6 +34,7 @@ from craft.worker.heal import Healing
 from craft.worker.joining import Joining
 from craft.worker.layout import Layout, trainable_of
 from craft.worker.meeting import Meeting
+from craft.worker.pacing import Pacing
 from craft.worker.passive import Passive, hooks_of
 from craft.worker.points import reach
 from craft.worker.saving import Target
@@ -93,7 +95,9 @@ class Training:
         self.course = Course(
             settings, target, commitments, meeting, voice, activity, modules, registered, conditions, source, techniques
         )
-        self.passive = Passive(hooks_of(techniques, self.course.hooks, settings, voice), voice.note, self._moment)
+        self._pacing = Pacing(techniques, activity, lambda: commitments.ledger, voice.note, voice.emit)
+        own = {**self.course.hooks, Stragglers.name: self._pacing}
+        self.passive = Passive(hooks_of(techniques, own, settings, voice), voice.note, self._moment)
         key = settings.state_key_bytes
         self.healing = Healing(donor, key, commitments, modules, registered, self.course, reserve)
         self._calls = Calls(commitments, donor, key, self._regroup_between_steps)
@@ -122,8 +126,12 @@ class Training:
             self.settled,
             self._voice,
             self.course.numbers,
-            self.course.word,
+            self._word,
         )
+
+    def _word(self, step: int) -> dict[str, Any]:
+        """What else goes into the word of ``step``."""
+        return {**self.course.word(step), "busy_us": self._pacing.busy_us(self.flight.num_computed)}
 
     @property
     def applied(self) -> int:
@@ -311,7 +319,8 @@ class Training:
         elapsed, self._last_commit = now - self._last_commit, now
         self._setbacks.committed(number, flight.generation, elapsed, now)
         self._step_s = elapsed if not self._step_s else self._step_s + _SMOOTHING * (elapsed - self._step_s)
-        self._voice.report(urgent=False, step=number + 1, metrics=metrics, step_s=self._step_s)
+        times = self._pacing.committed(flight.waited_s)
+        self._voice.report(urgent=False, step=number + 1, metrics=metrics, step_s=self._step_s, times=times)
         return metrics
 
     # Between the steps.

@@ -161,6 +161,30 @@ def test_a_stopped_process_is_found_at_once_and_described_by_the_kernel(watchdog
     assert victim.stacks.read_text() == ""
 
 
+def test_a_process_that_is_stopped_again_and_again_is_slow_and_not_stopped(
+    watchdog: Watchdog, start: Start, clock: Clock
+) -> None:
+    """Whoever looks at it may find it stopped every time, though it gets on in between."""
+    victim = start("loop")
+    used: list[float] = []
+    files = procfs.ProcessFiles(victim.pid)
+
+    def ran() -> bool:
+        glance = files.glance()
+        return glance is not None and glance.cpu_s > used[-1]
+
+    for _ in range(4):
+        victim.stop()
+        glance = files.glance()
+        assert glance is not None
+        used.append(glance.cpu_s)
+        assert watchdog.look() == ()
+        clock.ahead_s += LIMITS.stop_limit_s * 0.75
+        victim.process.send_signal(signal.SIGCONT)
+        until(ran)
+    files.close()
+
+
 def test_a_process_that_goes_on_after_a_stop_is_left_alone(watchdog: Watchdog, start: Start) -> None:
     victim = start("steps")
     victim.stop()

@@ -21,11 +21,16 @@ from craft.protocol.events import (
     NumbersDiverged,
     Recovered,
     RolledBack,
+    StragglerFound,
+    StragglerGone,
     TechniqueFailed,
 )
 
 WRITTEN = CheckpointWritten(
     name="c", branch=0, step=120, url="s3://b/j", total_bytes=1_300_000_000, new_bytes=2_000_000, seconds=3.14
+)
+SLOW = StragglerFound(
+    worker_id="w2", generation=1, step=40, ratio=3.04, own_ms=91.23, others_ms=30.0, steps=8, answer="rebalance"
 )
 FAILED = CheckpointFailed(worker_id="w1", name="c", step=9, error="disk full", tries=2, retry_s=1.0)
 
@@ -66,6 +71,16 @@ NOTES: list[tuple[AnyNote, str]] = [
         TechniqueFailed(technique="thermal", where="after_commit", error="KeyError: 'x'"),
         "technique thermal failed and is left out from now on (after_commit): KeyError: 'x'",
     ),
+    (
+        SLOW,
+        "w2 is slow: a microbatch takes 91.2 ms there and 30 ms elsewhere, 3 times as long, over 8 steps:"
+        " microbatches move to the others",
+    ),
+    (
+        msgspec.structs.replace(SLOW, answer="report"),
+        "w2 is slow: a microbatch takes 91.2 ms there and 30 ms elsewhere, 3 times as long, over 8 steps",
+    ),
+    (StragglerGone(worker_id="w2", generation=1, step=90), "w2 is as fast as the others again"),
 ]
 
 

@@ -102,6 +102,7 @@ def test_status_has_the_documented_shape(play: Play) -> None:
             "rank": 0,
             "state": "member",
             "step": 3,
+            "microbatch_s": None,
         }
         assert set(status["lighthouse"]) == {"pid", "url"}
         assert {"fault_list", "metrics", "slots", "total_steps", "step_s", "reason"} <= set(status)

@@ -82,3 +82,43 @@ def test_the_cost_of_a_loss_is_how_much_longer_the_largest_share_takes(
     size: int, num_workers: int, cost: float
 ) -> None:
     assert cost_of_loss(size, num_workers) == pytest.approx(cost)
+
+
+slow_ranks = st.lists(st.sampled_from([1.0, 1.0, 1.5, 3.0, 8.0]), min_size=1, max_size=12).map(tuple)
+
+
+@given(st.integers(0, 100), slow_ranks)
+def test_an_uneven_plan_holds_every_microbatch_once_and_leaves_nobody_without(
+    size: int, slowness: tuple[float, ...]
+) -> None:
+    """P2: every microbatch has exactly one owner."""
+    owners, even = plan(size, len(slowness), slowness), plan(size, len(slowness))
+
+    assert len(owners) == size
+    assert set(owners) == set(even)
+
+
+@given(st.integers(1, 60), slow_ranks)
+def test_no_other_sizes_of_shares_would_be_done_earlier(size: int, slowness: tuple[float, ...]) -> None:
+    owners, even = plan(size, len(slowness), slowness), plan(size, len(slowness))
+    done = max(owners.count(rank) * each for rank, each in enumerate(slowness))
+    # Within any shorter time fewer microbatches can be computed than there are; each rank computes one in any case.
+    within = [int((done - 1e-9) // each) for each in slowness]
+    least = [min(1, even.count(rank)) for rank in range(len(slowness))]
+
+    assert sum(map(max, within, least)) < size or any(each * least[rank] >= done for rank, each in enumerate(slowness))
+
+
+@given(st.integers(1, 60), st.integers(1, 12), st.data())
+def test_only_what_a_slow_rank_gives_up_changes_hands(size: int, num_ranks: int, data: st.DataObject) -> None:
+    slow = data.draw(st.integers(0, num_ranks - 1))
+    slowness = tuple(3.0 if rank == slow else 1.0 for rank in range(num_ranks))
+
+    for before, after in zip(plan(size, num_ranks), plan(size, num_ranks, slowness), strict=True):
+        assert after == before or before == slow
+
+
+def test_what_moves_stays_together_on_whole_nodes() -> None:
+    """32 over 4 ranks, the last one four times as slow: it keeps 24 and 25, and the others get two neighbours each."""
+    assert plan(16, 4, (1.0, 1.0, 1.0, 3.0))[12:] == (3, 0, 1, 2)
+    assert plan(32, 4, (1.0, 1.0, 1.0, 4.0))[24:] == (3, 3, 0, 0, 1, 1, 2, 2)

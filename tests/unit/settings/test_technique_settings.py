@@ -65,7 +65,8 @@ def test_settings_reach_a_worker_unchanged(tmp_path: Path) -> None:
     there = from_json(to_json(techniques))
     found = there.get(Checkpoints)
     assert found is not None and found.settings.url == 'a b"c' and there.get(Hang) is None
-    assert there.shared() == techniques.shared() == {"loss.answer": "redo", "divergence.answer": "report"}
+    assert there.shared() == techniques.shared()
+    assert there.shared().items() >= {"loss.answer": "redo", "divergence.answer": "report"}.items()
 
 
 def test_outside_of_a_job_variables_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from craft.protocol.messages import StepTimes
 from craft.settings.alerts import read_alerts
 from craft.settings.document import Document
 from craft.telemetry.metrics import Sample, registry_of, render
@@ -16,7 +17,7 @@ from craft.telemetry.metrics import Sample, registry_of, render
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 ALL = Sample(
     total_steps=1, state="running", workers={"member": 1}, metrics={"loss": 0.5}, checkpoint_step=1,
-    lines={("event", "WorkerLost"): 1},
+    lines={("event", "WorkerLost"): 1}, times={"w0": StepTimes()},
 )  # fmt: skip
 SAMPLE = re.compile(r"^(craft_\w+)", re.MULTILINE)
 NAME = re.compile(r"\bcraft_\w+")
@@ -45,7 +46,8 @@ def test_every_metric_of_the_dashboard_exists() -> None:
 def test_every_metric_of_the_rules_exists() -> None:
     text = (DEPLOY / "craft_rules.yml").read_text()
     asked = set(NAME.findall(" ".join(re.findall(r"expr: (.*)", text))))
-    assert len(asked) > 4
+    assert "craft_worker_microbatch_seconds" in asked
+    assert len(asked) > 5
     assert asked <= _names()
 
 

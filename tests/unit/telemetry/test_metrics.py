@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from craft.protocol.messages import StepTimes
 from craft.telemetry.metrics import LineCounter, Sample, registry_of, render
 
 
@@ -24,6 +25,16 @@ def test_a_sample_becomes_metrics_that_a_scraper_can_parse() -> None:
     assert found["craft_workers", ("member",)] == 3
     assert found["craft_metric", ('odd "name"\n',)] == 0.5
     assert found["craft_job_state", ("running",)] == 1
+
+
+def test_each_worker_has_its_own_times() -> None:
+    times = {"w0": StepTimes(microbatch_s=0.25, waiting_s=0.5), "w1": StepTimes(microbatch_s=0.75, computing_s=3.0)}
+
+    found = samples_of(Sample(times=times))
+
+    assert found["craft_worker_microbatch_seconds", ("w1",)] == 0.75
+    assert found["craft_worker_step_seconds", ("waiting", "w0")] == 0.5
+    assert found["craft_worker_step_seconds", ("computing", "w1")] == 3.0
 
 
 def test_every_family_says_what_it_is() -> None:

@@ -208,3 +208,24 @@ def test_no_reading_mixes_two_phases_while_another_process_writes_as_fast_as_it_
         finally:
             process.kill()
     assert len(changes) >= 500
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_all_time_is_counted_in_one_phase_or_another_and_a_pause_in_none_of_the_scripts(
+    path: Path, shared: bool
+) -> None:
+    began = time.monotonic()
+    activity = Activity(path if shared else None)
+    for phase in (Phase.LOADING, Phase.COMPUTING, Phase.EXCHANGING):
+        activity.now(phase, 1)
+        time.sleep(0.002)
+    with activity.paused("a look at the weather"):
+        time.sleep(0.002)
+    activity.now(Phase.UPDATING)
+    ended = time.monotonic()
+    activity.close()
+
+    spent = {phase: activity.spent_s[phase] for phase in Phase}
+    assert all(spent[phase] >= 0.002 for phase in (Phase.LOADING, Phase.COMPUTING, Phase.EXCHANGING, Phase.PAUSED))
+    assert spent[Phase.UPDATING] == 0.0
+    assert sum(spent.values()) <= ended - began

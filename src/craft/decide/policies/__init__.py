@@ -15,6 +15,7 @@ from craft.decide.policies.preempt import PreemptPolicy
 from craft.decide.policies.recover import RecoverPolicy
 from craft.decide.policies.restore import RestorePolicy
 from craft.decide.policies.stop import StopPolicy
+from craft.decide.policies.straggler import StragglerPolicy
 
 __all__ = [
     "EXIT_BUG",
@@ -34,5 +35,6 @@ __all__ = [
     "RecoverPolicy",
     "RestorePolicy",
     "StopPolicy",
+    "StragglerPolicy",
     "decide",
 ]

@@ -17,7 +17,7 @@ from craft.decide.techniques.losses import (
     spares_of,
 )
 from craft.decide.techniques.membership import Joining, Membership, Retry
-from craft.decide.techniques.watching import Divergence, DivergenceSettings, Hang
+from craft.decide.techniques.watching import Divergence, DivergenceSettings, Hang, Stragglers
 
 __all__ = [
     "BUILT_IN",
@@ -39,6 +39,7 @@ __all__ = [
     "Retry",
     "SpareSettings",
     "Spares",
+    "Stragglers",
     "defaults",
     "max_restarts_of",
     "spares_of",
@@ -55,6 +56,7 @@ BUILT_IN: tuple[type[AnyTechnique], ...] = (
     Retry,
     Joining,
     Divergence,
+    Stragglers,
     Checkpoints,
     Alerts,
 )

@@ -11,9 +11,11 @@ from craft.decide.divergence import DivergenceAnswer
 from craft.decide.hangs import HangLimits
 from craft.decide.policies.hang import HangPolicy
 from craft.decide.policies.policy import Policy
+from craft.decide.policies.straggler import StragglerPolicy
+from craft.decide.stragglers import StragglerSettings
 from craft.decide.technique import Technique
 from craft.protocol.config import says
-from craft.protocol.events import NumbersDiverged, RolledBack, WorkerOverdue
+from craft.protocol.events import NumbersDiverged, RolledBack, StragglerFound, StragglerGone, WorkerOverdue
 
 
 class Hang(Technique[HangLimits]):
@@ -52,3 +54,19 @@ class Divergence(Technique[DivergenceSettings]):
     points = ("after_commit",)
     shared = ("answer",)
     emits = (NumbersDiverged, RolledBack)
+
+
+class Stragglers(Technique[StragglerSettings]):
+    """Its hooks are ``worker/pacing``: every worker has the same times, from the control word, and finds the same."""
+
+    name = "stragglers"
+    summary = "finds workers that are slower than the others, and moves microbatches away from them"
+    Settings = StragglerSettings
+    flags: ClassVar[Mapping[str, str]] = {"on_straggler": "answer", "straggler_factor": "factor"}
+    points = ("after_commit",)
+    shared = ("answer", "factor", "patience", "min_lost_ms")
+    emits = (StragglerFound, StragglerGone)
+    answers = (StragglerFound,)
+
+    def policies(self) -> Sequence[Policy]:
+        return (StragglerPolicy(),)

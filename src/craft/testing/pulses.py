@@ -1,0 +1,41 @@
+"""Slow a process down: stop it and let it go on in turns, many times a second, as a limit on its CPU time would."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from types import TracebackType
+
+
+class Pulses:
+    """A context manager within which the process ``pid`` runs only ``running_s`` of every ``stopped_s + running_s``.
+
+    Keep ``stopped_s`` well below the limit for stopped workers (``stop_limit_s``), and below a step: who is stopped can take part
+    in no exchange either.
+    """
+
+    def __init__(self, pid: int, stopped_s: float = 0.03, running_s: float = 0.006) -> None:
+        self._pid = pid
+        self._stopped_s = stopped_s
+        self._running_s = running_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._pulse, name="craft-pulses", daemon=True)
+
+    def __enter__(self) -> Pulses:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _pulse(self) -> None:
+        # The process may end meanwhile; then there is nothing left to slow down.
+        with contextlib.suppress(ProcessLookupError):
+            while not self._over.is_set():
+                os.kill(self._pid, signal.SIGSTOP)
+                self._over.wait(self._stopped_s)
+                os.kill(self._pid, signal.SIGCONT)
+                self._over.wait(self._running_s)
