@@ -147,6 +147,13 @@ def _restore(play: Play) -> None:
     play.goes_on()
 
 
+def _stragglers(play: Play) -> None:
+    slow = play.victim()
+    play.job.client.inject("slow", sure=True, worker_id=slow, seconds=20.0, delay_ms=80.0)
+    play.see("StragglerFound", "the slow worker is found", worker_id=slow)
+    play.goes_on()
+
+
 def _alerts(play: Play) -> None:
     victim = play.victim()
     labels = {"alertname": "Hot", "worker_id": victim, "craft_answer": "drain"}
@@ -177,6 +184,7 @@ PARTS: dict[str, Part] = {
     "joining": Part(_joining),
     "divergence": Part(_divergence, options=("--on-divergence", "skip"), arguments=("--nan-at", "7")),
     "checkpoints": Part(_checkpoints, options=("--checkpoints", "store")),
+    "stragglers": Part(_stragglers),
     "alerts": Part(_alerts),
     "restore": Part(_restore, options=("--checkpoints", "store"), needs=frozenset({"checkpoints", "restart"})),
     "preemption": Part(_preemption, options=("--checkpoints", "store"), needs=frozenset({"checkpoints"}), last=True),
