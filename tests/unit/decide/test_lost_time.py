@@ -41,7 +41,8 @@ def test_what_checkpoints_save_is_what_a_job_that_is_played_keeps(rate: float, a
         Answer(pause_s=300, replace_s=1800, speed=lambda missing: 1 - missing / 200),
         Answer(pause_s=20, join_s=400, replace_s=7200, spares=2, speed=slower),
         Answer(pause_s=20, join_s=120, replace_s=7200, spares=1, speed=lambda missing: float(missing == 0)),
-        Answer(pause_s=20, replace_s=600, speed=lambda missing: float(missing == 0)),
+        Answer(pause_s=20, join_s=900, replace_s=3600, spares=3, speed=lambda missing: float(missing == 0)),
+        Answer(pause_s=300, replace_s=600, speed=lambda missing: float(missing == 0)),
     ],
 )
 def test_those_who_are_left_get_on_as_in_a_job_that_is_played(answer: Answer) -> None:
