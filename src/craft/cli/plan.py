@@ -158,6 +158,7 @@ def _shown(run_dir: Path, given: dict[str, Any]) -> tuple[dict[str, Any], list[s
 
 def _fields(found: Measured, given: dict[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {"step_s": found.step_s, "checkpoint_s": found.checkpoint_s, "stall_s": found.stall_s}
+    fields["replace_s"] = found.replace_s
     if "gpus" not in given:
         # Another number of workers would have other microbatches, on other hosts.
         fields |= {"gpus": found.workers, "microbatches": found.microbatches}

@@ -78,8 +78,9 @@ def _command(best: Row, cluster: Cluster) -> str:
 def inputs(cluster: Cluster, origins: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """What the plan was made from: name, value, and where the value is from."""
     rate = cluster.failure_rate * 86400
-    yield "GPUs", f"{cluster.gpus:,}, of which {cluster.lost} fail together", origins["gpus"]
-    yield "failures", f"{rate:.3g} a day", origins["failures_per_day"]
+    together = f"{cluster.lost} of which fail together" if cluster.lost > 1 else "which fail one by one"
+    yield "GPUs", f"{cluster.gpus:,}, {together}", origins["gpus"]
+    yield "failures", f"{rate:,.0f} a day" if rate >= 100 else f"{rate:.3g} a day", origins["failures_per_day"]
     yield "loss of everything", f"{cluster.outages_per_month:.3g} a month", origins["outages_per_month"]
     microbatches = f"{cluster.num_microbatches:,} microbatches"
     yield "step", f"{lasts(cluster.step_s)}, {microbatches}", origins["step_s"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -31,6 +31,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """That one failure took out: the median."""
     pause_s: float | None
     """What a failure cost the others: the median."""
+    replace_s: float | None
+    """From a failure until all places were filled again: the median."""
 
 
 def measure(run: Run) -> Measured:
@@ -51,7 +53,23 @@ def measure(run: Run) -> Measured:
         failures=len(faults),
         lost_workers=round(_median([len(line["worker_ids"]) for line in faults]) or 1) if faults else None,
         pause_s=_median(costs),
+        replace_s=_median(list(_replacements(run))),
     )
+
+
+def _replacements(run: Run) -> Iterator[float]:
+    """How long after each fault a generation with all places filled was entered, where one was."""
+    places = _last(run, "LighthouseStarted", "slots")
+    whole: set[int] = set()
+    faults: list[float] = []
+    for line in run.journal:
+        if line.get("outcome") == "Fault":
+            faults.append(line["time"])
+        elif line.get("action") in ("Propose", "Reconfigure") and len(line["members"]) == places:
+            whole.add(line["generation"])
+        elif line.get("event") == "GenerationEntered" and line["generation"] in whole:
+            yield from (line["time"] - fault for fault in faults)
+            faults = []
 
 
 def _median(values: Sequence[float]) -> float | None:

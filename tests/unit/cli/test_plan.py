@@ -40,7 +40,13 @@ def write_run(path: Path, step_s: float = 0.5, faults: int = 2) -> Path:
             seen = {"worker_id": f"w{generation}", "seen": time + 0.1, "time": time + 0.1}
             journal += [
                 {"kind": "event", "event": "WorkerLost", **seen, "reason": "killed"},
-                {"kind": "action", "action": "Reconfigure", "generation": generation, "time": time + 0.1},
+                {
+                    "kind": "action",
+                    "action": "Reconfigure",
+                    "generation": generation,
+                    "members": ["w0"],
+                    "time": time + 0.1,
+                },
                 {"kind": "outcome", "outcome": "Fault", "worker_ids": [f"w{generation}"], "time": time + 0.1},
             ]
             time += 0.25
