@@ -28,6 +28,7 @@ QUICK = {
     ("spares", "hang"),
     ("retry", "alerts"),
     ("joining", "preemption"),
+    ("stragglers", "restore"),
 }
 RESULTS = os.environ.get("PAIRS_RESULTS")
 """A folder in which each pair leaves what came out."""
