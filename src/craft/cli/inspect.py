@@ -85,6 +85,24 @@ def fail(worker: str, run_dir: Path | None, reason: str) -> None:
 
 
 @click.command()
+@run_option
+@click.option("--reason", default="asked by a person", show_default=True, help="For the journal.")
+@explained
+def abort(run_dir: Path | None, reason: str) -> None:
+    """Have every worker come out of what it is blocked in: all abort their exchange and meet again; nothing is lost.
+
+    If one of them hangs in its own code, name it with 'craft fail' instead: the others go on without it.
+
+    \b
+    Example:
+      craft abort --reason "the switch was rebooted"
+    """
+    answer = _client(run_dir).abort(reason)
+    click.echo("all workers meet again" if answer["actions"] else "nobody is to be freed: no generation runs")
+    _print_actions(answer)
+
+
+@click.command()
 @click.argument("name", metavar="WORKER|HOST")
 @run_option
 @click.option("--reason", default="asked by a person", show_default=True, help="For the journal.")

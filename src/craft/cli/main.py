@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 _COMMANDS = {
+    "abort": ("craft.cli.inspect", "abort", "Have all workers come out of what they are blocked in."),
     "chaos": ("craft.cli.chaos", "chaos", "Inject faults into a running job."),
     "checkpoint": ("craft.cli.inspect", "checkpoint", "Have a job take a checkpoint now."),
     "checkpoints": ("craft.cli.checkpoints", "checkpoints", "List, verify, compare, export and remove checkpoints."),

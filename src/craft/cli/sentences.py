@@ -229,6 +229,7 @@ _DETAILS: dict[str, Callable[[Line], str]] = {
     "GenerationStuck": lambda line: f"generation {line['generation']} is still broken",
     "GenerationEntered": lambda line: f"{line['worker_id']} acts under generation {line['generation']}",
     "FaultInjected": _injected,
+    "AbortRequested": lambda line: f"somebody wants all workers out of what they are blocked in: {line['reason']}",
     "StopRequested": lambda line: f"somebody wants the job to end: {line['reason']}",
     "LighthouseAlone": lambda line: f"no host is heard for {line['silent_s']:g} s",
     "LighthouseHeard": lambda line: f"host {line['host']} is heard again, after {line['alone_s']:g} s",

@@ -14,9 +14,9 @@ from craft.control.loop import Loop
 from craft.decide.membership import preempts, to_drain
 from craft.protocol.actions import AnyAction
 from craft.protocol.errors import MalformedMessage
-from craft.protocol.events import CheckpointRequested, DrainRequested, PreemptRequested, StopRequested
+from craft.protocol.events import AbortRequested, CheckpointRequested, DrainRequested, PreemptRequested, StopRequested
 
-ACTIONS = ["stop", "drain", "preempt", "checkpoint", "inject"]
+ACTIONS = ["stop", "drain", "abort", "preempt", "checkpoint", "inject"]
 MAX_REASON_CHARS = 2000
 MAX_TAG_CHARS = 64
 
@@ -25,7 +25,7 @@ class ActionRequest(InjectionRequest, frozen=True, kw_only=True, forbid_unknown_
     """Body of ``POST /v1/actions``."""
 
     action: Annotated[str, msgspec.Meta(extra_json_schema={"enum": ACTIONS})]
-    """``stop``, ``drain``, ``preempt``, ``checkpoint`` or ``inject``."""
+    """``stop``, ``drain``, ``abort``, ``preempt``, ``checkpoint`` or ``inject``."""
     reason: str = "requested"
     deadline_s: float | None = None
     """After this long, whoever is still there is treated as lost (``drain``) or ended (``preempt``)."""
@@ -58,10 +58,12 @@ class Orders:
             return self._stop(wanted)
         if wanted.action == "drain":
             return self._drain(wanted)
+        if wanted.action == "abort":
+            return self._abort(wanted)
         if wanted.action in ("preempt", "checkpoint"):
             return self._of_job(wanted)
         raise MalformedMessage(
-            f"unknown action {wanted.action[:40]!r}: there are 'stop', 'drain', 'preempt', 'checkpoint' and 'inject'",
+            f"unknown action {wanted.action[:40]!r}: there are 'stop', 'drain', 'abort', 'preempt', 'checkpoint' and 'inject'",
             "action",
         )
 
@@ -83,6 +85,13 @@ class Orders:
         already = self._loop.state.stopping is not None or self._loop.state.ending
         event = StopRequested(reason=wanted.reason)
         return outcome(event, () if already else self._loop.handle(event), already)
+
+    def _abort(self, wanted: ActionRequest) -> web.Response:
+        if wanted.worker_id is not None or wanted.host is not None:
+            raise MalformedMessage("'abort' is for all workers: report one that hangs to /v1/failures", "worker_id")
+        event = AbortRequested(reason=wanted.reason)
+        ending = self._loop.state.stopping is not None
+        return outcome(event, () if ending else self._loop.handle(event), already=ending)
 
     def _of_job(self, wanted: ActionRequest) -> web.Response:
         """What is done by all workers together, and needs checkpoints."""

@@ -376,6 +376,12 @@ class StragglerGone(Event, frozen=True, kw_only=True, tag=True):
     step: int
 
 
+class AbortRequested(Event, frozen=True, kw_only=True, tag=True):
+    """Somebody wants every worker out of what it is blocked in: all abort their group and meet again."""
+
+    reason: str = "requested"
+
+
 class PreemptRequested(Event, frozen=True, kw_only=True, tag=True):
     """The whole job is to make room: it takes a checkpoint at the next step boundary, if there is time, and ends."""
 
@@ -493,6 +499,7 @@ AnyEvent = (
     | StateDiverged
     | FaultInjected
     | StopRequested
+    | AbortRequested
     | PreemptRequested
     | PreemptExpired
     | CheckpointRequested

@@ -77,6 +77,10 @@ class Client:
             "POST", "/v1/actions", {"action": "drain", **subject, "reason": reason, "deadline_s": deadline_s}
         )
 
+    def abort(self, reason: str = "requested") -> dict[str, Any]:
+        """Have every worker come out of what it is blocked in."""
+        return self._ask("POST", "/v1/actions", {"action": "abort", "reason": reason})
+
     def preempt(self, reason: str, deadline_s: float | None = None) -> dict[str, Any]:
         """Have the job take a checkpoint and end with exit code 75; ConfigError if it takes none."""
         return self._ask("POST", "/v1/actions", {"action": "preempt", "reason": reason, "deadline_s": deadline_s})

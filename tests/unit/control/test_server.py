@@ -147,6 +147,7 @@ BAD_REQUESTS = [
     ("POST", "/v1/failures", b'{"host": "nowhere"}', 404, "host"),
     ("POST", "/v1/failures", b" " * (MAX_MESSAGE_BYTES + 1), 413, None),
     ("POST", "/v1/actions", b'{"action": "dance"}', 400, "action"),
+    ("POST", "/v1/actions", b'{"action": "abort", "worker_id": "w0"}', 400, "worker_id"),
     ("POST", "/v1/actions", b'{"reason": "x"}', 400, "action"),
     ("POST", "/v1/actions", b'{"action": "stop", "deadline_s": 3}', 400, "deadline_s"),
     ("POST", "/v1/actions", b'{"action": "preempt", "deadline_s": -1}', 400, "deadline_s"),
@@ -176,6 +177,18 @@ def test_bad_input_is_refused_by_name_and_changes_nothing(
         if field is not None:
             assert field in answer["field"]
         assert place.lighthouse.loop.state == before
+
+    play(story)
+
+
+def test_an_abort_has_the_same_members_meet_again(play: Play) -> None:
+    async def story(place: Place) -> None:
+        before = place.lighthouse.loop.state.generation
+        code, answer = await place.ask("POST", "/v1/actions", json={"action": "abort", "reason": "all wait"})
+        assert (code, [action["action"] for action in answer["actions"]]) == (200, ["Reconfigure"])
+        after = place.lighthouse.loop.state.generation
+        assert before is not None and after is not None
+        assert (after.number, after.worker_ids) == (before.number + 1, before.worker_ids)
 
     play(story)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from craft.decide.policies.abort import AbortPolicy
 from craft.decide.policies.alert import AlertPolicy
 from craft.decide.policies.broken import BrokenPolicy
 from craft.decide.policies.checkpoint import CheckpointPolicy
@@ -22,6 +23,7 @@ __all__ = [
     "EXIT_FINISHED",
     "EXIT_GIVEN_UP",
     "EXIT_PREEMPTED",
+    "AbortPolicy",
     "AlertPolicy",
     "BrokenPolicy",
     "CheckpointPolicy",

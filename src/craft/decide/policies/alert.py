@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from craft.decide.membership import JobState, observe, to_drain
+from craft.decide.policies.abort import AbortPolicy
 from craft.decide.policies.checkpoint import CheckpointPolicy
 from craft.decide.policies.drain import DrainPolicy
 from craft.decide.policies.policy import Policy
 from craft.decide.policies.preempt import PreemptPolicy
 from craft.decide.policies.stop import StopPolicy
-from craft.protocol.actions import AnyAction, DeclareHostLost, DeclareLost, Reconfigure
+from craft.protocol.actions import AnyAction, DeclareHostLost, DeclareLost
 from craft.protocol.events import (
+    AbortRequested,
     AlertFired,
     AnyEvent,
     CheckpointRequested,
@@ -28,6 +30,7 @@ class AlertPolicy:
             StopRequested: StopPolicy(),
             PreemptRequested: PreemptPolicy(),
             CheckpointRequested: CheckpointPolicy(),
+            AbortRequested: AbortPolicy(),
         }
 
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
@@ -35,8 +38,6 @@ class AlertPolicy:
             return ()
         if event.answer == "fail":
             return self._lost(state, event)
-        if event.answer == "abort":
-            return self._abort(state, event)
         order = self._order(state, event)
         return () if order is None else self._orders[type(order)].decide(observe(state, order), order)
 
@@ -50,6 +51,8 @@ class AlertPolicy:
         if event.answer == "preempt":
             deadline = None if event.deadline_s is None else event.time + event.deadline_s
             return PreemptRequested(reason=event.reason, deadline=deadline)
+        if event.answer == "abort":
+            return AbortRequested(reason=event.reason)
         if state.ending:
             return None
         if event.answer == "stop":
@@ -65,9 +68,3 @@ class AlertPolicy:
             assert event.host is not None
             return (DeclareHostLost(host=event.host, reason=event.reason),)
         return ()
-
-    def _abort(self, state: JobState, event: AlertFired) -> tuple[AnyAction, ...]:
-        if state.generation is None or state.holding or not state.members:
-            return ()
-        reason = f"{event.reason}: all members abort generation {state.generation.number} and meet again"
-        return (Reconfigure(members=state.members, reason=reason),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from craft.decide.policies.abort import AbortPolicy
 from craft.decide.policies.broken import BrokenPolicy
 from craft.decide.policies.drain import DrainPolicy
 from craft.decide.policies.form import FormPolicy
@@ -14,6 +15,7 @@ from craft.decide.policies.recover import RecoverPolicy
 from craft.decide.policies.stop import StopPolicy
 from craft.decide.technique import NoSettings, Technique
 from craft.protocol.events import (
+    AbortRequested,
     DrainExpired,
     DrainRequested,
     ExchangeBroken,
@@ -57,10 +59,10 @@ class Retry(Technique[NoSettings]):
     optional = False
     before: ClassVar[tuple[str, ...]] = ("joining",)
     emits = (ExchangeBroken,)
-    answers = (ExchangeBroken, GenerationStuck)
+    answers = (ExchangeBroken, GenerationStuck, AbortRequested)
 
     def policies(self) -> Sequence[Policy]:
-        return (BrokenPolicy(),)
+        return (BrokenPolicy(), AbortPolicy())
 
 
 class Joining(Technique[NoSettings]):
