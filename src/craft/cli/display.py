@@ -140,7 +140,8 @@ class Display:
         self.say(f"  {steps} steps in {wall_s:.1f} s, {_count(self._faults, 'fault')}, {share}")
         for cost in costs:
             lost = "the job ended before the next step" if cost.lost_s is None else f"{1000 * cost.lost_s:.0f} ms lost"
-            self.say(f"  generation {cost.generation}: {cost.what}: {lost}{work(cost.recovered)}")
+            again = f", {_count(cost.steps_lost, 'step')} computed once more" if cost.steps_lost else ""
+            self.say(f"  generation {cost.generation}: {cost.what}: {lost}{again}{work(cost.recovered)}")
         written = (line for line in reversed(run.journal) if line.get("event") == "CheckpointWritten")
         self._say_newest(next(written, None))
 

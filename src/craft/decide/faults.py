@@ -23,6 +23,10 @@ class FaultCost(msgspec.Struct, frozen=True, kw_only=True):
     """Time from the last commit before to the first one after, less the time that such a step takes undisturbed."""
     recovered: Recovered | None = None
     """What the workers said of it, once they did: the work that was done again."""
+    steps_lost: int = 0
+    """Committed steps that were computed once more, because nobody was left who had the state."""
+    microbatches_lost: int = 0
+    """In these steps."""
 
 
 def fault_cost(

@@ -14,6 +14,7 @@ import msgspec
 
 from craft.decide.collectives import findings
 from craft.protocol.debug import CloseUp, Collective, RecentStep
+from craft.telemetry.witnesses import numbered
 
 
 def write(folder: Path, title: str, workers: Sequence[CloseUp], missing: Sequence[str] = ()) -> Path:
@@ -83,7 +84,7 @@ def text(worker: CloseUp) -> str:
 
 def _step(step: RecentStep) -> str:
     took = "" if step.elapsed_s is None else f", {1000 * step.elapsed_s:.1f} ms after the one before"
-    computed = f"microbatches {', '.join(map(str, step.microbatches))}" if step.microbatches else "no microbatch"
+    computed = numbered(step.microbatches) if step.microbatches else "no microbatch"
     return f"  step {step.step} at {_clock(step.time)} in generation {step.generation}{took}: {computed}"
 
 

@@ -63,8 +63,8 @@ class _Losses(msgspec.Struct):
 
     lines: list[dict[str, Any]] = []
     generation: int = 0
-    restored: bool = False
-    """Whether nobody was left, so that some steps were computed once more."""
+    restored: dict[str, Any] | None = None
+    """Set if nobody was left, so that some steps were computed once more: the line of that decision."""
 
 
 def fault_costs(run: Run) -> list[FaultCost]:
@@ -102,7 +102,7 @@ def _answered(run: Run) -> list[_Losses]:
             answered.append(losses)
             losses = _Losses()
         elif line.get("action") == "Restore":
-            losses.restored = True
+            losses.restored = line
             while answered and answered[-1].generation not in used:
                 # Its members were lost before they did anything: it was no answer.
                 losses.lines = answered.pop().lines + losses.lines
@@ -115,11 +115,14 @@ def _cost(run: Run, losses: _Losses) -> FaultCost:
     commits = sorted((each for own in run.commits.values() for each in own), key=lambda commit: commit.time)
     before = [commit for commit in commits if commit.generation < losses.generation and commit.time <= seen]
     after = [commit for commit in commits if commit.generation >= losses.generation]
-    if losses.restored and before:
+    lost: dict[int, int] = {}
+    if losses.restored is not None and before:
         # What is computed once more is lost, too.
-        furthest = max(commit.step for commit in before if commit.branch == before[-1].branch)
+        last = [commit for commit in before if commit.branch == before[-1].branch]
+        lost = {each.step: len(each.plan) for each in last if each.step >= int(losses.restored["step"])}
+        furthest = max(commit.step for commit in last)
         after = [commit for commit in after if commit.step > furthest]
-    return fault_cost(
+    cost = fault_cost(
         generation=losses.generation,
         what=what,
         seen=seen,
@@ -127,6 +130,7 @@ def _cost(run: Run, losses: _Losses) -> FaultCost:
         resumed=after[0].time if after else None,
         step_s=_step_time(run, losses.generation),
     )
+    return replace(cost, steps_lost=len(lost), microbatches_lost=sum(lost.values()))
 
 
 def _step_time(run: Run, generation: int) -> float:

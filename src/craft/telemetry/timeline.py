@@ -10,12 +10,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from craft.telemetry.history import Commit, Run
+from craft.telemetry.history import Commit, Run, fault_costs
 from craft.telemetry.incidents import Incident, Line, moment
 from craft.telemetry.witnesses import TELLINGS, cost_words, numbered, settled, told
 
 _COSTS = (
-    "lost_ms", "step", "steps_retried", "microbatches_redone", "samples_redone", "microbatches_dropped", "samples_dropped",
+    "lost_ms", "step", "steps_retried", "steps_lost",
+    "microbatches_redone", "samples_redone", "microbatches_dropped", "samples_dropped",
 )  # fmt: skip
 _SHOWN = 8
 """So many workers are told of one by one."""
@@ -55,6 +56,7 @@ def timeline(run: Run, incident: Incident, number: int) -> Timeline:
     teller = _Teller(run, incident)
     moments = sorted(teller.moments(), key=lambda each: each.at_ms)
     cost = next((line for line in reversed(incident.lines) if line.get("outcome") == "Cost"), None)
+    cost = {**cost, "steps_lost": 0} if cost is not None else _begun_again(run, incident)
     return Timeline(
         number=number,
         worker_ids=incident.worker_ids,
@@ -66,6 +68,18 @@ def timeline(run: Run, incident: Incident, number: int) -> Timeline:
         outcome=_outcome(incident, cost),
         places=teller.places(),
     )
+
+
+def _begun_again(run: Run, incident: Incident) -> Line | None:
+    """What it cost that nobody was left: nobody could tell, so it is read from what they wrote down."""
+    restore = next((line for line in incident.lines if line.get("action") == "Restore"), None)
+    made = {int(line["generation"]) for line in incident.lines if line.get("action") == "Reconfigure"}
+    cost = next((each for each in fault_costs(run) if each.generation in made), None)
+    if restore is None or cost is None or cost.lost_s is None:
+        return None
+    none = {"steps_retried": 0, "samples_redone": None, "microbatches_dropped": 0, "samples_dropped": 0}
+    again = {"steps_lost": cost.steps_lost, "microbatches_redone": cost.microbatches_lost, "step": int(restore["step"])}
+    return {"lost_ms": round(1000 * cost.lost_s, 3), **again, **none}
 
 
 def _title(incident: Incident) -> str:

@@ -17,6 +17,9 @@ def cost_words(cost: Line, retried: Sequence[int] = ()) -> str:
     lost = "an unknown time (no step was committed before)"
     if cost["lost_ms"] is not None:
         lost = f"{cost['lost_ms']:.0f} ms"
+    if cost.get("steps_lost"):
+        steps = f"{cost['steps_lost']} step{'' if cost['steps_lost'] == 1 else 's'}"
+        return f"{lost}, {steps} that were committed computed once more ({counted(cost['microbatches_redone'], None)})"
     step = f"step {', '.join(map(str, retried))}" if retried else "a step"
     again = f"{step} taken up again" if cost["steps_retried"] else "no step taken up again"
     redone = counted(cost["microbatches_redone"], cost["samples_redone"])

@@ -44,6 +44,7 @@ def test_the_loss_of_all_counts_once_and_costs_what_is_computed_once_more() -> N
     (cost,) = fault_costs(run)
     # Step 3 is the first that had not been there: from 3.0 to 13.0, less a step.
     assert (cost.generation, cost.what, cost.lost_s) == (3, "w0, w1", 9.0)
+    assert (cost.steps_lost, cost.microbatches_lost) == (2, 2)
 
 
 def test_the_loss_of_all_is_an_incident_that_ends_where_the_job_goes_on_from_a_checkpoint() -> None:
