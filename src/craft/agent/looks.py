@@ -1,7 +1,7 @@
 """Answers what the lighthouse asks about workers of this host: what each does, its stacks, its own collectives.
 
-It works whatever a worker is doing. What its main thread does stands in memory, what the kernel says in ``/proc``; stacks
-are written by a handler that needs no GIL. Only the collectives of its script it must tell itself, on a thread.
+It works whatever a worker is doing. What its main thread does stands in memory, what the kernel says in ``/proc``; its stacks
+and the collectives of its script it tells itself, on a thread. Where no thread of it answers, a signal has them written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from craft.agent import stacks
 from craft.agent.relay import Relay
 from craft.agent.watch import Regard, Watchdog
 from craft.decide import hangs
-from craft.protocol.debug import CloseUp, Collectives, Look, Looked, RecentStep
+from craft.protocol.activity import Phase
+from craft.protocol.debug import CloseUp, Collectives, Look, Looked, RecentStep, Stacks
 from craft.protocol.entries import Entered
 from craft.settings.rundir import RunDir
 from craft.telemetry.history import Commit
@@ -24,6 +25,12 @@ from craft.telemetry.journal import last_lines
 
 _ANSWER_S = 0.5
 """A worker that keeps its GIL tells nothing itself."""
+_OWN_S = 1.0
+"""Nor its stacks; but on a busy machine one that could may take a while."""
+_GIL_S = 0.5
+"""Who keeps its GIL for so long is not waited for."""
+_LOADS_S = 1.0
+"""Who waits for data for longer may wait for a process that it forked."""
 MAX_WORKERS = 64
 """So many are looked at for one question: the answer is one message."""
 _STEPS = 10
@@ -39,7 +46,7 @@ class _Question:
 
     worker_id: str
     regard: Regard
-    asked: stacks.Asked
+    own: asyncio.Future[Stacks] | None
     told: asyncio.Future[Collectives] | None
     time: float
     generation: int
@@ -59,6 +66,9 @@ class Looks:
         self._ends: dict[str, Callable[[], None]] = {}
         """What is to be done with them afterwards."""
         self._told: dict[tuple[int, str], asyncio.Future[Collectives]] = {}
+        self._own: dict[tuple[int, str], asyncio.Future[Stacks]] = {}
+        self._asked = 0
+        """Questions of this agent's own, which count downwards."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def ask(self, look: Look) -> None:
@@ -73,8 +83,10 @@ class Looks:
         regard = self._watchdog.regard(worker_id)
         if regard is None:
             return None
+        own: asyncio.Future[Stacks] | None = None
         told: asyncio.Future[Collectives] | None = None
         if regard.view.state != hangs.STOPPED and self._relay.ask_worker(worker_id, Look(number=number)):
+            own = self._own[number, worker_id] = asyncio.get_running_loop().create_future()
             told = self._told[number, worker_id] = asyncio.get_running_loop().create_future()
         self._open[worker_id] = self._open.get(worker_id, 0) + 1
         report = self._relay.reports().get(worker_id)
@@ -82,7 +94,7 @@ class Looks:
         return _Question(
             worker_id=worker_id,
             regard=regard,
-            asked=stacks.ask(regard.pid, regard.stacks),
+            own=own,
             told=told,
             time=time.time(),
             generation=report.generation if report is not None else 0,
@@ -97,11 +109,29 @@ class Looks:
             self._ends[worker_id] = end
             asyncio.get_running_loop().call_later(_LONGEST_S, self._end, worker_id)
 
-    def told(self, message: Collectives) -> None:
-        """A worker has told of its collectives."""
-        waiting = self._told.get((message.number, message.worker_id))
+    def told(self, message: Collectives | Stacks) -> None:
+        """A worker has answered."""
+        place = (message.number, message.worker_id)
+        if isinstance(message, Stacks):
+            own = self._own.get(place)
+            if own is not None and not own.done():
+                own.set_result(message)
+            return
+        waiting = self._told.get(place)
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
+
+    async def own_stacks(self, worker_id: str) -> str | None:
+        """Have a worker tell its stacks; None if no thread of it does within moments."""
+        self._asked -= 1
+        place = (self._asked, worker_id)
+        if not self._relay.ask_worker(worker_id, Look(number=self._asked)):
+            return None
+        waiting = self._own[place] = asyncio.get_running_loop().create_future()
+        try:
+            return await _text(waiting)
+        finally:
+            del self._own[place]
 
     async def _answer(self, number: int, questions: list[_Question]) -> None:
         try:
@@ -109,6 +139,7 @@ class Looks:
         finally:
             for question in questions:
                 self._told.pop((number, question.worker_id), None)
+                self._own.pop((number, question.worker_id), None)
                 self._done(question.worker_id)
         await self._relay.send(Looked(number=number, workers=tuple(found)))
 
@@ -123,12 +154,23 @@ class Looks:
             end()
 
     async def _close_up(self, question: _Question) -> CloseUp:
-        text = await stacks.collect(question.asked)
+        text = await self._stacks(question)
         told = None
         if question.told is not None:
             with contextlib.suppress(asyncio.TimeoutError):
                 told = await asyncio.wait_for(question.told, _ANSWER_S)
         return self._describe(question, text, told)
+
+    async def _stacks(self, question: _Question) -> str:
+        regard = question.regard
+        keeps = regard.gil_kept_s is not None and regard.gil_kept_s > _GIL_S
+        own = await _text(question.own) if question.own is not None and not keeps else None
+        if own is None:
+            # Not before: a handler that looks at the frames of a process that runs can end it.
+            return await stacks.dump(regard.pid, regard.stacks)
+        if regard.doing is not None and regard.doing.phase is Phase.LOADING and (regard.since_s or 0.0) > _LOADS_S:
+            return await stacks.with_children(own, regard.pid, regard.stacks)
+        return own
 
     def _describe(self, question: _Question, text: str, told: Collectives | None) -> CloseUp:
         worker_id, regard, members = question.worker_id, question.regard, question.members
@@ -154,6 +196,13 @@ class Looks:
             stacks=text,
             collectives=told if told is not None and told.rank is not None else None,
         )
+
+
+async def _text(waiting: asyncio.Future[Stacks]) -> str | None:
+    try:
+        return (await asyncio.wait_for(waiting, _OWN_S)).text
+    except asyncio.TimeoutError:
+        return None
 
 
 def _recent(commits: list[Commit]) -> tuple[RecentStep, ...]:

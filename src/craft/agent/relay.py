@@ -20,7 +20,7 @@ import aiohttp
 from msgspec.structs import replace
 
 from craft.protocol.beats import Heartbeat, Pace, Update
-from craft.protocol.debug import Collectives, Look, Looked
+from craft.protocol.debug import Collectives, Look, Looked, Stacks
 from craft.protocol.errors import ConfigError, MalformedMessage, Unauthorized
 from craft.protocol.events import WorkerOverdue
 from craft.protocol.messages import Directive, Exited, HostReport, Preemption, WorkerReport
@@ -68,7 +68,7 @@ class Relay:
         self._connection: aiohttp.ClientWebSocketResponse[Any] | None = None
         self.on_look: Callable[[Look], None] = lambda _: None
         """Called when the lighthouse wants to know more of workers."""
-        self.on_told: Callable[[Collectives], None] = lambda _: None
+        self.on_told: Callable[[Collectives | Stacks], None] = lambda _: None
         """Called when a worker has answered what it was asked."""
         self._workers: dict[str, asyncio.StreamWriter] = {}
         self._found: dict[str, WorkerOverdue] = {}
@@ -133,7 +133,7 @@ class Relay:
             while True:
                 size = codec.frame_size(await reader.readexactly(codec.HEADER_BYTES))
                 message = codec.decode(await reader.readexactly(size))
-                if isinstance(message, Collectives) and worker_id is not None:
+                if isinstance(message, Collectives | Stacks) and worker_id is not None:
                     self.on_told(replace(message, worker_id=worker_id))
                     continue
                 if not isinstance(message, WorkerReport):

@@ -57,8 +57,12 @@ def ask(pid: int, path: Path) -> Asked:
 
 async def collect(asked: Asked, limit_s: float = _LIMIT_S) -> str:
     """Return what a worker that was asked has written, and the stacks of what it forked."""
-    pid, path = asked.pid, asked.path
-    parts = [await _written(asked, limit_s)]
+    return await with_children(await _written(asked, limit_s), asked.pid, asked.path, limit_s)
+
+
+async def with_children(own: str, pid: int, path: Path, limit_s: float = _LIMIT_S) -> str:
+    """The stacks of a worker, with those of what it forked. Each of these is asked by a signal."""
+    parts = [own]
     for child in procfs.children(pid)[:_MAX_CHILDREN]:
         # A main thread that waits for its data-loader process says nothing about why that does not answer.
         parts.append(f"its child process {child}:\n{await _written(ask(child, path), limit_s)}")

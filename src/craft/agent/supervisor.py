@@ -105,6 +105,7 @@ class Supervisor:
             self._watch_over = WatchOver(self._watchdog, self.relay)
             self._looks = Looks(self._watchdog, self.relay, self._run_dir)
             self.relay.on_look, self.relay.on_told = self._looks.ask, self._looks.told
+            self._watchdog.ask_worker = self._looks.own_stacks
             self._stranded = Stranded(self._settings.lease_s, self.relay, self._crew, self._watchdog)
             server = await asyncio.start_unix_server(self.relay.serve_worker, path=str(self._socket_path))
             async with server:

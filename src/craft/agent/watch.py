@@ -9,7 +9,7 @@ the journal. Which of them hold up the others is the lighthouse's to decide.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -205,6 +205,10 @@ class _Watched:
         self._reader.close()
 
 
+async def _nobody(worker_id: str) -> None:
+    """Before there is anybody to ask."""
+
+
 class Watchdog:
     """Lives on the agent's event loop."""
 
@@ -212,6 +216,8 @@ class Watchdog:
         self._limits = limits
         self._clock = clock
         self._watched: dict[str, _Watched] = {}
+        self.ask_worker: Callable[[str], Awaitable[str | None]] = _nobody
+        """Has a worker tell its stacks itself; None if it does not within moments."""
         self._looked: float | None = None
 
     def add(self, worker_id: str, pid: int, activity: Path, stacks: Path, log: Path) -> None:
@@ -297,7 +303,11 @@ class Watchdog:
         view = watched.view(suspect.overdue.elapsed_s)
         if view.state in hangs.DEAD:
             return None
-        stack = await stacks.dump(suspect.pid, watched.stacks)
+        own = await self.ask_worker(suspect.worker_id) if suspect.overdue.cause == "slow" else None
+        if own is None:
+            stack = await stacks.dump(suspect.pid, watched.stacks)
+        else:
+            stack = await stacks.with_children(own, suspect.pid, watched.stacks)
         if self._watched.get(suspect.worker_id) is not watched:
             return None
         hang = Hang(worker_id=suspect.worker_id, pid=suspect.pid, overdue=suspect.overdue, view=view, stack=stack)

@@ -20,6 +20,15 @@ class Look(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """None: all workers of the host."""
 
 
+class Stacks(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The stacks of a worker's threads, as it sees them itself, the main thread's last. Worker to agent."""
+
+    number: int
+    """Of the question."""
+    worker_id: str
+    text: str
+
+
 class Collective(msgspec.Struct, frozen=True, kw_only=True):
     """One collective that the script itself started, as torch's Flight Recorder has it."""
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from craft.protocol.beats import Heartbeat, Pace, Update
-from craft.protocol.debug import Collectives, Look, Looked
+from craft.protocol.debug import Collectives, Look, Looked, Stacks
 from craft.protocol.errors import MalformedMessage
 from craft.protocol.messages import Directive, HostReport, WorkerReport
 
@@ -27,7 +27,7 @@ PACKED_FROM_BYTES = 16 * 1024
 """Larger messages are worth packing."""
 _PACK_LEVEL = 1
 
-Message = WorkerReport | HostReport | Directive | Heartbeat | Pace | Update | Look | Looked | Collectives
+Message = WorkerReport | HostReport | Directive | Heartbeat | Pace | Update | Look | Looked | Stacks | Collectives
 
 _AT = re.compile(r" - at `([^`]*)`$")
 _NAMED = re.compile(r"(?:required|unknown) field `([^`]*)`")

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from craft.protocol.debug import Collectives, Look
+from craft.protocol.debug import Collectives, Look, Stacks
 from craft.protocol.errors import MalformedMessage, Unreachable
 from craft.protocol.messages import Directive, WorkerReport
 from craft.wire import codec
@@ -46,6 +46,8 @@ class Channel:
         self._beat = beat
         self.look: Callable[[Look], Collectives] | None = None
         """Answers what only this process knows; on a thread of its own, since a directive must not wait for it."""
+        self.stacks: Callable[[Look], Stacks] | None = None
+        """Answers the same, at once: what a directive that follows changes is not in it."""
         # Guards the sending end: reports and such answers come from different threads.
         self._sending = threading.Lock()
         threading.Thread(target=self._send_loop, name="craft-report", daemon=True).start()
@@ -89,7 +91,7 @@ class Channel:
                 self._sent = report.sequence
                 self._idle.notify_all()
 
-    def _send(self, message: WorkerReport | Collectives) -> None:
+    def _send(self, message: WorkerReport | Collectives | Stacks) -> None:
         data = codec.frame(message)
         with self._sending:
             self._socket.sendall(data)
@@ -106,6 +108,8 @@ class Channel:
             while True:
                 size = codec.frame_size(self._read(codec.HEADER_BYTES))
                 message = codec.decode(self._read(size))
+                if isinstance(message, Look) and self.stacks is not None:
+                    self._send(self.stacks(message))
                 if isinstance(message, Look) and self.look is not None:
                     threading.Thread(target=self._answer, args=(message,), name="craft-look", daemon=True).start()
                 if isinstance(message, Directive):

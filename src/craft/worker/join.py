@@ -7,12 +7,13 @@ import os
 
 from craft.groups.store import Store
 from craft.protocol.activity import Phase
+from craft.protocol.debug import Stacks
 from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import Broken, Directive, WorkerReport
 from craft.settings.worker import WorkerSettings
 from craft.snapshots.donor import Donor
 from craft.snapshots.reserve import Reserve
-from craft.worker import collectives
+from craft.worker import collectives, stacks
 from craft.worker.activity import Activity
 from craft.worker.channel import Channel
 from craft.worker.injections import Injections, install
@@ -36,6 +37,9 @@ def connect() -> Channel | None:
         report = WorkerReport(member=_member(settings), pid=os.getpid())
         _channel = Channel(settings.socket, report, activity().beat)
         _channel.look = lambda look: collectives.answer(look.number, settings.worker_id)
+        _channel.stacks = lambda look: Stacks(
+            number=look.number, worker_id=settings.worker_id, text=stacks.of_all_threads()[-stacks.MAX_CHARS :]
+        )
     return _channel
 
 
