@@ -79,7 +79,7 @@ def test_zero_workers_are_refused(tmp_path: Path) -> None:
 def test_an_unknown_setting_is_refused_with_a_suggestion(tmp_path: Path) -> None:
     (tmp_path / "craft.toml").write_text("[run]\nworker = 4\n")
     message = refused(tmp_path, "--config", "craft.toml", "--dir", "run", str(TRAIN))
-    assert "craft.toml: [run] has no setting 'worker'; did you mean workers?" in message
+    assert "craft.toml, line 2: [run] has no setting 'worker'; did you mean workers?" in message
     assert not (tmp_path / "run").exists()
 
 

@@ -83,7 +83,7 @@ class _Resume(click.Command):
 )
 @click.option(
     "--preempt-file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(dir_okay=False),
     help="When this file appears: take a checkpoint and end with exit code 75.",
 )
 @click.option("--enable", multiple=True, metavar="NAME", help="Switch a technique on; 'craft techniques' lists them.")
