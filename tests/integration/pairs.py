@@ -178,7 +178,7 @@ def _preemption(play: Play) -> None:
 PARTS: dict[str, Part] = {
     "loss": Part(_loss),
     "restart": Part(_restart),
-    "spares": Part(_spares, options=("--spares", "1")),
+    "spares": Part(_spares, options=("--spares", "2")),
     "hang": Part(_hang),
     "retry": Part(_retry),
     "joining": Part(_joining),
