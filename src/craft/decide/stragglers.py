@@ -35,6 +35,8 @@ _MOST_TIMES = 8
 """A step counts as at most so many times as slow as the others': one that hung for a second must not decide the shares."""
 _REVIEW_STEPS = 16
 """So often the share of a slow worker is looked at again; older steps count half by then."""
+_OVER = 1.2
+"""A slow worker that takes no more than so many times as long, over the latest steps, is slow no more."""
 _WORTH_IT = 1.25
 """By so much its slowness must differ from what its share was made for: every other plan costs a little to get used to."""
 
@@ -173,7 +175,10 @@ def _judged(
 ) -> Suspicion | None:
     """Return what speaks against a member after another step; None if nothing does."""
     gain = max(-1.0, gain)
-    score = min(seen.score + (gain * _SLOW_TO_FORGIVE if seen.found and gain < 0.0 else gain), patience)
+    if seen.found:
+        # Noise makes it harder to be found, and not to be forgiven.
+        gain, patience = gain * _SLOW_TO_FORGIVE if gain < 0.0 else gain, settings.patience
+    score = min(seen.score + gain, patience)
     if score <= 0.0:
         return None
     after = replace(
@@ -187,6 +192,8 @@ def _judged(
     lost = after.own_us - after.others_us >= settings.min_lost_ms * 1000
     after = replace(after, found=seen.found or (score >= patience and lost))
     review = after.steps % _REVIEW_STEPS == 0
+    if review and seen.found and after.ratio < _OVER:
+        return None
     if after.found and (review or not seen.found) and settings.answer != "report":
         after = replace(after, slowness=_share_for(after))
     return _aged(after) if review else after
