@@ -8,8 +8,9 @@ from msgspec.structs import replace
 
 from craft.control.durable import Durable
 from craft.decide import ledger as ledgers
+from craft.decide.applying import apply, restarted
 from craft.decide.ledger import Ledger
-from craft.decide.membership import JobState, apply, restarted
+from craft.decide.membership import JobState
 from craft.decide.policies import (
     LossPolicy,
     Policy,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from craft.control.durable import Durable, durable_of, restore
+from craft.decide import applying, observing, policies, stragglers
 from craft.decide import ledger as ledgers
-from craft.decide import membership, policies, stragglers
 from craft.decide.ledger import Ledger
 from craft.decide.membership import JobState
 from craft.decide.settle import LossAnswer, settle
@@ -58,8 +58,8 @@ class Rules:
     may_go_back: Callable[[Ledger, Collection[str]], bool] = _all_have_it
     """In the workers, this is an exchange in which all say that they have the checkpoint."""
     adopt: Callable[[Ledger], Ledger] = ledgers.adopt
-    observe: Callable[[JobState, AnyEvent], JobState] = membership.observe
-    apply: Callable[[JobState, AnyAction, str], JobState] = membership.apply
+    observe: Callable[[JobState, AnyEvent], JobState] = observing.observe
+    apply: Callable[[JobState, AnyAction, str], JobState] = applying.apply
     policies: tuple[policies.Policy, ...] = defaults().policies()
     durable_of: Callable[[JobState], Durable] = durable_of
     must_leave: Callable[[Worker], bool] = lambda worker: worker.gone_without

@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import asdict, replace
 
-from craft.decide.membership import JobState, apply, observe, restarted
+from craft.decide.applying import apply, restarted
+from craft.decide.membership import JobState
+from craft.decide.observing import observe
 from craft.decide.policies import Policy, decide
 from craft.decide.settle import LossAnswer, settle
 from craft.decide.techniques import Loss, LossSettings, defaults

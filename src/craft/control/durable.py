@@ -11,7 +11,8 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from craft.decide.membership import JobState, WorkerView, restarted
+from craft.decide.applying import restarted
+from craft.decide.membership import JobState, WorkerView
 from craft.protocol.actions import Stop
 from craft.protocol.errors import ConfigError
 from craft.protocol.membership import Generation, Member

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from craft.control.index import Index
-from craft.decide.membership import JobState, preempts
+from craft.decide.membership import JobState
+from craft.decide.observing import preempts
 from craft.decide.policies.hang import is_elsewhere, waits
 from craft.protocol.errors import MalformedMessage
 from craft.protocol.events import (

@@ -17,7 +17,9 @@ from craft.control.durable import Store, durable_of
 from craft.control.edges import Edges, check
 from craft.control.faults import Fault, costed, fault_of
 from craft.control.meter import LOSSES, Meter
-from craft.decide.membership import JobState, apply, observe, to_drain
+from craft.decide.applying import apply
+from craft.decide.membership import JobState
+from craft.decide.observing import observe, to_drain
 from craft.decide.policies import Policy, decide
 from craft.protocol.actions import (
     AnyAction,

@@ -11,7 +11,7 @@ from aiohttp import web
 from craft.control.guards import answer, refusal
 from craft.control.injections import InjectionRequest, Injections
 from craft.control.loop import Loop
-from craft.decide.membership import preempts, to_drain
+from craft.decide.observing import preempts, to_drain
 from craft.protocol.actions import AnyAction
 from craft.protocol.errors import MalformedMessage
 from craft.protocol.events import AbortRequested, CheckpointRequested, DrainRequested, PreemptRequested, StopRequested

@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from craft.decide import costs
+from craft.decide.applying import apply
 from craft.decide.costs import Book, choose, step_time
-from craft.decide.membership import JobState, apply, observe
+from craft.decide.membership import JobState
+from craft.decide.observing import observe
 from craft.decide.policies import decide
 from craft.decide.techniques import Loss, LossSettings, defaults
 from craft.protocol.actions import Reconfigure

@@ -3,7 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from craft.decide.membership import JobState, apply, observe, restarted
+from craft.decide.applying import apply, restarted
+from craft.decide.membership import JobState
+from craft.decide.observing import observe
 from craft.protocol.actions import Fence, Propose, Reconfigure, Stop, Watch
 from craft.protocol.events import (
     AnyEvent,

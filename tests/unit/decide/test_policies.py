@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from craft.decide.membership import JobState, apply, observe
+from craft.decide.applying import apply
+from craft.decide.membership import JobState
+from craft.decide.observing import observe
 from craft.decide.policies import (
     EXIT_BUG,
     EXIT_FINISHED,

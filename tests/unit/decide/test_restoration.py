@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from craft.decide.membership import JobState, apply, observe
+from craft.decide.applying import apply
+from craft.decide.membership import JobState
+from craft.decide.observing import observe
 from craft.decide.policies import decide
 from craft.decide.restoration import Basis, basis, may_still_run
 from craft.decide.techniques import defaults

@@ -5,7 +5,8 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from craft.decide.membership import JobState, Standing, WorkerView, observe
+from craft.decide.membership import JobState, Standing, WorkerView
+from craft.decide.observing import observe
 from craft.decide.roster import find, having, leaving, present, replaced
 from craft.protocol.events import GenerationEntered, WorkerJoined
 from craft.protocol.membership import Generation, Member

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from craft.decide.membership import JobState, apply
+from craft.decide.applying import apply
+from craft.decide.membership import JobState
 from craft.decide.policies.form import in_order
 from craft.decide.policies.loss import STATE_LOST, fences, is_loss
 from craft.decide.policies.policy import EXIT_GIVEN_UP, names, too_few

@@ -1,0 +1,94 @@
+"""What is wanted of a job after an action: ``apply``; and what a lighthouse that was started again begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from craft.decide.membership import JobState, WorkerView
+from craft.decide.observing import adopt, changed, gone
+from craft.decide.restoration import begun_again
+from craft.protocol.actions import (
+    AnyAction,
+    Drain,
+    Fence,
+    Hold,
+    Preempt,
+    Probe,
+    Propose,
+    Reconfigure,
+    Release,
+    Restore,
+    Stop,
+    TakeCheckpoint,
+    WindDown,
+)
+from craft.protocol.membership import Generation, Member
+from craft.protocol.messages import CheckpointWish, Preemption
+
+_KEPT_WISHES = 64
+"""Workers take the checkpoints of so many wishes one after the other; nobody has more of them before the first is taken."""
+
+
+def apply(state: JobState, action: AnyAction, nonce: str) -> JobState:
+    """Return what is wanted after ``action``; ``nonce`` names the generation that it may make."""
+    if isinstance(action, Reconfigure):
+        made = _make(state, action.members, nonce)
+        retries = state.retries + 1 if action.again else 0
+        # What those who meet again found out about each other still holds.
+        complaints = state.complaints if action.again else ()
+        replacing = state.replacing if action.replacing is None else action.replacing
+        state = replace(state, upcoming=None, recovering=False, retries=retries, replacing=replacing)
+        adopted = adopt(state, made)
+        return replace(adopted, complaints=complaints)
+    if isinstance(action, Propose):
+        made = _make(state, action.members, nonce)
+        return replace(state, upcoming=made, highest=made.number)
+    if isinstance(action, Fence):
+        return gone(state, action.worker_id, "lost")
+    if isinstance(action, Release):
+        return gone(state, action.worker_id, "left")
+    if isinstance(action, Hold):
+        return replace(state, holding=action.generation, upcoming=None)
+    if isinstance(action, Restore):
+        return begun_again(state, action)
+    if isinstance(action, Probe):
+        return replace(state, probing=action.generation)
+    if isinstance(action, Drain):
+        return changed(state, action.worker_id, draining=action.reason)
+    if isinstance(action, WindDown):
+        return replace(state, winding_down=state.winding_down or action.reason)
+    if isinstance(action, Preempt):
+        reason = action.reason if state.preempting is None else state.preempting.reason
+        return replace(state, preempting=Preemption(reason=reason, deadline=action.deadline))
+    if isinstance(action, TakeCheckpoint):
+        number = state.wishes[-1].number + 1 if state.wishes else 1
+        return replace(state, wishes=(*state.wishes, CheckpointWish(number=number, tag=action.tag))[-_KEPT_WISHES:])
+    if isinstance(action, Stop):
+        return state if state.stopping is not None else replace(state, stopping=action)
+    # Watch, DeclareLost and RequestDrain change nothing by themselves: events follow from them.
+    return state
+
+
+def _make(state: JobState, worker_ids: Iterable[str], nonce: str) -> Generation:
+    number = state.highest + 1
+    known = {member.worker_id: member for member in state.generation.members} if state.generation is not None else {}
+
+    def member(worker_id: str) -> Member:
+        if worker_id in known:
+            return known[worker_id]
+        view = state.view(worker_id)
+        assert view is not None
+        return replace(view.member, since=0 if state.generation is None else number)
+
+    return Generation(number=number, nonce=nonce, members=tuple(map(member, worker_ids)))
+
+
+def restarted(state: JobState, durable: Generation | None) -> JobState:
+    """The state of a lighthouse that begins again with nothing but the generation it last made durable."""
+    fresh = JobState(slots=state.slots, min_workers=state.min_workers)
+    if durable is None:
+        return fresh
+    workers = tuple(WorkerView(member=member, standing="member") for member in durable.members)
+    return replace(fresh, workers=workers, generation=durable, highest=durable.number, recovering=True)
