@@ -69,6 +69,7 @@ def test_what_a_killed_worker_cost_is_what_the_others_wrote_down_and_craft_why_t
     assert json.loads(craft("why", "1", "--json", run_dir=result.run_dir))["cost"]["lost_ms"] == cost["lost_ms"]
 
 
+@pytest.mark.long
 def test_a_second_loss_while_the_first_is_overcome_and_a_killed_lighthouse_leave_the_costs_right(jobs: Jobs) -> None:
     """Of 8 microbatches over 4 workers, w1 never computes its two, and w2 dies with its own two in hand."""
     faults = [

@@ -86,6 +86,7 @@ def test_others_take_over_from_a_slow_worker_also_when_one_of_them_is_lost_and_r
     slowed.finish(job, lost=1)
 
 
+@pytest.mark.long
 def test_a_slow_worker_can_be_made_to_leave_and_a_spare_takes_its_place_P1(slowed: Slowed) -> None:
     job = slowed.start("--on-straggler", "drain", "--spares", "1", workers=3)
     with Pulses(job.pids()["w1"]):
