@@ -1,7 +1,8 @@
 """Measures what all built-in techniques cost where nothing fails: processor time per step and worker, all on against all off.
 
 Jobs of both kinds take turns. "On" is every technique at work: checkpoints at the interval that CRAFT chooses, numbers looked at,
-stragglers measured, rules for alerts. "Off" is what is left when all is switched off that can be. Example, a quick try:
+stragglers measured, rules for alerts. "Off" is what is left when all is switched off that can be. The
+model is small, since what it computes varies from job to job by more than all techniques cost. Example, a quick try:
 
     python bench/techniques.py --rounds 2 --steps 200
 """
@@ -41,7 +42,7 @@ def measure(kind: str, args: argparse.Namespace, folder: Path) -> list[float]:
     costs = folder / "costs"
     costs.mkdir(parents=True)
     script = ["--samples", str(args.samples), "--microbatches", str(MICROBATCHES), "--steps", str(args.steps)]
-    script += ["--warm-up", str(args.warm_up), "--costs", str(costs)]
+    script += ["--warm-up", str(args.warm_up), "--costs", str(costs), "--hidden", str(args.hidden)]
     with CraftJob(folder / "job", "techniques_craft.py", script, WORKERS, options(kind, folder)) as job:
         job.wait(600.0)
     return [float(json.loads(file.read_text())) for file in sorted(costs.iterdir())]
@@ -67,10 +68,11 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=8, help="jobs of each kind")
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--rounds", type=int, default=12, help="jobs of each kind")
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--warm-up", type=int, default=100, help="steps that do not count")
-    parser.add_argument("--samples", type=int, default=16, help="samples of one microbatch")
+    parser.add_argument("--hidden", type=int, default=64, help="width of the model")
+    parser.add_argument("--samples", type=int, default=4, help="samples of one microbatch")
     parser.add_argument("--out", type=Path, default=BENCH / "results")
     return parser.parse_args()
 

@@ -14,7 +14,7 @@ import craft
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.models import Samples, backward, build_model, build_optimizer, update
+from bench.models import NUM_CLASSES, NUM_FEATURES, Samples, backward, build_optimizer, update
 
 
 def main() -> None:
@@ -23,12 +23,15 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--warm-up", type=int, required=True, help="steps that do not count")
+    parser.add_argument("--hidden", type=int, required=True, help="width of the model's only hidden layer")
     parser.add_argument("--costs", type=Path, required=True, help="folder for a file of each worker")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
     job = craft.join()
-    model = job.replicate(build_model())
+    torch.manual_seed(0)
+    layers = (torch.nn.Linear(NUM_FEATURES, args.hidden), torch.nn.GELU(), torch.nn.Linear(args.hidden, NUM_CLASSES))
+    model = job.replicate(torch.nn.Sequential(*layers))
     optimizer = build_optimizer(model)
     job.register(optimizer=optimizer)
     size = args.samples * args.microbatches
