@@ -1,7 +1,8 @@
 """Measures how fast an alert frees a job that hangs: 4 workers wait in an exchange for one that sleeps in its microbatch.
 
-Nobody has crashed and no limit has run out: only the alert tells. From Alertmanager's POST until the last of the 4 is out of
-the exchange and acts under the new generation, by the lighthouse's journal. Example, a quick try:
+Nobody has crashed and no limit has run out: only the alert tells. From Alertmanager's POST until the main thread of the last
+of the 4 is out of the exchange, by what each of them writes down; and until all of them act under the new generation, by the
+lighthouse's journal. Example, a quick try:
 
     python bench/alerts.py --trials 3
 """
@@ -86,8 +87,20 @@ def measure(job: CraftJob, beds: Path, number: int) -> dict[str, float]:
     # Nothing is read meanwhile: that would take processor time from those who are measured.
     time.sleep(0.5)
     wait_until(job, lambda: survivors <= entered().keys(), "the others are freed", LIMIT_S)
-    times = [moment - sent for name, moment in entered().items() if name in survivors]
-    return {"freed_s": max(times), "first_s": min(times), "answered_s": answered_s}
+    acting = [moment - sent for name, moment in entered().items() if name in survivors]
+    free = [moment - sent for moment in freed(job, survivors, sent)]
+    return {"freed_s": max(free), "first_s": min(free), "acting_s": max(acting), "answered_s": answered_s}
+
+
+def freed(job: CraftJob, workers: set[str], since: float) -> list[float]:
+    """When the main thread of each worker came out of the exchange that the alert had aborted."""
+    found = []
+    for name in sorted(workers):
+        lines = [line for line in job.entries(name) if line["aborted"] is not None and line["told"] >= since]
+        if not lines:
+            raise JobFailed(f"{name} was not freed by the alert")
+        found.append(float(lines[0]["entered"]))
+    return found
 
 
 def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:

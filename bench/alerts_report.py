@@ -14,7 +14,12 @@ MIN_TRIALS = 20
 def summarize_alerts(result: dict[str, Any]) -> Summary:
     trials: list[dict[str, float]] = result["trials"]
     rows, figures = [], {}
-    what = {"answered_s": "the answer", "first_s": "the first worker is free", "freed_s": "the last worker is free"}
+    what = {
+        "answered_s": "the answer",
+        "first_s": "the first worker is out of the exchange",
+        "freed_s": "the last worker is out of the exchange",
+        "acting_s": "all act under the new generation",
+    }
     for key, words in what.items():
         found = [1e3 * trial[key] for trial in trials]
         figures[key] = {"median_ms": statistics.median(found), "min_ms": min(found), "max_ms": max(found)}

@@ -175,6 +175,11 @@ class CraftJob(Job):
         complete, _, _ = (self._run / "journal.jsonl").read_text().rpartition("\n")
         return [json.loads(line) for line in complete.splitlines()]
 
+    def entries(self, worker: str) -> list[dict[str, Any]]:
+        """How a worker came into generations, as it wrote that down."""
+        text = (self._run / "workers" / worker / "generations.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
     def members(self) -> list[Member]:
         status = self.status()
         workers = [worker for worker in status["workers"] if worker["rank"] is not None]

@@ -71,7 +71,7 @@ def environment(packages: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(packages), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
-def test_a_hot_device_has_its_worker_leave_and_another_takes_its_place_P1_P8(
+def test_a_hot_device_has_its_worker_leave_and_a_spare_takes_its_place_P1_P8(
     jobs: Jobs, references: References, packages: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "craft.toml").write_text(
@@ -80,12 +80,13 @@ def test_a_hot_device_has_its_worker_leave_and_another_takes_its_place_P1_P8(
     hurry = tmp_path / "hurry"
     job = jobs.start(
         TRAIN, "--steps", str(STEPS), "--slow-until", str(hurry), workers=3,
-        options=["--config", str(tmp_path / "craft.toml")], environment=environment(packages),
+        options=["--spares", "1", "--config", str(tmp_path / "craft.toml")], environment=environment(packages),
     )  # fmt: skip
     job.reach_step(2)
     (tmp_path / "sensor-1").write_text("95000\n")
     wait_for(lambda: [line for line in job.journal() if line.get("event") == "WorkerLeft"], "the hot worker left")
     (tmp_path / "sensor-1").write_text("40000\n")
+    wait_for(lambda: "w3" in job.committing(), "the spare has its slot")
     hurry.touch()
     result = job.wait()
     result.assert_exact(references.digest("--steps", str(STEPS), workers=3), faults=0, steps=STEPS)

@@ -1,8 +1,8 @@
 """A technique of another package: a worker whose device runs hot leaves in order, before the device fails.
 
 It learns of heat in two ways: from an alert of the name that its settings give (the active path), and from a sensor that
-every worker reads after a step (the passive path). Either way its policy has the worker drained; whoever takes its place
-goes on with the same bits.
+every worker reads after a step (the passive path). Either way its policy has the worker drained; the others, and a spare
+in its place if there is one, go on with the same bits.
 """
 
 from __future__ import annotations

@@ -73,6 +73,9 @@ if TYPE_CHECKING:
     default=None,
     help="A craft.toml with techniques, and rules for alerts and hooks.",
 )
+@click.option("--enable", multiple=True, metavar="NAME", help="Switch a technique on; 'craft techniques' lists them.")
+@click.option("--disable", multiple=True, metavar="NAME", help="Switch a technique off.")
+@click.option("--set", "sets", multiple=True, metavar="NAME.KEY=VALUE", help="A setting of a technique.")
 @click.option("--with-parent", is_flag=True, help="End when the process that started this one ends.")
 def lighthouse(
     workers: int,
@@ -90,6 +93,9 @@ def lighthouse(
     keep: bool,
     chaos: bool,
     config: Path | None,
+    enable: tuple[str, ...],
+    disable: tuple[str, ...],
+    sets: tuple[str, ...],
     with_parent: bool,
 ) -> None:
     """Run the lighthouse of a job: it knows who is there, decides, and tells.
@@ -106,14 +112,16 @@ def lighthouse(
     # Only now: aiohttp takes a while to import, and 'craft --help' must not wait for it.
     from craft.control.lighthouse import LighthouseSettings
     from craft.control.process import Place, end_with_parent, serve
-    from craft.settings.document import Document
-    from craft.settings.techniques import choose, given_by_flags
+    from craft.settings.run import for_lighthouse
+    from craft.settings.techniques import Wishes
 
     if min_workers > workers:
         raise click.UsageError(f"--min-workers {min_workers} is more than --workers {workers}")
     try:
-        flags = given_by_flags({"on_loss": on_loss, "wait_limit_s": wait_limit})
-        techniques = choose(Document(config), flags).techniques
+        flags = {"on_loss": on_loss, "wait_limit_s": wait_limit}
+        # What 'craft run' wrote down for the lighthouse that it starts: flags had their say there already.
+        effective = config is not None and config.resolve() == RunDir(run_dir).config.resolve()
+        techniques = for_lighthouse(flags, config, Wishes(enable, disable, sets), effective=effective)
     except ConfigError as error:
         click.echo(f"craft lighthouse: {error}", err=True)
         raise SystemExit(2) from None

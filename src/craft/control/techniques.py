@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable
+
+import msgspec
 
 from craft.control.loop import Writer
+from craft.decide.applying import apply
 from craft.decide.membership import JobState
 from craft.decide.policies import Policy
 from craft.decide.technique import Chosen
 from craft.decide.techniques import BUILT_IN
-from craft.protocol.actions import Action, AnyAction
+from craft.protocol.actions import (
+    AnyAction,
+    DeclareHostLost,
+    DeclareLost,
+    Preempt,
+    Reconfigure,
+    RequestDrain,
+    Stop,
+    TakeCheckpoint,
+    WindDown,
+)
 from craft.protocol.events import AnyEvent, TechniqueFailed
 
 logger = logging.getLogger(__name__)
+
+ALLOWED = (RequestDrain, DeclareLost, DeclareHostLost, TakeCheckpoint, Preempt, Reconfigure, WindDown, Stop)
+"""What policies of other packages may ask for; the rest only makes sense as a part of CRAFT's own answers."""
 
 
 def guarded(techniques: Chosen, journal: Writer) -> tuple[Policy, ...]:
@@ -42,7 +58,7 @@ class _Guarded:
         if self._policy is None:
             return ()
         try:
-            return _checked(self._policy.decide(state, event))
+            return _checked(state, self._policy.decide(state, event))
         except Exception as error:  # noqa: BLE001  (code of another package; it is journaled)
             where = f"{type(self._policy).__name__} about {type(event).__name__}"
             self._policy = None
@@ -50,11 +66,24 @@ class _Guarded:
             return ()
 
 
-def _checked(actions: Sequence[AnyAction]) -> tuple[AnyAction, ...]:
-    for each in actions:
-        if not isinstance(each, Action):
-            raise TypeError(f"a policy returns a tuple of actions, not {each!r}")
-    return tuple(actions)
+def _checked(state: JobState, actions: Iterable[AnyAction]) -> tuple[AnyAction, ...]:
+    """What a policy of another package answered, if it is sound: a wrong type would make every directive unreadable."""
+    found = tuple(actions)
+    for each in found:
+        if not isinstance(each, ALLOWED):
+            raise TypeError(
+                f"a policy returns actions of these: {', '.join(kind.__name__ for kind in ALLOWED)}; not {each!r}"
+            )
+        msgspec.convert(msgspec.to_builtins(each), type(each))
+        if isinstance(each, Reconfigure) and not (each.members and {*each.members} <= _living(state)):
+            raise ValueError(f"members of a generation are workers that live, not {each.members}")
+        # What cannot be carried out must show here, where it can still be left out.
+        apply(state, each, "")
+    return found
+
+
+def _living(state: JobState) -> set[str]:
+    return {view.member.worker_id for view in state.having("waiting", "member")}
 
 
 def _failed(technique: str, where: str, error: Exception, journal: Writer) -> None:

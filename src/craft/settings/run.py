@@ -183,13 +183,12 @@ def resolve(flags: Mapping[str, Any], config: Path | None, wishes: Wishes = NO_W
     """Return the effective settings, and where each of them came from."""
     document = Document(config)
     elsewhere = {name for kind in BUILT_IN for name in kind.flags}
-    in_file = document.table("run")
-    document.check_keys("run", in_file, (*OWN, *sorted(elsewhere)), "[run] has no setting")
+    in_file = _of_file(document)
     values: dict[str, Any] = {"host": socket.gethostname(), "threads": _threads()}
     origins = dict.fromkeys(OWN, "default")
     given: dict[str, Given] = {}
     for origin, found in (
-        (str(config), {name: Given(value, str(config), f"{config}: [run] {name}") for name, value in in_file.items()}),
+        (str(config), in_file),
         ("environment", _from_environment()),
         ("flag", given_by_flags(flags)),
     ):
@@ -226,6 +225,24 @@ def _check(settings: RunSettings) -> None:
         raise ConfigError("--tls-ca is for a lighthouse at https://: name one with --lighthouse")
     if not settings.as_module and not Path(settings.script).is_file():
         raise ConfigError(f"there is no script {settings.script}: give the path of a Python file (or a module with -m)")
+
+
+def for_lighthouse(flags: Mapping[str, Any], config: Path | None, wishes: Wishes, *, effective: bool) -> Chosen:
+    """The techniques of a job for its lighthouse: from the same places, unless the file has what is in force already."""
+    document = Document(config)
+    elsewhere = {name for kind in BUILT_IN for name in kind.flags}
+    given = {name: each for name, each in _of_file(document).items() if name in elsewhere}
+    around = {} if effective else of_environment()
+    return choose(document, {**given, **around, **given_by_flags(flags)}, wishes).techniques
+
+
+def _of_file(document: Document) -> dict[str, Given]:
+    """What ``[run]`` says."""
+    found = document.table("run")
+    flags = sorted(name for kind in BUILT_IN for name in kind.flags)
+    document.check_keys("run", found, (*_COMMAND, *OWN, *flags), "[run] has no setting")
+    origin = str(document.path)
+    return {name: Given(value, origin, f"{origin}: [run] {name}") for name, value in found.items()}
 
 
 def _threads() -> int:

@@ -7,19 +7,28 @@ own may raise: that is their way to end the job. One of another package that rai
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
 from craft.decide.technique import POINTS, Chosen, Hooks, Moment
 from craft.decide.techniques import BUILT_IN
+from craft.protocol.errors import ConfigError
 from craft.protocol.events import AnyNote, ConditionSeen, TechniqueFailed
 from craft.settings.worker import WorkerSettings
 from craft.worker.voice import Voice
 
 logger = logging.getLogger(__name__)
 
+_MOST_PER_S = 10
+"""So many conditions of a technique are told in a second; how many were left out is said with the next one."""
+_MAX_WHAT_CHARS = 100
+_MAX_DETAIL_CHARS = 1000
 _OWN = frozenset(kind.name for kind in BUILT_IN)
 
 
@@ -84,19 +93,36 @@ class _Surroundings:
         self._voice = voice
         self.worker_id = settings.worker_id
         self.host = settings.host
+        # Guards the two below: any thread may tell.
+        self._lock = threading.Lock()
+        self._recent: list[float] = []
+        self._left_out = 0
 
     def tell(self, what: str, value: float | None = None, detail: str = "") -> None:
-        self._voice.note(
-            ConditionSeen(
-                technique=self._technique,
-                what=what,
-                worker_id=self.worker_id,
-                host=self.host,
-                value=value,
-                detail=detail,
-                time=time.time(),
-            )
+        now = time.time()
+        seen = ConditionSeen(
+            technique=self._technique,
+            what=what,
+            worker_id=self.worker_id,
+            host=self.host,
+            value=value,
+            detail=detail,
+            time=now,
         )
+        # What is of the wrong type would make the whole report unreadable: whoever tells it gets the exception.
+        msgspec.convert(msgspec.to_builtins(seen), ConditionSeen)
+        if len(what) > _MAX_WHAT_CHARS or len(detail) > _MAX_DETAIL_CHARS:
+            raise ConfigError(f"tell: what has at most {_MAX_WHAT_CHARS} characters, detail {_MAX_DETAIL_CHARS}")
+        with self._lock:
+            self._recent = [each for each in self._recent if now - 1.0 < each <= now]
+            if len(self._recent) >= _MOST_PER_S:
+                self._left_out += 1
+                return
+            self._recent.append(now)
+            left_out, self._left_out = self._left_out, 0
+        if left_out:
+            seen = replace(seen, detail=f"{detail} ({left_out} more since the last one)".strip())
+        self._voice.note(seen)
 
 
 def hooks_of(
@@ -109,6 +135,8 @@ def hooks_of(
         if name not in _OWN:
             try:
                 hooks = technique.hooks(_Surroundings(name, settings, voice))
+                if not isinstance(hooks, Hooks | None):
+                    raise TypeError(f"hooks() returns an object derived from Hooks, or None; not {hooks!r}")
             except Exception as error:
                 # Of another package's code: the training must not end because of it.
                 logger.exception("technique %s has no hooks here", name)

@@ -9,6 +9,7 @@ from typing import Any
 from craft.protocol.errors import BitsDiffer
 from craft.protocol.events import (
     AnyNote,
+    ConditionSeen,
     Event,
     GenerationEntered,
     ParametersUnequal,
@@ -39,6 +40,8 @@ class Voice:
         # Guards the notes: the thread that writes checkpoints has some, too.
         self._noting = threading.Lock()
         self._notes: tuple[AnyNote, ...] = ()
+        self._conditions: tuple[AnyNote, ...] = ()
+        """Those of techniques of other packages: however many there are, they push out none of the others."""
 
     @property
     def is_heard(self) -> bool:
@@ -73,8 +76,11 @@ class Voice:
     def note(self, event: AnyNote) -> None:
         """Tell of something, for the journal; any thread may."""
         with self._noting:
-            self._notes = (*self._notes, event)[-_MAX_NOTES:]
-            self.report(notes=self._notes)
+            if isinstance(event, ConditionSeen):
+                self._conditions = (*self._conditions, event)[-_MAX_NOTES:]
+            else:
+                self._notes = (*self._notes, event)[-_MAX_NOTES:]
+            self.report(notes=(*self._notes, *self._conditions))
 
     def unequal(self, found: ParametersUnequal) -> None:
         self.report(unequal=found)
