@@ -140,6 +140,7 @@ def hooks_of(
             except Exception as error:
                 # Of another package's code: the training must not end because of it.
                 logger.exception("technique %s has no hooks here", name)
+                hooks = None
                 voice.note(
                     TechniqueFailed(technique=name, where="hooks", error=f"{type(error).__name__}: {error}"[:500])
                 )

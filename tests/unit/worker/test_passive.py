@@ -33,7 +33,7 @@ class Foreign(Technique[NoSettings]):
     name = "foreign"
     summary = "made for a test"
 
-    def hooks(self, surroundings: Surroundings) -> Hooks | None:
+    def hooks(self, surroundings: Surroundings) -> Any:
         Foreign.surroundings = surroundings
         return Foreign.made
 
