@@ -52,4 +52,4 @@ def _follow(spec: ModuleSpec, adapter: str) -> None:
 
 def await_frameworks() -> None:
     """From now on an adapter comes with its framework."""
-    sys.meta_path.insert(0, Arrivals())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, Arrivals())

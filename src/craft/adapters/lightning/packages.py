@@ -41,9 +41,7 @@ def _installed() -> str:
     for package in PACKAGES:
         if importlib.util.find_spec(package.partition(".")[0]) is not None:
             return package
-    raise ConfigError(
-        "neither lightning nor pytorch_lightning is installed: pip install 'craft[lightning]'"
-    )
+    raise ConfigError("neither lightning nor pytorch_lightning is installed: pip install 'craft[lightning]'")
 
 
 def check_version(package: str, version: str) -> None:

@@ -14,7 +14,9 @@ def check(trainer: Any, device: torch.device) -> None:
     """Before the model is set up."""
     accelerator = type(trainer.accelerator).__name__
     if device.type == "cpu" and accelerator != "CPUAccelerator":
-        raise ConfigError(f'Trainer(strategy="craft") runs on the CPU yet, and this one has a {accelerator}: accelerator="cpu"')
+        raise ConfigError(
+            f'Trainer(strategy="craft") runs on the CPU yet, and this one has a {accelerator}: accelerator="cpu"'
+        )
     if trainer._accelerator_connector._layer_sync is not None:
         raise ConfigError(
             "Trainer(sync_batchnorm=True) exchanges statistics inside the forward pass and so would make a microbatch depend"

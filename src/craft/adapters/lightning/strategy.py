@@ -189,9 +189,7 @@ class CraftStrategy(_Strategy):
     def _results(self) -> Any:
         return self.lightning_module.trainer.fit_loop.epoch_loop._results  # type: ignore[union-attr]
 
-    def optimizer_step(
-        self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
-    ) -> Any:
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         step = self._step
         assert step is not None
         for batch in step:
@@ -258,8 +256,8 @@ class CraftStrategy(_Strategy):
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         if not self._between:
             return decision
-        votes = self._job.all_reduce(torch.tensor([int(decision), 1])).tolist()
-        return votes[0] == votes[1] if all else votes[0] > 0
+        yes, votes = (int(each) for each in self._job.all_reduce(torch.tensor([int(decision), 1])))
+        return yes == votes if all else yes > 0
 
     def on_validation_start(self) -> None:
         self._evaluating.enter_context(self._job.paused("validation"))
@@ -291,7 +289,9 @@ def _steps_left(trainer: Any) -> int:
     limits = [_ENDLESS]
     if trainer.fit_loop.max_epochs not in (None, -1):
         epochs = trainer.fit_loop.max_epochs - trainer.fit_loop.epoch_progress.current.processed
-        limits.append(epochs * trainer.num_training_batches - trainer.fit_loop.epoch_loop.batch_progress.current.completed)
+        limits.append(
+            epochs * trainer.num_training_batches - trainer.fit_loop.epoch_loop.batch_progress.current.completed
+        )
     if trainer.max_steps != -1:
         limits.append(trainer.max_steps - trainer.global_step)
     return int(min(limits))
