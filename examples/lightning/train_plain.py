@@ -35,10 +35,10 @@ def samples(number: int, seed: int) -> TensorDataset:
 
 if __name__ == "__main__":
     L.seed_everything(0)
-    trainer = L.Trainer(accelerator="cpu", max_epochs=3, gradient_clip_val=1.0, logger=False)
+    trainer = L.Trainer(accelerator="cpu", max_epochs=2, gradient_clip_val=1.0, logger=False)
     trainer.fit(
         Classifier(),
-        DataLoader(samples(2048, 0), batch_size=16, shuffle=True),
+        DataLoader(samples(512, 0), batch_size=16, shuffle=True),
         DataLoader(samples(256, 1), batch_size=64),
     )
     print(f"val_loss {trainer.callback_metrics['val_loss']:.4f} after {trainer.global_step} steps")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import json
+import os
+import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ TRAIN_LIGHTNING = Path(__file__).parent / "scripts" / "train_lightning.py"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lightning" / "train_craft.py"
 STEPS = 30
 """Of three epochs: 320 samples each, 4 in a batch, 4 workers, 2 batches accumulated."""
+NUM_KILL_RUNS = int(os.environ.get("CRAFT_TEST_KILL_RUNS", "4"))
+"""Jobs with random kills; 10 is the long version."""
 WITH_OTHERS_IN_THEIR_PLACE = {"CRAFT_MAX_RESTARTS": "3"}
 
 
@@ -28,11 +32,6 @@ def ends(result: Result) -> dict[str, dict[str, Any]]:
         if last:
             found[log.parent.name] = json.loads(last[-1])
     return found
-
-
-def logged(result: Result) -> list[dict[str, str]]:
-    with (result.run_dir.parent / "logs" / "lightning_logs" / "version_0" / "metrics.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +67,65 @@ def test_a_trainer_goes_on_through_losses_and_joins_with_the_same_bits_P1_P2_P3(
     assert end["rate"] < 0.001, "the schedule is at its end"
     kept = sorted(file.name for file in (result.run_dir.parent / "best").glob("*.ckpt"))
     assert len(kept) == 2 and end["best"] in kept
+
+
+def test_a_trainer_that_was_preempted_in_an_epoch_goes_on_from_there_with_the_same_bits_P1_P7(
+    jobs: Jobs, undisturbed: str, tmp_path: Path
+) -> None:
+    options = ("--checkpoints", str(tmp_path / "store"), "--resume")
+    slow = ("--slow-until", str(tmp_path / "never"), "--slow-s", "0.05")
+    job = jobs.start(TRAIN_LIGHTNING, *slow, options=options)
+    job.reach_step(13)
+    job.process.terminate()
+    result = job.wait()
+    assert result.exit_code == 75, describe(result)
+    result = jobs.run(TRAIN_LIGHTNING, options=options, workers=4)
+    assert result.digest == undisturbed, describe(result)
+    end = the_end(result)
+    assert (end["global_step"], end["epoch"], end["seen"]) == (STEPS, 3, STEPS)
+
+
+def test_the_example_of_the_docs_runs(jobs: Jobs) -> None:
+    result = jobs.run(EXAMPLE, workers=2)
+    assert result.exit_code == 0, describe(result)
+    said = [(result.run_dir / "workers" / worker / "log").read_text() for worker in ("w0", "w1")]
+    assert all("after 32 steps" in each for each in said)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(NUM_KILL_RUNS))
+def test_kills_at_random_moments_of_a_trainer_do_not_change_a_bit_P1_P2_P3(
+    jobs: Jobs, undisturbed: str, seed: int
+) -> None:
+    """In training, in validation, while a checkpoint of Lightning's own is written; up to three of four."""
+    chance = random.Random(seed)
+    kills = sorted((chance.randrange(STEPS - 4), chance.random()) for _ in range(chance.randint(1, 3)))
+    job = jobs.start(TRAIN_LIGHTNING, environment=WITH_OTHERS_IN_THEIR_PLACE if seed % 2 else None)
+    living = ["w0", "w1", "w2", "w3"]
+    for step, share in kills:
+        job.reach_step(step)
+        # Anywhere within the next steps.
+        time.sleep(0.2 * share)
+        job.kill(living.pop(chance.randrange(len(living))))
+    job.wait().assert_exact(undisturbed, faults=len(kills), steps=STEPS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("arguments", "steps"),
+    [
+        (("--package", "pytorch_lightning"), STEPS),
+        (("--precision", "bf16-mixed"), STEPS),
+        (("--steps", "13", "--accumulate", "1"), 13),
+        (("--epochs", "12", "--patience", "1"), None),
+    ],
+)
+def test_a_loss_does_not_change_a_bit_however_the_trainer_is_set_up_P1(
+    jobs: Jobs, references: References, arguments: tuple[str, ...], steps: int | None
+) -> None:
+    """The other package, mixed precision, a number of steps, an end that depends on what was measured."""
+    expected = references.digest_of(TRAIN_LIGHTNING, *arguments)
+    result = jobs.run(TRAIN_LIGHTNING, *arguments, faults=[Fault(point="batch", step=7, rank=1)])
+    result.assert_exact(expected, faults=1, steps=steps)
+    end = the_end(result, workers=3)
+    assert end["global_step"] == end["seen"] == (steps or end["global_step"])

@@ -29,6 +29,7 @@ parser.add_argument("--steps", type=int, default=-1)
 parser.add_argument("--accumulate", type=int, default=2)
 parser.add_argument("--patience", type=int, help="stop early, once val_loss has not become smaller for so long")
 parser.add_argument("--slow-until", type=Path, help="every microbatch takes longer until this file is there")
+parser.add_argument("--slow-s", type=float, default=0.2, help="how much longer")
 options = parser.parse_args()
 
 faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -67,7 +68,7 @@ class Module(pl.LightningModule):  # type: ignore[misc]
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         x, y = batch
         if options.slow_until is not None and not options.slow_until.exists():
-            time.sleep(0.2)
+            time.sleep(options.slow_s)
         loss = F.cross_entropy(self(x), y)
         self.log("train_loss", loss, on_step=True, on_epoch=True)
         return loss
