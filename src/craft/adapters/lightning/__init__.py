@@ -6,8 +6,19 @@ Outside of ``craft run``, ``import craft.adapters.lightning`` does the same. See
 
 from __future__ import annotations
 
-from craft.adapters.lightning.packages import register
+from typing import Any
 
-__all__ = ["register"]
+from craft.adapters.lightning import packages
 
-register()
+__all__ = ["CraftCallback", "CraftStrategy"]
+
+packages.register()
+
+
+def __getattr__(name: str) -> Any:
+    """Of the Lightning that the script has imported: each of the two packages has base classes of its own."""
+    if name == "CraftStrategy":
+        return packages.strategy_class(packages.imported())
+    if name == "CraftCallback":
+        return packages.callback_class(packages.imported())
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

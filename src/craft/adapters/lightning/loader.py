@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -34,7 +34,8 @@ class StepLoader:
         self.global_batch = int(batches.batch_size) * microbatches  # type: ignore[attr-defined]
         self._drop_last = bool(getattr(batches, "drop_last", False))
         self.driven: Driven | None = None
-        self.ended = False
+        self.on_end: Callable[[], None] = _nothing
+        """Called when the job has no more steps, though Lightning asks for one: somebody told it to stop."""
 
     def __len__(self) -> int:
         """Steps in an epoch."""
@@ -51,7 +52,7 @@ class StepLoader:
     def __next__(self) -> Step:
         step = self.driven.next() if self.driven is not None else None
         if step is None:
-            self.ended = True
+            self.on_end()
             raise StopIteration
         return step
 
@@ -62,3 +63,7 @@ class StepLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
+
+
+def _nothing() -> None:
+    """What is called where nobody wants to know."""

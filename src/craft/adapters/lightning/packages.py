@@ -17,7 +17,7 @@ _OLDEST, _NEXT = (2, 4), (3, 0)
 
 def register(package: str | None = None) -> None:
     """Register ``strategy="craft"`` with a Lightning that is imported, or with the one that is installed. Can be repeated."""
-    package = package or next((each for each in PACKAGES if each in sys.modules), None) or _installed()
+    package = package or imported()
     registry = importlib.import_module(f"{package}.strategies").StrategyRegistry
     if NAME not in registry:
         registry.register(NAME, strategy_class(package), description=_DESCRIPTION)
@@ -33,11 +33,18 @@ def strategy_class(package: str) -> Any:
 
 
 def callback_class(package: str) -> Any:
-    """This package's ``Callback``."""
-    return importlib.import_module(f"{package}.callbacks").Callback
+    """The callback as a subclass of this package's own ``Callback``."""
+    from craft.adapters.lightning.callback import CraftCallback
+
+    base = importlib.import_module(f"{package}.callbacks").Callback
+    return type("CraftCallback", (CraftCallback, base), {"__doc__": CraftCallback.__doc__, "__module__": __name__})
 
 
-def _installed() -> str:
+def imported() -> str:
+    """The package that the script has imported, or the one that is installed."""
+    for package in PACKAGES:
+        if package in sys.modules:
+            return package
     for package in PACKAGES:
         if importlib.util.find_spec(package.partition(".")[0]) is not None:
             return package

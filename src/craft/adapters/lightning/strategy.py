@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -159,6 +160,7 @@ class CraftStrategy(_Strategy):
             seed=seed,
         )
         self._driven = loader.driven = Driven(steps)
+        loader.on_end = partial(_stop, trainer)
         self._driven.next()
         self._take_rank()
         if self._progress.loaded:
@@ -295,6 +297,12 @@ def _steps_left(trainer: Any) -> int:
     if trainer.max_steps != -1:
         limits.append(trainer.max_steps - trainer.global_step)
     return int(min(limits))
+
+
+def _stop(trainer: Any) -> None:
+    """The job was told to stop: so is the trainer, whatever it was to do at least."""
+    trainer.should_stop = True
+    trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
 
 
 def _nothing() -> None:
