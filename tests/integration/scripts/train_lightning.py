@@ -81,7 +81,7 @@ class Module(pl.LightningModule):  # type: ignore[misc]
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         norms = [param.grad.norm() for param in self.parameters() if param.grad is not None]
-        self.log("grad_norm", torch.stack(norms).norm())
+        self.log("grad_norm", torch.stack([torch.zeros(()), *norms]).norm())
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)

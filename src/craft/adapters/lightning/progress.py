@@ -22,6 +22,8 @@ class Progress:
         self._trainer = trainer
         self.loaded = False
         """Whether a state was loaded: the fit loop is to go on from there."""
+        self.runs = False
+        """Whether the fit loop is on its way, so that an epoch has begun, whatever a state says that is loaded from now on."""
 
     def _counters(self) -> dict[str, Any]:
         fit = self._trainer.fit_loop
@@ -52,7 +54,7 @@ class Progress:
         for tracker, completed in zip((zero_grad.total, zero_grad.current), state["steps"], strict=True):
             _set(tracker, completed)
         epoch._batches_that_stepped = state["logged_steps"]
-        if self._in_epoch:
+        if self._in_epoch or self.runs:
             # It was begun, and is not over.
             for tracker in (fit.epoch_progress.total, fit.epoch_progress.current):
                 tracker.ready += 1

@@ -165,6 +165,7 @@ class CraftStrategy(_Strategy):
         self._take_rank()
         if self._progress.loaded:
             self._progress.resume()
+        self._progress.runs = True
 
     def _registered(self) -> dict[str, Any]:
         assert self._progress is not None and self._surroundings is not None
