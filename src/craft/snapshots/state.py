@@ -54,8 +54,12 @@ def module_leaves(modules: Mapping[str, torch.nn.Module]) -> list[Leaf]:
 
 
 def registered_leaves(registered: Mapping[str, Stateful]) -> list[Leaf]:
-    """Everything in the ``state_dict`` of what the user registered."""
-    return [leaf for name, item in registered.items() for leaf in _walk(name, item.state_dict())]
+    """Everything in the ``state_dict`` of what the user registered.
+
+    Except for what says of itself that it is ``beside_the_state``: it travels with it, and may be another in each worker.
+    """
+    counted = {name: item for name, item in registered.items() if not getattr(item, "beside_the_state", False)}
+    return [leaf for name, item in counted.items() for leaf in _walk(name, item.state_dict())]
 
 
 def _walk(name: str, value: Any) -> Iterator[Leaf]:

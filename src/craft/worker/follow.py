@@ -123,6 +123,7 @@ class Follower:
 
     def _run(self, settlement: Settlement) -> None:
         try:
+            self._on_settled(settlement)
             self._begin(settlement)
             while True:
                 if self._commitments.moved:
@@ -144,7 +145,6 @@ class Follower:
         """A generation is settled: if the state is not whole, fetch it as of this one."""
         self._route = None
         self._gradients = Gradients(self._layout(), hooked=False)
-        self._on_settled(settlement)
         if self._commitments.ledger.whole:
             return
         with self._change:
@@ -258,6 +258,8 @@ class Follower:
             with self._change:
                 self._results.clear()
             raise
+        # Before anything else: if the main thread takes over with this result, nobody else says it.
+        self._on_settled(settlement)
         if self._commitments.ledger.worker_id in settlement.commits:
             assert attempt is not None
             self._put(attempt)

@@ -122,12 +122,13 @@ class Job:
         shuffle: bool | None = None,
         collate_fn: Collate | None = None,
         num_workers: int | None = None,
+        steps_per_epoch: int | None = None,
     ) -> Steps:
         """Return the loop over the job's steps.
 
         ``data`` is a map-style dataset, a ``DataLoader`` (its collate function, workers and pinning are taken over), or
         ``stream(microbatch, num_microbatches, start_step) -> iterator``. The global batch is cut into ``microbatches``
-        (default: the number of slots), which never change.
+        (default: the number of slots), which never change. ``steps_per_epoch`` ends a pass over a dataset earlier.
         """
         self._not_training("steps")
         if not self._modules:
@@ -143,6 +144,7 @@ class Job:
             shuffle=shuffle,
             collate_fn=collate_fn,
             num_workers=num_workers,
+            steps_per_epoch=steps_per_epoch,
         )
         self._training = Training(
             settings=self._settings,
@@ -313,3 +315,8 @@ def place_of(job: Job) -> tuple[int | None, int | None]:
     """(step, microbatch) that the script is in; (None, None) before the first step. No business of the script's."""
     current = job._training.current if job._training is not None else None
     return (None, None) if current is None else (current.number, current.microbatch)
+
+
+def slots_of(job: Job) -> int:
+    """How many workers the job has when all are there; does not change with who is lost. No business of the script's."""
+    return job._meeting.slots

@@ -20,14 +20,24 @@ class Order:
     """The data order over a dataset of ``length`` samples: pass after pass, each with its own seeded shuffle."""
 
     def __init__(
-        self, *, length: int, global_batch: int, microbatches: int, seed: int, shuffle: bool, drop_last: bool
+        self,
+        *,
+        length: int,
+        global_batch: int,
+        microbatches: int,
+        seed: int,
+        shuffle: bool,
+        drop_last: bool,
+        steps_per_pass: int | None = None,
     ) -> None:
+        """``steps_per_pass``: a pass ends after so many steps at the latest; what is left of it is left out."""
         self._length = length
         self._global_batch = global_batch
         self._microbatches = microbatches
         self._seed = seed
         self._shuffle = shuffle
-        self.steps_per_pass = length // global_batch if drop_last else -(-length // global_batch)
+        whole = length // global_batch if drop_last else -(-length // global_batch)
+        self.steps_per_pass = whole if steps_per_pass is None else min(whole, steps_per_pass)
         self._cached: tuple[int, list[int]] | None = None
 
     def epoch_of(self, step: int) -> int:

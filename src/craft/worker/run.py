@@ -16,7 +16,7 @@ from craft.protocol.errors import BitsDiffer, CallsDiffer, ConfigError, Refused,
 from craft.protocol.events import WorkerFailed
 from craft.settings.rundir import RunDir
 from craft.settings.worker import WorkerSettings
-from craft.worker import join, stacks
+from craft.worker import adapters, join, stacks
 from craft.worker.channel import Channel
 from craft.worker.job import place_of
 
@@ -30,6 +30,7 @@ def run_script(script: str, arguments: Sequence[str], *, as_module: bool, worker
     stacks.register(RunDir(run_dir).stacks(worker_id) if run_dir is not None else None)
     channel = join.connect()
     join.set_aside()
+    adapters.await_frameworks()
     sys.argv = [script, *arguments]
     code = 0
     try:

@@ -25,6 +25,7 @@ def make_source(
     shuffle: bool | None,
     collate_fn: Collate | None,
     num_workers: int | None,
+    steps_per_epoch: int | None = None,
 ) -> tuple[Source, int | None, Settings]:
     """Return the source, the number of steps (None: until the streams end), and the settings all workers must share."""
     _check_numbers(microbatches, steps, epochs, num_workers, seed)
@@ -55,9 +56,13 @@ def make_source(
         seed=seed,
         shuffle=True if shuffle is None else shuffle,
         drop_last=drop_last,
+        steps_per_pass=steps_per_epoch,
     )
     total = steps if steps is not None else (epochs or 0) * order.steps_per_pass
     settings |= {"global_batch": batch, "samples": len(data), "shuffle": shuffle, "drop_last": drop_last}
+    if steps_per_epoch is not None:
+        _check_number("steps_per_epoch", steps_per_epoch)
+        settings["steps_per_epoch"] = steps_per_epoch
     source = MapSource(
         data,
         order,

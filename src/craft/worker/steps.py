@@ -106,6 +106,8 @@ class Steps:
                 step = Step(training, training.applied)
                 training.current = step
                 yield step
+                if training.finished:
+                    break
                 if not step.done:
                     # Where the loop was left is no fault of a microbatch's: it would be left there by the next worker, too.
                     step.microbatch = None
@@ -119,3 +121,31 @@ class Steps:
             raise
         finally:
             training.close()
+
+
+class Driven:
+    """The same loop, for a framework whose own loop asks for one step after the other, and may end before it does."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._training = steps._training
+        self._steps = iter(steps)
+        self._step: Step | None = None
+        self.ended = False
+
+    def next(self) -> Step | None:
+        """The next step, or the same one again while its inner loop has not begun; None: there is none any more."""
+        if not self.ended and (self._step is None or self._step._entered):
+            self._step = next(self._steps, None)
+            self.ended = self._step is None
+        return self._step
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether all workers are at the same place, after the inner loop: there they may call each other."""
+        return not self.ended and self._step is not None and self._step.done
+
+    def finish(self) -> None:
+        """The framework's loop is over, on every worker after the same step."""
+        if not self.ended:
+            self._training.finished = True
+            self.ended = next(self._steps, None) is None

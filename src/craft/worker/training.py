@@ -82,6 +82,8 @@ class Training:
         self.current: Step | None = None
         """The step that the script is in, or was in last."""
         self.stop_reason: str | None = None
+        self.finished = False
+        """Whether whoever drives the loop has ended it, on every worker after the same step."""
         self._meeting = meeting
         self._voice = voice
         self._modules = modules

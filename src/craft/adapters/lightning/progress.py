@@ -1,0 +1,156 @@
+"""Where the trainer is, as a part of the training state: so that a worker that joins, or a job that resumes, is there, too.
+
+``Progress`` has Lightning's counters; ``Surroundings`` what else a trainer holds: the states of callbacks, and what was logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from craft.adapters.lightning import logged
+from craft.protocol.errors import ConfigError
+from craft.snapshots.skeleton import Packer
+
+logger = logging.getLogger(__name__)
+
+
+class Progress:
+    """The fit loop's counters at a step boundary. While a step is computed, those of the boundary before it."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.loaded = False
+        """Whether a state was loaded: the fit loop is to go on from there."""
+        self.runs = False
+        """Whether the fit loop is on its way, so that an epoch has begun, whatever a state says that is loaded from now on."""
+
+    def _counters(self) -> dict[str, Any]:
+        fit = self._trainer.fit_loop
+        epoch = fit.epoch_loop
+        return {
+            "epochs": fit.epoch_progress,
+            "batches": epoch.batch_progress,
+            "schedulers": epoch.scheduler_progress,
+            "steps": epoch.automatic_optimization.optim_progress.optimizer.step,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is completed: what is ready, started or processed beside it depends on when this is called."""
+        state: dict[str, Any] = {
+            name: [counter.total.completed, counter.current.completed] for name, counter in self._counters().items()
+        }
+        state["logged_steps"] = self._trainer.fit_loop.epoch_loop._batches_that_stepped
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        fit = self._trainer.fit_loop
+        epoch = fit.epoch_loop
+        for name, counter in self._counters().items():
+            for tracker, completed in zip((counter.total, counter.current), state[name], strict=True):
+                _set(tracker, completed)
+        epoch.batch_progress.is_last_batch = False
+        zero_grad = epoch.automatic_optimization.optim_progress.optimizer.zero_grad
+        for tracker, completed in zip((zero_grad.total, zero_grad.current), state["steps"], strict=True):
+            _set(tracker, completed)
+        epoch._batches_that_stepped = state["logged_steps"]
+        if self._in_epoch or self.runs:
+            # It was begun, and is not over.
+            for tracker in (fit.epoch_progress.total, fit.epoch_progress.current):
+                tracker.ready += 1
+                tracker.started += 1
+        if fit._data_fetcher is not None:
+            fit._data_fetcher.fetched = epoch.batch_progress.current.ready
+        self.loaded = True
+
+    @property
+    def _in_epoch(self) -> bool:
+        return bool(self._trainer.fit_loop.epoch_loop.batch_progress.current.completed)
+
+    def resume(self) -> None:
+        """Have the fit loop, which is about to begin, go on where the state says; in the middle of an epoch, if it is there."""
+        fit = self._trainer.fit_loop
+        fit._data_fetcher.fetched = 0
+        if self._in_epoch:
+            fit.restarting = True
+            _go_on(fit)
+        fit.reset()
+
+
+def _set(tracker: Any, completed: int) -> None:
+    for name in ("ready", "started", "processed", "completed"):
+        if hasattr(tracker, name):
+            setattr(tracker, name, completed)
+
+
+def _go_on(fit: Any) -> None:
+    """Lightning resumes where a checkpoint was saved, inside of a step; this state is that of a boundary: nothing is due."""
+    epoch = fit.epoch_loop
+    on_run_start = epoch.on_run_start
+
+    def begin(data_fetcher: Any) -> None:
+        del epoch.on_run_start
+        on_run_start(data_fetcher)
+        # Once the counters are kept: what else a loop leaves out while it restarts would be left out here alone.
+        fit._restarting = epoch._restarting = False
+        epoch.val_loop.restarting = False
+
+    epoch.on_run_start = begin
+
+
+class Surroundings:
+    """States of callbacks and logged values: they travel with the state, and are no part of what must be the same bits."""
+
+    beside_the_state = True
+
+    def __init__(self, trainer: Any, recorder: logged.Recorder) -> None:
+        self._trainer = trainer
+        self._recorder = recorder
+        self._loaded: dict[str, Any] | None = None
+        self._left_out: set[str] = set()
+
+    def moved_on(self) -> None:
+        """A step is over: what was loaded is no longer what is here."""
+        self._loaded = None
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._loaded is not None:
+            return self._loaded
+        connector = self._trainer._logger_connector
+        return {
+            "callbacks": self._callbacks(),
+            "metrics": {name: float(value) for name, value in connector._callback_metrics.items()},
+            "logged": logged.save(self._trainer.fit_loop.epoch_loop._results, self._recorder),
+        }
+
+    def _callbacks(self) -> dict[str, Any]:
+        found = {}
+        for callback in self._trainer.callbacks:
+            state = callback.state_dict()
+            if state and self._can_travel(callback.state_key, state):
+                found[callback.state_key] = state
+        return found
+
+    def _can_travel(self, key: str, state: Any) -> bool:
+        try:
+            Packer().pack(key, state)
+        except ConfigError as error:
+            if key not in self._left_out:
+                self._left_out.add(key)
+                logger.warning("the state of callback %s does not follow the job: %s", key, error)
+            return False
+        return True
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        import torch
+
+        trainer = self._trainer
+        for callback in trainer.callbacks:
+            if callback.state_key in state["callbacks"]:
+                callback.load_state_dict(state["callbacks"][callback.state_key])
+        connector = trainer._logger_connector
+        connector._callback_metrics.update({name: torch.tensor(value) for name, value in state["metrics"].items()})
+        logged.load(trainer.fit_loop.epoch_loop._results, self._recorder, state["logged"])
+        # The first batch here is not the first of the epoch, at which values are forgotten.
+        connector._first_loop_iter = True
+        self._loaded = state

@@ -1,0 +1,47 @@
+"""What a script may ask of Lightning that cannot work under CRAFT: refused before the first step, with a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from craft.adapters.lightning.loader import StepLoader
+from craft.protocol.errors import ConfigError
+
+
+def check(trainer: Any, device: torch.device) -> None:
+    """Before the model is set up."""
+    accelerator = type(trainer.accelerator).__name__
+    if device.type == "cpu" and accelerator != "CPUAccelerator":
+        raise ConfigError(
+            f'Trainer(strategy="craft") runs on the CPU yet, and this one has a {accelerator}: accelerator="cpu"'
+        )
+    if trainer._accelerator_connector._layer_sync is not None:
+        raise ConfigError(
+            "Trainer(sync_batchnorm=True) exchanges statistics inside the forward pass and so would make a microbatch depend"
+            " on who computes the others: leave it out"
+        )
+    if any(type(each).__name__ == "GradientAccumulationScheduler" for each in trainer.callbacks):
+        raise ConfigError(
+            "GradientAccumulationScheduler changes the size of a step on the way, and a job's microbatches never change:"
+            " use Trainer(accumulate_grad_batches=...)"
+        )
+
+
+def check_fit(trainer: Any, loader: StepLoader | None) -> None:
+    """When Lightning has all that it trains with."""
+    if not trainer.lightning_module.automatic_optimization:
+        raise ConfigError(
+            'manual optimization is not there yet under strategy="craft": set automatic_optimization = True, or write the'
+            " loop with craft.join()"
+        )
+    if loader is None or trainer.train_dataloader is not loader:
+        raise ConfigError('Trainer(strategy="craft") takes one DataLoader for training, not a collection of them')
+    if type(trainer.fit_loop._data_fetcher).__name__ == "_DataLoaderIterDataFetcher":
+        raise ConfigError('training_step(dataloader_iter) is not there under strategy="craft": take a batch')
+    if trainer.reload_dataloaders_every_n_epochs:
+        raise ConfigError(
+            "Trainer(reload_dataloaders_every_n_epochs=...) changes the data on the way, and a job's order of data is fixed at"
+            " its first step: leave it out"
+        )

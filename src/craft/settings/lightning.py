@@ -1,0 +1,10 @@
+"""What Lightning keeps in the environment."""
+
+from __future__ import annotations
+
+import os
+
+
+def global_seed() -> int:
+    """The seed that the script gave to ``seed_everything``; 0 if it gave none."""
+    return int(os.environ.get("PL_GLOBAL_SEED") or 0)

@@ -1,0 +1,72 @@
+"""What is logged in a microbatch travels with it; every worker logs the means."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from craft.adapters.lightning.logged import Recorder, load, save
+
+HOW: dict[str, Any] = {"prog_bar": True, "logger": True, "on_step": True, "on_epoch": True}
+
+
+class Word:
+    """What a step does with what is logged in it."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+
+    def log(self, **scalars: torch.Tensor) -> None:
+        self.values |= {name: float(value) for name, value in scalars.items()}
+
+
+@pytest.fixture(params=["lightning.pytorch", "pytorch_lightning"])
+def results(request: pytest.FixtureRequest) -> Any:
+    """Lightning's own, of either package."""
+    import importlib
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        home = importlib.import_module(f"{request.param}.trainer.connectors.logger_connector.result")
+    return lambda: home._ResultCollection(training=True)
+
+
+def recorded(*values: float) -> tuple[Recorder, Word]:
+    recorder, word = Recorder(), Word()
+    for value in values:
+        recorder.log("training_step", "loss_a", torch.tensor(value), reduce_fx=torch.mean, **HOW)
+        recorder.log("on_after_backward", "norm", torch.tensor(value), reduce_fx="max", on_step=True, on_epoch=False)
+    recorder.tell(word)  # type: ignore[arg-type]
+    return recorder, word
+
+
+def test_values_travel_by_their_name_and_outside_of_training_step_with_that_of_the_hook() -> None:
+    _, word = recorded(2.0)
+    assert word.values == {"loss_a": 2.0, "on_after_backward.norm": 2.0}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_means_over_the_global_batch_become_values_of_the_step_and_of_the_epoch(results: Any) -> None:
+    recorder, _ = recorded(2.0)
+    found = results()
+    recorder.put(found, {"loss_a": 1.0, "loss": 7.0}, samples=32)
+    recorder.put(found, {"loss_a": 4.0}, samples=16)
+    assert {name: float(value) for name, value in found.metrics(on_step=True)["log"].items()} == {"loss_a_step": 4.0}
+    assert float(found.metrics(on_step=False)["callback"]["loss_a"]) == 2.0, "weighed by samples"
+    assert "loss" not in found.metrics(on_step=False)["callback"], "nobody logged that"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_worker_that_joins_has_the_values_of_the_epoch_so_far(results: Any) -> None:
+    recorder, _ = recorded(2.0)
+    theirs, own, joiner = results(), results(), Recorder()
+    recorder.put(theirs, {"loss_a": 1.0}, samples=32)
+    load(own, joiner, save(theirs, recorder))
+    assert save(own, joiner) == save(theirs, recorder)
+    for each, how in ((theirs, recorder), (own, joiner)):
+        how.put(each, {"loss_a": 4.0}, samples=32)
+    assert float(own.metrics(on_step=False)["callback"]["loss_a"]) == 2.5
+    assert save(own, joiner) == save(theirs, recorder)

@@ -1,0 +1,33 @@
+"""An adapter comes with its framework, and not before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ARRIVES = """
+import sys
+sys.path.insert(0, {folder!r})
+from craft.worker import adapters
+adapters.ADAPTERS["framework.inner"] = "its_adapter"
+adapters.await_frameworks()
+import json
+print("its_adapter" in sys.modules)
+import framework
+print("its_adapter" in sys.modules)
+import framework.inner
+print(framework.inner.seen, framework.inner.__spec__.name)
+"""
+
+
+def test_an_adapter_is_imported_right_after_what_it_adapts(tmp_path: Path) -> None:
+    (tmp_path / "framework").mkdir()
+    (tmp_path / "framework" / "__init__.py").write_text("")
+    (tmp_path / "framework" / "inner.py").write_text("ready = True")
+    (tmp_path / "its_adapter.py").write_text(
+        "import sys\ndef register(name):\n    module = sys.modules[name]\n    assert module.ready\n    module.seen = 'seen'"
+    )
+    code = ARRIVES.format(folder=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["False", "False", "seen", "framework.inner"]
