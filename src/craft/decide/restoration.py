@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class RestoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How far a job goes to begin again by itself."""
 
-    tries: Annotated[int, says("How often from one checkpoint, with nothing committed beyond it in between.")] = 3
+    tries: Annotated[int, says("How often from one checkpoint without getting further than before.")] = 3
     limit_s: Annotated[
         float, says("How long the workers of a job that begins again are waited for; more than two times lease_s.")
     ] = 60.0
@@ -53,14 +53,15 @@ def begun_again(state: JobState, action: Restore) -> JobState:
     """Who took part until now does so no more; who waits for a slot may have one in the generation that follows."""
     before, former = state.restoration, state.generation
     assert former is not None
-    vain = before is not None and in_vain(state, action.checkpoint)
+    same = before is not None and before.checkpoint == action.checkpoint
     restoration = Restoration(
         number=1 if before is None else before.number + 1,
         branch=action.branch,
         checkpoint=action.checkpoint,
         step=action.step,
         after=former.number,
-        tries=before.tries + 1 if before is not None and vain else 1,
+        tries=before.tries + in_vain(state, action.checkpoint) if before is not None and same else 1,
+        furthest=max(action.step, state.reached or 0, before.furthest if before is not None else 0),
         limit_s=action.limit_s,
     )
     return replace(
@@ -99,9 +100,9 @@ def may_have_state(state: JobState) -> bool:
 
 
 def in_vain(state: JobState, checkpoint: str | None) -> bool:
-    """Whether the job began from this checkpoint already, and has committed nothing since that is known of."""
+    """Whether the job began from this checkpoint already, and is not known to have got further than ever before."""
     before = state.restoration
-    return before is not None and before.checkpoint == checkpoint and (state.reached or 0) <= before.step
+    return before is not None and before.checkpoint == checkpoint and (state.reached or 0) <= before.furthest
 
 
 def reached(state: JobState, worker_id: str, step: int | None) -> JobState:

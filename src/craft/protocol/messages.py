@@ -124,7 +124,9 @@ class Restoration(msgspec.Struct, frozen=True, kw_only=True):
     after: int = 0
     """The last generation before it."""
     tries: int = 1
-    """How many in a row began from this checkpoint, and nothing was committed beyond it in between."""
+    """How many began from this checkpoint; those that came further than any before are not counted."""
+    furthest: int = 0
+    """The most steps that the job is known to have committed until then."""
     limit_s: float = 60.0
     """How long its workers are waited for."""
 

@@ -124,16 +124,17 @@ def _place(found: Basis) -> str:
 
 def _from(state: JobState, found: Basis) -> str:
     steps = max(0, (state.reached or 0) - found.step)
-    again = f"{steps} steps are computed once more" if steps != 1 else "1 step is computed once more"
+    # By their last reports: they may have come further.
+    again = f"at least {steps} steps are computed once more" if steps != 1 else "at least 1 step is computed once more"
     if not steps:
-        again = (
-            "what came after it is computed once more" if state.reached is None else "nothing was committed beyond it"
-        )
+        known = "nothing is known to have been committed beyond it"
+        again = "what came after it is computed once more" if state.reached is None else known
     return f"begins again from {_place(found)}, {again}"
 
 
 def _vain(state: JobState, found: Basis) -> str:
     assert state.restoration is not None
-    times = state.restoration.tries
+    times, furthest = state.restoration.tries, state.restoration.furthest
     last = f"; the last error was: {state.failures[-1].error}" if state.failures else ""
-    return f"the job began {times} times from {_place(found)} and committed nothing beyond it{last}"
+    came = f"came no further than before, to step {furthest}" if furthest > found.step else "committed nothing beyond it"
+    return f"the job began {times} times from {_place(found)} and {came}{last}"
