@@ -20,7 +20,7 @@ from craft.control.faults import faults_in
 from craft.control.feed import Feed
 from craft.control.heartbeat import DEFAULT_LIMIT_S, RETURN_LIMITS, Heartbeats
 from craft.control.loop import GRACE_S, Loop
-from craft.control.meter import Meter
+from craft.control.meter import Meter, times_in
 from craft.control.sessions import Sessions
 from craft.control.status import AgentStatus, LighthouseStatus, Status, status_of
 from craft.control.techniques import guarded
@@ -129,7 +129,7 @@ class Lighthouse:
             around=around,
             grace_s=settings.grace_s,
             faults=faults_in(read_lines(run.journal)),
-            meter=Meter() if settings.chooses_by_cost else None,
+            meter=Meter(times_in(read_lines(run.journal))) if settings.chooses_by_cost else None,
             old_news=self.checkpoints.notes,
         )
         self.heartbeats = Heartbeats(settings.heartbeat_limit_s, around, self)

@@ -5,24 +5,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
 
 from craft.decide import costs
 from craft.decide.membership import JobState
+from craft.decide.policies.policy import subjects
 from craft.protocol.events import AnyEvent, HostLost, TimesMeasured, WorkerFailed, WorkerJoined, WorkerLost
 from craft.protocol.messages import HostReport, WorkerReport
 
 LOSSES = (WorkerLost, WorkerFailed, HostLost)
 
 
+def times_in(lines: Iterable[dict[str, Any]]) -> TimesMeasured | None:
+    """Return the last figures that a journal holds."""
+    found = [line for line in lines if line.get("event") == "TimesMeasured"]
+    return msgspec.convert(found[-1], TimesMeasured, strict=False) if found else None
+
+
 class Meter:
     """Owned by the loop."""
 
-    def __init__(self) -> None:
-        self._book = costs.Book()
+    def __init__(self, times: TimesMeasured | None = None) -> None:
+        """``times``: what an earlier lighthouse had measured."""
+        self._book = costs.known(times)
+        self._beginning = 0
 
     def see(self, report: HostReport, state: JobState, now: float) -> None:
         """A host says how far its workers are."""
+        self._let_go(state)
         current = state.generation
         if current is None:
             return
@@ -39,11 +52,22 @@ class Meter:
                 )
 
     def hear(self, event: AnyEvent, state: JobState, now: float) -> None:
-        """Something happened."""
-        if isinstance(event, WorkerJoined) and state.generation is not None:
-            self._book = costs.arrived(self._book, event.member.worker_id, now)
+        """Something happened; ``state`` does not know of it yet."""
+        self._let_go(state)
+        if isinstance(event, WorkerJoined):
+            self._book = costs.arrived(self._book, event.member.worker_id)
         elif isinstance(event, LOSSES) and state.generation is not None:
-            self._book = costs.lost(self._book, now)
+            for worker_id in subjects(state, event):
+                view = state.view(worker_id)
+                if view is not None and view.standing in ("waiting", "member"):
+                    self._book = costs.lost(self._book, worker_id, state.spares, now)
+
+    def _let_go(self, state: JobState) -> None:
+        """Where all begin together, or free slots are left so, nobody comes in the place of a certain one."""
+        beginning = state.restoration.number if state.restoration is not None else 0
+        if state.generation is None or not state.replacing or beginning != self._beginning:
+            self._book = costs.forgone(self._book)
+        self._beginning = beginning
 
     def figures(self, reports: Mapping[str, WorkerReport], state: JobState) -> TimesMeasured:
         """All that is known now, for whoever is to decide about a loss."""

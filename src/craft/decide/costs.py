@@ -7,6 +7,7 @@ under ``--on-loss auto``.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import ceil, inf
 from typing import Literal
 
@@ -19,6 +20,8 @@ Answer = Literal["redo", "spare", "restart"]
 
 _SETTLED_STEPS = 10
 """After so many steps in a generation its step time counts as undisturbed."""
+_KEPT = 100
+"""So many that have come, and so many losses, are remembered."""
 
 
 class CostSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,11 +45,13 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Arrival(msgspec.Struct, frozen=True):
-    """A latecomer that has not committed anything yet."""
+    """A worker that has come to its first step and has not committed anything yet."""
 
     worker_id: str
-    time: float
-    """When it came to its first step."""
+    lost_at: float | None
+    """When the one was lost whose slot it takes; None: no slot is free for it."""
+    started: bool
+    """Whether it came because of that loss; otherwise it was there already, as a spare."""
 
 
 class Book(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,8 +62,8 @@ class Book(msgspec.Struct, frozen=True, kw_only=True):
     """The step at which that generation began."""
     step_s: tuple[tuple[int, float], ...] = ()
     """Undisturbed step time, by the number of members; the latest."""
-    lost_at: float | None = None
-    """When somebody was lost last."""
+    losses: tuple[float, ...] = ()
+    """When those were lost for whose slots nobody has come yet; the earliest first."""
     arrivals: tuple[Arrival, ...] = ()
     spare_s: float | None = None
     restart_s: float | None = None
@@ -75,26 +80,56 @@ def stepped(book: Book, *, generation: int, members: int, step: int, step_s: flo
     return replace(book, step_s=tuple(sorted({**dict(book.step_s), members: step_s}.items())))
 
 
-def lost(book: Book, now: float) -> Book:
-    """A member was lost."""
-    return replace(book, lost_at=now)
+def known(times: TimesMeasured | None) -> Book:
+    """What an earlier lighthouse had measured, by what it told last."""
+    return Book() if times is None else Book(step_s=times.step_s, spare_s=times.spare_s, restart_s=times.restart_s)
 
 
-def arrived(book: Book, worker_id: str, now: float) -> Book:
-    """A latecomer has come to its first step."""
-    return replace(book, arrivals=(*book.arrivals, Arrival(worker_id, now))[-100:])
+def lost(book: Book, worker_id: str, spares: Collection[str], now: float) -> Book:
+    """A worker was lost: the first of ``spares`` takes its slot; if there is none, whoever comes next."""
+    own = _arrival(book, worker_id)
+    book = _without(book, worker_id)
+    if own is not None and own.lost_at is None and worker_id in spares:
+        return book
+    # The slot of one that came for it and never committed has been empty for longer.
+    since = now if own is None or own.lost_at is None else own.lost_at
+    free = [each for each in book.arrivals if each.worker_id in spares and each.lost_at is None]
+    if not free:
+        return replace(book, losses=tuple(sorted((*book.losses, since)))[-_KEPT:])
+    taken = Arrival(free[0].worker_id, since, started=False)
+    return replace(book, arrivals=tuple(taken if each is free[0] else each for each in book.arrivals))
+
+
+def forgone(book: Book) -> Book:
+    """Slots that are free are left so: whoever comes takes none."""
+    return replace(book, losses=(), arrivals=tuple(replace(each, lost_at=None) for each in book.arrivals))
+
+
+def arrived(book: Book, worker_id: str) -> Book:
+    """A worker has come to its first step: in the slot that is free for longest, or as a spare."""
+    since = book.losses[0] if book.losses else None
+    arrivals = (*book.arrivals, Arrival(worker_id, since, started=since is not None))
+    return replace(book, arrivals=arrivals[-_KEPT:], losses=book.losses[1:])
 
 
 def committed(book: Book, worker_id: str, now: float) -> Book:
-    """A latecomer committed its first step: by then the latest loss was made up for. One that was there before is a spare."""
-    arrival = next((each for each in book.arrivals if each.worker_id == worker_id), None)
+    """A worker has committed: if it is its first step, the loss of the one before it was made up for."""
+    arrival = _arrival(book, worker_id)
     if arrival is None:
         return book
-    book = replace(book, arrivals=tuple(each for each in book.arrivals if each is not arrival))
-    if book.lost_at is None:
+    book = _without(book, worker_id)
+    if arrival.lost_at is None:
         return book
-    took_s = now - book.lost_at
-    return replace(book, spare_s=took_s) if arrival.time < book.lost_at else replace(book, restart_s=took_s)
+    took_s = now - arrival.lost_at
+    return replace(book, restart_s=took_s) if arrival.started else replace(book, spare_s=took_s)
+
+
+def _arrival(book: Book, worker_id: str) -> Arrival | None:
+    return next((each for each in book.arrivals if each.worker_id == worker_id), None)
+
+
+def _without(book: Book, worker_id: str) -> Book:
+    return replace(book, arrivals=tuple(each for each in book.arrivals if each.worker_id != worker_id))
 
 
 def measured(book: Book, *, step: int, total_steps: int | None, microbatches: int | None) -> TimesMeasured:
@@ -138,8 +173,18 @@ def choose(
     until = min(left, ceil(wait_s / slow_s))
     redo_s = left * longer_s if longer_s else 0.0
     fill_s = until * longer_s + settings.join_steps * full_s
-    steps = "an unknown number of steps is left" if left == inf else f"{left:.0f} steps are left"
-    figures = f"{steps}, each {longer_s:.2g} s longer with {survivors} workers than with {slots}, and {who}"
+    figures = f"{_left(left)}, each {longer_s:.2g} s longer with {_workers(survivors)} than with {slots}, and {who}"
     if redo_s <= fill_s:
         return Choice("redo", redo_s, f"to redo costs {redo_s:.2g} s, to fill the slot {fill_s:.2g} s: {figures}")
-    return Choice(answer, fill_s, f"to fill the slot costs {fill_s:.2g} s, to redo {redo_s:.2g} s: {figures}")
+    redo = "more and more" if redo_s == inf else f"{redo_s:.2g} s"
+    return Choice(answer, fill_s, f"to fill the slot costs {fill_s:.2g} s, to redo {redo}: {figures}")
+
+
+def _left(steps: float) -> str:
+    if steps == inf:
+        return "an unknown number of steps is left"
+    return "1 step is left" if steps == 1 else f"{steps:.0f} steps are left"
+
+
+def _workers(number: int) -> str:
+    return "1 worker" if number == 1 else f"{number} workers"

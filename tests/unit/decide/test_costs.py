@@ -35,7 +35,14 @@ def test_near_the_end_nobody_is_started_and_the_figures_say_why() -> None:
 def test_far_from_the_end_the_slot_is_filled_by_a_spare_or_by_one_that_is_started() -> None:
     assert choose(times(), survivors=3, slots=4, spares=0).answer == "restart"
     assert choose(times(), survivors=3, slots=4, spares=1).answer == "spare"
-    assert choose(times(left=None), survivors=3, slots=4, spares=0).answer == "restart"
+    endless = choose(times(left=None), survivors=3, slots=4, spares=0)
+    assert endless.answer == "restart"
+    assert "to redo more and more: an unknown number of steps is left" in endless.reason
+
+
+def test_one_is_not_many() -> None:
+    reason = choose(times(left=1), survivors=1, slots=3, spares=0).reason
+    assert "1 step is left" in reason and "longer with 1 worker than with 3" in reason
 
 
 def test_a_spare_pays_later_than_a_replacement_does() -> None:
@@ -87,15 +94,44 @@ def test_the_book_learns_from_what_it_is_told() -> None:
     assert book.step_s == (), "the first steps of a generation are no measure"
     book = costs.stepped(book, generation=1, members=4, step=20, step_s=0.1)
     assert book.step_s == ((4, 0.1),)
-    book = costs.arrived(book, "s", 30.0)
-    book = costs.lost(book, 40.0)
+    book = costs.arrived(book, "s")
+    book = costs.lost(book, "w1", ("s",), 40.0)
     book = costs.committed(book, "s", 40.5)
     assert (book.spare_s, book.restart_s) == (0.5, None)
-    book = costs.lost(book, 50.0)
-    book = costs.arrived(book, "w4", 52.0)
+    book = costs.lost(book, "w2", (), 50.0)
+    book = costs.arrived(book, "w4")
     book = costs.committed(book, "w4", 53.0)
     assert (book.spare_s, book.restart_s) == (0.5, 3.0)
     assert costs.committed(book, "w4", 99.0) == book, "only its first commit counts"
+
+
+def test_every_lost_slot_has_its_own_time() -> None:
+    book = costs.lost(Book(), "w1", (), 0.0)
+    book = costs.lost(costs.arrived(book, "w4"), "w2", (), 9.0)
+    book = costs.committed(book, "w4", 10.0)
+    assert (book.restart_s, book.spare_s) == (10.0, None), "not 1 s, and no spare: it came for the first one"
+    book = costs.committed(costs.arrived(book, "w5"), "w5", 20.0)
+    assert (book.restart_s, book.losses, book.arrivals) == (11.0, (), ())
+
+
+def test_a_replacement_that_dies_before_it_commits_leaves_the_slot_empty_since_the_first_loss() -> None:
+    book = costs.arrived(costs.lost(Book(), "w1", (), 0.0), "w4")
+    book = costs.arrived(costs.lost(book, "w4", (), 5.0), "w5")
+    assert costs.committed(book, "w5", 8.0).restart_s == 8.0
+
+
+def test_a_spare_that_dies_leaves_no_slot_and_one_that_was_not_needed_is_no_measure() -> None:
+    book = costs.arrived(costs.arrived(Book(), "s"), "t")
+    assert costs.lost(book, "s", ("s", "t"), 1.0) == costs.arrived(Book(), "t")
+    book = costs.forgone(costs.lost(book, "w1", ("s", "t"), 2.0))
+    book = costs.committed(costs.lost(book, "w2", ("s", "t"), 100.0), "s", 100.5)
+    assert book.spare_s == 0.5, "the slot of w1 was left free"
+
+
+def test_what_an_earlier_lighthouse_had_measured_is_known_again() -> None:
+    told = times(step_s=((4, 0.1), (3, 0.2)))
+    assert costs.measured(costs.known(told), step=100, total_steps=1100, microbatches=8) == told
+    assert costs.known(None) == Book()
 
 
 def test_under_auto_the_generation_says_whether_its_slots_are_filled() -> None:
