@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from craft.cli.sentences import checkpoint, clock, sentence, work
+from craft.cli.sentences import checkpoint, clock, count, sentence, work
 from craft.decide.faults import goodput
 from craft.decide.plan import cost_of_loss
 from craft.settings.run import RunSettings
 from craft.settings.rundir import RunDir
-from craft.telemetry.history import fault_costs, read_run
+from craft.telemetry.history import fault_costs, read_run, went_on
 from craft.telemetry.journal import Tail
+from craft.telemetry.witnesses import counted
 
 if TYPE_CHECKING:
     from craft.agent.supervisor import Outcome, Supervisor
@@ -40,7 +41,7 @@ class Display:
         self._rate = 0.0
         self._printed = 0.0
         self._first_commit: float | None = None
-        self.say(f"craft: {settings.workers} workers, run directory {run_dir.path}")
+        self.say(f"craft: {count(settings.workers, 'worker')}, run directory {run_dir.path}")
 
     def show(self, supervisor: Supervisor) -> None:
         """Bring the display up to date."""
@@ -73,7 +74,7 @@ class Display:
         if microbatches is not None and workers > 1 and self._settings.lighthouse is None:
             cost = cost_of_loss(microbatches, workers)
             self.say(
-                f"{microbatches} microbatches over {workers} workers: after the loss of one, a step computes"
+                f"{counted(microbatches, None)} over {workers} workers: after the loss of one, a step computes"
                 f" {cost:.2f} times as long"
             )
 
@@ -84,8 +85,8 @@ class Display:
     def _details(self, leader: WorkerReport, workers: int) -> str:
         metrics = "  ".join(f"{name} {value:.4g}" for name, value in leader.metrics.items())
         # Where the journal is on another host, this one does not know.
-        faults = f"  {_count(self._faults, 'fault')}" if self._settings.lighthouse is None else ""
-        return f"{self._rate:.1f} steps/s  {metrics}  {_count(workers, 'worker')}{faults}"
+        faults = f"  {count(self._faults, 'fault')}" if self._settings.lighthouse is None else ""
+        return f"{self._rate:.1f} steps/s  {metrics}  {count(workers, 'worker')}{faults}"
 
     def _show_bar(self, leader: WorkerReport, workers: int) -> None:
         if self._live is None:
@@ -131,16 +132,17 @@ class Display:
         self.say(f"craft: {word}: {outcome.reason}")
         training_s = time.time() - self._first_commit if self._first_commit is not None else wall_s
         if outcome.faults is not None:
-            self.say(f"  {steps} steps in {wall_s:.1f} s, {_count(len(outcome.faults), 'fault')} on all hosts")
+            self.say(f"  {count(steps, 'step')} in {wall_s:.1f} s, {count(len(outcome.faults), 'fault')} on all hosts")
             for fault in outcome.faults:
                 self.say(f"  {fault}")
             self._say_newest(outcome.checkpoint)
             return
         share = f"goodput {100 * goodput(training_s, costs):.2f}%"
-        self.say(f"  {steps} steps in {wall_s:.1f} s, {_count(self._faults, 'fault')}, {share}")
+        self.say(f"  {count(steps, 'step')} in {wall_s:.1f} s, {count(self._faults, 'fault')}, {share}")
         for cost in costs:
-            lost = "the job ended before the next step" if cost.lost_s is None else f"{1000 * cost.lost_s:.0f} ms lost"
-            again = f", {_count(cost.steps_lost, 'step')} computed once more" if cost.steps_lost else ""
+            unknown = "what it cost was not measured" if went_on(run, cost) else "the job ended before the next step"
+            lost = unknown if cost.lost_s is None else f"{1000 * cost.lost_s:.0f} ms lost"
+            again = f", {count(cost.steps_lost, 'step')} computed once more" if cost.steps_lost else ""
             self.say(f"  generation {cost.generation}: {cost.what}: {lost}{again}{work(cost.recovered)}")
         written = (line for line in reversed(run.journal) if line.get("event") == "CheckpointWritten")
         self._say_newest(next(written, None))
@@ -148,7 +150,3 @@ class Display:
     def _say_newest(self, written: dict[str, Any] | None) -> None:
         if written is not None:
             self.say(f"  newest checkpoint: {checkpoint(written)} in {written['url']}")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

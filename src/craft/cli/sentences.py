@@ -38,6 +38,11 @@ def size(count: int) -> str:
     return f"{value:.1f} TB"
 
 
+def count(number: int, what: str) -> str:
+    """``1 step``, ``2 steps``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def checkpoint(line: Line) -> str:
     """A complete checkpoint: ``step 120 (1.3 GB, 0.2 GB of it new, 3.1 s), tagged best``."""
     new, total = line["new_bytes"], line["total_bytes"]
@@ -100,7 +105,7 @@ def _wanted(line: Line) -> str:
 
 
 def _rolled_back(line: Line) -> str:
-    skipped = f", without the data of {line['skipped']} steps" if line["skipped"] else ""
+    skipped = f", without the data of {count(line['skipped'], 'step')}" if line["skipped"] else ""
     return f"rolled back from step {line['left_at']} to step {line['step']}{skipped}: {line['reason']}"
 
 
@@ -128,10 +133,10 @@ def _condition(line: Line) -> str:
 
 def _measured(line: Line) -> str:
     steps = (
-        ", ".join(f"{seconds:.2g} s with {members} workers" for members, seconds in line["step_s"])
+        ", ".join(f"{seconds:.2g} s with {count(members, 'worker')}" for members, seconds in line["step_s"])
         or "not measured yet"
     )
-    return f"after {line['step']} steps, of which each takes: {steps}"
+    return f"after {count(line['step'], 'step')}, of which each takes: {steps}"
 
 
 _SENTENCES: dict[str, Callable[[Line], str]] = {

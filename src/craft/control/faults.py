@@ -73,9 +73,14 @@ def fault_of(before: JobState, after: JobState, event: AnyEvent, now: float) -> 
     )
 
 
-def costed(faults: Sequence[Fault], event: Recovered) -> tuple[tuple[Fault, ...], Cost]:
-    """Return the faults, those that ``event`` overcame with what they cost together, and that cost."""
-    overcome = [fault for fault in faults if _is_overcome(fault, event)]
+def costed(faults: Sequence[Fault], event: Recovered, after: int = 0) -> tuple[tuple[Fault, ...], Cost]:
+    """Return the faults, those that ``event`` overcame with what they cost together, and that cost.
+
+    ``after``: the last generation before the job began again, if it did. Whoever began again knows of no step before, and
+    what was lost until then is no part of what it tells.
+    """
+    first = max(event.since, after + 1) if 0 < after < event.generation else event.since
+    overcome = [fault for fault in faults if _is_overcome(fault, event, first)]
     cost = Cost(
         worker_ids=tuple(worker_id for fault in overcome for worker_id in fault.worker_ids),
         generation=event.generation,
@@ -90,8 +95,8 @@ def costed(faults: Sequence[Fault], event: Recovered) -> tuple[tuple[Fault, ...]
     return tuple(replace(fault, cost=cost) if fault in overcome else fault for fault in faults), cost
 
 
-def _is_overcome(fault: Fault, event: Recovered) -> bool:
-    if fault.cost is not None or not event.since <= fault.generation < event.generation:
+def _is_overcome(fault: Fault, event: Recovered, first: int) -> bool:
+    if fault.cost is not None or not first <= fault.generation < event.generation:
         return False
     # A spare that was lost meanwhile was missed by nobody.
     return fault.next_generation is not None or bool(set(fault.worker_ids) & set(event.lost))
@@ -100,11 +105,16 @@ def _is_overcome(fault: Fault, event: Recovered) -> bool:
 def faults_in(lines: Iterable[dict[str, Any]]) -> tuple[Fault, ...]:
     """Return the faults that a journal holds: those from before a restart of the lighthouse."""
     faults: tuple[Fault, ...] = ()
+    made = after = 0
     for line in lines:
+        if line.get("action") in ("Reconfigure", "Propose"):
+            made = int(line["generation"])
+        elif line.get("action") == "Restore":
+            after = made
         if line.get("kind") == "outcome" and line.get("outcome") == "Fault":
             faults += (msgspec.convert(line, Fault, strict=False),)
         elif line.get("event") == "Recovered":
-            faults, _ = costed(faults, msgspec.convert(line, Recovered, strict=False))
+            faults, _ = costed(faults, msgspec.convert(line, Recovered, strict=False), after)
     return faults
 
 

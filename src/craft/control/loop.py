@@ -263,7 +263,8 @@ class Loop:
             self._faults.append(fault)
             self._write("outcome", fault)
         if isinstance(event, Recovered):
-            faults, cost = costed(self._faults, event)
+            again = self._state.restoration
+            faults, cost = costed(self._faults, event, after=again.after if again is not None else 0)
             self._faults = list(faults)
             self._write("outcome", cost)
 

@@ -74,11 +74,25 @@ def fault_costs(run: Run) -> list[FaultCost]:
     return [_one(run, some) for some in together]
 
 
+def went_on(run: Run, cost: FaultCost) -> bool:
+    """Whether anything was committed after a loss, though it may have been nothing new."""
+    return any(commit.generation >= cost.generation for commits in run.commits.values() for commit in commits)
+
+
 def _one(run: Run, costs: tuple[FaultCost, ...]) -> FaultCost:
     """Several losses before the next commit, as one, with what the workers told of it."""
     last = costs[-1]
     told = recoveries(run.journal)
-    recovered = next((each for each in told if each.since < last.generation <= each.generation), None)
+    begun = _beginnings(run)
+    # Who began again knows of no commit before: its word is not about losses from before that.
+    recovered = next(
+        (
+            each
+            for each in told
+            if each.since < last.generation <= each.generation and _course(begun, each.generation) <= last.generation
+        ),
+        None,
+    )
     # What they told is in the journal, too: one fault has one cost.
     known = recovered.lost_s if recovered is not None else None
     return replace(
@@ -88,6 +102,21 @@ def _one(run: Run, costs: tuple[FaultCost, ...]) -> FaultCost:
         lost_s=costs[0].lost_s if known is None else known,
         recovered=recovered,
     )
+
+
+def _beginnings(run: Run) -> list[int]:
+    """The first generation of each course: of the job, and whenever it began again."""
+    found, beginning = [], True
+    for line in run.journal:
+        beginning = beginning or line.get("action") == "Restore"
+        if line.get("action") == "Reconfigure" and beginning:
+            found.append(int(line["generation"]))
+            beginning = False
+    return found
+
+
+def _course(begun: Iterable[int], generation: int) -> int:
+    return max((first for first in begun if first <= generation), default=0)
 
 
 def _answered(run: Run) -> list[_Losses]:

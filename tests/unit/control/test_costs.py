@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from craft.control.faults import Cost, costed, faults_in
-from craft.protocol.events import Recovered
+from craft.protocol.events import CheckpointWritten, Recovered
 from craft.protocol.messages import Exited, WorkerReport
 
 if TYPE_CHECKING:
@@ -85,6 +85,26 @@ def test_a_spare_that_is_lost_costs_nothing_and_takes_no_share_of_what_others_co
         (("w2",), False),
         (("w1",), True),
     ]
+
+
+def test_a_job_that_began_again_puts_no_cost_on_what_was_lost_before(lab: Lab, worker: Report, dead: Any) -> None:
+    written = CheckpointWritten(name="c", branch=0, step=10, url="u")
+    both = [worker(name, generation=1, step=12, notes=(written,)) for name in ("w0", "w1")]
+    lab.report(worker("w0"), worker("w1"))
+    lab.report(*both)
+    ends = [dead("w0"), dead("w1")]
+    lab.report(*both, exited=tuple(ends))
+    lab.report(worker("w2"), worker("w3"), exited=tuple(ends))
+    assert lab.names("action")[-2:] == ["Restore", "Reconfigure"]
+    # Before they commit anything, one of them is lost: the other knows of no commit before.
+    ends.append(dead("w3"))
+    lab.report(worker("w2", generation=lab.generation), worker("w3", generation=lab.generation), exited=tuple(ends))
+    told = recovered(lab.generation, "w3", since=0, by="w2", lost_s=None)
+    lab.report(worker("w2", generation=lab.generation, notes=(told,)), exited=tuple(ends))
+
+    assert [cost.worker_ids for cost in costs(lab)] == [("w3",)]
+    assert [fault.cost is not None for fault in lab.loop.faults] == [False, False, True]
+    assert faults_in(lab.lines) == lab.loop.faults
 
 
 def test_a_restarted_lighthouse_knows_the_costs_from_the_journal(
