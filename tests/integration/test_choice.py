@@ -37,7 +37,7 @@ def test_near_the_end_of_a_job_nobody_is_started_in_the_place_of_a_lost_worker_a
     result = job.wait()
     result.assert_exact(references.digest("--steps", "60"), faults=1, steps=60)
     said = reason(result)
-    assert "1 survivors redo its microbatches; to redo costs" in said, describe(result)
+    assert "1 survivor redoes its microbatches; to redo costs" in said, describe(result)
     assert "steps are left" in said and "a replacement is assumed to take 10 s" in said
     assert not (result.run_dir / "workers" / "w2").exists()
     (figures,) = result.events("TimesMeasured")

@@ -193,7 +193,7 @@ def test_a_job_gives_up_below_its_minimum_of_workers(jobs: Jobs) -> None:
     faults = [Fault(point="batch", step=3, rank=1)]
     result = jobs.run(TRAIN, *LONG, workers=2, options=["--min-workers", "2"], faults=faults)
     assert result.exit_code == 3, describe(result)
-    assert "1 workers are left and --min-workers is 2" in result.output
+    assert "1 worker is left and --min-workers is 2" in result.output
 
 
 # What a job says of itself.

@@ -72,8 +72,8 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     """The generation whose members are to find out whom they can reach; 0: none."""
     holding: int = 0
     """The generation whose lost members are waited for to be replaced; 0: none."""
-    unreplaced: tuple[str, ...] = ()
-    """Hosts that start no more workers in the place of lost ones."""
+    unreplaced: tuple[tuple[str, str], ...] = ()
+    """(host, why): hosts that start no more workers in the place of lost ones."""
     failures: tuple[WorkerFailed, ...] = ()
     injections: tuple[FaultInjected, ...] = ()
     """The latest faults that agents and workers are to carry out; they decide nothing."""
@@ -144,4 +144,4 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     def replaceable(self) -> bool:
         """Whether somebody can still come: some host starts workers in the place of lost ones."""
         hosts = {view.member.host for view in self.workers if view.standing != "left"}
-        return bool(hosts - set(self.unreplaced))
+        return bool(hosts - dict(self.unreplaced).keys())

@@ -69,7 +69,7 @@ def observe(state: JobState, event: AnyEvent) -> JobState:
             state = changed(state, worker_id, draining=event.reason)
         return state
     if isinstance(event, ReplacementsEnded):
-        return replace(state, unreplaced=tuple(sorted({*state.unreplaced, event.host})))
+        return replace(state, unreplaced=tuple(sorted({event.host: event.reason, **dict(state.unreplaced)}.items())))
     if isinstance(event, FaultInjected) and event.fault not in BY_LIGHTHOUSE:
         return replace(state, injections=(*state.injections, event)[-KEPT:])
     if isinstance(event, CheckpointWritten):

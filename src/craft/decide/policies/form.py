@@ -26,7 +26,8 @@ class FormPolicy:
         if len(waiting) < state.min_workers:
             return (Stop(reason=too_few(len(waiting), state.min_workers), exit_code=EXIT_GIVEN_UP),)
         chosen = waiting[: state.slots]
-        return (Reconfigure(members=chosen, reason=f"all {len(chosen)} workers joined"),)
+        reason = f"all {len(chosen)} workers joined" if len(chosen) > 1 else "the only worker joined"
+        return (Reconfigure(members=chosen, reason=reason),)
 
 
 def in_order(state: JobState) -> tuple[str, ...]:

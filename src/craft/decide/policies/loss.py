@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from craft.decide.costs import Choice, CostSettings, choose
 from craft.decide.membership import JobState
-from craft.decide.policies.policy import EXIT_FINISHED, EXIT_GIVEN_UP, names, subjects, too_few
+from craft.decide.policies.policy import EXIT_FINISHED, EXIT_GIVEN_UP, names, nobody_comes, subjects, too_few
 from craft.decide.settle import LossAnswer
 from craft.protocol.actions import AnyAction, Fence, Hold, Reconfigure, Stop
 from craft.protocol.events import (
@@ -21,8 +21,6 @@ from craft.protocol.events import (
 )
 
 STATE_LOST = "every worker that had the training state is lost"
-
-_THEN = {"redo": "redo", "shrink": "drop", "wait": "wait with", "auto": "redo"}
 
 
 class LossPolicy:
@@ -58,7 +56,7 @@ class LossPolicy:
             return ()
         if state.having("finished"):
             return (Stop(reason="every worker that is left finished", exit_code=EXIT_FINISHED),)
-        return (Stop(reason=STATE_LOST, exit_code=EXIT_GIVEN_UP),)
+        return (Stop(reason=f"{STATE_LOST}{nobody_comes(state)}", exit_code=EXIT_GIVEN_UP),)
 
     def _answer(self, state: JobState, event: AnyEvent, gone: tuple[str, ...]) -> tuple[AnyAction, ...]:
         assert state.generation is not None
@@ -66,7 +64,7 @@ class LossPolicy:
         if not survivors and state.having("finished"):
             return (Stop(reason="every worker that is left finished", exit_code=EXIT_FINISHED),)
         if not survivors:
-            return (Stop(reason=too_few(0, state.min_workers), exit_code=EXIT_GIVEN_UP),)
+            return (_too_few(state, 0),)
         if isinstance(event, WorkerFinished) and event.complete:
             reason = f"{names(gone)} finished before it heard of generation {state.generation.number}"
             return (Reconfigure(members=survivors, reason=reason),)
@@ -81,7 +79,7 @@ class LossPolicy:
             reason = f"{what}: {len(survivors)} of {wanted} wanted workers are left, a replacement is waited for"
             return (Hold(generation=state.generation.number, limit_s=self._wait_limit_s, reason=reason),)
         if len(filled) < state.min_workers and not ending:
-            return (Stop(reason=too_few(len(filled), state.min_workers), exit_code=EXIT_GIVEN_UP),)
+            return (_too_few(state, len(filled)),)
         why = "" if choice is None else f"; {choice.reason}"
         replacing = None if choice is None else choice.answer != "redo"
         return (Reconfigure(members=filled, replacing=replacing, reason=f"{what}: {self._course(state, filled)}{why}"),)
@@ -97,12 +95,15 @@ class LossPolicy:
 
     def _course(self, state: JobState, filled: tuple[str, ...]) -> str:
         taken = filled[len(state.members) :]
-        verb = "redo" if self._on_loss == "wait" and not taken else _THEN[self._on_loss]
+        one, several = ("drops", "drop") if self._on_loss == "shrink" else ("redoes", "redo")
+        number = len(state.members)
+        who = f"1 survivor {one}" if number == 1 else f"{number} survivors {several}"
+        then = f"{who} its microbatches"
         if not taken:
-            return f"{len(filled)} survivors {verb} its microbatches"
+            return then
         if self._on_loss == "wait":
             return f"{names(taken)} {_take(taken)} and {'computes' if len(taken) == 1 else 'compute'} its microbatches"
-        return f"{names(taken)} {_take(taken)}, {len(state.members)} survivors {verb} its microbatches"
+        return f"{names(taken)} {_take(taken)}, {then}"
 
     def _held(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
         """Somebody came, or nobody will: does the waiting end?"""
@@ -121,9 +122,10 @@ class LossPolicy:
         if not over:
             return ()
         if len(filled) < state.min_workers or not state.members:
-            return (Stop(reason=too_few(len(filled), state.min_workers), exit_code=EXIT_GIVEN_UP),)
+            return (_too_few(state, len(filled)),)
         why = f"nobody came within {self._wait_limit_s:g} s" if expired else "nobody will come"
-        return (Reconfigure(members=filled, reason=f"{why}: {len(filled)} workers redo the lost microbatches"),)
+        who = "1 worker redoes" if len(filled) == 1 else f"{len(filled)} workers redo"
+        return (Reconfigure(members=filled, reason=f"{why}: {who} the lost microbatches"),)
 
 
 def is_loss(state: JobState, event: AnyEvent) -> bool:
@@ -153,6 +155,10 @@ def _is_done(state: JobState, event: AnyEvent) -> bool:
     complete = isinstance(event, WorkerFinished) and event.complete
     saved = state.preempting is not None and state.checkpoint is not None and state.checkpoint.step >= event.step
     return (complete or saved) and _has_entered(state, event.worker_id)
+
+
+def _too_few(state: JobState, number: int) -> Stop:
+    return Stop(reason=f"{too_few(number, state.min_workers)}{nobody_comes(state)}", exit_code=EXIT_GIVEN_UP)
 
 
 def _take(taken: tuple[str, ...]) -> str:

@@ -53,4 +53,13 @@ def names(worker_ids: Sequence[str]) -> str:
 def too_few(num_workers: int, min_workers: int) -> str:
     if num_workers == 0:
         return "no worker is left"
-    return f"{num_workers} workers are left and --min-workers is {min_workers}"
+    left = "1 worker is left" if num_workers == 1 else f"{num_workers} workers are left"
+    return f"{left} and --min-workers is {min_workers}"
+
+
+def nobody_comes(state: JobState) -> str:
+    """Why nobody takes the place of the lost, as the end of a sentence; empty where somebody may."""
+    if state.replaceable or state.ending or not state.unreplaced:
+        return ""
+    reasons = dict.fromkeys(reason for _, reason in state.unreplaced)
+    return f", and no host starts workers any more: {'; '.join(reasons)}"

@@ -55,7 +55,9 @@ class PreemptPolicy:
         ends = [Release(worker_id=each, reason=f"a spare of a job that makes room: {event.reason}") for each in spares]
         actions: tuple[AnyAction, ...] = (Preempt(deadline=event.deadline, reason=event.reason), *ends)
         if state.holding:
-            reason = f"nobody will take the place of those lost: {len(state.members)} workers redo their microbatches"
+            left = len(state.members)
+            who = "1 worker redoes" if left == 1 else f"{left} workers redo"
+            reason = f"nobody will take the place of those lost: {who} their microbatches"
             actions += (Reconfigure(members=state.members, reason=reason),)
         return actions
 

@@ -6,7 +6,7 @@ from craft.decide.applying import apply
 from craft.decide.membership import JobState
 from craft.decide.policies.form import in_order
 from craft.decide.policies.loss import STATE_LOST, fences, is_loss
-from craft.decide.policies.policy import EXIT_GIVEN_UP, names, too_few
+from craft.decide.policies.policy import EXIT_GIVEN_UP, names, nobody_comes, too_few
 from craft.decide.restoration import (
     Basis,
     RestoreSettings,
@@ -104,8 +104,9 @@ class RestorePolicy:
             return (Reconfigure(members=chosen, reason=reason),)
         if not over:
             return ()
-        why = f"within {self._settings.limit_s:g} s" if expired else "since no host starts workers any more"
-        reason = f"{too_few(len(waiting), state.min_workers)}: not enough came to begin again {why}"
+        when = f" within {self._settings.limit_s:g} s" if expired else ""
+        came = f"not enough came to begin again{when}"
+        reason = f"{too_few(len(waiting), state.min_workers)}: {came}{nobody_comes(state)}"
         return (Stop(reason=reason, exit_code=EXIT_GIVEN_UP),)
 
 
@@ -114,7 +115,7 @@ def _expected(state: JobState) -> int:
     here = {view.member.host for view in state.having("waiting")}
     away = [view.member.host for view in state.having("lost") if not view.ended and view.member.host not in here]
     former = state.former.members if state.former is not None else ()
-    unreplaced = [member for member in former if member.host in state.unreplaced and member.host not in away]
+    unreplaced = [member for member in former if member.host in dict(state.unreplaced) and member.host not in away]
     return state.slots - len(away) - len(unreplaced)
 
 
@@ -136,5 +137,7 @@ def _vain(state: JobState, found: Basis) -> str:
     assert state.restoration is not None
     times, furthest = state.restoration.tries, state.restoration.furthest
     last = f"; the last error was: {state.failures[-1].error}" if state.failures else ""
-    came = f"came no further than before, to step {furthest}" if furthest > found.step else "committed nothing beyond it"
+    came = (
+        f"came no further than before, to step {furthest}" if furthest > found.step else "committed nothing beyond it"
+    )
     return f"the job began {times} times from {_place(found)} and {came}{last}"
