@@ -21,6 +21,8 @@ else:
     import tomli as tomllib
 
 TABLES = ("run", "techniques", "alerts", "hooks")
+_BOUNDS = {">=": "at least", ">": "more than", "<=": "at most", "<": "less than"}
+_BOUND = re.compile(r"Expected `\w+` (?P<sign>[<>]=?) (?P<number>\S+)")
 
 
 class Document:
@@ -91,10 +93,9 @@ def key_in(error: msgspec.ValidationError) -> str | None:
 def complaint(error: msgspec.ValidationError, kind: type[msgspec.Struct], values: Mapping[str, Any]) -> str:
     """What is wrong with the value of a setting, in words: its bounds, or the nearest value that it may have."""
     text, _, place = str(error).partition(" - at ")
-    for sign, words in _BOUNDS.items():
-        text = re.sub(
-            rf"^Expected `\w+` {sign} (\S+)$", lambda found, words=words: f"must be {words} {_short(found[1])}", text
-        )
+    bound = _BOUND.fullmatch(text)
+    if bound is not None:
+        text = f"must be {_BOUNDS[bound['sign']]} {bound['number'].removesuffix('.0')}"
     key = key_in(error)
     if key is None or place != f"`$.{key}`":
         return str(error)
@@ -103,13 +104,6 @@ def complaint(error: msgspec.ValidationError, kind: type[msgspec.Struct], values
         known = msgspec.json.schema(types[key], schema_hook=lambda _: {}).get("enum", ())
         text += hint(values[key], map(str, known)) if known else ""
     return text
-
-
-_BOUNDS = {">=": "at least", ">": "more than", "<=": "at most", "<": "less than"}
-
-
-def _short(number: str) -> str:
-    return number.removesuffix(".0")
 
 
 def toml(value: Any) -> str:

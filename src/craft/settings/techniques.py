@@ -193,7 +193,8 @@ def _made(
         return document.error(table, None, f"[{table}]: {message}") if values else ConfigError(f"[{table}]: {message}")
 
     def refused(key: str | None, message: str) -> ConfigError:
-        return own[key].refused(document, message) if key in own else in_table(key, message)
+        given = own.get(key or "")
+        return given.refused(document, message) if given is not None else in_table(key, message)
 
     _check_names(kind, document, values, own)
     _converted(kind, values, in_table, strict=True)
