@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,57 +49,71 @@ def techniques(name: str | None, config: Path | None, run_dir: Path | None, as_j
       craft techniques
       craft techniques hang --config craft.toml
     """
-    entries, broken = _entries(config, run_dir)
+    found = _found(config, run_dir)
     if as_schema:
-        click.echo(_schema())
+        click.echo(_schema(found))
         return
+    entries = [_entry(kind, found) for kind in found.kinds]
     if name is not None:
-        entries = [_named(name, entries)]
+        entries = [_named(name, entries, found.broken)]
     if as_json:
-        click.echo(json.dumps([entry._asdict() for entry in entries], indent=2))
+        click.echo(json.dumps([_plain(entry) for entry in entries], indent=2))
     elif name is not None:
         _show(entries[0])
     else:
-        _list(entries, broken)
+        _list(entries, found.broken)
 
 
-def _entries(config: Path | None, run_dir: Path | None) -> tuple[list[_Entry], list[str]]:
-    """All techniques that there are, and sentences on those of other packages that cannot be loaded."""
+class _Found(NamedTuple):
+    """All techniques that there are."""
+
+    kinds: list[Any]
+    """In the order in which they are asked."""
+    origins: dict[str, str]
+    broken: dict[str, str]
+    """Those of other packages that cannot be used, with a sentence on each."""
+    choice: Any
+
+
+def _found(config: Path | None, run_dir: Path | None) -> _Found:
     from craft.decide.technique import arrange
     from craft.decide.techniques import BUILT_IN
     from craft.settings.document import Document
+    from craft.settings.foreign import foreign, load
     from craft.settings.rundir import find_run
-    from craft.settings.techniques import choose, foreign, load, of_environment
+    from craft.settings.techniques import choose, of_environment
 
-    document = Document(find_run(run_dir).config if run_dir is not None else config)
-    choice = choose(document, of_environment())
-    kinds, origins, broken = list(BUILT_IN), {kind.name: "built-in" for kind in BUILT_IN}, []
-    for entry in foreign().values():
+    choice = choose(Document(find_run(run_dir).config if run_dir is not None else config), of_environment())
+    order = list(choice.techniques.by_name)
+    kinds, origins, broken = arrange(BUILT_IN, order), {kind.name: "built-in" for kind in BUILT_IN}, {}
+    # Those that are on come first: they can be asked in one order, or the job would have been refused.
+    for entry in sorted(foreign().values(), key=lambda each: each.name not in order):
         try:
-            kinds.append(load(entry))
+            kinds = arrange([*kinds, load(entry)], order)
             origins[entry.name] = entry.dist.name if entry.dist is not None else entry.value
         except ConfigError as error:
-            broken.append(str(error))
-    on = choice.techniques.by_name
-    arranged = arrange(kinds, list(on))
-    return [_entry(kind, on.get(kind.name), origins[kind.name], choice.origins) for kind in arranged], broken
+            broken[entry.name] = str(error)
+    return _Found(kinds, origins, broken, choice)
 
 
-def _entry(kind: Any, found: Any, origin: str, origins: dict[str, str]) -> _Entry:
+def _entry(kind: Any, found: _Found) -> _Entry:
     import msgspec
 
     from craft.decide.techniques import Alerts
+    from craft.settings.foreign import made, why_inexact
+    from craft.settings.techniques import flags_of
 
-    technique = found if found is not None else kind(kind.Settings())
+    on = found.choice.techniques.by_name.get(kind.name)
+    technique = on if on is not None else made(kind, kind.Settings())
     settings = []
     for field in () if kind is Alerts else msgspec.structs.fields(kind.Settings):
-        described = msgspec.json.schema(field.type)
-        variable = next((f"CRAFT_{name.upper()}" for name, key in kind.flags.items() if key == field.name), None)
+        described = msgspec.json.schema(field.type, schema_hook=lambda _: {})
+        variable = next((f"CRAFT_{name.upper()}" for name, key in flags_of(kind).items() if key == field.name), None)
         settings.append(
             {
                 "key": field.name,
-                "value": msgspec.to_builtins(getattr(technique.settings, field.name)),
-                "origin": origins.get(f"{kind.name}.{field.name}", "default"),
+                "value": msgspec.to_builtins(getattr(technique.settings, field.name), enc_hook=str),
+                "origin": found.choice.origins.get(f"{kind.name}.{field.name}", "default"),
                 "variable": variable,
                 "description": described.get("description", ""),
             }
@@ -106,44 +121,56 @@ def _entry(kind: Any, found: Any, origin: str, origins: dict[str, str]) -> _Entr
     return _Entry(
         name=kind.name,
         summary=kind.summary,
-        origin=origin,
-        on=found is not None,
+        origin=found.origins[kind.name],
+        on=on is not None,
         optional=kind.optional,
         settings=settings,
         emits=[event.__name__ for event in kind.emits],
         answers=[event.__name__ for event in kind.answers],
         points=list(kind.points),
-        inexact=technique.inexact(),
+        inexact=why_inexact(technique),
     )
 
 
-def _named(name: str, entries: list[_Entry]) -> _Entry:
+def _plain(entry: _Entry) -> dict[str, Any]:
+    """For JSON, which has no infinity."""
+    settings = [
+        {**each, "value": str(each["value"]) if each["value"] == math.inf else each["value"]} for each in entry.settings
+    ]
+    return {**entry._asdict(), "settings": settings}
+
+
+def _named(name: str, entries: list[_Entry], broken: dict[str, str]) -> _Entry:
     from craft.settings.document import hint
 
     found = next((entry for entry in entries if entry.name == name), None)
+    if name in broken:
+        raise ConfigError(broken[name])
     if found is None:
         raise ConfigError(f"there is no technique {name!r}{hint(name, [entry.name for entry in entries])}")
     return found
 
 
-def _schema() -> str:
+def _schema(found: _Found) -> str:
     from craft.settings.schema import schema
 
-    return json.dumps(schema(), indent=2)
+    return json.dumps(schema(found.kinds), indent=2)
 
 
-def _list(entries: list[_Entry], broken: list[str]) -> None:
+def _list(entries: list[_Entry], broken: dict[str, str]) -> None:
     width = max(len(entry.name) for entry in entries)
     for entry in entries:
         standing = "on " if entry.on else "off"
         origin = "" if entry.origin == "built-in" else f" ({entry.origin})"
         click.echo(f"{entry.name:<{width}}  {standing}  {entry.summary}{origin}")
-    for each in broken:
+    for each in broken.values():
         click.echo(f"craft techniques: {each}", err=True)
     click.echo("\nPolicies are asked in this order. 'craft techniques NAME' shows one with its settings.")
 
 
 def _show(entry: _Entry) -> None:
+    from craft.settings.document import toml
+
     click.echo(f"{entry.name}: {entry.summary}")
     always = "" if entry.optional else ", and cannot be switched off"
     click.echo(f"  {'on' if entry.on else 'off'}{always}; {entry.origin}")
@@ -156,6 +183,6 @@ def _show(entry: _Entry) -> None:
         click.echo(f"\n  [techniques.{entry.name}]")
     for each in entry.settings:
         variable = f", {each['variable']}" if each["variable"] else ""
-        value = "(none)" if each["value"] is None else json.dumps(each["value"])
+        value = "(none)" if each["value"] is None else toml(each["value"])
         click.echo(f"  {each['key']} = {value}    ({each['origin']}{variable})")
         click.echo(f"      {each['description']}")

@@ -30,17 +30,23 @@ DEAD = frozenset("ZXx")
 class HangLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When a worker is taken for one that hangs."""
 
-    limit_s: Annotated[float, says("Nothing that a worker does is taken for a hang before this.")] = 10.0
+    limit_s: Annotated[
+        float, msgspec.Meta(ge=0.0), says("Nothing that a worker does is taken for a hang before this.")
+    ] = 10.0
     factor: Annotated[
         float,
+        msgspec.Meta(gt=0.0, le=1e9),
         says("It is after this many times the longest that it took recently on the same worker."),
     ] = 20.0
     first_step_limit_s: Annotated[
         float,
+        msgspec.Meta(ge=0.0),
         says("Holds instead in the first steps of a worker, and for what it never completed before."),
     ] = 600.0
     stop_limit_s: Annotated[
-        float, says("A worker that is stopped by a signal is lost after this, whatever it is doing.")
+        float,
+        msgspec.Meta(ge=0.0),
+        says("A worker that is stopped by a signal is lost after this, whatever it is doing."),
     ] = 0.5
 
 

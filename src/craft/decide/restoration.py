@@ -21,9 +21,15 @@ if TYPE_CHECKING:
 class RestoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How far a job goes to begin again by itself."""
 
-    tries: Annotated[int, says("How often from one checkpoint without getting further than before.")] = 3
+    tries: Annotated[
+        int,
+        msgspec.Meta(ge=1),
+        says("How often from one checkpoint without getting further than before."),
+    ] = 3
     limit_s: Annotated[
-        float, says("How long the workers of a job that begins again are waited for; more than two times lease_s.")
+        float,
+        msgspec.Meta(ge=0.0, le=1e9),
+        says("How long the workers of a job that begins again are waited for; more than two times lease_s."),
     ] = 60.0
 
 

@@ -52,18 +52,19 @@ class StragglerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ] = "rebalance"
     factor: Annotated[
         float,
-        msgspec.Meta(gt=1.0),
+        msgspec.Meta(gt=1.0, le=1e9),
         says("A worker is slow in a step in which a microbatch takes so many times as long there as elsewhere."),
     ] = 1.5
     patience: Annotated[
         float,
-        msgspec.Meta(gt=0.0),
+        msgspec.Meta(gt=0.0, le=1e9),
         says(
             "It is found after so many steps in which it takes twice as much longer or more; later where there is noise."
         ),
     ] = 5.0
     min_lost_ms: Annotated[
         float,
+        msgspec.Meta(ge=0.0, le=1e9),
         says("A microbatch must have taken so much longer there in all steps together: less is over before it counts."),
     ] = 50.0
 

@@ -109,7 +109,10 @@ class Technique(Generic[S_co]):
     Settings: ClassVar[type[msgspec.Struct]] = NoSettings
     """Frozen, every field with a default, described by ``says``; unknown keys are refused."""
     flags: ClassVar[Mapping[str, str]] = {}
-    """Names that settings have outside of their table: ``--on-loss`` and ``CRAFT_ON_LOSS`` for ``{"on_loss": "answer"}``."""
+    """Names that settings have outside of their table: ``--on-loss`` and ``CRAFT_ON_LOSS`` for ``{"on_loss": "answer"}``.
+
+    Those of CRAFT alone have such names; of others this is not looked at, and ``--set NAME.KEY=VALUE`` is there for them.
+    """
     shared: ClassVar[tuple[str, ...]] = ()
     """Settings that must be the same on every worker, because bits or plans depend on them."""
     emits: ClassVar[tuple[type[Event], ...]] = ()
@@ -120,15 +123,16 @@ class Technique(Generic[S_co]):
     """Techniques whose policies are asked after this one's."""
     optional: ClassVar[bool] = True
     """Whether it can be switched off."""
-    default: ClassVar[bool] = True
-    """Whether it is on unless craft.toml says otherwise."""
 
     def __init__(self, settings: S_co) -> None:
         self.settings = settings
 
     @classmethod
     def check(cls, settings: Any) -> None:
-        """Raise ConfigError if the settings, each of them good in itself, are not good together."""
+        """Raise ConfigError if the settings, each of them good in itself, are not good together.
+
+        A message that begins with a key, such as ``every='often': ...``, is put down to the line that has it.
+        """
 
     def objection(self, others: Mapping[str, Technique[Any]]) -> str | None:
         """Why it cannot work beside ``others`` (all that are on, itself included), or None."""
@@ -145,6 +149,11 @@ class Technique(Generic[S_co]):
     def hooks(self, surroundings: Surroundings) -> Hooks | None:
         """What it does in a worker."""
         return None
+
+
+def described(kind: type[Technique[Any]]) -> str:
+    """A technique and its class, for whoever has to find it: ``technique thermal (craft_thermal:Thermal)``."""
+    return f"technique {kind.name} ({kind.__module__}:{kind.__qualname__})"
 
 
 AnyTechnique = Technique[Any]
@@ -172,7 +181,10 @@ class Chosen:
     def check(self) -> None:
         """Raise ConfigError with the reason if two of them cannot work together."""
         for each in self._by_name.values():
-            objection = each.objection(self._by_name)
+            try:
+                objection = each.objection(self._by_name)
+            except Exception as error:
+                raise ConfigError(f"{described(type(each))}: objection: {type(error).__name__}: {error}") from error
             if objection is not None:
                 raise ConfigError(f"technique {each.name}: {objection}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 
 from craft.protocol.errors import ConfigError
+from craft.settings.places import Place, places
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -19,8 +21,8 @@ else:
     import tomli as tomllib
 
 TABLES = ("run", "techniques", "alerts", "hooks")
-_HEADER = re.compile(r"\s*\[{1,2}\s*(?P<name>[^\[\]]+?)\s*\]{1,2}\s*(#.*)?")
-_KEY = re.compile(r"""\s*(?P<name>[A-Za-z0-9_-]+|"[^"]*"|'[^']*')\s*[=.]""")
+_BOUNDS = {">=": "at least", ">": "more than", "<=": "at most", "<": "less than"}
+_BOUND = re.compile(r"Expected `\w+` (?P<sign>[<>]=?) (?P<number>\S+)")
 
 
 class Document:
@@ -28,15 +30,16 @@ class Document:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self._text = ""
+        self._places: tuple[Place, ...] = ()
         self.values: dict[str, Any] = {}
         if path is None:
             return
         try:
-            self._text = path.read_text()
-            self.values = tomllib.loads(self._text)
+            text = path.read_text()
+            self.values = tomllib.loads(text)
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{path}: {error}") from None
+        self._places = places(text)
         self.check_keys("", self.values, TABLES, "there is no table")
 
     def table(self, name: str) -> Mapping[str, Any]:
@@ -45,7 +48,7 @@ class Document:
         for part in name.split("."):
             found = found.get(part, {})
             if not isinstance(found, dict):
-                raise self.error(name, None, f"[{name}] is a table")
+                raise self.error(name, None, f"[{name}] must be a table, not {toml(found)}")
         return dict(found)
 
     def check_keys(
@@ -63,28 +66,22 @@ class Document:
         return ConfigError(f"{self.path}{'' if line is None else f', line {line}'}: {message}")
 
     def line(self, table: str, key: str | None, *, number: int = 1) -> int | None:
-        """The line with a key of a table, or with its header where the key is not on a line of its own."""
-        here, seen, header = "", 0, None
-        for at, text in enumerate(self._text.splitlines(), start=1):
-            found = _HEADER.fullmatch(text)
+        """The line with a key of a table, or else the first one of that table."""
+        wanted = ".".join(part for part in (table, key) if part)
+        mine = [place for place in self._places if place.number == number] if table else self._places
+        for name in (wanted, table):
+            exact = (place.line for place in mine if place.path == name)
+            inside = (place.line for place in mine if name and place.path.startswith(f"{name}."))
+            found = next(exact, None) or next(inside, None)
             if found is not None:
-                here = re.sub(r"""["'\s]""", "", found["name"])
-                seen += here == table
-                if here == table and seen == number:
-                    header = at
-                if key is not None and f"{here}.".startswith(f"{table}.{key}." if table else f"{key}."):
-                    return at
-            elif here == table and (not table or seen == number) and key is not None:
-                assigned = _KEY.match(text)
-                if assigned is not None and assigned["name"].strip("\"'") == key:
-                    return at
-        return header
+                return found
+        return None
 
 
 def hint(given: str, known: Iterable[str]) -> str:
     known = tuple(known)
     near = difflib.get_close_matches(given, known, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
+    return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known) or 'none'}"
 
 
 def key_in(error: msgspec.ValidationError) -> str | None:
@@ -93,9 +90,29 @@ def key_in(error: msgspec.ValidationError) -> str | None:
     return found[1] if found is not None else None
 
 
+def complaint(error: msgspec.ValidationError, kind: type[msgspec.Struct], values: Mapping[str, Any]) -> str:
+    """What is wrong with the value of a setting, in words: its bounds, or the nearest value that it may have."""
+    text, _, place = str(error).partition(" - at ")
+    bound = _BOUND.fullmatch(text)
+    if bound is not None:
+        text = f"must be {_BOUNDS[bound['sign']]} {bound['number'].removesuffix('.0')}"
+    key = key_in(error)
+    if key is None or place != f"`$.{key}`":
+        return str(error)
+    types = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    if key in types and isinstance(values.get(key), str):
+        known = msgspec.json.schema(types[key], schema_hook=lambda _: {}).get("enum", ())
+        text += hint(values[key], map(str, known)) if known else ""
+    return text
+
+
 def toml(value: Any) -> str:
     """A value as it is written in a craft.toml."""
     if isinstance(value, dict):
         inside = ", ".join(f"{toml(key)} = {toml(each)}" for key, each in value.items() if each is not None)
         return f"{{ {inside} }}"
-    return msgspec.json.encode(value).decode()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return msgspec.json.encode(value, enc_hook=str).decode()

@@ -28,11 +28,12 @@ from craft.decide.techniques import (
 from craft.protocol.config import says
 from craft.protocol.errors import ConfigError
 from craft.settings.alerts import write_alerts
-from craft.settings.document import Document, key_in, toml
+from craft.settings.document import Document, complaint, key_in, toml
 from craft.settings.techniques import (
     NO_WISHES,
     Choice,
     Given,
+    Refuse,
     Wishes,
     choose,
     flat,
@@ -53,7 +54,9 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     workers: Annotated[int, says("Workers of this host.")] = 1
     min_workers: Annotated[int, says("Give up when fewer are left and nobody can replace them.")] = 1
     lease_s: Annotated[
-        float, says("A worker whose exchange broke ends when its agent could not reach the lighthouse for this long.")
+        float,
+        msgspec.Meta(gt=0.0, le=1e9),
+        says("A worker whose exchange broke ends when its agent could not reach the lighthouse for this long."),
     ] = 10.0
     resume: Annotated[
         str | None,
@@ -65,7 +68,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     threads: Annotated[
         int, says("OMP_NUM_THREADS of every worker: part of the job's identity, since bits depend on it.")
     ] = 1
-    port: Annotated[int, says("Port of the lighthouse; 0 picks a free one.")] = 0
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535), says("Port of the lighthouse; 0 picks a free one.")] = 0
     lighthouse: Annotated[str | None, says("URL of a running lighthouse; by default one is started.")] = None
     token_file: Annotated[
         Path | None, says("File with the token of that lighthouse, or for the one that is started.")
@@ -80,9 +83,11 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         True
     )
     digest_bytes: Annotated[
-        int, says("How much of the state is compared between the workers in every step; 0 switches it off.")
+        int,
+        msgspec.Meta(ge=0),
+        says("How much of the state is compared between the workers in every step; 0 switches it off."),
     ] = 32768
-    bucket_mb: Annotated[float, says("Size limit of a gradient bucket, in MiB.")] = 25.0
+    bucket_mb: Annotated[float, msgspec.Meta(gt=0.0, le=1e6), says("Size limit of a gradient bucket, in MiB.")] = 25.0
     host: Annotated[str, says("Name of this host.")] = ""
     address: Annotated[str, says("Where workers on other hosts reach those of this one.")] = "127.0.0.1"
     techniques: Chosen = msgspec.field(default_factory=defaults)
@@ -192,31 +197,32 @@ def resolve(flags: Mapping[str, Any], config: Path | None, wishes: Wishes = NO_W
         ("environment", _from_environment()),
         ("flag", given_by_flags(flags)),
     ):
-        given.update({name: each for name, each in found.items() if name in elsewhere})
+        given.update(found)
         values.update({name: each.value for name, each in found.items() if name not in elsewhere})
         origins.update(dict.fromkeys((name for name in found if name not in elsewhere), origin))
+
+    def refused(key: str | None, message: str) -> ConfigError:
+        return given[key].refused(document, message) if key in given else ConfigError(f"{key}: {message}")
+
     try:
         settings = msgspec.convert(values, RunSettings, strict=False, dec_hook=_path)
     except msgspec.ValidationError as error:
-        key = key_in(error)
-        if key is not None and origins.get(key) == str(config):
-            raise document.error("run", key, f"[run]: {error}") from None
-        raise ConfigError(f"settings: {error}") from None
+        raise refused(key_in(error), complaint(error, RunSettings, values)) from None
     choice = choose(document, given, wishes)
     settings = msgspec.structs.replace(settings, techniques=choice.techniques)
-    _check(settings)
+    _check(settings, refused)
     return Resolved(settings, origins, choice)
 
 
-def _check(settings: RunSettings) -> None:
+def _check(settings: RunSettings, refused: Refuse) -> None:
     if settings.workers < 1:
-        raise ConfigError(f"--workers {settings.workers}: a job needs at least 1 worker")
+        raise refused("workers", "a job needs at least 1 worker")
     if not 1 <= settings.min_workers <= settings.workers and settings.lighthouse is None:
-        raise ConfigError(f"--min-workers {settings.min_workers} must be between 1 and --workers {settings.workers}")
+        raise refused("min_workers", f"must be between 1 and --workers {settings.workers}")
     if settings.resume is not None and settings.resume != "auto" and not settings.resume.isdigit():
-        raise ConfigError(f"--resume {settings.resume}: give the number of a step, or auto")
+        raise refused("resume", "give the number of a step, or auto")
     if settings.threads < 1:
-        raise ConfigError(f"--threads {settings.threads}: a worker needs at least 1 thread")
+        raise refused("threads", "a worker needs at least 1 thread")
     if settings.lighthouse is not None and settings.token_file is None:
         raise ConfigError("--lighthouse needs --token-file: the file with the token of that lighthouse")
     if settings.lighthouse is not None and settings.chaos:
@@ -242,7 +248,7 @@ def _of_file(document: Document) -> dict[str, Given]:
     flags = sorted(name for kind in BUILT_IN for name in kind.flags)
     document.check_keys("run", found, (*_COMMAND, *OWN, *flags), "[run] has no setting")
     origin = str(document.path)
-    return {name: Given(value, origin, f"{origin}: [run] {name}") for name, value in found.items()}
+    return {name: Given(value, origin, name) for name, value in found.items()}
 
 
 def _threads() -> int:

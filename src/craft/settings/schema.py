@@ -12,6 +12,7 @@ from craft.decide.alerts import AlertRule, Hook
 from craft.decide.technique import AnyTechnique
 from craft.decide.techniques import BUILT_IN, Alerts
 from craft.settings.run import OWN, RunSettings
+from craft.settings.techniques import flags_of
 
 Kinds = Sequence[type[AnyTechnique]]
 _ENABLED = {"type": "boolean", "default": True, "description": "Whether it is on."}
@@ -47,7 +48,7 @@ def _run(kinds: Kinds) -> dict[str, Any]:
     elsewhere = {
         name: {**dict(_properties(kind.Settings))[key], "description": f"As {key} of [techniques.{kind.name}]."}
         for kind in kinds
-        for name, key in kind.flags.items()
+        for name, key in flags_of(kind).items()
     }
     return {**own, **elsewhere}
 
@@ -76,7 +77,7 @@ def reference(kinds: Kinds = BUILT_IN) -> str:
     parts = [_markdown("[run]", "What flags of `craft run` say, under their names.", own)]
     for kind in kinds:
         table = whole["techniques"]["properties"][kind.name]
-        flags = {key: name for name, key in kind.flags.items()}
+        flags = {key: name for name, key in flags_of(kind).items()}
         parts.append(
             _markdown(
                 f"[techniques.{kind.name}]", f"{kind.summary[0].upper()}{kind.summary[1:]}.", table["properties"], flags
@@ -99,5 +100,11 @@ def _markdown(title: str, text: str, properties: dict[str, Any], flags: dict[str
 def _values(each: dict[str, Any]) -> str:
     if "enum" in each:
         return ", ".join(f"`{value}`" for value in each["enum"] if value is not None)
-    kinds = [one.get("type") for one in each.get("anyOf", [each])]
-    return " or ".join(str(kind) for kind in kinds if kind != "null")
+    kinds = [one for one in each.get("anyOf", [each]) if one.get("type") != "null"]
+    return " or ".join(f"{one.get('type')}{_least(one)}" for one in kinds)
+
+
+def _least(each: dict[str, Any]) -> str:
+    if "minimum" in each:
+        return f", at least {each['minimum']:g}"
+    return f", more than {each['exclusiveMinimum']:g}" if "exclusiveMinimum" in each else ""

@@ -6,22 +6,26 @@ Built-in ones are on unless they are switched off. Those of other packages are f
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import EntryPoint, entry_points
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from craft.decide.technique import AnyTechnique, Chosen, Technique, arrange
+from craft.decide.technique import AnyTechnique, Chosen, arrange, described
 from craft.decide.techniques import BUILT_IN, Alerts, defaults
 from craft.protocol.errors import ConfigError
 from craft.settings.alerts import read_alerts
-from craft.settings.document import Document, hint, key_in, toml
+from craft.settings.document import Document, complaint, hint, key_in, toml
+from craft.settings.foreign import foreign, load, made
 
-GROUP = "craft.techniques"
 _ORDER = "order"
 _ENABLED = "enabled"
+_NAMED = re.compile(r"""(?P<key>\w+)\s*=\s*('[^']*'|"[^"]*"|[^:'"]*): (?P<rest>.*)""", re.DOTALL)
+"""How an error names the setting that it is about: ``every='often': say ...``."""
 
 
 class Given(NamedTuple):
@@ -30,7 +34,15 @@ class Given(NamedTuple):
     value: Any
     origin: str
     called: str
-    """As whoever gave it calls it: ``--on-loss`` or ``CRAFT_ON_LOSS``."""
+    """As whoever gave it calls it: ``--on-loss`` or ``CRAFT_ON_LOSS``; in craft.toml, the key of ``[run]``."""
+
+    def refused(self, document: Document, message: str) -> ConfigError:
+        """An error about this value, for whoever gave it."""
+        if self.origin == str(document.path):
+            return document.error("run", self.called, f"[run] {self.called} = {toml(self.value)}: {message}")
+        between = "=" if self.origin == "environment" else " "
+        said = self.called if self.called.startswith("--set ") else f"{self.called}{between}{self.value}"
+        return ConfigError(f"{said}: {message}")
 
 
 class Wishes(NamedTuple):
@@ -44,6 +56,20 @@ class Wishes(NamedTuple):
     @property
     def names(self) -> tuple[str, ...]:
         return (*self.enable, *self.disable, *(_split(each)[0] for each in self.sets))
+
+    def called(self, name: str) -> str:
+        """As the command line has it, where it names a technique: ``--enable hang`` or ``--set hang.limit_s=3``."""
+        for flag, names in (("--enable", self.enable), ("--disable", self.disable)):
+            if name in names:
+                return f"{flag} {name}"
+        return next((f"--set {each}" for each in self.sets if _split(each)[0] == name), name)
+
+    def check(self) -> None:
+        """Raise ConfigError if it says one thing and its opposite."""
+        for name in self.disable:
+            others = self._replace(disable=())
+            if name in others.names:
+                raise ConfigError(f"{others.called(name)} and --disable {name} contradict each other: say one of them")
 
     def of(self, name: str) -> dict[str, Given]:
         """What is set for a technique, by key."""
@@ -68,49 +94,23 @@ class Choice(NamedTuple):
     """Where each setting came from, by ``NAME.KEY``; those that are not here are defaults."""
 
 
-# Those of other packages.
-
-
-def foreign() -> dict[str, EntryPoint]:
-    """What other packages offer, by name; nothing of it is imported."""
-    return {each.name: each for each in entry_points(group=GROUP)}
-
-
-def load(entry: EntryPoint) -> type[AnyTechnique]:
-    """Import a technique of another package; ConfigError says what is wrong with it."""
-    where = f"technique {entry.name} ({entry.value})"
-    try:
-        kind = entry.load()
-    except Exception as error:
-        raise ConfigError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
-    if not (isinstance(kind, type) and issubclass(kind, Technique)):
-        raise ConfigError(f"{where} is no class derived from craft.techniques.Technique")
-    if getattr(kind, "name", None) != entry.name:
-        raise ConfigError(f"{where} calls itself {getattr(kind, 'name', None)!r}: both names must be the same")
-    if kind.name in _built_in():
-        raise ConfigError(f"{where} has the name of a built-in one: it needs another")
-    try:
-        kind.Settings()
-    except TypeError as error:
-        raise ConfigError(f"{where}: every one of its settings needs a default: {error}") from None
-    return kind
-
-
 def _built_in() -> dict[str, type[AnyTechnique]]:
     return {kind.name: kind for kind in BUILT_IN}
 
 
-def _kinds(names: Iterable[str], document: Document) -> list[type[AnyTechnique]]:
+def flags_of(kind: type[AnyTechnique]) -> Mapping[str, str]:
+    """Names that settings have outside of their table: only those of CRAFT have such."""
+    return kind.flags if kind in BUILT_IN else {}
+
+
+def _kinds(names: Iterable[str], refused: Callable[[str, str], ConfigError]) -> list[type[AnyTechnique]]:
     """The built-in techniques, and those of other packages that are named."""
     found, others = _built_in(), foreign() if set(names) - set(_built_in()) else {}
     for name in names:
         if name in found:
             continue
         if name not in others:
-            message = f"there is no technique {name!r}{hint(name, (*found, *others))}"
-            if document.values.get("techniques", {}).get(name) is None:
-                raise ConfigError(message)
-            raise document.error("techniques", name, message)
+            raise refused(name, f"there is no technique {name!r}{hint(name, (*found, *others))}")
         found[name] = load(others[name])
     return list(found.values())
 
@@ -120,23 +120,41 @@ def _kinds(names: Iterable[str], document: Document) -> list[type[AnyTechnique]]
 
 def choose(document: Document, given: Mapping[str, Given], wishes: Wishes = NO_WISHES) -> Choice:
     """Return the techniques of a job; ConfigError says what is wrong and where."""
-    tables = dict(document.table("techniques"))
-    order = tables.pop(_ORDER, [])
-    if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
-        raise document.error("techniques", _ORDER, "order is a list of names of techniques")
-    kinds = arrange(_kinds([*tables, *order, *wishes.names], document), order)
+    wishes.check()
     on: list[AnyTechnique] = []
     origins: dict[str, str] = {}
-    for kind in kinds:
-        own = {key: given[name] for name, key in kind.flags.items() if name in given}
-        made = _made(kind, document, {**own, **wishes.of(kind.name)}, origins)
+    for kind in _arranged(document, wishes):
+        own = {key: given[name] for name, key in flags_of(kind).items() if name in given}
+        found = _made(kind, document, {**own, **wishes.of(kind.name)}, origins)
         if _is_on(kind, document, wishes):
-            on.append(made)
+            on.append(found)
         else:
             origins[f"{kind.name}.{_ENABLED}"] = "flag" if kind.name in wishes.disable else str(document.path)
     chosen = Chosen(on)
     chosen.check()
     return Choice(chosen, origins)
+
+
+def _arranged(document: Document, wishes: Wishes) -> list[type[AnyTechnique]]:
+    """All that are named anywhere, in the order in which they are asked."""
+    tables = dict(document.table("techniques"))
+    order = tables.pop(_ORDER, [])
+    if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
+        raise document.error("techniques", _ORDER, "order is a list of names of techniques")
+    for name in order:
+        if order.count(name) > 1:
+            raise document.error("techniques", _ORDER, f"order has {name!r} twice: say it once")
+
+    def refused(name: str, message: str) -> ConfigError:
+        if name in tables or name in order:
+            return document.error("techniques", name if name in tables else _ORDER, message)
+        return ConfigError(f"{wishes.called(name)}: {message}")
+
+    kinds = _kinds([*tables, *order, *wishes.names], refused)
+    try:
+        return arrange(kinds, order)
+    except ConfigError as error:
+        raise document.error("techniques", _ORDER, str(error)) if order else error from None
 
 
 def _is_on(kind: type[AnyTechnique], document: Document, wishes: Wishes) -> bool:
@@ -161,34 +179,77 @@ def _made(
     values.pop(_ENABLED, None)
     if kind is Alerts:
         document.check_keys(table, values, (), f"[{table}] has no key")
+        for each in own.values():
+            raise each.refused(
+                document, "alerts has no settings: its rules are [[alerts]] and [hooks.NAME] of craft.toml"
+            )
         return Alerts(read_alerts(document))
     document.check_keys(table, values, (*kind.Settings.__struct_fields__, _ENABLED), f"[{table}] has no key")
     origins.update({f"{kind.name}.{key}": str(document.path) for key in values})
-    try:
-        msgspec.convert(values, kind.Settings)
-    except msgspec.ValidationError as error:
-        raise document.error(table, key_in(error), f"[{table}]: {error}") from None
+
+    def in_table(key: str | None, message: str) -> ConfigError:
+        if key in values:
+            return document.error(table, key, f"[{table}] {key} = {toml(values[key])}: {message}")
+        return document.error(table, None, f"[{table}]: {message}") if values else ConfigError(f"[{table}]: {message}")
+
+    def refused(key: str | None, message: str) -> ConfigError:
+        given = own.get(key or "")
+        return given.refused(document, message) if given is not None else in_table(key, message)
+
+    _check_names(kind, document, values, own)
+    _converted(kind, values, in_table, strict=True)
+    origins.update({f"{kind.name}.{key}": each.origin for key, each in own.items()})
+    settings = _converted(kind, {**values, **{key: each.value for key, each in own.items()}}, refused, strict=False)
+    _check_together(kind, settings, refused)
+    return made(kind, settings)
+
+
+Refuse = Callable[[str | None, str], ConfigError]
+
+
+def _check_names(
+    kind: type[AnyTechnique], document: Document, values: Mapping[str, Any], own: Mapping[str, Given]
+) -> None:
+    """Raise ConfigError for what variables and flags set and there is not, or the table says, too."""
+    table, known = f"techniques.{kind.name}", kind.Settings.__struct_fields__
     for key, each in own.items():
         if key in values and each.origin == str(document.path):
             raise document.error(table, key, f"[{table}] has {key}, and so has [run], by another name: say it once")
-        if key not in kind.Settings.__struct_fields__:
-            raise ConfigError(f"{each.called}: {kind.name} has no {key!r}{hint(key, kind.Settings.__struct_fields__)}")
-        values[key] = each.value
-        origins[f"{kind.name}.{key}"] = each.origin
-        try:
-            msgspec.convert({key: each.value}, kind.Settings, strict=False)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"{each.called}: {error}") from None
-    settings = msgspec.convert(values, kind.Settings, strict=False)
-    kind.check(settings)
-    return kind(settings)
+        if key == _ENABLED:
+            raise each.refused(document, f"write --enable {kind.name} or --disable {kind.name}")
+        if not known:
+            raise each.refused(document, f"{kind.name} has no settings")
+        if key not in known:
+            raise each.refused(document, f"{kind.name} has no {key!r}{hint(key, known)}")
+
+
+def _converted(kind: type[AnyTechnique], values: Mapping[str, Any], refused: Refuse, *, strict: bool) -> msgspec.Struct:
+    try:
+        settings = msgspec.convert(values, kind.Settings, strict=strict)
+    except msgspec.ValidationError as error:
+        raise refused(key_in(error), complaint(error, kind.Settings, values)) from None
+    for key in kind.Settings.__struct_fields__:
+        found = getattr(settings, key)
+        if isinstance(found, float) and math.isnan(found):
+            raise refused(key, "must be a number")
+    return settings
+
+
+def _check_together(kind: type[AnyTechnique], settings: msgspec.Struct, refused: Refuse) -> None:
+    try:
+        kind.check(settings)
+    except ConfigError as error:
+        found = _NAMED.fullmatch(str(error))
+        raise (refused(found["key"], found["rest"]) if found else refused(None, str(error))) from None
+    except Exception as error:
+        raise ConfigError(f"{described(kind)}: check: {type(error).__name__}: {error}") from error
 
 
 def of_environment() -> dict[str, Given]:
     """What ``CRAFT_*`` variables say about built-in techniques."""
     found = {}
     for kind in BUILT_IN:
-        for name in kind.flags:
+        for name in flags_of(kind):
             variable = f"CRAFT_{name.upper()}"
             if variable in os.environ:
                 found[name] = Given(os.environ[variable], "environment", variable)
@@ -236,14 +297,15 @@ def to_json(techniques: Chosen) -> str:
         for each in techniques.by_name.values()
         if not isinstance(each, Alerts)
     }
-    return msgspec.json.encode(tables).decode()
+    # Not msgspec's: a limit may be infinite, which it writes as null.
+    return json.dumps(tables)
 
 
 def from_json(text: str) -> Chosen:
     """What ``to_json`` wrote."""
-    tables: dict[str, Any] = msgspec.json.decode(text)
-    kinds = {kind.name: kind for kind in _kinds(list(tables), Document(None))}
-    return Chosen([kinds[name](msgspec.convert(table, kinds[name].Settings)) for name, table in tables.items()])
+    tables: dict[str, Any] = json.loads(text)
+    kinds = {kind.name: kind for kind in _kinds(list(tables), lambda _, message: ConfigError(message))}
+    return Chosen([made(kinds[name], msgspec.convert(table, kinds[name].Settings)) for name, table in tables.items()])
 
 
 def alone() -> Chosen:

@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 
 from craft.decide.technique import Chosen
+from craft.protocol.errors import ConfigError
+from craft.settings.document import complaint, key_in
 from craft.settings.techniques import alone, from_json
 
 
@@ -54,7 +56,12 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     def from_environment(cls) -> WorkerSettings:
         """Read the ``CRAFT_*`` variables of this process."""
         values = {name: os.environ[key] for name, key in _KEYS.items() if key in os.environ}
-        return msgspec.convert(values, cls, strict=False, dec_hook=_path)
+        try:
+            return msgspec.convert(values, cls, strict=False, dec_hook=_path)
+        except msgspec.ValidationError as error:
+            key = key_in(error) or ""
+            said = f"{_KEYS.get(key, 'CRAFT_*')}={values.get(key, '')}"
+            raise ConfigError(f"{said}: {complaint(error, cls, values)}") from None
 
     def shared(self) -> dict[str, int | float | str | bool | None]:
         """What must be the same on every worker of the job."""

@@ -42,7 +42,8 @@ class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         str | None, says("auto, or such as '500 steps' or '10 min'; by default what the script says, or else auto.")
     ] = None
     keep: Annotated[
-        int | None, says("How many are kept, besides those with a tag; by default what the script says, or else 3.")
+        Annotated[int, msgspec.Meta(ge=1)] | None,
+        says("How many are kept, besides those with a tag; by default what the script says, or else 3."),
     ] = None
 
 
@@ -65,9 +66,7 @@ class Checkpoints(Technique[CheckpointSettings]):
     @classmethod
     def check(cls, settings: CheckpointSettings) -> None:
         if settings.url == "":
-            raise ConfigError("--checkpoints '': say where they go: a path, or such as s3://bucket/job")
-        if settings.keep is not None and settings.keep < 1:
-            raise ConfigError(f"--checkpoint-keep {settings.keep}: at least 1 must be kept")
+            raise ConfigError("url='': say where they go: a path, or such as s3://bucket/job")
         if settings.every is not None:
             parse_every(settings.every)
 
@@ -80,7 +79,9 @@ class PreemptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         str | None, says("When this file appears, the job takes a checkpoint and ends with exit code 75.")
     ] = None
     limit_s: Annotated[
-        float, says("After SIGTERM, workers have this long to leave at a step boundary, after one more checkpoint.")
+        float,
+        msgspec.Meta(ge=0.0, le=1e9),
+        says("After SIGTERM, workers have this long to leave at a step boundary, after one more checkpoint."),
     ] = 30.0
 
 

@@ -24,7 +24,6 @@ from craft.decide.restoration import RestoreSettings
 from craft.decide.settle import LossAnswer
 from craft.decide.technique import Technique
 from craft.protocol.config import says
-from craft.protocol.errors import ConfigError
 from craft.protocol.events import (
     HoldExpired,
     HostLost,
@@ -48,16 +47,25 @@ class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = "redo"
     wait_limit_s: Annotated[
-        float, says("How long that is waited for: with wait, or when fewer than --min-workers are left.")
+        float,
+        msgspec.Meta(ge=0.0, le=1e9),
+        says("How long that is waited for: with wait, or when fewer than --min-workers are left."),
     ] = 60.0
     spare_s: Annotated[
-        float, says("With auto, until it was measured: from a loss to the first commit of a spare in the lost slot.")
+        float,
+        msgspec.Meta(ge=0.0, le=1e9),
+        says("With auto, until it was measured: from a loss to the first commit of a spare in the lost slot."),
     ] = 1.0
     restart_s: Annotated[
         float,
+        msgspec.Meta(ge=0.0, le=1e9),
         says("With auto, until it was measured: from a loss to the first commit of a worker started because of it."),
     ] = 10.0
-    join_steps: Annotated[float, says("With auto: what it costs the others to let somebody join, in steps.")] = 1.0
+    join_steps: Annotated[
+        float,
+        msgspec.Meta(ge=0.0, le=1e9),
+        says("With auto: what it costs the others to let somebody join, in steps."),
+    ] = 1.0
 
 
 class Loss(Technique[LossSettings]):
@@ -101,18 +109,15 @@ class Restore(Technique[RestoreSettings]):
         ReplacementsEnded,
     )  # fmt: skip
 
-    @classmethod
-    def check(cls, settings: RestoreSettings) -> None:
-        if settings.tries < 1:
-            raise ConfigError(f"restore: tries = {settings.tries}: at least 1; or switch it off, with enabled = false")
-
     def policies(self) -> Sequence[Policy]:
         return (RestorePolicy(self.settings),)
 
 
 class SpareSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     count: Annotated[
-        int, says("Further workers of each host, which wait at their first step until a slot is free.")
+        int,
+        msgspec.Meta(ge=0),
+        says("Further workers of each host, which wait at their first step until a slot is free."),
     ] = 0
 
 
@@ -123,14 +128,11 @@ class Spares(Technique[SpareSettings]):
     flags: ClassVar[Mapping[str, str]] = {"spares": "count"}
     emits = (WorkerJoined,)
 
-    @classmethod
-    def check(cls, settings: SpareSettings) -> None:
-        if settings.count < 0:
-            raise ConfigError("--spares must be at least 0")
-
 
 class RestartSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    most: Annotated[int, says("Workers that are started on each host in the place of lost ones, at most.")] = 1000
+    most: Annotated[
+        int, msgspec.Meta(ge=0), says("Workers that are started on each host in the place of lost ones, at most.")
+    ] = 1000
 
 
 class Restart(Technique[RestartSettings]):
@@ -139,11 +141,6 @@ class Restart(Technique[RestartSettings]):
     Settings = RestartSettings
     flags: ClassVar[Mapping[str, str]] = {"max_restarts": "most"}
     emits = (WorkerJoined, ReplacementsEnded)
-
-    @classmethod
-    def check(cls, settings: RestartSettings) -> None:
-        if settings.most < 0:
-            raise ConfigError("--max-restarts must be at least 0")
 
 
 def spares_of(techniques: Mapping[str, Technique[Any]]) -> int:
