@@ -1,10 +1,9 @@
 """A small network on made-up data, trained with Lightning through failures: craft run --workers 4 train_craft.py."""
 
+import lightning as L
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
-
-import lightning as L
 
 
 class Classifier(L.LightningModule):

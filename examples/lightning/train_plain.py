@@ -1,10 +1,9 @@
 """A small network on made-up data, trained with Lightning as it is."""
 
+import lightning as L
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
-
-import lightning as L
 
 
 class Classifier(L.LightningModule):

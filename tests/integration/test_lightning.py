@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import random
@@ -39,6 +40,13 @@ def undisturbed(references: References) -> str:
     return references.digest_of(TRAIN_LIGHTNING)
 
 
+def steps_logged(result: Result) -> list[int]:
+    """Steps of which the loss is in the only file that Lightning's logger made."""
+    (file,) = (result.run_dir.parent / "logs").rglob("metrics.csv")
+    with file.open() as opened:
+        return [int(line["step"]) for line in csv.DictReader(opened) if line["train_loss_step"]]
+
+
 def the_end(result: Result, workers: int = 4) -> dict[str, Any]:
     """Where all trainers ended; every one at the same place."""
     found = ends(result)
@@ -65,8 +73,9 @@ def test_a_trainer_goes_on_through_losses_and_joins_with_the_same_bits_P1_P2_P3(
         "grad_norm", "lr-AdamW", "train_loss", "train_loss_epoch", "train_loss_step", "val_acc", "val_loss",
     ]  # fmt: skip
     assert end["rate"] < 0.001, "the schedule is at its end"
-    kept = sorted(file.name for file in (result.run_dir.parent / "best").glob("*.ckpt"))
+    kept = sorted(file.name for file in (result.run_dir.parent / "logs").rglob("*.ckpt"))
     assert len(kept) == 2 and end["best"] in kept
+    assert steps_logged(result) == list(range(STEPS)), "by one worker after the other"
 
 
 def test_a_trainer_that_was_preempted_in_an_epoch_goes_on_from_there_with_the_same_bits_P1_P7(

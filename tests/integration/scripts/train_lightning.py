@@ -107,7 +107,7 @@ class Steps(CALLBACKS.Callback):  # type: ignore[misc]
 
 
 pl.seed_everything(7)
-best = CALLBACKS.ModelCheckpoint(dirpath="best", monitor="val_loss", save_top_k=2, filename="{step}")
+best = CALLBACKS.ModelCheckpoint(monitor="val_loss", save_top_k=2, filename="{step}")
 steps = Steps()
 callbacks = [best, steps, CALLBACKS.LearningRateMonitor("step")]
 if options.patience is not None:
@@ -122,7 +122,7 @@ trainer = pl.Trainer(
     gradient_clip_val=0.5,
     val_check_interval=0.5,
     callbacks=callbacks,
-    logger=LOGGERS.CSVLogger("logs", version=0),
+    logger=LOGGERS.CSVLogger("logs"),
     log_every_n_steps=1,
     enable_progress_bar=False,
     enable_model_summary=False,

@@ -133,3 +133,10 @@ def test_a_step_knows_its_pass() -> None:
 
     assert one.steps_per_pass == 3
     assert [one.epoch_of(step) for step in range(7)] == [0, 0, 0, 1, 1, 1, 2]
+
+
+def test_a_pass_that_is_to_end_earlier_has_the_first_samples_of_its_own_shuffle() -> None:
+    whole = order(40, 8, 4)
+    shorter = Order(length=40, global_batch=8, microbatches=4, seed=0, shuffle=True, drop_last=False, steps_per_pass=2)
+    assert shorter.steps_per_pass == 2
+    assert [pass_of(shorter, number) for number in range(3)] == [pass_of(whole, number)[:16] for number in range(3)]

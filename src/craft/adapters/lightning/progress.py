@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from craft.adapters.lightning import logged
+import torch
+
+from craft.adapters.lightning import leading, logged
 from craft.protocol.errors import ConfigError
 from craft.snapshots.skeleton import Packer
 
@@ -106,6 +108,8 @@ class Surroundings:
     def __init__(self, trainer: Any, recorder: logged.Recorder) -> None:
         self._trainer = trainer
         self._recorder = recorder
+        self.places: leading.Places | None = None
+        """Where rank 0 writes; None until that is agreed, in the job's first step."""
         self._loaded: dict[str, Any] | None = None
         self._left_out: set[str] = set()
 
@@ -118,6 +122,7 @@ class Surroundings:
             return self._loaded
         connector = self._trainer._logger_connector
         return {
+            "places": self.places,
             "callbacks": self._callbacks(),
             "metrics": {name: float(value) for name, value in connector._callback_metrics.items()},
             "logged": logged.save(self._trainer.fit_loop.epoch_loop._results, self._recorder),
@@ -142,9 +147,10 @@ class Surroundings:
         return True
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        import torch
-
         trainer = self._trainer
+        self.places = state["places"]
+        if self.places is not None:
+            leading.adopt(trainer, self.places)
         for callback in trainer.callbacks:
             if callback.state_key in state["callbacks"]:
                 callback.load_state_dict(state["callbacks"][callback.state_key])

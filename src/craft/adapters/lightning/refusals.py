@@ -36,6 +36,8 @@ def check_fit(trainer: Any, loader: StepLoader | None) -> None:
             'manual optimization is not there yet under strategy="craft": set automatic_optimization = True, or write the'
             " loop with craft.join()"
         )
+    if any(isinstance(each, torch.optim.LBFGS) for each in trainer.optimizers):
+        raise ConfigError('LBFGS computes a step several times over: strategy="craft" does that once')
     if loader is None or trainer.train_dataloader is not loader:
         raise ConfigError('Trainer(strategy="craft") takes one DataLoader for training, not a collection of them')
     if type(trainer.fit_loop._data_fetcher).__name__ == "_DataLoaderIterDataFetcher":

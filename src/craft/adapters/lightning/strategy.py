@@ -11,30 +11,24 @@ import importlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from craft.adapters.lightning import refusals
+from craft.adapters.lightning import leading, refusals
 from craft.adapters.lightning.loader import StepLoader
 from craft.adapters.lightning.logged import Recorder
 from craft.adapters.lightning.packages import check_version
 from craft.adapters.lightning.progress import Progress, Surroundings
+from craft.adapters.lightning.worker import Worker
 from craft.protocol.errors import ConfigError
 from craft.settings.lightning import global_seed
-from craft.worker.job import Job, slots_of
-from craft.worker.join import join
 from craft.worker.steps import Driven, Step
-
-if TYPE_CHECKING:
-    from lightning.pytorch.strategies import Strategy as _Strategy
-else:
-    _Strategy = object
 
 _ENDLESS = 1 << 40
 
 
-class CraftStrategy(_Strategy):
+class CraftStrategy(Worker):
     """Each process that ``craft run`` started is a worker of one job; losses, joins and drains do not change a bit."""
 
     strategy_name = "craft"
@@ -45,8 +39,6 @@ class CraftStrategy(_Strategy):
         super().__init__(**more)
         check_version(self.package, importlib.import_module(self.package).__version__)
         self._microbatches = microbatches
-        self._joined: Job | None = None
-        self._driven: Driven | None = None
         self._loader: StepLoader | None = None
         self._step: Step | None = None
         self._microbatch: Any = None
@@ -56,50 +48,16 @@ class CraftStrategy(_Strategy):
         self._accumulated = 1
         self._evaluating = ExitStack()
         self._undo = ExitStack()
-
-    # Who is who.
-
-    @property
-    def _job(self) -> Job:
-        if self._joined is None:
-            self._joined = join()
-        return self._joined
-
-    @property
-    def root_device(self) -> torch.device:
-        return self._job.device
-
-    @property
-    def is_global_zero(self) -> bool:
-        return self._job.is_leader
-
-    @property
-    def global_rank(self) -> int:
-        """The rank in the job's generation: it changes with it. -1: a worker that has not come to its first step yet."""
-        return self._job.rank
-
-    @property
-    def local_rank(self) -> int:
-        return self._job.local_rank
-
-    @property
-    def node_rank(self) -> int:
-        return 0
-
-    @property
-    def world_size(self) -> int:
-        """The job's slots: does not change when workers are lost, so that what is computed from it does not either."""
-        return slots_of(self._job)
+        self._leads = False
+        # Before the script makes loggers: a worker in the place of a lost rank 0 must not take itself for that.
+        self._take_rank()
+        self._leads = self.is_global_zero
 
     # Before the first step.
 
-    def setup_environment(self) -> None:
-        super().setup_environment()
-        self._take_rank()
-
     def _take_rank(self) -> None:
         rank_zero = importlib.import_module(f"{self.package}.utilities.rank_zero")
-        rank_zero.rank_zero_only.rank = self._job.rank
+        rank_zero.rank_zero_only.rank = self.global_rank
 
     def model_to_device(self) -> None:
         assert self.model is not None
@@ -110,6 +68,9 @@ class CraftStrategy(_Strategy):
         # Agents handle signals; and a handler of Lightning's talks to other workers in the middle of anything.
         trainer._signal_connector.register_signal_handlers = _nothing
         if trainer.state.fn == "fit":
+            if self._job.rank < 0:
+                # The others have made this check, and wait for nobody.
+                trainer.num_sanity_val_steps = 0
             self._take_over_accumulation(trainer)
             self._let_steps_pass()
         super().setup(trainer)
@@ -183,7 +144,6 @@ class CraftStrategy(_Strategy):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         assert isinstance(batch, Step) and self._loader is not None and self._surroundings is not None
         self._step = batch
-        self._take_rank()
         self._surroundings.moved_on()
         # Hooks that log after the step have no batch to take its size from.
         self._results.batch_size = self._loader.samples(batch_idx)
@@ -199,12 +159,25 @@ class CraftStrategy(_Strategy):
             self._microbatch = batch
             self._compute(step, closure)
         self._microbatch = None
+        self._follow_leader()
         self._recorder.put(self._results, step.metrics, self._results.batch_size)
         loss = torch.tensor(step.metrics.get("loss", float("nan")))
         # What hooks after the step get: the same on every worker, one that had no microbatch included.
         loop: Any = self.lightning_module.trainer.fit_loop.epoch_loop.automatic_optimization  # type: ignore[union-attr]
         closure._result = loop.output_result_cls(closure_loss=loss)  # type: ignore[attr-defined]
         return super().optimizer_step(optimizer, lambda: loss, model, **kwargs)
+
+    def _follow_leader(self) -> None:
+        """After each commit, before anything is written: whoever is rank 0 now writes."""
+        trainer: Any = self.lightning_module.trainer  # type: ignore[union-attr]
+        assert self._surroundings is not None
+        self._take_rank()
+        if self._surroundings.places is None:
+            self._surroundings.places = self.broadcast(leading.places(trainer))
+            leading.adopt(trainer, self._surroundings.places)
+        if self.is_global_zero and not self._leads:
+            self._leads = True
+            leading.take_over(trainer)
 
     def _compute(self, step: Step, closure: Callable[[], Any]) -> None:
         """One microbatch: Lightning's own forward and backward."""
@@ -228,55 +201,13 @@ class CraftStrategy(_Strategy):
         batch = self.batch_to_device(batch)
         return super().training_step(batch, *args[1:], **kwargs)
 
-    # Between the steps.
-
-    @property
-    def _between(self) -> bool:
-        return self._driven is not None and self._driven.between_steps
-
-    def _demand_between(self, call: str) -> None:
-        if self._driven is not None and not self._driven.ended and not self._between:
-            raise ConfigError(
-                f"{call} while a step is computed: workers are not at the same place there; call it in a hook after the step"
-            )
-
-    def barrier(self, name: str | None = None) -> None:
-        if self._between:
-            self._job.barrier()
-
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        self._demand_between("broadcast")
-        return self._job.broadcast_object(obj) if self._between else obj
-
-    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Everybody has seen all of it: training values are means over the global batch, validation runs on every worker."""
-        return tensor
-
-    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-        self._demand_between("all_gather")
-        return tensor
-
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        if not self._between:
-            return decision
-        yes, votes = (int(each) for each in self._job.all_reduce(torch.tensor([int(decision), 1])))
-        return yes == votes if all else yes > 0
+    # Around validation, and at the end.
 
     def on_validation_start(self) -> None:
         self._evaluating.enter_context(self._job.paused("validation"))
 
     def on_validation_end(self) -> None:
         self._evaluating.close()
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Rank 0 writes it; if that is lost meanwhile, the next one does."""
-        written = False
-        while not written:
-            if writes := self.is_global_zero:
-                super().save_checkpoint(checkpoint, filepath, storage_options)
-            written = not self._between or bool(self._job.all_reduce(torch.tensor([int(writes)])).item())
-
-    # The end.
 
     def on_train_end(self) -> None:
         if self._driven is not None:
