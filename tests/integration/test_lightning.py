@@ -78,6 +78,7 @@ def test_a_trainer_goes_on_through_losses_and_joins_with_the_same_bits_P1_P2_P3(
     assert steps_logged(result) == list(range(STEPS)), "by one worker after the other"
 
 
+@pytest.mark.long
 def test_a_trainer_that_was_preempted_in_an_epoch_goes_on_from_there_with_the_same_bits_P1_P7(
     jobs: Jobs, undisturbed: str, tmp_path: Path
 ) -> None:

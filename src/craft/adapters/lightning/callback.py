@@ -21,7 +21,7 @@ from craft.decide.techniques import BUILT_IN, Divergence, Preemption
 from craft.protocol import actions
 from craft.protocol.errors import ConfigError
 from craft.protocol.events import ConditionSeen
-from craft.settings.techniques import foreign, load
+from craft.settings.foreign import foreign, load
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback as _Callback
