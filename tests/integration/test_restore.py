@@ -88,6 +88,16 @@ def test_a_job_that_begins_again_in_vain_stops_and_says_so(jobs: Jobs, tmp_path:
 
 
 @pytest.mark.long
+def test_a_job_that_is_lost_at_the_same_step_each_time_stops_and_says_so(jobs: Jobs, tmp_path: Path) -> None:
+    """Each beginning commits some steps, and none that had not been there."""
+    faults = [Fault(point="update", step=15, worker=f"w{number}") for number in range(12)]
+    result = start(jobs, tmp_path, workers=1, faults=faults).wait()
+    assert result.exit_code == 3, describe(result)
+    assert {step for _, step in restored(result)} == {10} and len(restored(result)) < 12, describe(result)
+    assert "the job began 3 times from the checkpoint of step 10 and came no further than before" in result.output
+
+
+@pytest.mark.long
 def test_what_is_lost_while_a_job_begins_again_is_replaced_like_any_other_P1_P3(
     jobs: Jobs, references: References, tmp_path: Path
 ) -> None:
