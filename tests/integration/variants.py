@@ -17,6 +17,7 @@ VARIANTS = {
         "a_worker_that_goes_through_many_generations",
         "random_faults_of_every_kind",
         "on_a_terminal_it_asks",
+        "the_last_worker_with_the_state_is_not_killed",
     ),
     "test_checkpoints.py": (
         "lost_again_and_again",
@@ -24,10 +25,19 @@ VARIANTS = {
         "resume_begins_anew",
         "joiners_take_part",
         "a_job_with_another_seed",
+        "what_cannot_go_on_is_refused",
+        "how_often_is_chosen_from_what_it_costs",
     ),
     "test_data.py": ("[stop-outside",),
-    "test_divergence.py": ("[skip-arguments0", "[after_it]", "answers_differ", "numbers_that_do_not_become_finite"),
-    "test_exactness.py": ("P1[3]", "P1_P2_P3[2]", "P1_P2_P3[3]", "[before_join]"),
+    "test_dcp.py": ("a_rank_that_dies_in_the_middle",),
+    "test_divergence.py": (
+        "[skip-arguments0",
+        "[after_it]",
+        "answers_differ",
+        "numbers_that_do_not_become_finite",
+        "without_a_checkpoint_to_go_back_to",
+    ),
+    "test_exactness.py": ("P1[3]", "P1_P2_P3[2]", "P1_P2_P3[3]", "[before_join]", "P1_P2_P3[1]"),
     "test_faults.py": (
         "[opened-2]",
         "[started-0]",
@@ -43,10 +53,20 @@ VARIANTS = {
         "one_worker_that_is_left",
     ),
     "test_hangs.py": ("[loop-", "[gil_thread-", "[deadlock-", "something_long_that_all_workers_do"),
-    "test_hosts.py": ("a_cut_that_heals", "a_host_that_cannot_reach_the_lighthouse", "a_second_agent_of_the_same_host"),
-    "test_models.py": ("[text]", "can_be_switched_off"),
-    "test_networks.py": ("the_summary_of_a_host",),
-    "test_preemption.py": ("at_the_deadline", "a_job_without_checkpoints"),
+    "test_hosts.py": (
+        "a_cut_that_heals",
+        "a_host_that_cannot_reach_the_lighthouse",
+        "a_second_agent_of_the_same_host",
+        "loses_packets_slows_the_job",
+    ),
+    "test_lightning.py": ("a_trainer_goes_on_through_losses_and_joins",),
+    "test_models.py": ("[text]", "can_be_switched_off", "[vision]"),
+    "test_networks.py": ("the_summary_of_a_host", "out_of_reach_of_the_lighthouse_end_by_themselves[cut_off]"),
+    "test_preemption.py": (
+        "at_the_deadline",
+        "a_job_without_checkpoints",
+        "workers_and_lighthouses_that_are_killed_meanwhile",
+    ),
     "test_replacement.py": (
         "outlives_every_worker",
         "two_workers_lost_at_the_same_instant",
@@ -63,6 +83,7 @@ VARIANTS = {
     ),
     "test_run.py": ("leaves_its_loop_early", "an_exit_code_of_the_scripts_own", "that_is_still_starting"),
     "test_stragglers.py": ("is_only_told_of",),
+    "test_techniques.py": ("a_technique_that_fails_is_left_out",),
     "test_two_joiners.py": ("[fetched]", "[loaded]"),
 }
 """By file: parts of the names of tests."""

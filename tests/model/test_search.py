@@ -19,10 +19,8 @@ from .world import Bounds
 
 SMALL = {
     "two crashes": Bounds(crashes=2),
-    "two crashes, a joiner, an idle worker": Bounds(joiners=1, steps=2, microbatches=2, crashes=2),
     "a crash, a restarted lighthouse, a joiner": Bounds(joiners=1, steps=2, microbatches=2, crashes=1, restarts=1),
     "a worker cut off": Bounds(steps=2, cuts=1),
-    "a worker cut off and a crash, shrinking": Bounds(steps=2, microbatches=2, cuts=1, crashes=1, on_loss="shrink"),
     "a worker cut off, a restarted lighthouse, a joiner, shrinking": Bounds(
         workers=2, joiners=1, microbatches=2, cuts=1, restarts=1, on_loss="shrink"
     ),
@@ -61,6 +59,8 @@ SMALL = {
 }
 
 LARGE = {
+    "two crashes, a joiner, an idle worker": Bounds(joiners=1, steps=2, microbatches=2, crashes=2),
+    "a worker cut off and a crash, shrinking": Bounds(steps=2, microbatches=2, cuts=1, crashes=1, on_loss="shrink"),
     "two crashes, a restarted lighthouse, a joiner": Bounds(joiners=1, crashes=2, restarts=1),
     "two crashes, a restarted lighthouse, a joiner, shrinking": Bounds(
         joiners=1, steps=2, crashes=2, restarts=1, on_loss="shrink"
