@@ -12,14 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.jobs import BENCH, CraftJob, JobFailed, exit_on_sigterm
-from bench.report import environment, finish
+from bench.conduct import conduct
+from bench.jobs import BENCH, CraftJob, JobFailed
 
 from craft.decide.techniques import BUILT_IN
 
@@ -77,15 +76,5 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> int:
-    exit_on_sigterm()
-    args = parse()
-    settings = {key: value for key, value in vars(args).items() if key != "out"}
-    result: dict[str, Any] = {"benchmark": "techniques", "settings": settings, "environment": environment()}
-    with tempfile.TemporaryDirectory(prefix="craft-bench-") as folder:
-        result |= run(args, Path(folder))
-    return finish(result, args.out)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(conduct("techniques", parse(), run))

@@ -11,7 +11,7 @@ import pytest
 from craft.decide.techniques import BUILT_IN, Checkpoints, Hang, Loss, Membership, Preemption
 from craft.protocol.errors import ConfigError
 from craft.settings.document import Document
-from craft.settings.run import read_effective, resolve, write_effective
+from craft.settings.run import for_lighthouse, read_effective, resolve, write_effective
 from craft.settings.techniques import Choice, Wishes, alone, choose, from_json, given_by_flags, to_json
 from craft.settings.worker import WorkerSettings
 
@@ -227,3 +227,22 @@ def test_a_limit_without_end_reaches_the_run_directory_and_the_workers(tmp_path:
     ):
         hang = techniques.get(Hang)
         assert hang is not None and (hang.settings.limit_s, hang.settings.stop_limit_s) == (math.inf, math.inf)
+
+
+def test_a_lighthouse_of_its_own_reads_settings_from_the_same_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, "[run]\non_loss = 'shrink'\nwait_limit_s = 7")
+    monkeypatch.setenv("CRAFT_ON_LOSS", "wait")
+
+    def loss(*, effective: bool, **flags: object) -> tuple[str, float]:
+        found = for_lighthouse(flags, path, Wishes(), effective=effective).get(Loss)
+        assert found is not None
+        return found.settings.answer, found.settings.wait_limit_s
+
+    assert loss(effective=False) == ("wait", 7.0)
+    # What 'craft run' wrote down is in force, whatever the environment of the lighthouse that it starts says.
+    assert loss(effective=True) == ("shrink", 7.0)
+    assert loss(effective=False, on_loss="redo") == ("redo", 7.0)
+    with pytest.raises(ConfigError, match="did you mean on_loss"):
+        for_lighthouse({}, written(tmp_path, "[run]\non_los = 'wait'"), Wishes(), effective=False)
