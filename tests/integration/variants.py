@@ -59,7 +59,6 @@ VARIANTS = {
         "a_second_agent_of_the_same_host",
         "loses_packets_slows_the_job",
     ),
-    "test_lightning.py": ("a_trainer_goes_on_through_losses_and_joins",),
     "test_models.py": ("[text]", "can_be_switched_off", "[vision]"),
     "test_networks.py": ("the_summary_of_a_host", "out_of_reach_of_the_lighthouse_end_by_themselves[cut_off]"),
     "test_preemption.py": (

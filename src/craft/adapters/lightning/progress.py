@@ -153,10 +153,18 @@ class Surroundings:
             leading.adopt(trainer, self.places)
         for callback in trainer.callbacks:
             if callback.state_key in state["callbacks"]:
-                callback.load_state_dict(state["callbacks"][callback.state_key])
+                restore(callback, state["callbacks"][callback.state_key])
         connector = trainer._logger_connector
         connector._callback_metrics.update({name: torch.tensor(value) for name, value in state["metrics"].items()})
         logged.load(trainer.fit_loop.epoch_loop._results, self._recorder, state["logged"])
         # The first batch here is not the first of the epoch, at which values are forgotten.
         connector._first_loop_iter = True
         self._loaded = state
+
+
+def restore(callback: Any, state: dict[str, Any]) -> None:
+    """Load a callback's state, whole: some leave out what they save, and would hand the next worker another state."""
+    callback.load_state_dict(state)
+    for name, value in state.items():
+        if name in vars(callback):
+            setattr(callback, name, value)
