@@ -18,7 +18,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -27,9 +26,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.jobs import BENCH, CraftJob, JobFailed, Member, exit_on_sigterm
+from bench.conduct import conduct
+from bench.jobs import BENCH, CraftJob, JobFailed, Member
 from bench.recovery import wait_steady, wait_until
-from bench.report import environment, finish
 from bench.stragglers_craft import TIMES_AS_SLOW
 
 from craft.decide.stragglers import EVEN, StragglerSettings, observed
@@ -210,15 +209,5 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> int:
-    exit_on_sigterm()
-    args = parse()
-    settings = {key: value for key, value in vars(args).items() if key != "out"}
-    result: dict[str, Any] = {"benchmark": "stragglers", "settings": settings, "environment": environment()}
-    with tempfile.TemporaryDirectory(prefix="craft-bench-") as folder:
-        result |= run(args, Path(folder))
-    return finish(result, args.out)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(conduct("stragglers", parse(), run))
