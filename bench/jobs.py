@@ -120,7 +120,7 @@ def end_sessions(started: Sequence[subprocess.Popen[bytes]]) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
     deadline = time.monotonic() + GRACE_S
-    while time.monotonic() < deadline and any(m.is_running() and m.status() != psutil.STATUS_ZOMBIE for m in members):
+    while time.monotonic() < deadline and any(map(_lives, members)):
         for process in started:
             process.poll()
         time.sleep(0.05)
@@ -130,6 +130,14 @@ def end_sessions(started: Sequence[subprocess.Popen[bytes]]) -> None:
             member.kill()
     for process in started:
         process.wait()
+
+
+def _lives(member: psutil.Process) -> bool:
+    # It may end between the two looks.
+    try:
+        return member.is_running() and member.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _members(started: Sequence[subprocess.Popen[bytes]]) -> set[psutil.Process]:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from types import TracebackType
 
 
@@ -34,8 +35,14 @@ class Pulses:
     def _pulse(self) -> None:
         # The process may end meanwhile; then there is nothing left to slow down.
         with contextlib.suppress(ProcessLookupError):
+            owed_s = self._stopped_s
             while not self._over.is_set():
+                began = time.monotonic()
                 os.kill(self._pid, signal.SIGSTOP)
-                self._over.wait(self._stopped_s)
+                self._over.wait(owed_s)
+                stopped = time.monotonic()
                 os.kill(self._pid, signal.SIGCONT)
                 self._over.wait(self._running_s)
+                # On a busy machine both last longer than they should: what counts is how they compare.
+                ran_s = time.monotonic() - stopped
+                owed_s = max(0.0, owed_s - (stopped - began) + ran_s * self._stopped_s / self._running_s)
