@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -118,6 +119,8 @@ def test_what_is_installed_is_listed_and_what_cannot_be_loaded_is_said(packages:
     listed = craft("techniques")
     assert listed.returncode == 0 and "(craft-thermal)" in listed.stdout
     assert "technique absent (nowhere_at_all:Absent) cannot be loaded" in listed.stderr
+    told = {each["name"]: each for each in json.loads(craft("techniques", "--json").stdout)}
+    assert told["thermal"]["origin"] == "craft-thermal" and "cannot be loaded" in told["absent"]["broken"]
     shown = craft("techniques", "thermal")
     assert "answers: AlertFired, ConditionSeen" in shown.stdout and "limit_c = 90.0" in shown.stdout
     refused = craft("run", "--enable", "absent", str(TRAIN))

@@ -57,7 +57,8 @@ def techniques(name: str | None, config: Path | None, run_dir: Path | None, as_j
     if name is not None:
         entries = [_named(name, entries, found.broken)]
     if as_json:
-        click.echo(json.dumps([_plain(entry) for entry in entries], indent=2))
+        broken = [] if name is not None else [{"name": each, "broken": why} for each, why in found.broken.items()]
+        click.echo(json.dumps([*(_plain(entry) for entry in entries), *broken], indent=2))
     elif name is not None:
         _show(entries[0])
     else:

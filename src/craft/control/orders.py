@@ -12,9 +12,17 @@ from craft.control.guards import answer, refusal
 from craft.control.injections import InjectionRequest, Injections
 from craft.control.loop import Loop
 from craft.decide.observing import preempts, to_drain
+from craft.decide.technique import Chosen
 from craft.protocol.actions import AnyAction
 from craft.protocol.errors import MalformedMessage
-from craft.protocol.events import AbortRequested, CheckpointRequested, DrainRequested, PreemptRequested, StopRequested
+from craft.protocol.events import (
+    AbortRequested,
+    CheckpointRequested,
+    DrainRequested,
+    Event,
+    PreemptRequested,
+    StopRequested,
+)
 
 ACTIONS = ["stop", "drain", "abort", "preempt", "checkpoint", "inject"]
 MAX_REASON_CHARS = 2000
@@ -33,12 +41,23 @@ class ActionRequest(InjectionRequest, frozen=True, kw_only=True, forbid_unknown_
     """The checkpoint is kept under this name; only with ``checkpoint``."""
 
 
+_EVENTS: dict[str, type[Event]] = {
+    "stop": StopRequested,
+    "drain": DrainRequested,
+    "abort": AbortRequested,
+    "preempt": PreemptRequested,
+    "checkpoint": CheckpointRequested,
+}
+"""What each order becomes; those who answer it may be switched off."""
+
+
 class Orders:
     """Checks an order and hands it to the loop."""
 
-    def __init__(self, loop: Loop, injections: Injections) -> None:
+    def __init__(self, loop: Loop, injections: Injections, techniques: Chosen) -> None:
         self._loop = loop
         self._injections = injections
+        self._techniques = techniques
 
     def take(self, wanted: ActionRequest) -> web.Response:
         check_reason(wanted.reason)
@@ -54,6 +73,12 @@ class Orders:
         for field in ("kind", "sure", "seconds", "delay_ms"):
             if getattr(wanted, field) is not None:
                 raise MalformedMessage(f"{field} belongs to 'inject'", field)
+        if wanted.action in _EVENTS and not self._techniques.answer(_EVENTS[wanted.action]):
+            return refusal(
+                409,
+                f"no technique that is on in this job answers {wanted.action!r}: craft techniques --dir RUN lists them",
+                field="action",
+            )
         if wanted.action == "stop":
             return self._stop(wanted)
         if wanted.action == "drain":

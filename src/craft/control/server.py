@@ -49,7 +49,7 @@ class Handlers:
     def __init__(self, lighthouse: Lighthouse) -> None:
         self._lighthouse = lighthouse
         self._loop = lighthouse.loop
-        self._orders = Orders(self._loop, Injections(lighthouse))
+        self._orders = Orders(self._loop, Injections(lighthouse), lighthouse.settings.techniques)
         self._alerts = Alerts(self._loop, lighthouse.alerts, lighthouse.settings.alerts)
         self._registry = registry_of(self._sample)
 

@@ -178,6 +178,10 @@ class Chosen:
     def policies(self) -> tuple[Policy, ...]:
         return tuple(policy for each in self._by_name.values() for policy in each.policies())
 
+    def answer(self, kind: type[Event]) -> bool:
+        """Whether any of them declares that it answers such events."""
+        return any(kind in each.answers for each in self._by_name.values())
+
     def check(self) -> None:
         """Raise ConfigError with the reason if two of them cannot work together."""
         for each in self._by_name.values():

@@ -16,6 +16,8 @@ from aiohttp.test_utils import BaseTestServer, TestServer
 
 from craft.control.lighthouse import Lighthouse, LighthouseSettings
 from craft.control.server import make_app
+from craft.decide.technique import Chosen
+from craft.decide.techniques import defaults
 from craft.protocol.events import CheckpointFailed, CheckpointWritten
 from craft.protocol.membership import Member
 from craft.protocol.messages import HostReport, WorkerReport
@@ -25,6 +27,11 @@ from craft.wire.auth import bearer
 from craft.wire.codec import MAX_MESSAGE_BYTES
 
 TOKEN = "a-token-of-tests-alone-0123456789"
+
+
+def without(*names: str) -> Chosen:
+    """All that are usually on, but those."""
+    return Chosen([each for name, each in defaults().by_name.items() if name not in names])
 
 
 class Place:
@@ -48,11 +55,16 @@ Play = Callable[[Story], None]
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Play:
+def settings() -> LighthouseSettings:
+    return LighthouseSettings(workers=2, heartbeat_limit_s=60.0)
+
+
+@pytest.fixture
+def play(tmp_path: Path, settings: LighthouseSettings) -> Play:
     """Run a story against a lighthouse whose two workers have joined."""
 
     async def main(story: Story) -> None:
-        lighthouse = Lighthouse(RunDir(tmp_path), LighthouseSettings(workers=2, heartbeat_limit_s=60.0), "http://here")
+        lighthouse = Lighthouse(RunDir(tmp_path), settings, "http://here")
         workers = tuple(
             WorkerReport(member=Member(worker_id=name), pid=1, joined=True, step=3, metrics={"loss": 0.5})
             for name in ("w0", "w1")
@@ -236,6 +248,19 @@ def test_preempt_is_carried_out_once_and_stop_then_changes_nothing(play: Play) -
     play(story)
 
 
+@pytest.mark.parametrize("settings", [LighthouseSettings(workers=2, techniques=without("preemption"))])
+def test_an_order_that_no_technique_answers_is_refused(play: Play) -> None:
+    async def story(place: Place) -> None:
+        takes_checkpoints(place)
+        code, answer = await place.ask("POST", "/v1/actions", json={"action": "preempt"})
+        assert (code, answer["field"]) == (409, "action") and "no technique that is on" in answer["error"]
+        assert not place.lighthouse.loop.state.preempting
+        code, _ = await place.ask("POST", "/v1/actions", json={"action": "checkpoint"})
+        assert code == 200
+
+    play(story)
+
+
 def test_checkpoints_are_asked_for_again_and_again(play: Play) -> None:
     async def story(place: Place) -> None:
         takes_checkpoints(place)
@@ -273,7 +298,7 @@ def test_checkpoints_are_in_the_status_and_in_the_metrics(play: Play) -> None:
 def test_a_restarted_lighthouse_journals_no_note_twice(play: Play, tmp_path: Path) -> None:
     async def story(place: Place) -> None:
         takes_checkpoints(place, WRITTEN)
-        again = Lighthouse(RunDir(tmp_path), LighthouseSettings(workers=2, heartbeat_limit_s=60.0), "http://here")
+        again = Lighthouse(RunDir(tmp_path), place.lighthouse.settings, "http://here")
         takes_checkpoints(Place(again, place._server, place.client), WRITTEN)
         again.journal.close()
         assert again.loop.state.checkpoint == WRITTEN

@@ -7,6 +7,7 @@ import sys
 import time
 
 import psutil
+
 from craft.testing.pulses import Pulses
 
 
