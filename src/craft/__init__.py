@@ -11,21 +11,25 @@ if TYPE_CHECKING:
     from craft import dcp, techniques
     from craft.protocol import events
     from craft.protocol.errors import BitsDiffer, ConfigError, CraftError, Fenced, GroupError, Unreachable
+    from craft.worker.guest import Change, Guest
     from craft.worker.job import Job
-    from craft.worker.join import join
+    from craft.worker.join import attend, join
     from craft.worker.steps import Step
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BitsDiffer",
+    "Change",
     "ConfigError",
     "CraftError",
     "Fenced",
     "GroupError",
+    "Guest",
     "Job",
     "Step",
     "Unreachable",
+    "attend",
     "dcp",
     "events",
     "join",
@@ -39,8 +43,11 @@ _HOMES = {
     "Fenced": "craft.protocol.errors",
     "GroupError": "craft.protocol.errors",
     "Unreachable": "craft.protocol.errors",
+    "Change": "craft.worker.guest",
+    "Guest": "craft.worker.guest",
     "Job": "craft.worker.job",
     "Step": "craft.worker.steps",
+    "attend": "craft.worker.join",
     "join": "craft.worker.join",
 }
 _MODULES = {"dcp": "craft.dcp", "events": "craft.protocol.events", "techniques": "craft.techniques"}

@@ -19,13 +19,16 @@ def public_names(kind: type) -> list[str]:
 def test_craft_exports_exactly_these_names() -> None:
     assert sorted(craft.__all__) == [
         "BitsDiffer",
+        "Change",
         "ConfigError",
         "CraftError",
         "Fenced",
         "GroupError",
+        "Guest",
         "Job",
         "Step",
         "Unreachable",
+        "attend",
         "dcp",
         "events",
         "join",
@@ -70,6 +73,25 @@ def test_a_job_has_exactly_these_attributes() -> None:
         "stop",
         "worker_id",
         "world_size",
+    ]
+
+
+def test_a_guest_has_exactly_these_attributes() -> None:
+    assert public_names(craft.Guest) == [
+        "await_slot",
+        "direct",
+        "exchange_began",
+        "exchange_ended",
+        "exchanging",
+        "finish",
+        "generation",
+        "leaving",
+        "members",
+        "on_change",
+        "paused",
+        "place",
+        "step",
+        "worker_id",
     ]
 
 

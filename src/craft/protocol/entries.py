@@ -47,3 +47,5 @@ class Entered(msgspec.Struct, frozen=True, kw_only=True):
     mine: tuple[int, ...]
     """Those of them that this worker computes."""
     dropped: tuple[int, ...]
+    guest: bool = False
+    """Whether its loop is not CRAFT's: it has met nobody, and what becomes of the step in flight is for others to say."""

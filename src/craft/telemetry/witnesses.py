@@ -51,6 +51,8 @@ def told(entry: Entered) -> str:
 
 
 def settled(entry: Entered, worker_id: str) -> str:
+    if entry.guest:
+        return "is through with it; how the step goes on is up to its own loop"
     others = len(entry.members) - 1
     met = f"has met {'the other one' if others == 1 else f'{others} others'}" if others else "is alone"
     if worker_id in entry.joiners:

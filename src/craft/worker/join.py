@@ -1,13 +1,19 @@
-"""``craft.join()``: become a worker of the job that ``craft run`` started, or a job of one where nobody did."""
+"""``craft.join()``: become a worker of the job that ``craft run`` started, or a job of one where nobody did.
+
+``craft.attend()``: the same for a loop that is not CRAFT's.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 
+from msgspec.structs import replace
+
 from craft.groups.store import Store
 from craft.protocol.activity import Phase
 from craft.protocol.debug import Stacks
+from craft.protocol.errors import ConfigError
 from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import Broken, Directive, WorkerReport
 from craft.settings.worker import WorkerSettings
@@ -16,14 +22,16 @@ from craft.snapshots.reserve import Reserve
 from craft.worker import collectives, stacks
 from craft.worker.activity import Activity
 from craft.worker.channel import Channel
+from craft.worker.guest import Abort, Guest
 from craft.worker.injections import Injections, install
 from craft.worker.job import Job
-from craft.worker.meeting import Meeting
+from craft.worker.meeting import Left, Meeting
 from craft.worker.points import reach
 
 logger = logging.getLogger(__name__)
 
 _job: Job | None = None
+_guest: Guest | None = None
 _channel: Channel | None = None
 _activity: Activity | None = None
 _reserve: Reserve | None = None
@@ -72,6 +80,8 @@ def join() -> Job:
     global _job
     if _job is not None:
         return _job
+    if _guest is not None:
+        raise ConfigError("craft.join() after craft.attend(): a loop is either CRAFT's or not")
     settings = WorkerSettings.from_environment()
     channel = connect()
 
@@ -121,6 +131,40 @@ def join() -> Job:
     _job = Job(settings, meeting, channel, activity(), donor, _reserve)
     activity().now(Phase.STARTING)
     return _job
+
+
+def attending() -> Guest | None:
+    """The guest that this process is, if it is one."""
+    return _guest
+
+
+def attend(abort: Abort | None = None, *, saves: bool = False) -> Guest:
+    """Take part in the job with a loop and groups that are not CRAFT's; blocks until this worker is in a generation.
+
+    ``abort(change)`` is called on a thread of its own as soon as somebody is gone, or everybody is to abort. ``saves``:
+    whether the loop saves its state when it is told to leave. Called again, it returns the same guest, which calls the
+    further ``abort``, too. Outside of ``craft run`` nothing ever changes.
+    """
+    global _guest
+    if _job is not None:
+        raise ConfigError("craft.attend() after craft.join(): a loop is either CRAFT's or not")
+    channel = connect()
+    if _guest is None:
+        settings = WorkerSettings.from_environment()
+        _guest = Guest(settings, channel, activity())
+        if channel is not None:
+            activity().now(Phase.JOINING)
+            member = replace(_member(settings), local_rank=settings.local_rank, late=settings.late)
+            channel.report(member=member, joined=True)
+            channel.listen(_guest.direct)
+            if not _guest.await_slot():
+                raise Left(0)
+        activity().now(Phase.STARTING)
+    if channel is not None and saves:
+        channel.report(checkpoints=True)
+    if abort is not None:
+        _guest.on_change(abort)
+    return _guest
 
 
 # A store lives as long as the process: a generation may be meeting there at any time.

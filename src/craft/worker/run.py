@@ -40,10 +40,15 @@ def run_script(script: str, arguments: Sequence[str], *, as_module: bool, worker
         else:
             sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
             runpy.run_path(script, run_name="__main__")
-        if join.joined() is None:
-            raise ConfigError(f"{script} ended without calling craft.join(): it is not a training script of CRAFT's")
+        if join.joined() is None and join.attending() is None:
+            raise ConfigError(
+                f"{script} ended without calling craft.join() or craft.attend(): it is not a training script of CRAFT's"
+            )
+        _finish()
     except SystemExit as error:
         code = _exit_code(error)
+        if code == 0:
+            _finish()
         if code != 0:
             # As any exception: a fault where one worker raises it, a bug where the next one does, too.
             _report(channel, error, worker_id)
@@ -56,6 +61,13 @@ def run_script(script: str, arguments: Sequence[str], *, as_module: bool, worker
         _report(channel, error, worker_id)
     _leave(channel)
     return code
+
+
+def _finish() -> None:
+    """A job finishes by itself; of a guest only its end is known."""
+    guest = join.attending()
+    if guest is not None:
+        guest.finish()
 
 
 def _exit_code(error: SystemExit) -> int:
@@ -80,7 +92,8 @@ def _report(channel: Channel | None, error: BaseException, worker_id: str) -> No
     if channel is None:
         return
     job = join.joined()
-    step, microbatch = place_of(job) if job is not None else (None, None)
+    guest = join.attending()
+    step, microbatch = place_of(job) if job is not None else (None if guest is None else guest.place, None)
     channel.report(
         failed=WorkerFailed(
             worker_id=worker_id,

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed
 
 from craft.groups import sockets
+
+dist: Any = torch.distributed
 
 Connection = tuple[socket.socket, socket.socket, socket.socket]
 
@@ -109,3 +116,27 @@ def test_a_cut_keeps_no_file_descriptor(connection: Connection) -> None:
     sockets.cut(found)
 
     assert {copy.fileno() for copy in found} == {-1}
+
+
+def test_all_gloo_groups_of_a_process_are_aborted_and_nothing_else_is(connection: Connection) -> None:
+    _, client, accepted = connection
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    groups: dict[int, Any] = {}
+
+    def open_group(rank: int) -> None:
+        groups[rank] = dist.ProcessGroupGloo(dist.PrefixStore("all", store), rank, 2, timedelta(minutes=30))
+
+    openers = [threading.Thread(target=open_group, args=(rank,)) for rank in (0, 1)]
+    for opener in openers:
+        opener.start()
+    for opener in openers:
+        opener.join(30)
+    works = [groups[rank].recv([torch.zeros(1)], 1 - rank, 0) for rank in (0, 1)]
+    assert sockets.abort_gloo() >= 2, "both ends of their only connection"
+    for work in works:
+        with pytest.raises(RuntimeError):
+            work.wait(timedelta(seconds=30))
+    client.sendall(b"x")
+    assert accepted.recv(1) == b"x"
+    store.set("key", "value")
+    assert store.get("key") == b"value"

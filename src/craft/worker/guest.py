@@ -1,0 +1,322 @@
+"""A *guest*: a worker whose loop and groups are not CRAFT's, such as those of torchft or of Lightning's own strategies.
+
+It is a member of the job like any other: it joins, enters generations, reports its steps, is watched, declared lost, drained
+and replaced. It opens no group of CRAFT's. What its framework cannot know by itself it is told: that somebody is gone, so
+that whatever is blocked can be aborted at once (``abort``, on a thread of its own), and that it is to leave (``leaving``).
+
+Enters: directives, on the channel's thread (``direct``). Leaves: reports, and the lines of ``steps.jsonl`` and
+``generations.jsonl``. Promises P1 to P4 are the framework's to keep, or not.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from craft.protocol.activity import Phase
+from craft.protocol.entries import Entered
+from craft.protocol.events import AnyNote
+from craft.protocol.membership import Generation
+from craft.protocol.messages import Directive
+from craft.settings.worker import WorkerSettings
+from craft.worker.activity import Activity
+from craft.worker.channel import Channel
+from craft.worker.chronicle import Chronicle
+from craft.worker.setbacks import Setbacks
+
+logger = logging.getLogger(__name__)
+
+_MAX_NOTES = 16
+_SMOOTHING = 0.1
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A generation in which somebody is missing, or which was made for everybody to abort."""
+
+    generation: int
+    members: tuple[str, ...]
+    """In the order of their ranks."""
+    lost: tuple[str, ...]
+    """Members of the generation before that are not in this one: lost, or gone as they were told; none where all are to
+    abort by order."""
+    told: float
+    """When this worker heard of it, in seconds since 1970."""
+    agreed: bool = False
+    """Whether it had been told before that somebody would leave: nothing failed."""
+
+    @property
+    def reason(self) -> str:
+        """For people: ``w1 is not in generation 3``."""
+        if not self.lost:
+            return f"all members are to abort what they are in, and go on in generation {self.generation}"
+        verb = "is" if len(self.lost) == 1 else "are"
+        return f"{', '.join(self.lost)} {verb} not in generation {self.generation}"
+
+
+Abort = Callable[[Change], None]
+
+
+class Guest:
+    """What ``craft.attend()`` returns. Any thread may call its methods, except for ``step``, which belongs to one."""
+
+    def __init__(self, settings: WorkerSettings, channel: Channel | None, activity: Activity) -> None:
+        self._settings = settings
+        self._channel = channel
+        self._activity = activity
+        self._chronicle = Chronicle(settings.run_dir if channel is not None else None, settings.worker_id)
+        self._setbacks = Setbacks(settings.worker_id, self._note, lambda step, microbatch: None)
+        self._notes: tuple[AnyNote, ...] = ()
+        # Guards what follows: the channel's thread and those of the script meet here.
+        self._change = threading.Condition()
+        self._generation: Generation | None = None
+        self._announced = 0
+        """The upcoming generation before which somebody is to leave."""
+        self._over: str | None = None
+        self._leaving: str | None = None
+        self._goes_alone = False
+        """Whether it leaves a job that goes on, or that makes room: to end is not to finish then."""
+        self._aborts: list[Abort] = []
+        self._setback: list[Entered] = []
+        self._steps = 0
+        self._last_commit: float | None = None
+        self._step_s = 0.0
+        self._changes: queue.SimpleQueue[Change] = queue.SimpleQueue()
+        # Guards the phase: exchanges may begin and end on any thread.
+        self._doing = threading.Lock()
+        self._in_exchange = 0
+        self._pauses = 0
+        if channel is not None:
+            threading.Thread(target=self._abort_loop, name="craft-abort", daemon=True).start()
+
+    # What it is told.
+
+    def on_change(self, abort: Abort) -> None:
+        """Call ``abort`` with every change from now on, within moments, on a thread of its own."""
+        with self._change:
+            self._aborts.append(abort)
+
+    @property
+    def leaving(self) -> str | None:
+        """Why this worker is to leave its loop at the next safe point and end; None: it is not. To be asked again and again."""
+        return self._leaving
+
+    @property
+    def worker_id(self) -> str:
+        return self._settings.worker_id
+
+    @property
+    def generation(self) -> int:
+        """The generation that this worker acts under; 0 outside of ``craft run``."""
+        with self._change:
+            return self._generation.number if self._generation is not None else 0
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The workers of that generation, in the order of their ranks; outside of ``craft run`` this one alone."""
+        with self._change:
+            return self._generation.worker_ids if self._generation is not None else (self.worker_id,)
+
+    # What it tells.
+
+    def step(self, committed: int, **metrics: float) -> None:
+        """So many steps are committed by now: progress for the watchdog, ``craft status`` and ``steps.jsonl``."""
+        now = time.time()
+        with self._change:
+            number = self._generation.number if self._generation is not None else 0
+            setbacks, self._setback = self._setback, []
+            self._steps = committed
+        self._activity.committed()
+        with self._doing:
+            self._show(committed)
+        self._chronicle.committed(
+            step=committed - 1,
+            branch=0,
+            generation=number,
+            members=self.members,
+            worker_id=self.worker_id,
+            plan=(),
+            metrics=metrics,
+        )
+        for entered in setbacks:
+            self._setbacks.settled(entered)
+        if self._last_commit is not None:
+            elapsed = now - self._last_commit
+            self._setbacks.committed(committed - 1, number, elapsed, now)
+            self._step_s = elapsed if not self._step_s else self._step_s + _SMOOTHING * (elapsed - self._step_s)
+        self._last_commit = now
+        self._report(urgent=False, step=committed, metrics=metrics, step_s=self._step_s)
+
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Within it this worker waits for others. That is how one that hangs is told from those who wait for it."""
+        self.exchange_began()
+        try:
+            yield
+        finally:
+            self.exchange_ended()
+
+    def exchange_began(self) -> None:
+        """Something was begun that ends when others do their part; any thread may say so, and several times."""
+        with self._doing:
+            self._in_exchange += 1
+            if self._in_exchange == 1:
+                self._show()
+
+    def exchange_ended(self) -> None:
+        """One of them ended, by whatever way."""
+        with self._doing:
+            self._in_exchange -= 1
+            if self._in_exchange == 0:
+                self._show()
+
+    @contextmanager
+    def paused(self, reason: str) -> Iterator[None]:
+        """Within it this worker is never taken for one that hangs, however long it takes."""
+        with self._doing:
+            self._pauses += 1
+        try:
+            with self._activity.paused(reason):
+                yield
+        finally:
+            with self._doing:
+                self._pauses -= 1
+                self._show()
+
+    def finish(self) -> None:
+        """The script came to its end. Called by whoever ran it."""
+        with self._doing:
+            self._in_exchange = self._pauses = 0
+            self._activity.now(Phase.ENDING)
+        self._chronicle.complete()
+        if self._goes_alone:
+            logger.info("leaves the job, as it was told: %s", self._leaving)
+            self._report(left=True)
+        else:
+            # Without a digest: the state is the framework's, and nobody has compared it.
+            self._report(complete=True)
+
+    @property
+    def place(self) -> int | None:
+        """The step that it is in; None before the first one was committed."""
+        return self._steps or None
+
+    def _show(self, step: int | None = None) -> None:
+        if not self._pauses:
+            self._activity.now(Phase.EXCHANGING if self._in_exchange else Phase.COMPUTING, step)
+
+    def _note(self, event: AnyNote) -> None:
+        self._notes = (*self._notes, event)[-_MAX_NOTES:]
+        self._report(notes=self._notes)
+
+    def _report(self, *, urgent: bool = True, **changes: object) -> None:
+        if self._channel is not None:
+            self._channel.report(urgent=urgent, **changes)
+
+    # Generations.
+
+    def await_slot(self) -> bool:
+        """Block until this worker is in a generation; False if it never will be."""
+        with self._change:
+            self._change.wait_for(lambda: self._generation is not None or self._over is not None)
+            return self._generation is not None
+
+    def direct(self, directive: Directive) -> None:
+        """Follow a directive; an old or repeated one changes nothing."""
+        told = time.time()
+        with self._change:
+            if directive.generation is not None:
+                self._follow(directive.generation, told)
+            upcoming = directive.upcoming
+            if upcoming is not None and self._leaves(upcoming):
+                self._announced = upcoming.number
+            elif upcoming is not None:
+                # There is no group to prepare: whoever is in it may count on this one from now on.
+                self._follow(upcoming, told)
+            left_out = self._generation is not None and self._left_out(upcoming)
+            self._goes_alone = left_out or directive.preempting is not None
+            self._leaving = _why(directive, left_out)
+            if self._generation is None and (directive.stopping or self.worker_id in directive.released):
+                self._over = directive.reason or "the job is over"
+            self._change.notify_all()
+
+    def _left_out(self, upcoming: Generation | None) -> bool:
+        return upcoming is not None and upcoming.rank_of(self.worker_id) is None
+
+    def _leaves(self, upcoming: Generation) -> bool:
+        """Whether somebody is to leave before it is entered: then it begins when that one has left, not before."""
+        current = self._generation.worker_ids if self._generation is not None else ()
+        return bool(set(current) - set(upcoming.worker_ids))
+
+    def _follow(self, generation: Generation, told: float) -> None:
+        before = self._generation
+        if generation.rank_of(self.worker_id) is None or (before is not None and generation.number <= before.number):
+            return
+        self._generation = generation
+        self._report(generation=generation.number)
+        lost = tuple(each for each in before.worker_ids if generation.rank_of(each) is None) if before else ()
+        grew = before is None or not (lost or len(generation.members) == len(before.members))
+        change = Change(
+            generation=generation.number,
+            members=generation.worker_ids,
+            lost=lost,
+            told=told,
+            agreed=grew or generation.number == self._announced,
+        )
+        if grew:
+            self._chronicle.entered(self._entered(change))
+        else:
+            self._changes.put(change)
+
+    def _abort_loop(self) -> None:
+        while True:
+            change = self._changes.get()
+            logger.warning("%s: what is under way here is aborted", change.reason)
+            with self._change:
+                aborts = tuple(self._aborts)
+            for abort in aborts:
+                try:
+                    abort(change)
+                except Exception:
+                    # Of another package's code, perhaps: the others must still be called, and the next time, too.
+                    logger.exception("%r failed to abort", abort)
+            entered = self._entered(change, time.time())
+            self._chronicle.entered(entered)
+            with self._change:
+                self._setback.append(entered)
+
+    def _entered(self, change: Change, aborted: float | None = None) -> Entered:
+        now = time.time()
+        return Entered(
+            generation=change.generation,
+            time=now,
+            told=change.told,
+            aborted=aborted,
+            met=now,
+            entered=now,
+            agreed=change.agreed,
+            members=change.members,
+            lost=change.lost,
+            joiners=(),
+            idle=(),
+            step=self._steps,
+            commits=False,
+            retried=False,
+            given=(),
+            mine=(),
+            dropped=(),
+            guest=True,
+        )
+
+
+def _why(directive: Directive, left_out: bool) -> str | None:
+    if directive.winding_down is not None:
+        return directive.winding_down
+    if directive.preempting is not None:
+        return directive.preempting.reason
+    return "it was told to leave" if left_out else None

@@ -1,0 +1,79 @@
+"""A guest: what it makes of directives, and that it is harmless where nobody directs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from craft.protocol.membership import Generation, Member
+from craft.protocol.messages import Directive, Preemption
+from craft.settings.worker import WorkerSettings
+from craft.worker.activity import Activity
+from craft.worker.guest import Change, Guest
+
+ALONE = """
+import craft
+guest = craft.attend(print)
+guest.step(1, loss=2.0)
+with guest.exchanging(), guest.paused("a reason"):
+    assert (guest.leaving, guest.generation, guest.members) == (None, 0, ("w0",))
+assert craft.attend() is guest
+try:
+    craft.join()
+except craft.ConfigError as error:
+    print(error)
+"""
+
+
+def generation(number: int, *worker_ids: str) -> Generation:
+    return Generation(number=number, nonce="test", members=tuple(Member(worker_id=each) for each in worker_ids))
+
+
+def guest() -> Guest:
+    return Guest(WorkerSettings(worker_id="w0"), None, Activity(None))
+
+
+def test_outside_of_a_job_a_guest_is_nobodys_and_does_no_harm() -> None:
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120, check=True)
+    assert "a loop is either CRAFT's or not" in done.stdout
+
+
+def test_a_generation_that_only_grows_is_entered_before_it_is_current() -> None:
+    one = guest()
+    one.direct(Directive(sequence=1, generation=generation(1, "w0", "w1")))
+    one.direct(Directive(sequence=2, generation=generation(1, "w0", "w1"), upcoming=generation(2, "w0", "w1", "w2")))
+    assert (one.generation, one.members, one.leaving) == (2, ("w0", "w1", "w2"), None)
+
+
+def test_a_generation_that_somebody_is_to_leave_is_entered_when_that_one_has_left() -> None:
+    one = guest()
+    one.direct(Directive(sequence=1, generation=generation(1, "w0", "w1")))
+    one.direct(Directive(sequence=2, generation=generation(1, "w0", "w1"), upcoming=generation(2, "w0")))
+    assert one.generation == 1
+    one.direct(Directive(sequence=3, generation=generation(2, "w0")))
+    assert one.members == ("w0",)
+
+
+def test_a_guest_is_told_to_leave_as_long_as_it_is_to_leave() -> None:
+    one = guest()
+    one.direct(Directive(sequence=1, generation=generation(1, "w0", "w1"), upcoming=generation(2, "w1")))
+    assert one.leaving is not None
+    one.direct(Directive(sequence=2, generation=generation(1, "w0", "w1")))
+    assert one.leaving is None, "the drain was given up"
+    one.direct(Directive(sequence=3, generation=generation(1, "w0", "w1"), winding_down="seen enough"))
+    assert one.leaving == "seen enough"
+    one.direct(
+        Directive(sequence=4, generation=generation(1, "w0", "w1"), preempting=Preemption(reason="the host is needed"))
+    )
+    assert one.leaving == "the host is needed"
+
+
+def test_one_that_waits_for_a_slot_is_released_at_the_end_of_the_job() -> None:
+    one = guest()
+    one.direct(Directive(sequence=1, generation=generation(1, "w1"), stopping=True))
+    assert not one.await_slot()
+
+
+def test_a_change_says_what_it_is_about() -> None:
+    assert Change(generation=3, members=("w0",), lost=("w1",), told=0.0).reason == "w1 is not in generation 3"
+    assert "abort" in Change(generation=3, members=("w0", "w1"), lost=(), told=0.0).reason
