@@ -1,0 +1,129 @@
+"""The few fields of torchft's messages that its door has to know, and what CRAFT's workers say at that door.
+
+torchft speaks gRPC with Protocol Buffers. What passes the door stays the bytes that it was, but for the number of a quorum:
+it must go on growing when another lighthouse takes over. Fields, by torchft's ``torchft.proto``: a request of a quorum has
+the asking replica as field 1, a heartbeat its id as field 1; a response has the quorum as field 1, and that its number as
+field 1 and its members as field 2; the first field of a member is its id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from craft.protocol.errors import MalformedMessage
+
+QUORUM = "/torchft.LighthouseService/Quorum"
+HEARTBEAT = "/torchft.LighthouseService/Heartbeat"
+ATTEND = "/craft.Torchft/Attend"
+GONE = "/craft.Torchft/Gone"
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+class Attends(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A worker of CRAFT's says which replica of torchft's it is."""
+
+    worker_id: str
+    replica_id: str
+
+
+class Gone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Workers that CRAFT goes on without. Every survivor says it; the first one counts."""
+
+    generation: int
+    worker_ids: tuple[str, ...]
+
+
+class Quorum(msgspec.Struct, frozen=True, kw_only=True):
+    """A quorum, as far as it concerns the door."""
+
+    number: int
+    replica_ids: tuple[str, ...]
+
+
+def asking(request: bytes) -> str:
+    """The id of the replica that asks for a quorum."""
+    return _text(_first(_first(request, 1), 1))
+
+
+def beating(request: bytes) -> str:
+    """The id of the replica whose heart beats."""
+    return _text(_first(request, 1))
+
+
+def heartbeat_of(replica_id: str) -> bytes:
+    return _field(1, replica_id.encode())
+
+
+def quorum_in(response: bytes) -> Quorum:
+    quorum = _first(response, 1)
+    number = next((value for field, value in _fields(quorum) if field == 1 and isinstance(value, int)), 0)
+    members = [value for field, value in _fields(quorum) if field == 2 and isinstance(value, bytes)]
+    return Quorum(number=number, replica_ids=tuple(_text(_first(member, 1)) for member in members))
+
+
+def renumbered(response: bytes, number: int) -> bytes:
+    """The same response with another number of its quorum."""
+    parts = [_varint(1 << 3 | _VARINT) + _varint(number)]
+    for field, value in _fields(_first(response, 1)):
+        if field != 1:
+            assert isinstance(value, bytes)
+            parts.append(_field(field, value))
+    return _field(1, b"".join(parts))
+
+
+def _first(message: bytes, wanted: int) -> bytes:
+    """The bytes of the first field of this number; none if it is not there, which is how empty ones are sent."""
+    return next((value for field, value in _fields(message) if field == wanted and isinstance(value, bytes)), b"")
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    at = 0
+    while at < len(message):
+        key, at = _read_varint(message, at)
+        kind = key & 7
+        if kind == _VARINT:
+            value, at = _read_varint(message, at)
+            yield key >> 3, value
+            continue
+        if kind == _BYTES:
+            size, at = _read_varint(message, at)
+        elif kind in (_FIXED32, _FIXED64):
+            size = 4 if kind == _FIXED32 else 8
+        else:
+            raise MalformedMessage(f"a field of torchft's is of the kind {kind}", "$")
+        if at + size > len(message):
+            raise MalformedMessage("a message of torchft's ends in the middle of a field", "$")
+        yield key >> 3, message[at : at + size]
+        at += size
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(message) or shift > 63:
+            raise MalformedMessage("a message of torchft's ends in the middle of a number", "$")
+        value |= (message[at] & 0x7F) << shift
+        at += 1
+        if not message[at - 1] & 0x80:
+            return value, at
+        shift += 7
+
+
+def _field(number: int, value: bytes) -> bytes:
+    return _varint(number << 3 | _BYTES) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace")
