@@ -32,7 +32,7 @@ from craft.adapters.huggingface import CraftTrainer
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", choices=["gpt2", "llama"], default="gpt2")
-parser.add_argument("--epochs", type=float, default=3)
+parser.add_argument("--epochs", type=float, default=2)
 parser.add_argument("--steps", type=int, default=-1)
 parser.add_argument("--accumulate", type=int, default=2)
 parser.add_argument("--bf16", action="store_true")
@@ -48,6 +48,7 @@ testing.arm()
 warnings.simplefilter("ignore")
 
 SIZE, LENGTH = 48, 12
+SHAPE: Any = {"vocab_size": SIZE, "bos_token_id": None, "eos_token_id": None}
 
 
 class Sentences(Dataset[dict[str, torch.Tensor]]):
@@ -84,7 +85,9 @@ class Steps(TrainerCallback, ExportableState):  # type: ignore[misc]
 class Slowed(CraftTrainer):
     """As a script has it that overrides something: it gets batches."""
 
-    def training_step(self, model: Any, inputs: dict[str, torch.Tensor], num_items_in_batch: Any = None) -> torch.Tensor:
+    def training_step(
+        self, model: Any, inputs: dict[str, torch.Tensor], num_items_in_batch: Any = None
+    ) -> torch.Tensor:
         assert inputs["input_ids"].shape[1] == LENGTH
         if options.slow_until is not None and not options.slow_until.exists():
             time.sleep(options.slow_s)
@@ -96,11 +99,11 @@ def build() -> Any:
     if options.model == "llama":
         return LlamaForCausalLM(
             LlamaConfig(
-                vocab_size=SIZE, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                **SHAPE, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
                 num_key_value_heads=2, max_position_embeddings=LENGTH,
             )
         )  # fmt: skip
-    return GPT2LMHeadModel(GPT2Config(vocab_size=SIZE, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2))
+    return GPT2LMHeadModel(GPT2Config(**SHAPE, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2))
 
 
 steps = Steps()

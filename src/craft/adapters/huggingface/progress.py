@@ -24,7 +24,7 @@ _NOTED = ("num_input_tokens_seen", "best_model_checkpoint")
 
 
 class Progress:
-    """Counters at a step boundary, and the loss since it was logged last. While a step is computed, those of the boundary before."""
+    """Counters at a step boundary, and the loss since it was logged last; while a step is computed, those of the one before."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer

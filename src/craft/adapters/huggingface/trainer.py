@@ -1,9 +1,9 @@
 """``CraftTrainer``: Hugging Face's training loop over the steps of a job.
 
 The loop gets one item per optimizer step (``loader.py``). Where it would train on a batch, the step's microbatches that fall
-to this worker go through the Trainer's own ``training_step``, one after the other; then every gradient is the mean over the global
-batch, and clipping, the update and all that follows run once, on every worker. Where the Trainer is belongs to the training
-state (``progress.py``).
+to this worker go through the Trainer's own ``training_step``, one after the other; then every gradient is the mean over the
+global batch, and clipping, the update and all that follows run once, on every worker. Where the Trainer is belongs to the
+training state (``progress.py``).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from craft.worker.join import join
 from craft.worker.steps import Driven, Step
 
 if TYPE_CHECKING:
-    _Trainer: Any = object
+    from transformers import Trainer as _Trainer
 else:
     _Trainer = object
 
 keep_alone()
 
 
-class CraftMixin(_Trainer):
+class CraftMixin(_Trainer):  # type: ignore[misc]
     """Before ``Trainer`` or a class of its kind among the bases: ``class Mine(CraftMixin, Seq2SeqTrainer)``."""
 
     def __init__(self, *given: Any, microbatches: int | None = None, **named: Any) -> None:
@@ -101,16 +101,18 @@ class CraftMixin(_Trainer):
 
     @contextmanager
     def _by_steps(self) -> Iterator[None]:
-        """Within it the loop trains on steps, in whichever class of the script's own what is a batch there was overridden."""
+        """Within it the loop trains on steps. What a class of the script's own has overridden still gets batches."""
         self._accumulated, self.args.gradient_accumulation_steps = self.args.gradient_accumulation_steps, 1
-        self.get_train_dataloader = partial(_load_steps, self)
-        self.training_step = self._train_on
+        # On this object: before what the script's own class may have in the place of these.
+        shadows = {"get_train_dataloader": partial(_load_steps, self), "training_step": self._train_on}
+        self.__dict__.update(shadows)
         skip, home.skip_first_batches = home.skip_first_batches, _skip_nothing
         try:
             yield
         finally:
             home.skip_first_batches = skip
-            del self.get_train_dataloader, self.training_step
+            for name in shadows:
+                delattr(self, name)
             self.args.gradient_accumulation_steps = self._accumulated
 
     @contextmanager
@@ -245,18 +247,18 @@ class CraftMixin(_Trainer):
             self.state.num_input_tokens_seen += round(self._tokens(inputs.step))
 
 
-class CraftTrainer(CraftMixin, transformers.Trainer):
-    """``Trainer`` whose processes, started by ``craft run``, are workers of one job; losses, joins and drains do not change a bit."""
+class CraftTrainer(CraftMixin, transformers.Trainer):  # type: ignore[misc]
+    """``Trainer`` in each worker of a job that ``craft run`` started; losses, joins and drains do not change a bit."""
 
 
 def _load_steps(trainer: Any) -> StepLoader:
     loader = type(trainer).get_train_dataloader(trainer)
     refusals.check_data(loader)
     microbatches = trainer._microbatches or slots_of(trainer._job) * trainer._accumulated
-    trainer._loader = StepLoader(loader, microbatches)
-    if len(trainer._loader) == 0:
-        raise ConfigError(f"the dataset has fewer samples than the {trainer._loader.global_batch} of one step")
-    return trainer._loader
+    trainer._loader = steps = StepLoader(loader, microbatches)
+    if len(steps) == 0:
+        raise ConfigError(f"the dataset has fewer samples than the {steps.global_batch} of one step")
+    return steps
 
 
 def _skip_nothing(loader: Any, num_batches: int = 0) -> Any:
