@@ -171,6 +171,15 @@ class Packer:
         return Array(index, value.dtype.str, value.shape, transposed)
 
 
+def obstacle(name: str, value: Any) -> str | None:
+    """Why a value cannot travel; None if it can."""
+    try:
+        Packer().pack(name, value)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
 def _plain(value: Any) -> Node | None:
     if value is None:
         return Nothing()

@@ -320,3 +320,9 @@ def place_of(job: Job) -> tuple[int | None, int | None]:
 def slots_of(job: Job) -> int:
     """How many workers the job has when all are there; does not change with who is lost. No business of the script's."""
     return job._meeting.slots
+
+
+def may_go_back(job: Job) -> bool:
+    """Whether the job goes back to a checkpoint where numbers are not finite. No business of the script's."""
+    divergence = job._techniques.get(Divergence)
+    return divergence is not None and divergence.settings.answer == "rollback"

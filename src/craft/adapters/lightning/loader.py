@@ -2,59 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader
-
-from craft.protocol.errors import ConfigError
-from craft.worker.steps import Driven, Step
+from craft.worker import loader as steps
 
 
-class StepLoader:
-    """Gives ``Step`` after ``Step``; the batches of one come out of it in ``CraftStrategy.optimizer_step``.
-
-    Lightning knows an epoch's end by the length, so that one iterator serves all epochs, and an epoch that was begun elsewhere.
-    """
+class StepLoader(steps.StepLoader):
+    """Gives ``Step`` after ``Step``; the batches of one come out of it in ``CraftStrategy.optimizer_step``."""
 
     def __init__(self, loader: Any, microbatches: int) -> None:
-        """``loader`` is the script's own: a batch of it is a microbatch here."""
-        if not isinstance(loader, DataLoader):
-            raise ConfigError(
-                f'Trainer(strategy="craft") needs a torch DataLoader for training, not a {type(loader).__qualname__}'
-            )
-        batches = loader.batch_sampler
-        if batches is None or getattr(batches, "batch_size", None) is None:
-            raise ConfigError(
-                'Trainer(strategy="craft") needs a DataLoader with a batch_size: its batches are the microbatches of a step'
-            )
-        self.loader = loader
-        self.dataset = loader.dataset
-        self.microbatches = microbatches
-        self.global_batch = int(batches.batch_size) * microbatches  # type: ignore[attr-defined]
-        self._drop_last = bool(getattr(batches, "drop_last", False))
-        self.driven: Driven | None = None
-        self.on_end: Callable[[], None] = _nothing
-        """Called when the job has no more steps, though Lightning asks for one: somebody told it to stop."""
-
-    def __len__(self) -> int:
-        """Steps in an epoch."""
-        samples = len(self.dataset)  # type: ignore[arg-type]
-        return samples // self.global_batch if self._drop_last else -(-samples // self.global_batch)
-
-    def samples(self, position: int) -> int:
-        """Samples in the step at this place of an epoch."""
-        return min(self.global_batch, len(self.dataset) - position * self.global_batch)  # type: ignore[arg-type]
-
-    def __iter__(self) -> Iterator[Step]:
-        return self
-
-    def __next__(self) -> Step:
-        step = self.driven.next() if self.driven is not None else None
-        if step is None:
-            self.on_end()
-            raise StopIteration
-        return step
+        super().__init__(loader, microbatches, 'Trainer(strategy="craft")')
 
     # Lightning asks for these where it resumes in the middle of an epoch: this loader goes on where the job is.
 
@@ -63,7 +20,3 @@ class StepLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
-
-
-def _nothing() -> None:
-    """What is called where nobody wants to know."""

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from craft.adapters.lightning import leading, logged
-from craft.protocol.errors import ConfigError
-from craft.snapshots.skeleton import Packer
+from craft.snapshots.skeleton import obstacle
 
 logger = logging.getLogger(__name__)
 
@@ -137,14 +136,11 @@ class Surroundings:
         return found
 
     def _can_travel(self, key: str, state: Any) -> bool:
-        try:
-            Packer().pack(key, state)
-        except ConfigError as error:
-            if key not in self._left_out:
-                self._left_out.add(key)
-                logger.warning("the state of callback %s does not follow the job: %s", key, error)
-            return False
-        return True
+        found = obstacle(key, state)
+        if found is not None and key not in self._left_out:
+            self._left_out.add(key)
+            logger.warning("the state of callback %s does not follow the job: %s", key, found)
+        return found is None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         trainer = self._trainer

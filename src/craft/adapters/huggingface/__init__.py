@@ -1,0 +1,15 @@
+"""Hugging Face's Trainer (transformers 5): ``CraftTrainer`` in its place, started by ``craft run``.
+
+Import it before ``TrainingArguments`` are made: from then on accelerate, which looks for other processes in the environment,
+takes a worker for one that is alone. See docs/huggingface.md.
+"""
+
+from __future__ import annotations
+
+from craft.adapters.huggingface import packages
+
+packages.check()
+
+from craft.adapters.huggingface.trainer import CraftMixin, CraftTrainer  # noqa: E402
+
+__all__ = ["CraftMixin", "CraftTrainer"]

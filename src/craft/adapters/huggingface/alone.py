@@ -1,0 +1,37 @@
+"""accelerate, in a process that is a worker of a job: alone as far as it knows, and of the job's rank where it writes."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from accelerate.state import PartialState
+from transformers import TrainingArguments
+
+from craft.settings.huggingface import alone
+from craft.settings.worker import WorkerSettings
+
+
+class _Alone(cached_property):  # type: ignore[type-arg]
+    """The property of ``TrainingArguments`` that looks for other processes, which finds none."""
+
+    def __init__(self, own: Any) -> None:
+        def set_up(arguments: Any) -> Any:
+            with alone():
+                return own.func(arguments)
+
+        super().__init__(set_up)
+
+
+def keep_alone() -> None:
+    """In a worker, ``TrainingArguments`` that are made from now on are those of one process. Can be repeated."""
+    own: Any = vars(TrainingArguments)["_setup_devices"]
+    if WorkerSettings.from_environment().socket is not None and not isinstance(own, _Alone):
+        TrainingArguments._setup_devices = _Alone(own)
+        TrainingArguments._setup_devices.__set_name__(TrainingArguments, "_setup_devices")
+
+
+def take_rank(rank: int) -> None:
+    """Whoever has rank 0 writes: accelerate and the Trainer ask this state."""
+    state = PartialState()
+    state.process_index = state.local_process_index = rank

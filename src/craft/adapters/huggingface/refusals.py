@@ -1,0 +1,85 @@
+"""What a script may ask of the Trainer that cannot work under CRAFT: refused before the first step, with a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from craft.protocol.errors import ConfigError
+from craft.worker.job import Job, may_go_back
+
+_ORDERS = ("random", "sequential")
+
+
+def check(trainer: Any, job: Job, trial: Any) -> None:
+    """As training begins."""
+    for refused, sentence in _reasons(trainer, job, trial):
+        if refused:
+            raise ConfigError(sentence)
+
+
+def _reasons(trainer: Any, job: Job, trial: Any) -> list[tuple[bool, str]]:
+    args = trainer.args
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    return [
+        (
+            args.world_size > 1,
+            f"CraftTrainer found {args.world_size} processes that accelerate knows: start the script with craft run, and import"
+            " craft.adapters.huggingface before TrainingArguments are made",
+        ),
+        (
+            args.device.type != "cpu",
+            f"CraftTrainer runs on the CPU yet, and this one is on {args.device}: TrainingArguments(use_cpu=True)",
+        ),
+        (
+            trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or args.parallelism_config is not None,
+            "DeepSpeed, FSDP and parallelism_config cut a model over workers: under CraftTrainer each has the whole one",
+        ),
+        (
+            trainer.is_distributed_loading_by_transformers or trainer.is_model_parallel,
+            "the model is cut over devices: under CraftTrainer each worker has the whole one",
+        ),
+        (
+            args.auto_find_batch_size,
+            "TrainingArguments(auto_find_batch_size=True) changes the size of a step on the way, and a job's microbatches"
+            " never change: leave it out",
+        ),
+        (
+            args.torch_compile,
+            "TrainingArguments(torch_compile=True) is not there yet under CraftTrainer: leave it out",
+        ),
+        (
+            args.train_sampling_strategy not in _ORDERS,
+            f"TrainingArguments(train_sampling_strategy={args.train_sampling_strategy!r}) makes an order that cannot be cut into"
+            f" microbatches: one of {', '.join(_ORDERS)}",
+        ),
+        (
+            "lomo" in optimizer or "layerwise" in optimizer,
+            f"TrainingArguments(optim={optimizer!r}) updates parameters during backward, before other workers' gradients are"
+            " here: use another one",
+        ),
+        (
+            args.enable_jit_checkpoint,
+            "TrainingArguments(enable_jit_checkpoint=True) answers SIGTERM in each process by itself: leave it out, and use craft"
+            " run --checkpoints",
+        ),
+        (
+            args.save_on_each_node,
+            "TrainingArguments(save_on_each_node=True): under CraftTrainer one worker writes; leave it out",
+        ),
+        (trial is not None, "hyperparameter_search trains many models, and a job trains one: run a job for each"),
+        (
+            may_go_back(job),
+            "--on-divergence rollback is not there yet under CraftTrainer, whose loop cannot go back: skip, or stop",
+        ),
+    ]
+
+
+def check_data(loader: Any) -> None:
+    """What the script trains on."""
+    if isinstance(getattr(loader, "dataset", None), IterableDataset):
+        raise ConfigError(
+            "CraftTrainer needs a train_dataset with samples by number, not an IterableDataset: whoever redoes a lost part must"
+            " find the same samples"
+        )

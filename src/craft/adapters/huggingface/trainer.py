@@ -1,0 +1,266 @@
+"""``CraftTrainer``: Hugging Face's training loop over the steps of a job.
+
+The loop gets one item per optimizer step (``loader.py``). Where it would train on a batch, the step's microbatches that fall
+to this worker go through the Trainer's own ``training_step``, one after the other; then every gradient is the mean over the
+global batch, and clipping, the update and all that follows run once, on every worker. Where the Trainer is belongs to the
+training state (``progress.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from transformers import trainer as home
+
+from craft.adapters.huggingface import refusals
+from craft.adapters.huggingface.alone import keep_alone, take_rank
+from craft.adapters.huggingface.loader import StepInputs, StepLoader
+from craft.adapters.huggingface.progress import Progress, Surroundings
+from craft.protocol.errors import ConfigError
+from craft.settings.huggingface import alone
+from craft.worker.job import Job, slots_of
+from craft.worker.join import join
+from craft.worker.steps import Driven, Step
+
+if TYPE_CHECKING:
+    from transformers import Trainer as _Trainer
+else:
+    _Trainer = object
+
+keep_alone()
+
+
+class CraftMixin(_Trainer):  # type: ignore[misc]
+    """Before ``Trainer`` or a class of its kind among the bases: ``class Mine(CraftMixin, Seq2SeqTrainer)``."""
+
+    def __init__(self, *given: Any, microbatches: int | None = None, **named: Any) -> None:
+        """``microbatches``: batches in a step; default: the job's slots times gradient_accumulation_steps."""
+        self._job: Job = join()
+        self._microbatches = microbatches
+        self._accumulated = 1
+        self._loader: StepLoader | None = None
+        self._driven: Driven | None = None
+        self._progress: Progress | None = None
+        self._surroundings: Surroundings | None = None
+        self._prepared: Any = None
+        with alone():
+            super().__init__(*given, **named)
+        self._follow_leader()
+
+    # Who writes.
+
+    def _follow_leader(self) -> bool:
+        """After each commit, before anything is written: whoever is rank 0 now writes. Returns whether that is this worker."""
+        rank = self._job.rank
+        take_rank(rank if rank >= 0 else slots_of(self._job))
+        self.state.is_world_process_zero = self.state.is_local_process_zero = rank == 0
+        return rank == 0
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Rank 0 writes it; if that is lost meanwhile, the next one does. Then the others take note of it."""
+        with self._job.paused("saving"), self._accumulating():
+            wrote = False
+            while True:
+                if writes := self._follow_leader():
+                    super()._save_checkpoint(model, trial)
+                    wrote = True
+                if not self._between or self._job.all_reduce(torch.tensor([int(writes)])).item():
+                    break
+            if not wrote:
+                super()._save_checkpoint(model, trial)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        if self.args.should_save:
+            super()._save_rng_state(output_dir)
+
+    @property
+    def _between(self) -> bool:
+        """Whether all workers are at the same place: there they may ask each other."""
+        return self._driven is not None and self._driven.between_steps
+
+    # Before the first step.
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *given: Any, **named: Any) -> Any:
+        if self._job.rank < 0:
+            # The others have begun from it, and may have written newer ones since: this worker takes their state.
+            resume_from_checkpoint = None
+        return super().train(resume_from_checkpoint, *given, **named)
+
+    def _inner_training_loop(self, *given: Any, **named: Any) -> Any:
+        refusals.check(self, self._job, named.get("trial"))
+        with self._by_steps():
+            output = super()._inner_training_loop(*given, **named)
+            assert self._driven is not None
+            self._driven.finish()
+        return output
+
+    @contextmanager
+    def _by_steps(self) -> Iterator[None]:
+        """Within it the loop trains on steps. What a class of the script's own has overridden still gets batches."""
+        self._accumulated, self.args.gradient_accumulation_steps = self.args.gradient_accumulation_steps, 1
+        # On this object: before what the script's own class may have in the place of these.
+        shadows = {"get_train_dataloader": partial(_load_steps, self), "training_step": self._train_on}
+        self.__dict__.update(shadows)
+        skip, home.skip_first_batches = home.skip_first_batches, _skip_nothing
+        try:
+            yield
+        finally:
+            home.skip_first_batches = skip
+            for name in shadows:
+                delattr(self, name)
+            self.args.gradient_accumulation_steps = self._accumulated
+
+    @contextmanager
+    def _accumulating(self) -> Iterator[None]:
+        """Within it the arguments are those of the script: they are written down."""
+        before, self.args.gradient_accumulation_steps = self.args.gradient_accumulation_steps, self._accumulated
+        try:
+            yield
+        finally:
+            self.args.gradient_accumulation_steps = before
+
+    def get_total_train_batch_size(self, args: Any) -> int:
+        return self._loader.global_batch if self._loader is not None else super().get_total_train_batch_size(args)
+
+    def _init_training_state(self, max_steps: int, steps_per_epoch: int, *more: Any) -> tuple[int, int]:
+        """Also what else is made before the first step: only then can the state of others be taken, which says where to begin."""
+        place: tuple[int, int] = super()._init_training_state(max_steps, steps_per_epoch, *more)
+        resume_from_checkpoint = more[1]
+        self._prepared = super()._prepare_for_training(max_steps, self._loader, resume_from_checkpoint)
+        self._meet(max_steps, steps_per_epoch)
+        assert self._progress is not None
+        if not self._progress.loaded:
+            return place
+        return self.state.global_step // steps_per_epoch, self.state.global_step % steps_per_epoch
+
+    def _prepare_for_training(self, *_: Any) -> Any:
+        prepared, self._prepared = self._prepared, None
+        return prepared
+
+    def _meet(self, max_steps: int, steps_per_epoch: int) -> None:
+        """Everything is set up, and user code has had its say: meet the others, and take their state if they are on their way."""
+        job, loader, args = self._job, self._loader, self.args
+        assert loader is not None
+        self._progress, self._surroundings = Progress(self), Surroundings(self)
+        job.replicate(self.model)
+        job.register(**self._registered())
+        steps = job.steps(
+            loader.loader,
+            global_batch=loader.global_batch,
+            microbatches=loader.microbatches,
+            steps=max_steps,
+            steps_per_epoch=steps_per_epoch,
+            seed=args.seed if args.data_seed is None else args.data_seed,
+        )
+        self._driven = loader.driven = Driven(steps)
+        loader.on_end = self._stop
+        self._driven.next()
+        self._follow_leader()
+
+    def _registered(self) -> dict[str, Any]:
+        items: dict[str, Any] = {"optimizer": self.optimizer.optimizer, "scheduler": self.lr_scheduler}
+        if self.accelerator.scaler is not None:
+            items["scaler"] = self.accelerator.scaler
+        return items | {"trainer": self._progress, "surroundings": self._surroundings}
+
+    def _stop(self) -> None:
+        """The job was told to stop: so is the loop."""
+        self.control.should_training_stop = True
+
+    # An epoch.
+
+    def _run_epoch(self, **named: Any) -> None:
+        assert self._progress is not None
+        if self._progress.loaded:
+            # The loop goes on in the middle of an epoch only where it knows of a checkpoint.
+            named["resume_from_checkpoint"] = "the job's own"
+        self._progress.run()
+        super()._run_epoch(**named)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Random generators are seeded for each microbatch."""
+
+    def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> Any:
+        if skip_scheduler and self._progress is not None and self._progress.loaded:
+            # What is to be evaluated before the first step was, by those who began the job.
+            return {}
+        with self._job.paused("evaluation"):
+            return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler=skip_scheduler)
+
+    # A step.
+
+    def _train_on(self, model: Any, inputs: StepInputs, num_items_in_batch: Any = None) -> torch.Tensor:
+        """In the place of ``training_step``: all of a step that falls to this worker."""
+        step = inputs.step
+        model.train()
+        if callable(train := getattr(self.optimizer, "train", None)):
+            # Also where no microbatch does so: what is handed to others must not depend on that.
+            train()
+        self.current_gradient_accumulation_steps = 1
+        for batch in step:
+            self._compute(step, model, batch)
+        self._follow_leader()
+        assert self._surroundings is not None
+        self._surroundings.agree_on_place(self._job.broadcast_object)
+        return torch.tensor(step.metrics["loss"], device=self.args.device)
+
+    def _compute(self, step: Step, model: Any, batch: Any) -> None:
+        """One microbatch: the Trainer's own forward and backward, or those of the script's own class."""
+        items = self._get_num_items_in_batch([batch], self.args.device)
+        if items is not None:
+            # The mean over the items of the global batch, as the Trainer has it over those of all processes.
+            step.weight(items)
+            items = items.clamp(min=1)
+        main = batch.get(getattr(self.model, "main_input_name", "input_ids"))
+        step.log(tokens=0 if main is None else main.numel())
+        step.log(loss=type(self).training_step(self, model, batch, items))
+
+    def _maybe_log_save_evaluate(self, *given: Any, **named: Any) -> None:
+        # Told the same on every worker; what a script logs elsewhere may not be.
+        logs = self.control.should_evaluate or self.control.should_log
+        super()._maybe_log_save_evaluate(*given, **named)
+        if logs and self._between:
+            assert self._surroundings is not None
+            self._surroundings.agree_on_log(self._job.broadcast_object)
+
+    # What was computed, by whomever: from the mean over the microbatches.
+
+    def _tokens(self, step: Step) -> float:
+        assert self._loader is not None
+        samples = self._loader.samples(self.state.global_step % len(self._loader))
+        return step.metrics["tokens"] * min(self._loader.microbatches, samples)
+
+    def floating_point_ops(self, inputs: Any) -> Any:
+        if not isinstance(inputs, StepInputs):
+            return super().floating_point_ops(inputs)
+        if not hasattr(self.model, "num_parameters"):
+            return 0
+        return 6 * self._tokens(inputs.step) * self.model.num_parameters(exclude_embeddings=True)
+
+    def _track_num_input_tokens(self, inputs: StepInputs) -> None:
+        if self.args.include_num_input_tokens_seen != "no":
+            self.state.num_input_tokens_seen += round(self._tokens(inputs.step))
+
+
+class CraftTrainer(CraftMixin, transformers.Trainer):  # type: ignore[misc]
+    """``Trainer`` in each worker of a job that ``craft run`` started; losses, joins and drains do not change a bit."""
+
+
+def _load_steps(trainer: Any) -> StepLoader:
+    loader = type(trainer).get_train_dataloader(trainer)
+    refusals.check_data(loader)
+    microbatches = trainer._microbatches or slots_of(trainer._job) * trainer._accumulated
+    trainer._loader = steps = StepLoader(loader, microbatches)
+    if len(steps) == 0:
+        raise ConfigError(f"the dataset has fewer samples than the {steps.global_batch} of one step")
+    return steps
+
+
+def _skip_nothing(loader: Any, num_batches: int = 0) -> Any:
+    """In the place of accelerate's: steps come from where the job is."""
+    return loader

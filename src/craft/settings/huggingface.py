@@ -1,0 +1,20 @@
+"""What accelerate reads in the environment of a worker, and must not find there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+_OF_MPI = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Within it this process looks like one that nobody started beside others."""
+    hidden = {name: os.environ.pop(name) for name in (*_PLACE, *_OF_MPI) if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)

@@ -1,0 +1,136 @@
+"""``CraftTrainer``: Hugging Face's Trainer through losses, joins, restarts and stops (P1 to P3)."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from craft.testing import Fault
+
+from .jobs import Jobs, References, Result, describe
+
+TRAIN_HUGGINGFACE = Path(__file__).parent / "scripts" / "train_huggingface.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "huggingface" / "train_craft.py"
+WORKERS = 3
+STEPS = 28
+"""Of two epochs: 320 samples each, 4 in a batch, 3 workers, 2 batches accumulated; in the last step of each, fewer."""
+NUM_KILL_RUNS = int(os.environ.get("CRAFT_TEST_KILL_RUNS", "4"))
+"""Jobs with random kills; 10 is the long version."""
+WITH_OTHERS_IN_THEIR_PLACE = {"CRAFT_MAX_RESTARTS": "3"}
+
+
+def ends(result: Result) -> dict[str, dict[str, Any]]:
+    """By worker, where its Trainer said that it ended; of those that came to the end."""
+    found = {}
+    for log in sorted(result.run_dir.glob("workers/*/log")):
+        last = [line for line in log.read_text().splitlines() if line.startswith('{"global_step"')]
+        if last:
+            found[log.parent.name] = json.loads(last[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(references: References) -> str:
+    return references.digest_of(TRAIN_HUGGINGFACE, workers=WORKERS)
+
+
+def the_end(result: Result, workers: int = WORKERS) -> dict[str, Any]:
+    """Where all Trainers ended; every one at the same place, with the same logs."""
+    found = ends(result)
+    assert len(found) == workers and len({json.dumps(each) for each in found.values()}) == 1, describe(result)
+    return next(iter(found.values()))
+
+
+def test_a_trainer_goes_on_through_losses_and_joins_with_the_same_bits_P1_P2_P3(
+    jobs: Jobs, undisturbed: str, tmp_path: Path
+) -> None:
+    """The first is the one that writes logs and checkpoints; others come in the places of both, in the middle of an epoch."""
+    all_are_there = tmp_path / "all_are_there"
+    faults = [Fault(point="batch", step=3, rank=0), Fault(point="before_acknowledge", step=6, rank=1)]
+    slow = ("--slow-until", str(all_are_there))
+    job = jobs.start(TRAIN_HUGGINGFACE, *slow, workers=WORKERS, faults=faults, environment=WITH_OTHERS_IN_THEIR_PLACE)
+    job.wait_for_committing(WORKERS + 2)
+    all_are_there.touch()
+    result = job.wait()
+    result.assert_exact(undisturbed, faults=2, steps=STEPS)
+    end = the_end(result)
+    assert (end["global_step"], end["epoch"], end["seen"]) == (STEPS, 2, STEPS)
+    assert end["logged_at"] == list(range(2, STEPS + 1, 2))
+    assert end["tokens"] > 0 and end["flos"] > 0
+    kept = sorted(folder.name for folder in (result.run_dir.parent / "out").glob("checkpoint-*"))
+    assert len(kept) == 2 and end["best"] in kept
+    for folder in kept:
+        assert (result.run_dir.parent / "out" / folder / "trainer_state.json").exists()
+
+
+@pytest.mark.long
+def test_a_trainer_that_was_preempted_in_an_epoch_goes_on_from_there_with_the_same_bits_P1_P7(
+    jobs: Jobs, undisturbed: str, tmp_path: Path
+) -> None:
+    options = ("--checkpoints", str(tmp_path / "store"), "--resume")
+    slow = ("--slow-until", str(tmp_path / "never"), "--slow-s", "0.05")
+    job = jobs.start(TRAIN_HUGGINGFACE, *slow, options=options, workers=WORKERS)
+    job.reach_step(17)
+    job.process.terminate()
+    result = job.wait()
+    assert result.exit_code == 75, describe(result)
+    result = jobs.run(TRAIN_HUGGINGFACE, options=options, workers=WORKERS)
+    assert result.digest == undisturbed, describe(result)
+    end = the_end(result)
+    assert (end["global_step"], end["epoch"], end["seen"]) == (STEPS, 2, STEPS)
+    assert end["logged_at"] == list(range(2, STEPS + 1, 2))
+
+
+def test_the_example_of_the_docs_runs(jobs: Jobs) -> None:
+    result = jobs.run(EXAMPLE, workers=2)
+    assert result.exit_code == 0, describe(result)
+    said = [(result.run_dir / "workers" / worker / "log").read_text() for worker in ("w0", "w1")]
+    assert all("after 64 steps" in each for each in said)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(NUM_KILL_RUNS))
+def test_kills_at_random_moments_of_a_trainer_do_not_change_a_bit_P1_P2_P3(
+    jobs: Jobs, undisturbed: str, seed: int
+) -> None:
+    """In training, in evaluation, while a checkpoint of the Trainer's own is written; up to two of three."""
+    chance = random.Random(seed)
+    kills = sorted((chance.randrange(STEPS - 4), chance.random()) for _ in range(chance.randint(1, 2)))
+    environment = WITH_OTHERS_IN_THEIR_PLACE if seed % 2 else None
+    job = jobs.start(TRAIN_HUGGINGFACE, workers=WORKERS, environment=environment)
+    living = ["w0", "w1", "w2"]
+    for step, share in kills:
+        job.reach_step(step)
+        # Anywhere within the next steps.
+        time.sleep(0.2 * share)
+        job.kill(living.pop(chance.randrange(len(living))))
+    job.wait().assert_exact(undisturbed, faults=len(kills), steps=STEPS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("arguments", "steps"),
+    [
+        (("--model", "llama", "--scheduler", "cosine"), STEPS),
+        (("--bf16",), STEPS),
+        (("--steps", "13", "--accumulate", "1"), 13),
+        (("--best", "--epochs", "1.5"), 21),
+        (("--epochs", "8", "--patience", "1"), None),
+    ],
+)
+def test_a_loss_does_not_change_a_bit_however_the_trainer_is_set_up_P1(
+    jobs: Jobs, references: References, arguments: tuple[str, ...], steps: int | None
+) -> None:
+    """Another model, mixed precision, a number of steps, the best weights at the end, an end by what was measured."""
+    expected = references.digest_of(TRAIN_HUGGINGFACE, *arguments, workers=WORKERS)
+    fault = Fault(point="batch", step=7, rank=1)
+    result = jobs.run(TRAIN_HUGGINGFACE, *arguments, workers=WORKERS, faults=[fault])
+    result.assert_exact(expected, faults=1, steps=steps)
+    end = the_end(result, workers=WORKERS - 1)
+    assert end["global_step"] == end["seen"] == (steps or end["global_step"])
