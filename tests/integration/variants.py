@@ -61,6 +61,14 @@ VARIANTS = {
     ),
     "test_models.py": ("[text]", "can_be_switched_off", "[vision]"),
     "test_networks.py": ("the_summary_of_a_host", "out_of_reach_of_the_lighthouse_end_by_themselves[cut_off]"),
+    "test_own_loop.py": (
+        "[reduced-2]",
+        "[acknowledging-1]",
+        "[before_acknowledge-3]",
+        "[committed-1]",
+        "the_number_of_workers",
+        "goes_on_from_a_checkpoint",
+    ),
     "test_preemption.py": (
         "at_the_deadline",
         "a_job_without_checkpoints",

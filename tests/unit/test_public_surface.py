@@ -50,6 +50,7 @@ def test_importing_craft_imports_no_torch() -> None:
 def test_a_job_has_exactly_these_attributes() -> None:
     assert public_names(craft.Job) == [
         "all_reduce",
+        "attempts",
         "barrier",
         "branch",
         "broadcast_object",
@@ -66,6 +67,7 @@ def test_a_job_has_exactly_these_attributes() -> None:
         "paused",
         "rank",
         "register",
+        "register_state",
         "replica_rank",
         "replicate",
         "step",
@@ -97,6 +99,12 @@ def test_a_guest_has_exactly_these_attributes() -> None:
 
 def test_the_methods_of_a_step_are_log_and_weight() -> None:
     assert public_names(craft.Step) == ["log", "weight"]
+
+
+def test_the_methods_of_an_attempt_are_log_and_microbatches() -> None:
+    from craft.worker.attempts import StepAttempt
+
+    assert public_names(StepAttempt) == ["log", "microbatches"]
 
 
 def test_storage_for_distributed_checkpoints_is_a_writer_and_a_reader() -> None:

@@ -171,6 +171,11 @@ def hold(ledger: Ledger, microbatch: int) -> Ledger:
     return replace(ledger, held=ledger.held | {microbatch})
 
 
+def taken_back(ledger: Ledger) -> Ledger:
+    """Whatever was computed of the step in flight is computed again, by those whose it is now."""
+    return replace(ledger, held=frozenset())
+
+
 def complete(ledger: Ledger) -> Ledger:
     """Every chunk, the buffers and the word of the step in flight are here: acknowledge it to every member."""
     return replace(ledger, result=ledger.generation, acknowledged_by=ledger.acknowledged_by | {ledger.worker_id})

@@ -28,8 +28,8 @@ class Pending(Protocol):
         """Block until it is done; raise GroupError if it never will be. Called again, it returns at once."""
 
 
-class Group(Protocol):
-    """Connections between the members of one generation."""
+class Lines(Protocol):
+    """What an exchange needs of a group, or of a part of one."""
 
     generation: int
     rank: int
@@ -41,11 +41,15 @@ class Group(Protocol):
     def recv(self, tensor: torch.Tensor, peer: int, tag: int) -> Pending:
         """Receive into a contiguous tensor from ``peer``."""
 
-    def all_reduce(self, tensor: torch.Tensor) -> Pending:
-        """Sum a small tensor over all members, in place. Done here means that everybody has called it."""
-
     def wait_all(self, pending: Sequence[Any]) -> None:
         """Wait for operations of this group; raises what the first of them to fail would."""
+
+
+class Group(Lines, Protocol):
+    """Connections between the members of one generation."""
+
+    def all_reduce(self, tensor: torch.Tensor) -> Pending:
+        """Sum a small tensor over all members, in place. Done here means that everybody has called it."""
 
     def abort(self) -> None:
         """Free everybody who is blocked in this group, here and (by the closed connections) at the peers."""

@@ -12,12 +12,13 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import torch
 
 from craft.decide.word import combine
-from craft.groups.group import Group
+from craft.groups.group import Lines
 from craft.protocol.errors import GroupError, LeftBehind
 from craft.protocol.membership import Generation
 from craft.protocol.word import Combined, Word
@@ -32,7 +33,7 @@ _decode = msgspec.msgpack.Decoder(Word).decode
 class Attempt:
     """One try at exchanging a step under one generation. The main thread owns it; ``overlap`` runs on the exchange thread."""
 
-    def __init__(self, step: int, group: Group | None, route: Route, gradients: Gradients, result: Flats) -> None:
+    def __init__(self, step: int, group: Lines | None, route: Route, gradients: Gradients, result: Flats) -> None:
         self.step = step
         self.group = group
         self.result = result
@@ -44,6 +45,8 @@ class Attempt:
         self.buffers: torch.Tensor | None = None
         """Filled by the owner of microbatch 0 before it finishes; by the exchange for all others."""
         self.buffers_like: Callable[[tuple[int, ...]], torch.Tensor] = lambda _: torch.empty(0)
+        self.reductions: tuple[Any, ...] = ()
+        """In a loop of the script's own, of one that did not keep pace: what the others reduced on their way to it."""
         self.complete = False
         """The whole result is here; set before it is acknowledged."""
         self.error: GroupError | None = None

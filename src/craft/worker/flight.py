@@ -22,7 +22,7 @@ from craft.worker.buffers import Buffers
 from craft.worker.commit import Commitments
 from craft.worker.exchange import Attempt, ExchangeThread
 from craft.worker.follow import Result
-from craft.worker.gradients import Flats, Gradients
+from craft.worker.gradients import Flats, Gradients, hand_out
 from craft.worker.layout import Layout
 from craft.worker.numbers import Numbers
 from craft.worker.points import reach
@@ -65,6 +65,8 @@ class Flight:
         self.probe_wanted = False
         self.num_computed = 0
         """Microbatches that the script computed here since the last commit."""
+        self.undo: Callable[[], None] = lambda: None
+        """Puts the state back to that of the last commit, where the script's update comes before the commit."""
         self.waited_s = 0.0
         """In the exchange of the step that was committed last: how long this worker waited for what the others computed."""
         self._commitments = commitments
@@ -183,6 +185,31 @@ class Flight:
         leaf = self.gradients.hold_empty(microbatch, self._size_of(self.step))
         self._keep(Record(microbatch=microbatch, weight=0.0, present=leaf.present, more=False))
 
+    # Of a loop of the script's own, which computes all of its share before anything of it is held.
+
+    def computed(self, microbatch: int, weight: float, scalars: dict[str, float]) -> None:
+        """The body of an attempt is done with ``microbatch``: there is nothing to exchange of it any more."""
+        self.num_computed += 1
+        leaf = self.gradients.hold_empty(microbatch, self._size_of(self.step))
+        logged = tuple(sorted(scalars.items()))
+        self._keep(Record(microbatch=microbatch, weight=weight, present=leaf.present, scalars=logged))
+
+    def conclude(self) -> bool:
+        """Commit the step with everybody; False if it has to be computed again, from the state before it."""
+        return (not self._commitments.moved and self._exchange_held()) or self.interrupt()
+
+    def interrupt(self) -> bool:
+        """A newer generation is there: True if the step is committed by what is in hand, False if it is taken back."""
+        step = self.step
+        self._regroup()
+        if self.step > step:
+            return True
+        self._commitments.ledger = books.taken_back(self._commitments.ledger)
+        self.gradients.clear()
+        self._records.clear()
+        self._start_attempt()
+        return False
+
     def _keep(self, record: Record) -> None:
         self._records[record.microbatch] = record
         if record.microbatch == 0:
@@ -271,6 +298,8 @@ class Flight:
         else:
             # Between two microbatches the buffers are those of neither.
             self._buffers.restore()
+            # Before anybody is given the state.
+            self.undo()
         self._on_settled(settlement, not commits)
 
     def _compare_bits(self, combined: Combined) -> None:
@@ -316,12 +345,8 @@ class Flight:
         combined = attempt.combined
         assert combined is not None
         num_present = sum(1 for worker_id in attempt.plan if worker_id is not None)
-        present = int.from_bytes(combined.present, "little")
-        for bucket, flat, views in zip(layout.buckets, attempt.result.tensors, attempt.result.views, strict=True):
-            if combined.total_weight not in (0.0, float(num_present)):
-                flat.mul_(num_present / combined.total_weight)
-            for index, param, view in zip(bucket.param_indices, bucket.params, views, strict=True):
-                param.grad = view if present >> index & 1 else None
+        scale = num_present / combined.total_weight if combined.total_weight else 1.0
+        hand_out(layout, attempt.result.tensors, combined.present, scale)
         if self._numbers.look(attempt.step, combined.metrics, layout, attempt.result.tensors):
             self._buffers.commit(combined.buffers, attempt.buffers)
         else:

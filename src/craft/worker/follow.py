@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from craft.decide import ledger as books
-from craft.protocol.errors import BitsDiffer, SnapshotAborted, SnapshotError, StateLost, Unreachable
+from craft.protocol.errors import BitsDiffer, GroupError, SnapshotAborted, SnapshotError, StateLost, Unreachable
 from craft.protocol.membership import DROPPED, Generation, Settlement
 from craft.protocol.word import Combined, Word
 from craft.snapshots.fetch import Fetched
@@ -26,6 +26,7 @@ from craft.worker.gradients import Flats, Gradients
 from craft.worker.heal import donors_of
 from craft.worker.layout import Layout
 from craft.worker.points import reach
+from craft.worker.reduction import Reduced
 from craft.worker.route import Route, word_bytes
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,9 @@ class Follower:
         fetch: Fetch,
         on_settled: Callable[[Settlement], object],
         on_broken: Callable[[Exception], None],
+        listen: Callable[[Commitments], tuple[Reduced, ...]] | None = None,
     ) -> None:
+        """``listen`` takes what the others reduce before the end of a step, where the loop is the script's own."""
         self._commitments = commitments
         self._layout = layout
         self._buffers_like = buffers_like
@@ -66,6 +69,7 @@ class Follower:
         self._fetch = fetch
         self._on_settled = on_settled
         self._on_broken = on_broken
+        self._listen = listen
         self._gradients: Gradients | None = None
         self._route: Route | None = None
         # Guards everything below: this thread, the fetching thread and the main thread meet here.
@@ -213,7 +217,7 @@ class Follower:
         # Nobody may leave before this worker has the state: it might be the only one to keep it.
         ready = commitments.ready if self._has_state else commitments.ledger.generation
         word = Word(step=commitments.step, ready=ready, able=False, rewinds=commitments.ledger.rewinds)
-        if attempt.finish(word):
+        if self._heard(attempt) and attempt.finish(word):
             combined = attempt.combined
             assert combined is not None
             if combined.resend:
@@ -231,6 +235,15 @@ class Follower:
             self._on_broken(attempt.error)
         commitments.await_move()
         self._regroup(attempt)
+
+    def _heard(self, attempt: Attempt) -> bool:
+        """Take what belongs to the result beside it; False if somebody was lost meanwhile."""
+        try:
+            if self._listen is not None:
+                attempt.reductions = self._listen(self._commitments)
+        except GroupError as error:
+            attempt.error = error
+        return attempt.error is None
 
     def _attempt(self) -> Attempt:
         ledger, gradients = self._commitments.ledger, self._gradients

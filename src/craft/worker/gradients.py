@@ -131,6 +131,11 @@ class Gradients:
     def release(self, flats: Flats) -> None:
         self._pool.append(flats)
 
+    def drop(self) -> None:
+        """The step is taken back, perhaps in the middle of a microbatch: nothing of it is held."""
+        self._active = None
+        self.nodes, self._pool = {}, []
+
     def clear(self) -> None:
         """The step is committed: nothing need be held any longer."""
         for flats in self.nodes.values():
@@ -138,6 +143,17 @@ class Gradients:
         self.nodes = {}
         # Enough for an ordinary step; after a retry had needed more, let the rest go.
         del self._pool[4:]
+
+
+@torch.no_grad()
+def hand_out(layout: Layout, flats: Sequence[torch.Tensor], present: bytes, scale: float) -> None:
+    """Make ``p.grad`` of each parameter a view of the result; None where no microbatch gave a gradient."""
+    bits = int.from_bytes(present, "little")
+    for bucket, flat in zip(layout.buckets, flats, strict=True):
+        if scale != 1.0:
+            flat.mul_(scale)
+        for index, param, view in zip(bucket.param_indices, bucket.params, bucket.views(flat), strict=True):
+            param.grad = view if bits >> index & 1 else None
 
 
 class _Leaf:

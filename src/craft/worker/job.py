@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
+from torch.utils.data import DataLoader
 
 from craft.decide.techniques import Checkpoints, Divergence, Loss, Stragglers
 from craft.protocol.errors import ConfigError, Refused
@@ -18,6 +19,7 @@ from craft.snapshots.reserve import Reserve
 from craft.snapshots.state import Stateful
 from craft.worker import between
 from craft.worker.activity import Activity
+from craft.worker.attempts import Attempts, numbers, refuse_for_attempts
 from craft.worker.channel import Channel
 from craft.worker.commit import Commitments
 from craft.worker.data import Collate
@@ -34,6 +36,14 @@ logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=torch.nn.Module)
 E = TypeVar("E", bound=Event)
+
+
+class _Saved:
+    """Two functions of the script's, in the form in which state is registered."""
+
+    def __init__(self, save: Callable[[], Any], load: Callable[[Any], Any]) -> None:
+        self.state_dict = save
+        self.load_state_dict = load
 
 
 class Job:
@@ -110,6 +120,16 @@ class Job:
                 raise ConfigError(f"register({name}=...): something else is registered under this name")
             self._registered[name] = item
 
+    def register_state(self, *, save: Callable[[], Any], load: Callable[[Any], Any], name: str | None = None) -> None:
+        """Let state follow the job that is in no object with a ``state_dict``; ``load`` takes what ``save`` gave.
+
+        ``save`` gives tensors and plain data. ``name`` is for several of them, and the same on every worker.
+        """
+        if not (callable(save) and callable(load)):
+            raise ConfigError("register_state(save=..., load=...) takes two functions")
+        taken = sum(1 for each in self._registered.values() if isinstance(each, _Saved))
+        self.register(**{name or f"state{taken or ''}": _Saved(save, load)})
+
     def steps(
         self,
         data: Any,
@@ -133,19 +153,69 @@ class Job:
         self._not_training("steps")
         if not self._modules:
             raise ConfigError("job.steps() before job.replicate(model): there is nothing to train yet")
-        count = microbatches if microbatches is not None else self._meeting.slots
-        source, total_steps, settings = make_source(
-            data,
+        return Steps(
+            self._begin(
+                data,
+                own_loop=False,
+                global_batch=global_batch,
+                microbatches=microbatches,
+                steps=steps,
+                epochs=epochs,
+                seed=seed,
+                shuffle=shuffle,
+                collate_fn=collate_fn,
+                num_workers=num_workers,
+                steps_per_epoch=steps_per_epoch,
+            )
+        )
+
+    def attempts(
+        self,
+        data: Any = None,
+        *,
+        global_batch: int | None = None,
+        microbatches: int | None = None,
+        steps: int | None = None,
+        epochs: int | None = None,
+        seed: int = 0,
+        shuffle: bool | None = None,
+        collate_fn: Collate | None = None,
+        num_workers: int | None = None,
+    ) -> Attempts:
+        """Return the loop over tries at the job's steps, for a body that CRAFT does not own.
+
+        ``data`` is a map-style dataset or a ``DataLoader``, cut into microbatches as by ``job.steps``; without it, microbatches
+        are numbers, and where their data comes from is the script's business.
+        """
+        self._not_training("attempts")
+        if not (self._modules or self._registered):
+            raise ConfigError(
+                "job.attempts() before job.replicate, job.register or job.register_state: there is no state that could be"
+                " put back after an attempt that failed"
+            )
+        if callable(data) and not hasattr(data, "__getitem__") and not isinstance(data, DataLoader):
+            raise ConfigError(
+                "job.attempts() takes no stream: leave data out, and read what belongs to (attempt.step, microbatch)"
+            )
+        refuse_for_attempts(self._techniques)
+        training = self._begin(
+            numbers if data is None else data,
+            own_loop=True,
             global_batch=global_batch,
-            microbatches=count,
+            microbatches=microbatches,
             steps=steps,
             epochs=epochs,
             seed=seed,
             shuffle=shuffle,
             collate_fn=collate_fn,
             num_workers=num_workers,
-            steps_per_epoch=steps_per_epoch,
         )
+        return Attempts(training, self._modules, self._registered)
+
+    def _begin(self, data: Any, *, own_loop: bool, microbatches: int | None, seed: int, **more: Any) -> Training:
+        count = microbatches if microbatches is not None else self._meeting.slots
+        source, total_steps, settings = make_source(data, microbatches=count, seed=seed, **more)
+        settings |= {"own_loop": True} if own_loop else {}
         self._training = Training(
             settings=self._settings,
             meeting=self._meeting,
@@ -156,14 +226,15 @@ class Job:
             commitments=self._commitments,
             modules=self._modules,
             registered=self._registered,
-            source=Shifted(source, total_steps, by_passes=steps is None),
+            source=Shifted(source, total_steps, by_passes=more["steps"] is None),
             seed=seed,
             conditions=Conditions.here(self.device, settings | self._settings.shared() | self._techniques.shared()),
             target=self._target(),
             techniques=self._techniques,
+            own_loop=own_loop,
         )
         self._voice.report(microbatches=count)
-        return Steps(self._training)
+        return self._training
 
     def checkpoints(self, url: str, *, every: str = "auto", keep: int = 3, local: str | None = None) -> None:
         """Take checkpoints into ``url``, a path or such as ``s3://bucket/job``; before ``job.steps``.
@@ -314,7 +385,7 @@ class Job:
 def place_of(job: Job) -> tuple[int | None, int | None]:
     """(step, microbatch) that the script is in; (None, None) before the first step. No business of the script's."""
     current = job._training.current if job._training is not None else None
-    return (None, None) if current is None else (current.number, current.microbatch)
+    return (None, None) if current is None else current._place
 
 
 def slots_of(job: Job) -> int:

@@ -18,6 +18,7 @@ from craft.worker.follow import Follower, Result
 from craft.worker.heal import Healing
 from craft.worker.layout import Layout
 from craft.worker.points import reach
+from craft.worker.reduction import listen
 from craft.worker.start import Progress
 from craft.worker.voice import Voice
 
@@ -36,6 +37,7 @@ class Joining:
         buffers: Buffers,
         size_of: Callable[[int], int],
         bucket_bytes: int,
+        own_loop: bool = False,
     ) -> None:
         self._commitments = commitments
         self._healing = healing
@@ -52,6 +54,7 @@ class Joining:
             healing.fetch,
             lambda settlement: voice.settled(settlement, commitments.ledger.generation),
             commitments.broke,
+            listen if own_loop else None,
         )
 
     def take_state(self, settlement: Settlement) -> tuple[int, Progress]:

@@ -3,7 +3,8 @@
 On the main thread, in this order: join, entering, claimed, started, batch, flushed (each bucket of the last microbatch,
 during its backward), blocks_sent, result_part (sent to one peer, perhaps not yet to the next), result_sent (these three
 for each bucket; on the exchange thread for those exchanged during backward), before_acknowledge, acknowledging,
-committed. On the opening thread: opening, opened.
+committed. On the opening thread: opening, opened. In a loop of the script's own each reduction reaches those from
+blocks_sent to acknowledging, then reduced.
 
 When somebody joins: staged (a donor's stripe is copied); of the joiner fetched (on a thread of its own: the state is here),
 loaded, replayed (a result that was queued meanwhile). In a collective call between the steps: calling (lengths are

@@ -14,7 +14,7 @@ import torch
 
 from craft.decide.plan import share_of
 from craft.decide.tree import Node, cover, fold
-from craft.groups.group import Group, Pending
+from craft.groups.group import Lines, Pending
 from craft.worker.gradients import Gradients
 from craft.worker.layout import Layout
 from craft.worker.points import reach
@@ -34,7 +34,7 @@ def word_bytes(owners: Sequence[int], num_ranks: int, num_params: int) -> int:
 class Route:
     """The way of one plan through one group. A group of one needs no connections: ``group`` is None then."""
 
-    def __init__(self, group: Group | None, layout: Layout, owners: Sequence[int], word_bytes: int) -> None:
+    def __init__(self, group: Lines | None, layout: Layout, owners: Sequence[int], word_bytes: int) -> None:
         self._group = group
         self._layout = layout
         self.owners = tuple(owners)

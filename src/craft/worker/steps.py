@@ -38,6 +38,14 @@ class Step:
         self._entered = False
         self._scalars: dict[str, Any] = {}
 
+    @property
+    def _place(self) -> tuple[int, int | None]:
+        return self.number, self.microbatch
+
+    @property
+    def _done(self) -> bool:
+        return self.done
+
     def log(self, **scalars: float | torch.Tensor) -> None:
         """Log scalars of this microbatch; their mean over the global batch is in ``metrics`` afterwards."""
         if self.microbatch is None:

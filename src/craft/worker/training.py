@@ -44,6 +44,8 @@ from craft.worker.start import Conditions, check_conditions, make_equal
 from craft.worker.voice import Voice
 
 if TYPE_CHECKING:
+    from craft.worker.attempts import StepAttempt
+    from craft.worker.follow import Result
     from craft.worker.steps import Step
 
 logger = logging.getLogger(__name__)
@@ -73,13 +75,15 @@ class Training:
         conditions: Conditions,
         target: Target | None,
         techniques: Chosen,
+        own_loop: bool = False,
     ) -> None:
+        """``own_loop``: the script reduces gradients itself, and makes its updates before the commit (``Attempts``)."""
         self.settings = settings
         self.commitments = commitments
         self.activity = activity
         self.source = source
         self.seed = seed
-        self.current: Step | None = None
+        self.current: Step | StepAttempt | None = None
         """The step that the script is in, or was in last."""
         self.stop_reason: str | None = None
         self.finished = False
@@ -89,8 +93,9 @@ class Training:
         self._modules = modules
         self._registered = registered
         self._conditions = conditions
-        self._params = _parameters(modules)
-        self._buffers = Buffers(list(modules.values()))
+        self._own_loop = own_loop
+        self._params = [] if own_loop else _parameters(modules)
+        self._buffers = Buffers([] if own_loop else list(modules.values()))
         self._exchange = ExchangeThread(voice.broke)
         self._digest = RotatingDigest(settings.digest_bytes)
         self._chronicle = Chronicle(settings.run_dir, settings.worker_id)
@@ -113,10 +118,10 @@ class Training:
         commitments.record = self._chronicle.entered
         commitments.trainable = lambda: _bitmap(trainable_of(self._params))
         self.flight = self._new_flight()
-        self.flight.probe_wanted = settings.check_bits
+        self.flight.probe_wanted = settings.check_bits and not own_loop
 
     def _new_flight(self) -> Flight:
-        layout = Layout(self._params, self._bucket_bytes)
+        layout = Layout(self._params, self.bucket_bytes)
         return Flight(
             self.commitments,
             self._exchange,
@@ -145,7 +150,7 @@ class Training:
         return self.source.total_steps
 
     @property
-    def _bucket_bytes(self) -> int:
+    def bucket_bytes(self) -> int:
         return int(self.settings.bucket_mb * (1 << 20))
 
     def _moment(self, step: int | None = None, **more: Any) -> Moment:
@@ -221,7 +226,8 @@ class Training:
             self._params,
             self._buffers,
             self.source.size_of,
-            self._bucket_bytes,
+            self.bucket_bytes,
+            self._own_loop,
         )
         self.course.applied, progress = self._joining.take_state(settlement)
         self.course.take(progress)
@@ -269,6 +275,22 @@ class Training:
             self._expected = (self.commitments.step, ledger.owners)
             self.source.expect(self.commitments.step, ledger.share)
         return microbatch
+
+    def take_up(self) -> Result | None:
+        """A loop of the script's own begins a step: what to replay of it, or None if this worker takes part in it."""
+        if self._joining is not None:
+            self.activity.now(Phase.EXCHANGING, self.applied)
+            if self._joining.catches_up and (result := self._joining.next()) is not None:
+                return result
+            self._keep_pace()
+        return None
+
+    def conclude(self) -> bool:
+        """The body of such a step is over: whether it is committed now."""
+        self.activity.now(Phase.EXCHANGING, self.applied)
+        self.flight.stop_reason = self.stop_reason or self._meeting.winding_down
+        self.passive.reach("before_commit")
+        return self.flight.conclude()
 
     def _replay(self, joining: Joining) -> bool:
         """Hand the next queued result to the script; False if there is none any more."""
@@ -344,7 +366,7 @@ class Training:
 
     def gather(self, call: str, data: bytes) -> list[bytes]:
         """Return everybody's bytes; between two steps only. ``call`` is how the script knows it."""
-        if self.current is None or not self.current.done or self._ended_loop:
+        if self.current is None or not self.current._done or self._ended_loop:
             raise ConfigError(
                 "job.evaluate, all_reduce, broadcast_object and barrier belong into the loop over job.steps, after the"
                 " inner loop: there all workers are at the same place"

@@ -2,7 +2,19 @@ from __future__ import annotations
 
 import pytest
 
-from craft.decide.ledger import Ledger, acknowledged, adopt, begin, claim, commit, complete, enter, hold, settled
+from craft.decide.ledger import (
+    Ledger,
+    acknowledged,
+    adopt,
+    begin,
+    claim,
+    commit,
+    complete,
+    enter,
+    hold,
+    settled,
+    taken_back,
+)
 from craft.decide.settle import settle
 from craft.protocol.errors import ProtocolViolation
 from craft.protocol.membership import DROPPED, Generation, Member
@@ -221,3 +233,13 @@ def test_a_committed_step_is_followed_by_a_planned_one() -> None:
 def test_without_a_result_there_is_nothing_to_commit() -> None:
     with pytest.raises(ProtocolViolation, match="no result"):
         commit(first("a", "ab"))
+
+
+def test_a_step_that_is_taken_back_is_computed_again_by_those_whose_it_is_now() -> None:
+    """P2: one had computed its share, and what the lost one had comes to it, too."""
+    ledgers = [enter(computed(first("a", "abc")), generation(2, "ab")), enter(first("b", "abc"), generation(2, "ab"))]
+    settlement = settle([claim(ledger) for ledger in ledgers], lambda step: 3)
+    again = [taken_back(settled(ledger, settlement)) for ledger in ledgers]
+
+    assert not again[0].held and again[0].pending == again[0].share
+    assert sorted(again[0].pending + again[1].pending) == [0, 1, 2]

@@ -1,0 +1,299 @@
+"""A loop that CRAFT does not own: ``for attempt in job.attempts(...)``, and ``with attempt:`` around each step's body.
+
+The body computes this worker's microbatches, has their gradients reduced, and makes its updates, as often and in whatever
+order it likes. At its end all workers commit the step together, or all take it back: then the state is what it was before, and
+the next attempt is at the same step, with other shares.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+from craft.decide.technique import Chosen
+from craft.decide.techniques import Divergence, Loss
+from craft.protocol.activity import Phase as Doing
+from craft.protocol.errors import ConfigError, GroupAborted, GroupError, Refused
+from craft.protocol.word import Record
+from craft.snapshots.state import Stateful
+from craft.worker import seeds
+from craft.worker.buffers import Buffers
+from craft.worker.follow import Result
+from craft.worker.injections import strike
+from craft.worker.kept import Kept
+from craft.worker.meeting import Left
+from craft.worker.points import reach
+from craft.worker.reduction import Phase, Reduced, Reductions, listen
+from craft.worker.training import Training
+
+
+class StepAttempt:
+    """One try at a step. Its body is what ``with attempt:`` is around."""
+
+    def __init__(self, loop: Attempts, step: int, number: int) -> None:
+        self._loop = loop
+        self.step = step
+        """The step's number, from 0."""
+        self.number = number
+        """Which try at it this is, from 0."""
+        self.committed = False
+        """Whether the step counts; False after an attempt that was taken back."""
+        self.metrics: dict[str, float] = {}
+        """What was logged, averaged over all microbatches; filled when the loop over them has ended."""
+        self.microbatch: int | None = None
+        """The microbatch that is being computed; None outside of their loop."""
+        self.logged: dict[str, float] = {}
+        """Of the microbatch that is being computed."""
+        self.scalars: dict[int, dict[str, float]] = {}
+        """By microbatch."""
+        self.outcomes: tuple[Reduced, ...] | None = None
+        self.entered = False
+        self.broken = False
+        self.num_phases = 0
+        self._in_phase = False
+
+    @property
+    def _done(self) -> bool:
+        return self.committed
+
+    @property
+    def _place(self) -> tuple[int, int | None]:
+        return self.step, self.microbatch
+
+    def __enter__(self) -> StepAttempt:
+        if self.entered:
+            raise ConfigError(f"an attempt at step {self.step} was entered twice: take the next one of job.attempts()")
+        self.entered = True
+        self._loop.enter(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[True] | None:
+        if self.broken or isinstance(error, GroupError):
+            self.microbatch = None
+            self._loop.interrupted(self)
+            return True
+        if error is not None:
+            return None
+        if self._in_phase:
+            self.microbatch = None
+            raise ConfigError(
+                f"step {self.step}: a loop over attempt.microbatches(...) was left before its end:"
+                " it must run until it stops by itself"
+            )
+        self._loop.conclude(self)
+        return None
+
+    def microbatches(self, params: Iterable[torch.nn.Parameter] = ()) -> Iterator[Any]:
+        """Give the microbatches that this worker computes, perhaps none; afterwards ``p.grad`` is the mean over all of them.
+
+        That is so for ``params``, on every worker. What comes out is the data of the microbatch, or, without data, its number.
+        """
+        if not self.entered or self.committed:
+            raise ConfigError("attempt.microbatches(...) belongs into `with attempt:`")
+        if self._in_phase:
+            raise ConfigError("attempt.microbatches(...) within another one: first that has to come to its end")
+        self._in_phase = True
+        try:
+            yield from self._loop.microbatches(self, list(params))
+        except GroupError:
+            self.broken = True
+            raise
+        self._in_phase = False
+
+    def log(self, **scalars: float | torch.Tensor) -> None:
+        """Log scalars of this microbatch; their mean over all of them is in ``metrics`` afterwards."""
+        if self.microbatch is None:
+            raise ConfigError("attempt.log(...) belongs into the loop over attempt.microbatches(...)")
+        self.logged |= {name: float(torch.as_tensor(value).detach()) for name, value in scalars.items()}
+
+
+class Attempts:
+    """The loop over steps, each tried until it is committed."""
+
+    def __init__(
+        self,
+        training: Training,
+        modules: Mapping[str, torch.nn.Module],
+        registered: Mapping[str, Stateful],
+    ) -> None:
+        self._training = training
+        self._modules = modules
+        self._buffers = Buffers(list(modules.values()))
+        self._reductions = Reductions(training.commitments, self._buffers, training.bucket_bytes)
+        self._kept = Kept(training.course.state, modules, registered)
+        self._replayed: Result | None = None
+        """Of one that catches up: the step as the others committed it."""
+        training.flight.undo = self._kept.put_back
+
+    def __iter__(self) -> Iterator[StepAttempt]:
+        training = self._training
+        try:
+            training.start()
+            while training.wants_more():
+                training.begin()
+                self._replayed = training.take_up()
+                yield from self._tries(training.applied)
+            training.end()
+        except Left:
+            training.course.leave()
+            raise
+        finally:
+            training.close()
+
+    def _tries(self, step: int) -> Iterator[StepAttempt]:
+        """Give tries at a step until one is committed."""
+        for number in itertools.count():
+            attempt = self._training.current = StepAttempt(self, step, number)
+            yield attempt
+            if not attempt.entered:
+                raise ConfigError(f"an attempt at step {step} was not entered: write `with attempt:`")
+            if attempt.committed:
+                return
+
+    def enter(self, attempt: StepAttempt) -> None:
+        """The body begins, from the state of the last commit."""
+        training, ledger = self._training, self._training.commitments.ledger
+        if self._replayed is None:
+            self._kept.take()
+            training.source.expect(attempt.step, ledger.share)
+        self._buffers.begin()
+        for module in self._modules.values():
+            module.zero_grad(set_to_none=True)
+        training.activity.now(Doing.UPDATING, attempt.step)
+        seeds.seed_all(seeds.derive(training.seed, seeds.UPDATE, attempt.step, 0))
+
+    def microbatches(self, attempt: StepAttempt, params: list[torch.nn.Parameter]) -> Iterator[Any]:
+        """Compute a share of the step, and reduce what came of it."""
+        training, place = self._training, attempt.num_phases
+        phase = self._reductions.phase(params)
+        if (outcomes := self._outcomes(attempt)) is None:
+            yield from self._compute(attempt, phase, place)
+        else:
+            attempt.metrics |= self._reductions.replay(phase, self._outcome(outcomes, attempt))
+        attempt.num_phases += 1
+        training.activity.now(Doing.UPDATING, attempt.step)
+        seeds.seed_all(seeds.derive(training.seed, seeds.UPDATE, attempt.step, attempt.num_phases))
+
+    def _compute(self, attempt: StepAttempt, phase: Phase, place: int) -> Iterator[Any]:
+        training, step = self._training, attempt.step
+        share, records = training.commitments.ledger.share, []
+        for microbatch in share:
+            self._safe_point()
+            training.activity.now(Doing.LOADING, step, microbatch)
+            data = training.source.fetch(step, microbatch)
+            self._buffers.restore()
+            phase.gradients.start(microbatch, training.source.size_of(step), None)
+            weight = training.source.weight(step, microbatch)
+            phase.gradients.weigh(weight)
+            seeds.seed_all(seeds.derive(training.seed, seeds.COMPUTE, step, microbatch, place))
+            attempt.microbatch, attempt.logged = microbatch, {}
+            reach("batch", step)
+            training.activity.now(Doing.COMPUTING, step, microbatch)
+            strike(step)
+            training.passive.reach("batch_start", microbatch=microbatch)
+            yield data
+            attempt.microbatch = None
+            leaf = phase.gradients.finish()
+            if microbatch == 0:
+                self._buffers.keep_first()
+            attempt.scalars.setdefault(microbatch, {}).update(attempt.logged)
+            logged = tuple(sorted(attempt.logged.items()))
+            records.append(Record(microbatch=microbatch, weight=weight, present=leaf.present, scalars=logged))
+            training.passive.reach("after_backward", microbatch=microbatch)
+        self._safe_point()
+        training.activity.now(Doing.EXCHANGING, step)
+        attempt.metrics |= self._reductions.reduce(phase, place, records)
+        reach("reduced", step)
+
+    def _safe_point(self) -> None:
+        commitments = self._training.commitments
+        if commitments.moved:
+            generation = commitments.ledger.generation
+            raise GroupAborted(f"generation {generation} is over: the step is tried again", generation)
+
+    def _outcomes(self, attempt: StepAttempt) -> tuple[Reduced, ...] | None:
+        """Of one that has no part in the reductions of this step: what came of them. None: it has."""
+        if self._replayed is not None:
+            return self._replayed.attempt.reductions
+        commitments = self._training.commitments
+        if commitments.ledger.worker_id not in commitments.ledger.idle:
+            return None
+        if attempt.outcomes is None:
+            # It has just caught up: in this step the others do not count on it yet.
+            self._training.activity.now(Doing.EXCHANGING, attempt.step)
+            try:
+                attempt.outcomes = listen(commitments)
+            except GroupError as error:
+                commitments.broke(error)
+                raise
+        return attempt.outcomes
+
+    def _outcome(self, outcomes: tuple[Reduced, ...], attempt: StepAttempt) -> Reduced:
+        if attempt.num_phases >= len(outcomes):
+            raise ConfigError(
+                f"step {attempt.step}: the workers that train reduced {len(outcomes)} times in it, and this one wants to once"
+                " more: the body of an attempt must do the same on every worker"
+            )
+        return outcomes[attempt.num_phases]
+
+    def interrupted(self, attempt: StepAttempt) -> None:
+        """Somebody was lost while the body ran: take the step back, with everybody."""
+        training = self._training
+        training.activity.now(Doing.EXCHANGING, attempt.step)
+        self._reductions.take_back()
+        training.commitments.await_move()
+        self._settle(attempt, training.flight.interrupt())
+
+    def conclude(self, attempt: StepAttempt) -> None:
+        """The body has come to its end: commit the step with everybody, or take it back."""
+        training = self._training
+        if self._replayed is not None:
+            training.flight.replay(self._replayed)
+            self._settle(attempt, True)
+            return
+        try:
+            self._safe_point()
+            if self._outcomes(attempt) is None:
+                self._reductions.end()
+        except GroupError:
+            self.interrupted(attempt)
+            return
+        for microbatch in training.commitments.ledger.share:
+            weight = training.source.weight(attempt.step, microbatch)
+            training.flight.computed(microbatch, weight, attempt.scalars.get(microbatch, {}))
+        self._settle(attempt, training.conclude())
+
+    def _settle(self, attempt: StepAttempt, committed: bool) -> None:
+        if not committed:
+            self._reductions.take_back()
+            return
+        self._kept.let_go()
+        attempt.committed = True
+        attempt.metrics = self._training.committed(attempt.step)
+        seeds.seed_all(seeds.derive(self._training.seed, seeds.UPDATE, attempt.step))
+
+
+def numbers(microbatch: int, num_microbatches: int, start_step: int) -> Iterator[int]:
+    """The stream of a loop without data: each microbatch is its own number, in every step."""
+    return itertools.repeat(microbatch)
+
+
+def refuse_for_attempts(techniques: Chosen) -> None:
+    """Raise Refused for what would change a step whose updates are made before it is committed."""
+    loss, divergence = techniques.get(Loss), techniques.get(Divergence)
+    if loss is not None and loss.settings.answer == "shrink":
+        raise Refused(
+            "--on-loss shrink with job.attempts(): the body of an attempt has seen the whole step before anything could be"
+            " dropped from it; use redo or wait"
+        )
+    if divergence is not None and divergence.settings.answer in ("skip", "lower-lr"):
+        raise Refused(
+            f"--on-divergence {divergence.settings.answer} with job.attempts(): the body of an attempt makes its own updates;"
+            " use report, rollback or stop"
+        )

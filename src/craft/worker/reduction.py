@@ -1,0 +1,235 @@
+"""The mean of gradients over the microbatches of a step, as often in a step as a loop of the script's own asks for it.
+
+Enters: what its microbatches left in ``p.grad``, moved into tree nodes. Leaves: the mean in ``p.grad``, the same bits on every
+worker. It goes the way of a step's own exchange, among those who keep pace, and counts for nothing until the step is
+committed. Whoever does not keep pace is sent each outcome: by them it brings its state level later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import torch
+from blake3 import blake3
+
+from craft.groups.group import Group, Pending
+from craft.protocol.errors import ConfigError, GroupError
+from craft.protocol.word import Combined, Record, Word
+from craft.worker.buffers import Buffers
+from craft.worker.commit import Commitments
+from craft.worker.exchange import Attempt
+from craft.worker.gradients import Flats, Gradients, hand_out
+from craft.worker.layout import Layout, trainable_of
+from craft.worker.route import Route, word_bytes
+
+_FIRST_TAG = 1 << 16
+"""Above all tags of a step's own exchange, which goes on beside this one."""
+_LENGTH, _DATA = 40, 41
+"""Tags of what is sent to those who do not keep pace; beside those of calls between the steps."""
+
+
+class Reduced(msgspec.Struct, frozen=True, array_like=True):
+    """The outcome of one reduction, for whoever took no part in it."""
+
+    flats: tuple[bytes, ...]
+    present: bytes
+    metrics: tuple[tuple[str, float], ...]
+    buffers: tuple[int, ...]
+    packed: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Reduced).decode
+
+
+class Among:
+    """Some members of a group as a group of their own, with tags of its own."""
+
+    def __init__(self, group: Group, ranks: Sequence[int], first_tag: int) -> None:
+        self.generation = group.generation
+        self.rank = ranks.index(group.rank)
+        self.size = len(ranks)
+        self._group = group
+        self._ranks = ranks
+        self._first_tag = first_tag
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Pending:
+        return self._group.send(tensor, self._ranks[peer], self._first_tag + tag)
+
+    def recv(self, tensor: torch.Tensor, peer: int, tag: int) -> Pending:
+        return self._group.recv(tensor, self._ranks[peer], self._first_tag + tag)
+
+    def wait_all(self, pending: Sequence[Pending]) -> None:
+        self._group.wait_all(pending)
+
+
+class Phase:
+    """Some parameters whose gradients are reduced together."""
+
+    def __init__(self, params: Sequence[torch.nn.Parameter], bucket_bytes: int) -> None:
+        self.layout = Layout(params, bucket_bytes)
+        self.gradients = Gradients(self.layout)
+        self.result: Flats | None = None
+        self.route: Route | None = None
+        self.under: Group | None = None
+        """The group that the route goes through."""
+        kinds = [(str(param.dtype), tuple(param.shape)) for param in params]
+        self._kind = msgspec.json.encode((kinds, self.layout.trainable))
+
+    def signature(self, place: int) -> bytes:
+        """The same on every worker that reduces the same, as the same one of its step."""
+        return bytes(blake3(self._kind + str(place).encode()).digest(length=8))
+
+
+class Reductions:
+    """Owned by the main thread."""
+
+    def __init__(self, commitments: Commitments, buffers: Buffers, bucket_bytes: int) -> None:
+        """``buffers`` are those of the script's modules: after a reduction they are what microbatch 0 made of them."""
+        self._commitments = commitments
+        self._buffers = buffers
+        self._bucket_bytes = bucket_bytes
+        self._phases: dict[tuple[object, ...], Phase] = {}
+        self._told: list[tuple[torch.Tensor, Pending]] = []
+
+    def phase(self, params: Sequence[torch.nn.Parameter]) -> Phase:
+        """The phase of these parameters, which is the same one in every step."""
+        key = (*map(id, params), *trainable_of(params))
+        if key not in self._phases:
+            self._phases[key] = Phase(params, self._bucket_bytes)
+        return self._phases[key]
+
+    @property
+    def _ranks(self) -> list[int]:
+        """Who takes part."""
+        ledger = self._commitments.ledger
+        return [rank for rank, member in enumerate(ledger.members) if member not in ledger.idle]
+
+    def reduce(self, phase: Phase, place: int, records: Sequence[Record]) -> dict[str, float]:
+        """Bring the mean over all microbatches into ``p.grad``; raises GroupError if somebody is lost meanwhile.
+
+        Returns the means of what was logged.
+        """
+        attempt = self._attempt(phase)
+        word = Word(
+            step=self._commitments.step,
+            records=tuple(records),
+            digest=phase.signature(place),
+            buffers=self._buffers.changed,
+            rewinds=self._commitments.ledger.rewinds,
+        )
+        if not attempt.finish(word):
+            assert attempt.error is not None
+            self._commitments.broke(attempt.error)
+            raise attempt.error
+        combined = attempt.combined
+        assert combined is not None
+        if combined.unequal_digests:
+            raise ConfigError(
+                f"step {combined.step}: workers reduce different gradients in the same place: the body of an attempt must"
+                " call attempt.microbatches with the same parameters, in the same order, on every worker"
+            )
+        scale = len(self._commitments.ledger.owners) / combined.total_weight if combined.total_weight else 1.0
+        hand_out(phase.layout, attempt.result.tensors, combined.present, scale)
+        phase.gradients.clear()
+        self._tell(attempt.result.tensors, combined, attempt.buffers)
+        self._take_buffers(combined.buffers, attempt.buffers)
+        return dict(combined.metrics)
+
+    def _take_buffers(self, changed: tuple[int, ...], packed: torch.Tensor | None) -> None:
+        self._buffers.commit(changed, packed)
+        # What the script makes of them from here on stays.
+        self._buffers.begin()
+
+    def _attempt(self, phase: Phase) -> Attempt:
+        commitments, ranks = self._commitments, self._ranks
+        group, owners = commitments.group, tuple(map(ranks.index, commitments.ledger.owners))
+        among = Among(group, ranks, _FIRST_TAG) if group is not None and len(ranks) > 1 else None
+        if phase.route is None or phase.under is not group or phase.route.owners != owners:
+            size = word_bytes(owners, len(ranks), len(phase.layout.params))
+            phase.route, phase.under = Route(among, phase.layout, owners, size), group
+        if phase.result is None:
+            phase.result = Flats(phase.layout)
+        attempt = Attempt(commitments.step, among, phase.route, phase.gradients, phase.result)
+        attempt.buffers_like = self._buffers.empty_like
+        if self._buffers.changed:
+            attempt.buffers = self._buffers.pack()
+        attempt.post()
+        return attempt
+
+    def take_back(self) -> None:
+        """The attempt failed: nothing of it is held, and what it was to receive into may still be written to."""
+        for phase in self._phases.values():
+            phase.gradients.drop()
+            phase.route, phase.under, phase.result = None, None, None
+        self._told = []
+
+    # For those who do not keep pace.
+
+    def _tell(self, tensors: Sequence[torch.Tensor], combined: Combined, packed: torch.Tensor | None) -> None:
+        ledger, ranks = self._commitments.ledger, self._ranks
+        if len(ranks) == len(ledger.members) or ledger.rank != ranks[0]:
+            return
+        reduced = Reduced(
+            flats=tuple(map(_bytes, tensors)),
+            present=combined.present,
+            metrics=combined.metrics,
+            buffers=combined.buffers,
+            packed=_bytes(packed) if combined.buffers and packed is not None else b"",
+        )
+        self._send(_encode(reduced))
+
+    def _send(self, data: bytes) -> None:
+        group, ledger = self._commitments.group, self._commitments.ledger
+        assert group is not None
+        length, flat = torch.tensor([len(data)]), torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)
+        for rank, member in enumerate(ledger.members):
+            if member in ledger.idle:
+                self._told.append((length, group.send(length, rank, _LENGTH)))
+                if data:
+                    self._told.append((flat, group.send(flat, rank, _DATA)))
+
+    def end(self) -> None:
+        """The body is over: whoever follows now has all that it needs of this step. Raises GroupError."""
+        ledger, group = self._commitments.ledger, self._commitments.group
+        if group is None or not ledger.idle or ledger.rank != self._ranks[0]:
+            return
+        try:
+            self._send(b"")
+            group.wait_all([pending for _, pending in self._told])
+        except GroupError as error:
+            self._commitments.broke(error)
+            raise
+        self._told = []
+
+    def replay(self, phase: Phase, reduced: Reduced) -> dict[str, float]:
+        """Bring an outcome that was sent here into ``p.grad``; returns what ``reduce`` returned there."""
+        tensors = [
+            torch.frombuffer(bytearray(data), dtype=bucket.dtype) if data else bucket.empty()
+            for data, bucket in zip(reduced.flats, phase.layout.buckets, strict=True)
+        ]
+        hand_out(phase.layout, tensors, reduced.present, 1.0)
+        packed = torch.frombuffer(bytearray(reduced.packed), dtype=torch.uint8) if reduced.packed else None
+        self._take_buffers(reduced.buffers, packed)
+        return dict(reduced.metrics)
+
+
+def listen(commitments: Commitments) -> tuple[Reduced, ...]:
+    """Take all outcomes of the step in flight, as one that does not keep pace; returns when its body is over there."""
+    ledger, group = commitments.ledger, commitments.group
+    assert group is not None
+    first = next(rank for rank, member in enumerate(ledger.members) if member not in ledger.idle)
+    found: list[Reduced] = []
+    while True:
+        length = torch.zeros(1, dtype=torch.int64)
+        group.wait_all([group.recv(length, first, _LENGTH)])
+        if not int(length):
+            return tuple(found)
+        data = torch.empty(int(length), dtype=torch.uint8)
+        group.wait_all([group.recv(data, first, _DATA)])
+        found.append(_decode(data.numpy().tobytes()))
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
