@@ -91,6 +91,8 @@ def test_a_guest_has_exactly_these_attributes() -> None:
         "paused",
         "place",
         "step",
+        "tell",
+        "variables",
         "worker_id",
     ]
 
