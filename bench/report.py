@@ -24,6 +24,7 @@ from bench.alerts_report import summarize_alerts
 from bench.checkpoints_report import summarize_checkpoints
 from bench.fuzz_report import summarize_fuzz
 from bench.healing_report import summarize_healing
+from bench.lightning_report import summarize_lightning
 from bench.stats import Estimate, paired_ratio, ratio_of_means, ratio_of_medians, trimmed_ratio
 from bench.stragglers_report import summarize_stragglers
 from bench.techniques_report import summarize_techniques
@@ -259,6 +260,7 @@ def finish(result: dict[str, Any], out: Path) -> int:
         "fuzz_http": summarize_fuzz,
         "techniques": summarize_techniques,
         "stragglers": summarize_stragglers,
+        "lightning_overhead": summarize_lightning,
     }
     summary = summarize[name](result)
     summary = replace(summary, checks=(*summary.checks, *_failure_checks(result)))

@@ -93,6 +93,8 @@ def test_a_guest_has_exactly_these_attributes() -> None:
         "paused",
         "place",
         "step",
+        "tell",
+        "variables",
         "worker_id",
     ]
 

@@ -104,6 +104,8 @@ class ForkServer:
 
     def _become_worker(self, request: Fork, server_pid: int) -> None:
         kernel.end_with_parent(server_pid)
+        # What it leaves to itself, such as a process that became a daemon, stays its own until it ends: then it is left to us.
+        kernel.adopt_orphans()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)

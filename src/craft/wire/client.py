@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+import uuid
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -17,6 +18,8 @@ from craft.wire.tls import client_context, explain, pinned_context
 
 TIMEOUT_S = 5.0
 MAX_ANSWER_BYTES = 16 * MAX_MESSAGE_BYTES
+_JSON = "application/json"
+_CLOUD_EVENT = "application/cloudevents+json"
 
 
 class Client:
@@ -89,6 +92,11 @@ class Client:
         """Have the job take a checkpoint at the next step boundary; ConfigError if it takes none."""
         return self._ask("POST", "/v1/actions", {"action": "checkpoint", "reason": reason, "tag": tag})
 
+    def cloud_event(self, source: str, kind: str, **data: str | int | float) -> dict[str, Any]:
+        """Tell of something that another system found, as a CloudEvent of its own; returns what came of it."""
+        event = {"specversion": "1.0", "id": uuid.uuid4().hex, "source": source, "type": kind, "data": data}
+        return self._ask("POST", "/v1/cloudevents", event, _CLOUD_EVENT)
+
     def inject(self, kind: str, *, sure: bool = False, **details: str | float | None) -> dict[str, Any]:
         """Have a fault injected; ``details`` are the other fields of the order. ConfigError if it is refused."""
         given = {name: value for name, value in details.items() if value is not None}
@@ -116,10 +124,10 @@ class Client:
             # It ended in the middle of a stream; what came so far is all there is.
             return b""
 
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None, mime: str = _JSON) -> dict[str, Any]:
         connection = self._connect(self._timeout_s)
         try:
-            response = self._send(connection, method, path, body)
+            response = self._send(connection, method, path, body, mime)
             if response.status != 200:
                 self._refused(response)
             return self._object(response)
@@ -132,11 +140,17 @@ class Client:
         return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
 
     def _send(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: dict[str, Any] | None
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None,
+        mime: str = _JSON,
     ) -> http.client.HTTPResponse:
         data = None if body is None else json.dumps(body).encode()
+        headers = bearer(self._token) if data is None else {**bearer(self._token), "Content-Type": mime}
         try:
-            connection.request(method, path, body=data, headers=bearer(self._token))
+            connection.request(method, path, body=data, headers=headers)
             return connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             if (sentence := explain(error, self.url)) is not None:

@@ -14,17 +14,18 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
 
 from craft.protocol.activity import Phase
 from craft.protocol.entries import Entered
-from craft.protocol.events import AnyNote
+from craft.protocol.events import AnyNote, ConditionSeen
 from craft.protocol.membership import Generation
 from craft.protocol.messages import Directive
 from craft.settings.worker import WorkerSettings
+from craft.worker import venue
 from craft.worker.activity import Activity
 from craft.worker.channel import Channel
 from craft.worker.chronicle import Chronicle
@@ -33,6 +34,8 @@ from craft.worker.setbacks import Setbacks
 logger = logging.getLogger(__name__)
 
 _MAX_NOTES = 16
+_MAX_WHAT_CHARS = 100
+_MAX_DETAIL_CHARS = 1000
 _SMOOTHING = 0.1
 
 
@@ -71,6 +74,8 @@ class Guest:
         self._activity = activity
         self._chronicle = Chronicle(settings.run_dir if channel is not None else None, settings.worker_id)
         self._setbacks = Setbacks(settings.worker_id, self._note, lambda step, microbatch: None)
+        # Guards the notes: any thread may tell something.
+        self._noting = threading.Lock()
         self._notes: tuple[AnyNote, ...] = ()
         # Guards what follows: the channel's thread and those of the script meet here.
         self._change = threading.Condition()
@@ -122,7 +127,27 @@ class Guest:
         with self._change:
             return self._generation.worker_ids if self._generation is not None else (self.worker_id,)
 
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """What torchrun would tell a worker in its environment, of the generation that this one acts under."""
+        with self._change:
+            return venue.variables(self._generation, self.worker_id) if self._generation is not None else {}
+
     # What it tells.
+
+    def tell(self, technique: str, what: str, value: float | None = None, detail: str = "") -> None:
+        """Have something noticed reach the journal, and the policies there, as ``ConditionSeen``; any thread may."""
+        self._note(
+            ConditionSeen(
+                technique=technique,
+                what=what[:_MAX_WHAT_CHARS],
+                worker_id=self.worker_id,
+                host=self._settings.host,
+                value=value,
+                detail=detail[:_MAX_DETAIL_CHARS],
+                time=time.time(),
+            )
+        )
 
     def step(self, committed: int, **metrics: float) -> None:
         """So many steps are committed by now: progress for the watchdog, ``craft status`` and ``steps.jsonl``."""
@@ -211,8 +236,9 @@ class Guest:
             self._activity.now(Phase.EXCHANGING if self._in_exchange else Phase.COMPUTING, step)
 
     def _note(self, event: AnyNote) -> None:
-        self._notes = (*self._notes, event)[-_MAX_NOTES:]
-        self._report(notes=self._notes)
+        with self._noting:
+            self._notes = (*self._notes, event)[-_MAX_NOTES:]
+            self._report(notes=self._notes)
 
     def _report(self, *, urgent: bool = True, **changes: object) -> None:
         if self._channel is not None:

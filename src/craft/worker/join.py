@@ -27,6 +27,7 @@ from craft.worker.injections import Injections, install
 from craft.worker.job import Job
 from craft.worker.meeting import Left, Meeting
 from craft.worker.points import reach
+from craft.worker.venue import Venue
 
 logger = logging.getLogger(__name__)
 
@@ -138,12 +139,13 @@ def attending() -> Guest | None:
     return _guest
 
 
-def attend(abort: Abort | None = None, *, saves: bool = False) -> Guest:
+def attend(abort: Abort | None = None, *, saves: bool = False, meets: bool = False) -> Guest:
     """Take part in the job with a loop and groups that are not CRAFT's; blocks until this worker is in a generation.
 
     ``abort(change)`` is called on a thread of its own as soon as somebody is gone, or everybody is to abort. ``saves``:
-    whether the loop saves its state when it is told to leave. Called again, it returns the same guest, which calls the
-    further ``abort``, too. Outside of ``craft run`` nothing ever changes.
+    whether the loop saves its state when it is told to leave. ``meets``: whether its groups are to meet at a store in rank 0,
+    by the variables that torchrun sets. Called again, it returns the same guest, which calls the further ``abort``, too.
+    Outside of ``craft run`` nothing ever changes.
     """
     global _guest
     if _job is not None:
@@ -154,11 +156,20 @@ def attend(abort: Abort | None = None, *, saves: bool = False) -> Guest:
         _guest = Guest(settings, channel, activity())
         if channel is not None:
             activity().now(Phase.JOINING)
-            member = replace(_member(settings), local_rank=settings.local_rank, late=settings.late)
+            venue = Venue(settings.address) if meets else None
+            member = replace(
+                _member(settings),
+                store_port=venue.port if venue is not None else 0,
+                local_rank=settings.local_rank,
+                late=settings.late,
+            )
             channel.report(member=member, joined=True)
             channel.listen(_guest.direct)
             if not _guest.await_slot():
                 raise Left(0)
+            if venue is not None:
+                _venues.append(venue)
+                os.environ.update(_guest.variables)
         activity().now(Phase.STARTING)
     if channel is not None and saves:
         channel.report(checkpoints=True)
@@ -169,6 +180,7 @@ def attend(abort: Abort | None = None, *, saves: bool = False) -> Guest:
 
 # A store lives as long as the process: a generation may be meeting there at any time.
 _stores: list[Store] = []
+_venues: list[Venue] = []
 
 
 def _member(settings: WorkerSettings) -> Member:

@@ -1,0 +1,14 @@
+"""nvidia-resiliency-ext 0.4: plug-ins for its in-process wrapper, and its heartbeats as events of CRAFT's. See docs/nvrx.md."""
+
+from __future__ import annotations
+
+from craft.adapters.nvrx import packages
+
+packages.check()
+
+from craft.adapters.nvrx.abort import AbortGloo  # noqa: E402  (the sentence about a missing package comes first)
+from craft.adapters.nvrx.attending import Attend  # noqa: E402
+from craft.adapters.nvrx.health import TellHealth  # noqa: E402
+from craft.adapters.nvrx.heartbeats import heartbeats  # noqa: E402
+
+__all__ = ["AbortGloo", "Attend", "TellHealth", "heartbeats"]

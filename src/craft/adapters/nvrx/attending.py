@@ -1,0 +1,72 @@
+"""``Attend``: a worker of ``craft run`` whose loop is restarted by ``inprocess.Wrapper``, as a plug-in for ``rank_assignment``.
+
+The wrapper calls it before every iteration, with its store and with who has which rank. When CRAFT decides that a worker is lost,
+or that all are to abort, the iteration is interrupted at once, on every rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from nvidia_resiliency_ext.inprocess.health_check import HealthCheck
+from nvidia_resiliency_ext.inprocess.rank_assignment import RankAssignment, RankAssignmentCtx
+
+from craft.adapters.nvrx.health import TellHealth
+from craft.adapters.nvrx.ranks import Ranks
+from craft.settings.worker import WorkerSettings
+from craft.worker.guest import Change, Guest
+from craft.worker.join import attend
+
+logger = logging.getLogger(__name__)
+
+_NAME = "nvrx"
+
+
+class Attend(RankAssignment):
+    """Make one before the wrapper is called: it says who this rank is. Name it first in ``Compose``: it is called last then."""
+
+    def __init__(self) -> None:
+        if WorkerSettings.from_environment().late:
+            logger.warning(
+                "the wrapper takes nobody in on the way: this worker ends (craft run --max-restarts 0 starts none)"
+            )
+            sys.exit(0)
+        self._ranks: Ranks | None = None
+        self._guest: Guest = attend(self._changed, meets=True)
+
+    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        # Before the first iteration it is the store itself, then that of the iteration before.
+        again = hasattr(ctx.store, "base_store")
+        ranks = Ranks(ctx.store, ctx.state, ctx.state.iteration + 1 if again else 0)
+        if again:
+            place = f"rank {ctx.state.rank} of {ctx.state.world_size}"
+            self.tell("restarted", f"iteration {ranks.iteration} begins as {place}", value=ranks.iteration)
+        else:
+            ranks.announce(self._guest.worker_id)
+        self._ranks = ranks
+        return ctx
+
+    def _changed(self, change: Change) -> None:
+        if self._ranks is None:
+            return
+        if change.lost:
+            self._ranks.lose(change.lost)
+        else:
+            self._ranks.interrupt(str(change.generation))
+
+    def step(self, committed: int, **metrics: float) -> None:
+        """So many steps are done: by this CRAFT knows whether this worker gets on. It may be fewer after a restart."""
+        self._guest.step(committed, **metrics)
+
+    @property
+    def guest(self) -> Guest:
+        """What CRAFT tells this worker, and is told by it."""
+        return self._guest
+
+    def health(self, check: HealthCheck) -> TellHealth:
+        """The same check, with what it finds as events of CRAFT's."""
+        return TellHealth(check, self.tell)
+
+    def tell(self, what: str, detail: str, value: float | None = None) -> None:
+        self._guest.tell(_NAME, what, value, detail)

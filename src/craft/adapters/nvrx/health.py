@@ -1,0 +1,27 @@
+"""``TellHealth``: what health checks of ``inprocess.Wrapper`` find, as events of CRAFT's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nvidia_resiliency_ext.inprocess.health_check import HealthCheck
+from nvidia_resiliency_ext.inprocess.state import FrozenState
+
+
+class TellHealth(HealthCheck):
+    """Makes the check it is given, and tells how it went after a fault; what the check raises goes on to the wrapper."""
+
+    def __init__(self, check: HealthCheck, tell: Callable[[str, str], None]) -> None:
+        self._check = check
+        self._tell = tell
+
+    def __call__(self, state: FrozenState) -> FrozenState:
+        name = type(self._check).__name__
+        try:
+            found = self._check(state)
+        except Exception as error:
+            self._tell("health check failed", f"{name}: {type(error).__name__}: {error}")
+            raise
+        if state.fn_exception is not None:
+            self._tell("health check passed", f"{name}, after {type(state.fn_exception).__name__}")
+        return found

@@ -1,0 +1,50 @@
+"""Heartbeats and sections of NVRx's ``RankMonitorClient`` in a worker of ``craft run``: the same calls as under ``ft_launcher``.
+
+There it is the launcher that starts a monitor for each rank. Here a worker starts its own, which tells the lighthouse of what it
+misses; the worker is lost then, like any other, unless a rule for ``nvrx.heartbeat-missed`` in craft.toml says otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch.multiprocessing
+from nvidia_resiliency_ext.fault_tolerance import FaultToleranceConfig, RankMonitorClient
+from nvidia_resiliency_ext.fault_tolerance.rank_monitor_server import RankMonitorServer
+
+from craft.adapters.nvrx.monitor import take_over
+from craft.adapters.nvrx.telling import Teller
+from craft.protocol.errors import ConfigError
+from craft.settings.nvrx import MONITOR, is_monitored
+from craft.settings.rundir import RunDir
+from craft.settings.worker import WorkerSettings
+from craft.worker.join import attend
+
+
+def heartbeats(limits: FaultToleranceConfig | None = None) -> RankMonitorClient:
+    """Return a client that is connected to this rank's monitor, which is started here unless ``ft_launcher`` did.
+
+    ``limits`` are for a monitor that is started here. Call it when the worker has its rank: after ``Attend()``.
+    """
+    if not is_monitored():
+        _start(limits or FaultToleranceConfig(enable_nic_monitor=False))
+    client = RankMonitorClient()
+    client.init_workload_monitoring()
+    return client
+
+
+def _start(limits: FaultToleranceConfig) -> Any:
+    settings = WorkerSettings.from_environment()
+    if settings.run_dir is None:
+        raise ConfigError(
+            "heartbeats() needs somebody who hears them: start the script with craft run, or with ft_launcher"
+        )
+    attend(meets=True)
+    place = Path(tempfile.mkdtemp(prefix="craft-nvrx-")) / "monitor"
+    take_over(Teller(RunDir(settings.run_dir)), settings.worker_id)
+    os.environ[MONITOR] = str(place)
+    # Forked: what takes over is known to it then.
+    return RankMonitorServer.run_in_subprocess(limits, str(place), mp_ctx=torch.multiprocessing.get_context("fork"))

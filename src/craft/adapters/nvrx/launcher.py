@@ -1,0 +1,66 @@
+"""``ft_launcher`` whose findings a lighthouse hears of: ``python -m craft.adapters.nvrx.launcher --dir RUN ...``.
+
+What follows ``--dir RUN`` are the launcher's own arguments, and everything it does is NVRx's. Told are missed heartbeats and
+whatever else its monitors find, at once, and how its workers ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from pathlib import Path
+
+from craft.adapters.nvrx import packages
+from craft.adapters.nvrx.telling import Teller
+from craft.settings.rundir import find_run
+
+_EVENTS = "torchelastic-events-null"
+"""The logger that the launcher records its events with."""
+_LAST_WORDS_S = 5.0
+
+
+class Ends(logging.Handler):
+    """Hears how the launcher's workers ended."""
+
+    def __init__(self, teller: Teller) -> None:
+        super().__init__()
+        self._teller = teller
+
+    def emit(self, record: logging.LogRecord) -> None:
+        event = json.loads(record.getMessage())
+        found = event["metadata"]
+        if found.get("state") != "FAILED":
+            return
+        details = {"host": found["hostname"], "message": found["raw_error"] or "it failed"}
+        if found["global_rank"] is not None:
+            details["rank"] = found["global_rank"]
+        what = "rank-failed" if event["source"] == "WORKER" else "launcher-failed"
+        # The launcher may be about to end.
+        self._teller.tell(what, **details).join(_LAST_WORDS_S)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(
+        prog="python -m craft.adapters.nvrx.launcher",
+        usage="%(prog)s --dir RUN [arguments of ft_launcher]",
+        description="ft_launcher whose findings a lighthouse hears of.",
+    )
+    parser.add_argument("--dir", type=Path, required=True, help="run directory of the lighthouse")
+    # Only the beginning is ours: the script that is launched may have a --dir, too.
+    own, rest = parser.parse_args(arguments[:2]), arguments[2:]
+    packages.check()
+    from nvidia_resiliency_ext.fault_tolerance import launcher
+
+    from craft.adapters.nvrx.monitor import take_over
+
+    teller = Teller(find_run(own.dir))
+    take_over(teller)
+    logging.getLogger(_EVENTS).addHandler(Ends(teller))
+    launcher.main(rest)
+
+
+if __name__ == "__main__":
+    main()

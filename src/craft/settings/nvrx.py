@@ -1,0 +1,12 @@
+"""What ``ft_launcher`` of nvidia-resiliency-ext tells its ranks through the environment."""
+
+from __future__ import annotations
+
+import os
+
+MONITOR = "FT_RANK_MONITOR_IPC_SOCKET"
+
+
+def is_monitored() -> bool:
+    """Whether a monitor waits for this process's heartbeats."""
+    return MONITOR in os.environ
