@@ -160,6 +160,11 @@ def summarize_overhead(result: dict[str, Any]) -> Summary:
     )
 
 
+def summarize_huggingface(result: dict[str, Any]) -> Summary:
+    title = "Failure-free step of CraftTrainer against Hugging Face's Trainer under torchrun, over Gloo, in alternating blocks"
+    return replace(summarize_overhead(result), title=title)
+
+
 def summarize_transfer(result: dict[str, Any]) -> Summary:
     speeds: dict[str, list[float]] = {}
     figures: dict[str, Any] = {}
@@ -253,6 +258,7 @@ def finish(result: dict[str, Any], out: Path) -> int:
     summarize = {
         "recovery": summarize_recovery,
         "overhead": summarize_overhead,
+        "huggingface_overhead": summarize_huggingface,
         "transfer": summarize_transfer,
         "healing": summarize_healing,
         "checkpoints": summarize_checkpoints,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,10 @@ import pytest
 
 from craft.testing import Fault
 
-from .jobs import Jobs, References, Result, describe
+from .jobs import LIMIT_S, SCRIPTS, Jobs, References, Result, describe
 
-TRAIN_HUGGINGFACE = Path(__file__).parent / "scripts" / "train_huggingface.py"
+TRAIN_HUGGINGFACE = SCRIPTS / "train_huggingface.py"
+SAME_AS_TRAINER = SCRIPTS / "same_as_trainer.py"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "huggingface" / "train_craft.py"
 WORKERS = 3
 STEPS = 28
@@ -85,6 +88,14 @@ def test_a_trainer_that_was_preempted_in_an_epoch_goes_on_from_there_with_the_sa
     end = the_end(result)
     assert (end["global_step"], end["epoch"], end["seen"]) == (STEPS, 2, STEPS)
     assert end["logged_at"] == list(range(2, STEPS + 1, 2))
+
+
+def test_gradients_and_losses_are_those_of_the_trainer_however_many_tokens_count_in_a_batch() -> None:
+    """Up to the order in which numbers are added."""
+    done = subprocess.run([sys.executable, SAME_AS_TRAINER], capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["weights"] < 1e-6 and found["losses"] < 1e-5 and found["moved"] > 1e-3, found
 
 
 def test_the_example_of_the_docs_runs(jobs: Jobs) -> None:

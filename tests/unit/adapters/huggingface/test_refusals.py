@@ -1,0 +1,80 @@
+"""What cannot work under CraftTrainer is refused with a sentence."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from craft.adapters.huggingface import refusals
+from craft.protocol.errors import ConfigError
+from craft.worker.join import join
+
+ARGUMENTS: dict[str, Any] = {
+    "world_size": 1,
+    "device": torch.device("cpu"),
+    "parallelism_config": None,
+    "auto_find_batch_size": False,
+    "torch_compile": False,
+    "train_sampling_strategy": "random",
+    "optim": "adamw_torch_fused",
+    "enable_jit_checkpoint": False,
+    "save_on_each_node": False,
+}
+OWN = {
+    "is_deepspeed_enabled": False,
+    "is_fsdp_enabled": False,
+    "is_distributed_loading_by_transformers": False,
+    "is_model_parallel": False,
+}
+
+
+def check(changed: dict[str, Any], trial: Any = None) -> None:
+    args = SimpleNamespace(**{name: changed.get(name, value) for name, value in ARGUMENTS.items()})
+    own = {name: changed.get(name, value) for name, value in OWN.items()}
+    refusals.check(SimpleNamespace(args=args, **own), join(), trial)
+
+
+def test_a_usual_trainer_is_not_refused() -> None:
+    check({})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("world_size", 4, "start the script with craft run"),
+        ("device", torch.device("meta"), "use_cpu=True"),
+        ("parallelism_config", object(), "each has the whole one"),
+        ("is_deepspeed_enabled", True, "DeepSpeed"),
+        ("is_fsdp_enabled", True, "FSDP"),
+        ("is_model_parallel", True, "cut over devices"),
+        ("auto_find_batch_size", True, "auto_find_batch_size"),
+        ("torch_compile", True, "torch_compile"),
+        ("train_sampling_strategy", "group_by_length", "one of random, sequential"),
+        ("optim", "lomo", "optim='lomo'"),
+        ("optim", "galore_adamw_layerwise", "during backward"),
+        ("enable_jit_checkpoint", True, "SIGTERM"),
+        ("save_on_each_node", True, "one worker writes"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_a_sentence(name: str, value: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check({name: value})
+
+
+def test_a_search_for_hyperparameters_is_refused() -> None:
+    with pytest.raises(ConfigError, match="hyperparameter_search"):
+        check({}, trial=object())
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+def test_data_without_numbers_is_refused() -> None:
+    with pytest.raises(ConfigError, match="IterableDataset"):
+        refusals.check_data(DataLoader(Endless(), batch_size=2))
