@@ -11,6 +11,7 @@ from craft.testing import Fault
 from .jobs import Jobs, References, describe
 
 GAN = Path(__file__).parent / "scripts" / "gan.py"
+SUMMED = GAN.with_name("summed.py")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop" / "train_craft.py"
 STEPS = 16
 WITH_OTHERS_IN_THEIR_PLACE = {"CRAFT_MAX_RESTARTS": "3"}
@@ -66,6 +67,20 @@ def test_a_step_whose_end_is_cut_short_is_committed_by_all_or_taken_back_by_all_
 def test_the_number_of_workers_does_not_show_in_the_bits_of_an_own_loop_P1(jobs: Jobs, undisturbed: str) -> None:
     result = jobs.run(GAN, workers=1)
     result.assert_exact(undisturbed, faults=0, steps=STEPS)
+
+
+def test_a_body_may_call_all_workers_and_a_loop_may_be_left_by_a_break_P3(jobs: Jobs, tmp_path: Path) -> None:
+    """The sums of whole numbers: exact, however many take part. One is lost between its calls and its update."""
+    undisturbed = jobs.run(SUMMED, workers=1)
+    assert undisturbed.exit_code == 0 and undisturbed.digest is not None, describe(undisturbed)
+    all_are_there = tmp_path / "all_are_there"
+    faults = [Fault(point="after_calls", step=3, rank=1)]
+    job = jobs.start(
+        SUMMED, "--slow-until", str(all_are_there), workers=2, faults=faults, environment=WITH_OTHERS_IN_THEIR_PLACE
+    )
+    job.wait_for_committing(3)
+    all_are_there.touch()
+    job.wait().assert_exact(undisturbed.digest, faults=1, steps=12)
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ the next attempt is at the same step, with other shares.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal
 
@@ -29,6 +29,8 @@ from craft.worker.meeting import Left
 from craft.worker.points import reach
 from craft.worker.reduction import Phase, Reduced, Reductions, listen
 from craft.worker.training import Training
+
+_CALLS = ("all_reduce", "broadcast_object", "barrier")
 
 
 class StepAttempt:
@@ -51,7 +53,7 @@ class StepAttempt:
         self.scalars: dict[int, dict[str, float]] = {}
         """By microbatch."""
         self.outcomes: tuple[Reduced, ...] | None = None
-        self.entered = False
+        self.entered = self.left = False
         self.broken = False
         self.num_phases = 0
         self._in_phase = False
@@ -64,6 +66,29 @@ class StepAttempt:
     def _place(self) -> tuple[int, int | None]:
         return self.step, self.microbatch
 
+    @property
+    def _company(self) -> tuple[int, int] | None:
+        """Of the body: this worker's place among those who take part in it, and how many they are."""
+        return self._loop.company(self) if self.entered and not self.left else None
+
+    @property
+    def _call(self) -> Callable[[str, bytes], list[bytes]] | None:
+        """How calls to all workers are made here; None outside of the body, where they are made as between any two steps."""
+        return self._made if self.entered and not self.left else None
+
+    def _made(self, call: str, data: bytes) -> list[bytes]:
+        if self._in_phase or call not in _CALLS:
+            raise ConfigError(
+                f"job.{call}() "
+                + ("in the loop over attempt.microbatches(...)" if self._in_phase else "within `with attempt:`")
+                + f": {', '.join(_CALLS)} may be called in the body of an attempt, outside of that loop; the rest after it"
+            )
+        try:
+            return self._loop.call(self, call, data)
+        except GroupError:
+            self.broken = True
+            raise
+
     def __enter__(self) -> StepAttempt:
         if self.entered:
             raise ConfigError(f"an attempt at step {self.step} was entered twice: take the next one of job.attempts()")
@@ -74,6 +99,7 @@ class StepAttempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[True] | None:
+        self.left = True
         if self.broken or isinstance(error, GroupError):
             self.microbatch = None
             self._loop.interrupted(self)
@@ -129,6 +155,7 @@ class Attempts:
         self._kept = Kept(training.course.state, modules, registered)
         self._replayed: Result | None = None
         """Of one that catches up: the step as the others committed it."""
+        self._broken_off = False
         training.flight.undo = self._kept.put_back
 
     def __iter__(self) -> Iterator[StepAttempt]:
@@ -143,8 +170,21 @@ class Attempts:
         except Left:
             training.course.leave()
             raise
+        except GeneratorExit:
+            # By a break, or by an error of the script's? That shows when the script ends.
+            current = training.current
+            self._broken_off = current is not None and current._done and not training.behind
+            raise
         finally:
-            training.close()
+            if not self._broken_off:
+                training.close()
+
+    def finish(self) -> None:
+        """The script came to its end. If it left its loop by itself, after a committed step, that was the last one."""
+        if self._broken_off:
+            self._broken_off = False
+            self._training.end()
+            self._training.close()
 
     def _tries(self, step: int) -> Iterator[StepAttempt]:
         """Give tries at a step until one is committed."""
@@ -179,6 +219,27 @@ class Attempts:
         attempt.num_phases += 1
         training.activity.now(Doing.UPDATING, attempt.step)
         seeds.seed_all(seeds.derive(training.seed, seeds.UPDATE, attempt.step, attempt.num_phases))
+
+    def company(self, attempt: StepAttempt) -> tuple[int, int]:
+        """This worker's place among those who take part in the step, and how many they are.
+
+        Whoever only follows has the first one's place: its part counts for nothing, and the same must come of it.
+        """
+        if (outcomes := self._outcomes(attempt)) is not None:
+            return 0, next((len(each.parts) for each in outcomes if each.parts), 1)
+        return self._training.position, self._training.num_keeping_pace
+
+    def call(self, attempt: StepAttempt, name: str, data: bytes) -> list[bytes]:
+        """A call to all workers in the body of an attempt; whoever has no part in it gets what came of it."""
+        self._training.activity.now(Doing.EXCHANGING, attempt.step)
+        if (outcomes := self._outcomes(attempt)) is None:
+            self._safe_point()
+            parts = self._reductions.call(name, data)
+        else:
+            parts = list(self._outcome(outcomes, attempt).parts)
+        attempt.num_phases += 1
+        self._training.activity.now(Doing.UPDATING, attempt.step)
+        return parts
 
     def _compute(self, attempt: StepAttempt, phase: Phase, place: int) -> Iterator[Any]:
         training, step = self._training, attempt.step

@@ -86,21 +86,9 @@ class Calls:
             return parts
 
     def _exchange(self, data: bytes) -> list[bytes]:
-        named = self._name.encode() + _END_OF_NAME + data
-        parts = exchange(self._commitments, named, lambda: reach("calling", self._commitments.step))
-        split = [part.partition(_END_OF_NAME) for part in parts]
-        self._compare([name.decode() for name, _, _ in split])
-        return [part for _, _, part in split]
-
-    def _compare(self, names: list[str]) -> None:
-        """Raise CallsDiffer if others are in another call at the same place."""
-        if len(set(names)) == 1 or "" in names:
-            return
-        ledger, (ranks, _) = self._commitments.ledger, taking_part(self._commitments)
-        made = ", ".join(f"{ledger.members[rank]} job.{name}()" for rank, name in zip(ranks, names, strict=True))
-        raise CallsDiffer(
-            f"workers make different calls after step {ledger.level - 1}: {made}:"
-            " every worker has to make the same calls between the steps, in the same order"
+        where = f"after step {self._commitments.ledger.level - 1}"
+        return exchange_named(
+            self._commitments, self._name, data, where, lambda: reach("calling", self._commitments.step)
         )
 
     def _acknowledge(self) -> None:
@@ -165,6 +153,27 @@ def exchange(commitments: Commitments, data: bytes, halfway: Callable[[], None] 
         data if index == position else (room[rank].numpy().tobytes() if rank in room else b"")
         for index, rank in enumerate(ranks)
     ]
+
+
+def exchange_named(
+    commitments: Commitments, name: str, data: bytes, where: str, halfway: Callable[[], None] = lambda: None
+) -> list[bytes]:
+    """The same; raises CallsDiffer if others are in another call than ``name`` at the same place."""
+    parts = exchange(commitments, name.encode() + _END_OF_NAME + data, halfway)
+    split = [part.partition(_END_OF_NAME) for part in parts]
+    _compare(commitments, [made.decode() for made, _, _ in split], where)
+    return [part for _, _, part in split]
+
+
+def _compare(commitments: Commitments, names: list[str], where: str) -> None:
+    if len(set(names)) == 1 or "" in names:
+        return
+    ledger, (ranks, _) = commitments.ledger, taking_part(commitments)
+    made = ", ".join(f"{ledger.members[rank]} job.{name}()" for rank, name in zip(ranks, names, strict=True))
+    raise CallsDiffer(
+        f"workers make different calls {where}: {made}:"
+        " every worker has to make the same calls there, in the same order"
+    )
 
 
 def barrier(group: Group, ranks: list[int], position: int, first_tag: int) -> None:

@@ -79,6 +79,7 @@ class Job:
         self._handlers: list[tuple[type[Event], Callable[[Any], None]]] = []
         self._checkpoints: tuple[str, str, int, str | None] | None = None
         self._training: Training | None = None
+        self._attempts: Attempts | None = None
 
     def replicate(self, model: M) -> M:
         """Keep the parameters and buffers of ``model`` the same on every worker. Returns the same module."""
@@ -210,7 +211,13 @@ class Job:
             collate_fn=collate_fn,
             num_workers=num_workers,
         )
-        return Attempts(training, self._modules, self._registered)
+        self._attempts = Attempts(training, self._modules, self._registered)
+        return self._attempts
+
+    def finish(self) -> None:
+        """The script came to its end. Called by whoever ran it."""
+        if self._attempts is not None:
+            self._attempts.finish()
 
     def _begin(self, data: Any, *, own_loop: bool, microbatches: int | None, seed: int, **more: Any) -> Training:
         count = microbatches if microbatches is not None else self._meeting.slots
@@ -332,13 +339,25 @@ class Job:
         return self._commitments.ledger.members or self._meeting.members
 
     @property
+    def _company(self) -> tuple[int, int] | None:
+        current = self._training.current if self._training is not None else None
+        return current._company if current is not None else None
+
+    @property
     def rank(self) -> int:
-        """This worker's rank in the current generation; it changes with the generation. -1: it holds no slot now."""
+        """This worker's rank in the current generation; it changes with the generation. -1: it holds no slot now.
+
+        In the body of an attempt: its place among those who take part in it.
+        """
+        if (company := self._company) is not None:
+            return company[0]
         return self._members.index(self.worker_id) if self.worker_id in self._members else -1
 
     @property
     def world_size(self) -> int:
-        return len(self._members)
+        """The members of the current generation; in the body of an attempt, those who take part in it."""
+        company = self._company
+        return company[1] if company is not None else len(self._members)
 
     @property
     def local_rank(self) -> int:

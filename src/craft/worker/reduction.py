@@ -17,6 +17,7 @@ from craft.groups.group import Group, Pending
 from craft.protocol.errors import ConfigError, GroupError
 from craft.protocol.word import Combined, Record, Word
 from craft.worker.buffers import Buffers
+from craft.worker.calls import exchange_named
 from craft.worker.commit import Commitments
 from craft.worker.exchange import Attempt
 from craft.worker.gradients import Flats, Gradients, hand_out
@@ -37,6 +38,8 @@ class Reduced(msgspec.Struct, frozen=True, array_like=True):
     metrics: tuple[tuple[str, float], ...]
     buffers: tuple[int, ...]
     packed: bytes
+    parts: tuple[bytes, ...] = ()
+    """Of a call: what everybody gave."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -137,6 +140,18 @@ class Reductions:
         self._take_buffers(combined.buffers, attempt.buffers)
         return dict(combined.metrics)
 
+    def call(self, name: str, data: bytes) -> list[bytes]:
+        """Return the bytes of everybody who keeps pace; like a reduction it counts for nothing until the step is committed."""
+        commitments = self._commitments
+        try:
+            parts = exchange_named(commitments, name, data, "in the body of an attempt")
+        except GroupError as error:
+            commitments.broke(error)
+            raise
+        if self._speaks:
+            self._send(_encode(Reduced((), b"", (), (), b"", tuple(parts))))
+        return parts
+
     def _take_buffers(self, changed: tuple[int, ...], packed: torch.Tensor | None) -> None:
         self._buffers.commit(changed, packed)
         # What the script makes of them from here on stays.
@@ -168,17 +183,21 @@ class Reductions:
     # For those who do not keep pace.
 
     def _tell(self, tensors: Sequence[torch.Tensor], combined: Combined, packed: torch.Tensor | None) -> None:
-        ledger, ranks = self._commitments.ledger, self._ranks
-        if len(ranks) == len(ledger.members) or ledger.rank != ranks[0]:
-            return
-        reduced = Reduced(
-            flats=tuple(map(_bytes, tensors)),
-            present=combined.present,
-            metrics=combined.metrics,
-            buffers=combined.buffers,
-            packed=_bytes(packed) if combined.buffers and packed is not None else b"",
-        )
-        self._send(_encode(reduced))
+        if self._speaks:
+            reduced = Reduced(
+                flats=tuple(map(_bytes, tensors)),
+                present=combined.present,
+                metrics=combined.metrics,
+                buffers=combined.buffers,
+                packed=_bytes(packed) if combined.buffers and packed is not None else b"",
+            )
+            self._send(_encode(reduced))
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether somebody does not keep pace, and it is this worker that tells him."""
+        ledger = self._commitments.ledger
+        return bool(ledger.idle) and ledger.rank == self._ranks[0]
 
     def _send(self, data: bytes) -> None:
         group, ledger = self._commitments.group, self._commitments.ledger
@@ -192,8 +211,8 @@ class Reductions:
 
     def end(self) -> None:
         """The body is over: whoever follows now has all that it needs of this step. Raises GroupError."""
-        ledger, group = self._commitments.ledger, self._commitments.group
-        if group is None or not ledger.idle or ledger.rank != self._ranks[0]:
+        group = self._commitments.group
+        if group is None or not self._speaks:
             return
         try:
             self._send(b"")

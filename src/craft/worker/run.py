@@ -64,8 +64,10 @@ def run_script(script: str, arguments: Sequence[str], *, as_module: bool, worker
 
 
 def _finish() -> None:
-    """A job finishes by itself; of a guest only its end is known."""
-    guest = join.attending()
+    """Steps of CRAFT's own finish by themselves; of any other loop only the end of the script is known."""
+    job, guest = join.joined(), join.attending()
+    if job is not None:
+        job.finish()
     if guest is not None:
         guest.finish()
 

@@ -26,6 +26,10 @@ class Step:
     When the iteration ends, the step is committed and every ``p.grad`` is the mean over the global batch.
     """
 
+    _company: None = None
+    _call: None = None
+    """In a step of CRAFT's own, calls to all workers are made between the steps only."""
+
     def __init__(self, training: Training, number: int) -> None:
         self._training = training
         self.number = number

@@ -366,6 +366,8 @@ class Training:
 
     def gather(self, call: str, data: bytes) -> list[bytes]:
         """Return everybody's bytes; between two steps only. ``call`` is how the script knows it."""
+        if self.current is not None and (call_in_body := self.current._call) is not None:
+            return call_in_body(call, data)
         if self.current is None or not self.current._done or self._ended_loop:
             raise ConfigError(
                 "job.evaluate, all_reduce, broadcast_object and barrier belong into the loop over job.steps, after the"

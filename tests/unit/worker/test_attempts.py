@@ -167,3 +167,29 @@ def test_microbatches_outside_of_the_body_are_an_error() -> None:
             next(iter(attempt.microbatches(net.parameters())))
         with attempt:
             pass
+
+
+def test_calls_to_all_workers_belong_between_the_loops_over_microbatches() -> None:
+    net = model()
+    job = job_of(net)
+    for attempt in job.attempts(microbatches=2, steps=1):
+        with attempt:
+            assert job.all_reduce(torch.ones(2)).tolist() == [1.0, 1.0]
+            assert job.broadcast_object({"a": 1}) == {"a": 1}
+            for _ in attempt.microbatches(net.parameters()):
+                with pytest.raises(ConfigError, match="outside of that loop"):
+                    job.barrier()
+            with pytest.raises(ConfigError, match="the rest after it"):
+                job.evaluate(dataset(4), lambda batch: {"n": 1.0}, batch_size=2)
+        assert job.evaluate(dataset(4), lambda batch: {"n": 1.0}, batch_size=2) == {"n": 1.0}
+
+
+def test_a_loop_that_is_left_by_a_break_ends_with_the_script() -> None:
+    job = job_of(model())
+    for attempt in job.attempts(microbatches=1):
+        with attempt:
+            pass
+        if attempt.step == 2:
+            break
+    job.finish()
+    assert job.step == 3
