@@ -86,7 +86,7 @@ def draw_poster(result: dict[str, Any], figures: dict[str, Any], path: Path) -> 
     axes.set_title(
         f"A fault of one of {workers} workers: how long the training stands still (bars: medians; dots: single faults)"
         f"\ncheckpoint-restart: a save every {limits['save_every']} steps, and {limits['group_timeout_s']} s until it"
-        " takes a hang for one",
+        " takes a hang for one (and torchrun 30 s more)",
         loc="left", fontsize=10,
     )  # fmt: skip
     axes.legend(loc="upper right", frameon=False)

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.commits import Commit, step_time
 from bench.conduct import conduct
 from bench.jobs import BENCH, Job, JobFailed, Member
-from bench.poster_jobs import GROUP_TIMEOUT_S, SAVE_EVERY, SHUTDOWN_TIMEOUT_S, SYSTEMS, TUNED_MS, Size, replace_lost
+from bench.poster_jobs import GROUP_TIMEOUT_S, SAVE_EVERY, SYSTEMS, TUNED_MS, Size, replace_lost
 from bench.recovery import wait_until
 
 FAULTS = {"SIGKILL": signal.SIGKILL, "hang": signal.SIGSTOP}
@@ -143,10 +143,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 failed.append({"system": system, "error": str(error)})
                 print(f"{system}: FAILED, {error}", flush=True)
         print(f"round {turn + 1} is over after {time.time() - began:.0f} s", flush=True)
-    limits = {
-        "tuned_ms": TUNED_MS, "save_every": SAVE_EVERY, "group_timeout_s": GROUP_TIMEOUT_S,
-        "shutdown_timeout_s": SHUTDOWN_TIMEOUT_S,
-    }  # fmt: skip
+    limits = {"tuned_ms": TUNED_MS, "save_every": SAVE_EVERY, "group_timeout_s": GROUP_TIMEOUT_S}
     return {"trials": trials, "failed": failed, "limits": limits}
 
 

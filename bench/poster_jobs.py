@@ -20,8 +20,6 @@ from craft.wire.client import Client
 TUNED_MS = 500
 SAVE_EVERY = 50
 GROUP_TIMEOUT_S = 10
-SHUTDOWN_TIMEOUT_S = 5
-"""torchrun: how long it waits for its workers to end by SIGTERM, which a stopped one does not."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,6 @@ class Torchrun(Job):
     def __init__(self, folder: Path, size: Size) -> None:
         super().__init__(folder)
         launch = ["--standalone", "--nproc-per-node", str(size.workers), "--max-restarts", "1000"]
-        launch += ["--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)]
         script = ["--samples", str(size.batch), "--every", str(SAVE_EVERY), "--commits", str(folder)]
         script += ["--group-timeout-s", str(GROUP_TIMEOUT_S)]
         self.start([BIN / "torchrun", *launch, BENCH / "poster_torchrun.py", *script], "torchrun.log")

@@ -60,8 +60,8 @@ def _title(workers: int, limits: dict[str, Any]) -> str:
     return (
         f"From a fault of one of {workers} workers to the next step past what was reached (ms). A hang is SIGSTOP.\n"
         f"checkpoint-restart: a save every {limits['save_every']} steps. It finds a hang by a limit of"
-        f" {limits['group_timeout_s']} s on collectives (torch's default: 30 min),\nand torchrun waits"
-        f" {limits['shutdown_timeout_s']} s for the hung worker to end (default: 30 s). torchft tuned: {limits['tuned_ms']} ms"
+        f" {limits['group_timeout_s']} s on collectives (torch's default: 30 min);\ntorchrun then waits 30 s for the stopped"
+        f" worker to end by SIGTERM. torchft tuned: {limits['tuned_ms']} ms"
         " for heartbeats and collectives.\nCRAFT: all defaults; a stopped worker is lost after 0.5 s."
     )
 

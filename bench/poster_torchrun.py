@@ -13,6 +13,7 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed
@@ -21,6 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.models import Samples, backward, build_model, build_optimizer, endless_batches, update
+
+# The names that torch does not export by type.
+dist: Any = torch.distributed
 
 
 def main() -> None:
@@ -32,10 +36,14 @@ def main() -> None:
     args = parser.parse_args()
 
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
-    # Of its own, for the limit: workers may take longer than that to start.
-    group = torch.distributed.new_group(timeout=timedelta(seconds=args.group_timeout_s))
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    generation = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1
+    # A prefix for every start: torchrun's store still has the addresses of the workers before, where nobody listens now.
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    place = {"store": dist.PrefixStore(f"start{generation}", store), "rank": rank, "world_size": world_size}
+    dist.init_process_group("gloo", **place)
+    # Of its own, for the limit: workers may take longer than that to start.
+    group = dist.new_group(timeout=timedelta(seconds=args.group_timeout_s))
     (args.commits / f"{rank}.pid").write_text(str(os.getpid()))
     inner = build_model()
     optimizer = build_optimizer(inner)
@@ -46,7 +54,6 @@ def main() -> None:
         optimizer.load_state_dict(state["optimizer"])
         step = state["step"]
     model = DistributedDataParallel(inner, process_group=group)
-    generation = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1
     with (args.commits / f"{rank}.jsonl").open("a", buffering=1) as commits:
         for batch in endless_batches(Samples(), args.samples, rank, world_size):
             optimizer.zero_grad()
