@@ -132,11 +132,12 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     rounds = -(-args.trials // args.faults_per_job)
     began = time.time()
     for turn in range(rounds + MORE_ROUNDS):
-        for system in args.systems:
-            plan = planned(args, system, trials)
+        plans = {system: plan for system in args.systems if (plan := planned(args, system, trials))}
+        if not plans:
+            break
+        for system, plan in plans.items():
+            # The same victims and moments for all.
             chance = random.Random(f"{args.seed} {turn}")
-            if not plan:
-                continue
             try:
                 run_job(system, size, plan, folder / f"{turn}-{system}", chance, trials)
             except JobFailed as error:
