@@ -6,7 +6,7 @@ TORCH := 2.13.0
 # What tests of several hosts and of alerts need beside Python, as command:package of Debian.
 PACKAGES := ip:iproute2 tc:iproute2 nft:nftables nsenter:util-linux prometheus:prometheus prometheus-alertmanager:prometheus-alertmanager
 
-.PHONY: setup packages demo check test test-long pairs bench clean
+.PHONY: setup packages demo check test test-long pairs bench poster clean
 
 setup: $(VENV)/.ready
 
@@ -58,6 +58,11 @@ bench: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	# All run, whatever the first ones find; a missed bar in any shows in the exit code.
 	status=0; for each in recovery overhead healing transfer checkpoints control alerts techniques stragglers lightning_overhead; do $(BIN)/python bench/$$each.py || status=1; done; exit $$status
+
+# Six systems, two faults, 20 times each: about 45 minutes on a machine that does nothing else.
+poster: setup
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	$(BIN)/python bench/poster.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

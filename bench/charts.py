@@ -1,4 +1,4 @@
-"""Draws the two charts. Called by ``report.py`` with the raw result and the figures it derived from it."""
+"""Draws the charts. Called by ``report.py`` with the raw result and the figures it derived from it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 LABELS = {
+    "checkpoint-restart": "checkpoint-restart\n(torchrun)",
+    "torchft-under-craft": "torchft\nunder CRAFT",
+    "craft-lightning": "CRAFT\nwith Lightning",
     "craft": "CRAFT",
     "ddp": "DDP again",
     "torchft": "torchft\n(README settings)",
     "torchft-tuned": "torchft tuned\n(500 ms limits)",
 }
 COLORS = {"craft": "#1f6f8b", "ddp": "#888888", "torchft": "#b0563a", "torchft-tuned": "#d9a05b"}
+FAULT_COLORS = {"SIGKILL": "#1f6f8b", "hang": "#d9a05b"}
 BAR_COLOR = "#555555"
 
 
@@ -55,6 +59,37 @@ def draw_recovery(result: dict[str, Any], figures: dict[str, Any], path: Path) -
     axes.set_title(
         f"SIGKILL to the survivors' next commit ({settings['workers']} workers; dots: single kills)", loc="left"
     )
+    _clean(axes)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def draw_poster(result: dict[str, Any], figures: dict[str, Any], path: Path) -> None:
+    """Two bars for each system, one per fault, on a log scale, with every trial as a dot."""
+    figure, axes = plt.subplots(figsize=(10, 5), layout="constrained")
+    scatter = random.Random(0)
+    for place, faults in enumerate(figures.values()):
+        for shift, (fault, found) in zip((-0.2, 0.2), faults.items(), strict=False):
+            times, median = [1e3 * each for each in found["recovery_s"]], 1e3 * found["median_s"]
+            label = f"{fault} of one worker" if place == 0 and fault == "SIGKILL" else "a hang (SIGSTOP)"
+            axes.bar(place + shift, median, width=0.36, color=FAULT_COLORS[fault], label=label if place == 0 else None)
+            spots = [place + shift + scatter.uniform(-0.12, 0.12) for _ in times]
+            axes.scatter(spots, times, s=7, color="black", alpha=0.5, zorder=3)
+            text = f"{median / 1e3:.1f} s" if median >= 1000 else f"{median:.0f} ms"
+            above = (place + shift, max(times))
+            axes.annotate(text, above, (0, 5), textcoords="offset points", ha="center", weight="bold", fontsize=9)
+    axes.set_yscale("log")
+    axes.set_ylim(10, 100_000)
+    axes.set_xticks(range(len(figures)), [LABELS[system] for system in figures])
+    axes.set_ylabel("ms until the next step past what was reached, log scale")
+    limits, workers = result["limits"], result["settings"]["workers"]
+    axes.set_title(
+        f"A fault of one of {workers} workers: how long the training stands still (bars: medians; dots: single faults)"
+        f"\ncheckpoint-restart: a save every {limits['save_every']} steps, and {limits['group_timeout_s']} s until it"
+        " takes a hang for one (and torchrun 30 s more)",
+        loc="left", fontsize=10,
+    )  # fmt: skip
+    axes.legend(loc="upper right", frameon=False)
     _clean(axes)
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -159,10 +159,14 @@ class CraftJob(Job):
         self, folder: Path, script: str, args: Sequence[str], workers: int, options: Sequence[str] = ()
     ) -> None:
         super().__init__(folder)
+        self.start_first()
         self._run = folder / "run"
         flags: list[str | Path] = ["--workers", str(workers), "--dir", self._run, *options]
         command: list[str | Path] = [BIN / "craft", "run", *flags, BENCH / script, *args]
         self.start(command, "craft.log")
+
+    def start_first(self) -> None:
+        """Start what the job itself needs; nothing, here."""
 
     @property
     def address(self) -> str:

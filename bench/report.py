@@ -25,6 +25,7 @@ from bench.checkpoints_report import summarize_checkpoints
 from bench.fuzz_report import summarize_fuzz
 from bench.healing_report import summarize_healing
 from bench.lightning_report import summarize_lightning
+from bench.poster_report import summarize_poster
 from bench.stats import Estimate, paired_ratio, ratio_of_means, ratio_of_medians, trimmed_ratio
 from bench.stragglers_report import summarize_stragglers
 from bench.techniques_report import summarize_techniques
@@ -230,7 +231,7 @@ def _failure_checks(result: dict[str, Any]) -> list[Check]:
     """A job of CRAFT that did not come through weighs more than any figure; one of torchft is only told."""
     systems = [failure["system"] for failure in result["failed"]]
     told = ", ".join(f"{system} {systems.count(system)}" for system in sorted(set(systems))) or "none"
-    return [Check("jobs that failed", told, "none of CRAFT", "craft" not in systems)]
+    return [Check("jobs that failed", told, "none of CRAFT", not any("craft" in system for system in systems))]
 
 
 def _interval(ratio: Estimate) -> str:
@@ -267,6 +268,7 @@ def finish(result: dict[str, Any], out: Path) -> int:
         "techniques": summarize_techniques,
         "stragglers": summarize_stragglers,
         "lightning_overhead": summarize_lightning,
+        "poster": summarize_poster,
     }
     summary = summarize[name](result)
     summary = replace(summary, checks=(*summary.checks, *_failure_checks(result)))
@@ -287,9 +289,9 @@ def finish(result: dict[str, Any], out: Path) -> int:
     )
     (out / f"{name}.txt").write_text(text + "\n")
     # Only now: what draws need not be there for those without a chart.
-    from bench.charts import draw_overhead, draw_recovery
+    from bench.charts import draw_overhead, draw_poster, draw_recovery
 
-    draw = {"recovery": draw_recovery, "overhead": draw_overhead}.get(name)
+    draw = {"recovery": draw_recovery, "overhead": draw_overhead, "poster": draw_poster}.get(name)
     if draw is not None:
         draw(result, summary.figures, out / f"{name}.png")
     print(text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -83,7 +84,8 @@ def train(replica: Replica, next_batch: Callable[[], Any], record: Callable[[int
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--rank", type=int, default=int(os.environ.get("RANK", "0")), help="default: RANK")
+    parser.add_argument("--under-craft", action="store_true", help="as a guest of the CRAFT job that this worker is in")
     parser.add_argument("--workers", type=int, required=True)
     parser.add_argument("--lighthouse", required=True, help="address of torchft_lighthouse")
     parser.add_argument("--samples", type=int, required=True, help="samples of one worker's batch")
@@ -98,8 +100,13 @@ def main() -> None:
     batches = endless_batches(Samples(), args.samples, args.rank, args.workers)
     replica = join_torchft(args.rank, args.lighthouse, args.group_timeout_ms, args.ballast_mb)
     generation, world_size = 0, 0
+    name = str(args.rank)
+    if args.under_craft:
+        from craft.adapters.torchft import attend
 
-    with (args.commits / f"{args.rank}.jsonl").open("a", buffering=1) as commits:
+        name = attend(replica.manager, lighthouse=args.lighthouse).worker_id
+
+    with (args.commits / f"{name}.jsonl").open("a", buffering=1) as commits:
 
         def record(step: int, participants: int) -> None:
             nonlocal generation, world_size
