@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,14 @@ def ends(result: Result) -> dict[str, dict[str, Any]]:
         if last:
             found[log.parent.name] = json.loads(last[-1])
     return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported_once() -> Iterator[None]:
+    """As one would who wants others in the place of lost workers soon."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CRAFT_PRELOAD", "transformers.trainer, transformers.models.gpt2.modeling_gpt2")
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import selectors
 import signal
@@ -184,8 +185,16 @@ def _kill_group(pid: int) -> None:
         return
 
 
+def _preload(module: str) -> None:
+    """Import what scripts are going to. One that cannot be imported is told of: the script may do without, or say more."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # noqa: BLE001  (another package's code: what it raises is told)
+        print(f"craft: --preload {module}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+
+
 def main() -> None:
-    """Entry of the process; its arguments are the socket's file descriptor and the agent's process id."""
+    """Entry of the process; its arguments: the socket's file descriptor, the agent's process id, modules to import besides."""
     fd, agent_pid = int(sys.argv[1]), int(sys.argv[2])
     kernel.end_with_parent(agent_pid)
     kernel.adopt_orphans()
@@ -196,6 +205,8 @@ def main() -> None:
     import craft.worker.job
     import craft.worker.run  # noqa: F401
 
+    for module in sys.argv[3:]:
+        _preload(module)
     torch.set_num_threads(torch.get_num_threads())
     # What is imported stays for good. Not looked through again, it does not keep workers from finding their own garbage,
     # and stays shared between them.

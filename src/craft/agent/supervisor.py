@@ -204,6 +204,7 @@ class Supervisor:
         # In a session of its own: Ctrl-C is the agent's business, also while the fork server imports torch.
         self._fork_server = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "craft.agent.forkserver", str(theirs.fileno()), str(os.getpid()),
+            *filter(None, map(str.strip, self._settings.preload.split(","))),
             pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL, env=environment, start_new_session=True,
         )  # fmt: skip
         theirs.close()

@@ -44,6 +44,9 @@ class _Resume(click.Command):
 )
 @click.option("--threads", type=int, help="Threads of each worker; bits depend on it.  [default: OMP_NUM_THREADS or 1]")
 @click.option(
+    "--preload", metavar="MODULES", help="Modules to import once for all workers, such as transformers.trainer."
+)
+@click.option(
     "--dir",
     "run_dir",
     type=click.Path(path_type=Path, file_okay=False),

@@ -68,6 +68,10 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     threads: Annotated[
         int, says("OMP_NUM_THREADS of every worker: part of the job's identity, since bits depend on it.")
     ] = 1
+    preload: Annotated[
+        str,
+        says("Modules, separated by commas, that are imported once, before workers are forked: not by each of them."),
+    ] = ""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535), says("Port of the lighthouse; 0 picks a free one.")] = 0
     lighthouse: Annotated[str | None, says("URL of a running lighthouse; by default one is started.")] = None
     token_file: Annotated[
