@@ -247,8 +247,7 @@ class Supervisor:
         self._crew.ended(
             message,
             commits=report is not None and report.step > 0,
-            # Whoever ended by itself had its reasons: it finished, or left as it was told.
-            replace=not (message.exit_code == 0 or self._over.done()),
+            replace=self._replaces(message),
         )
         self.relay.ended(
             Exited(
@@ -258,6 +257,10 @@ class Supervisor:
                 time=message.time,
             )
         )
+
+    def _replaces(self, message: Ended) -> bool:
+        # Whoever ended by itself had its reasons: it finished, or left as it was told.
+        return not (message.exit_code == 0 or self._over.done())
 
     def _directed(self, directive: Directive) -> None:
         for worker_id in directive.fenced:
