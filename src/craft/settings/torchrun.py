@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,6 +27,31 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     local_world_size: int
     restarts: int
     """How often torchrun has started its workers anew."""
+
+
+class LighthousePlace(msgspec.Struct, frozen=True, kw_only=True):
+    """The lighthouse that the environment names, and what this host is called there."""
+
+    url: str
+    token_file: Path
+    tls_ca: Path | None
+    host: str
+
+
+def lighthouse() -> LighthousePlace:
+    """The lighthouse of the job that a torchrun is to start workers for; ConfigError if none is named."""
+    around = os.environ
+    for name, what in ((_LIGHTHOUSE, "the URL of a running lighthouse"), (_TOKEN_FILE, "the file with its token")):
+        if name not in around:
+            raise ConfigError(
+                f"{name} is not set: it names {what} ('craft lighthouse --workers N --dir DIR' starts one)"
+            )
+    return LighthousePlace(
+        url=around[_LIGHTHOUSE],
+        token_file=Path(around[_TOKEN_FILE]),
+        tls_ca=Path(around["CRAFT_TLS_CA"]) if "CRAFT_TLS_CA" in around else None,
+        host=around.get("CRAFT_HOST") or socket.gethostname(),
+    )
 
 
 def launched() -> Launched | None:
