@@ -30,7 +30,8 @@ from craft.settings.rundir import RunDir
 
 logger = logging.getLogger(__name__)
 
-_MAX_REQUEST_BYTES = 4096
+_BY_ITSELF_S = 10.0
+"""So long a worker whose script has failed, or whose job is over, has to end by itself."""
 _STATUS_FIELD = 49
 """Of ``/proc/PID/stat``, counted from the state: what ``wait`` would return."""
 
@@ -104,6 +105,20 @@ class Adopter(Supervisor):
 
     def _replaces(self, message: Ended) -> bool:
         return False
+
+    def _end_fenced(self, worker_id: str) -> None:
+        """One that fails is about to end by itself, and torchrun is to see how."""
+        assert self.relay is not None
+        report = self.relay.reports().get(worker_id)
+        end = functools.partial(super()._end_fenced, worker_id)
+        if report is not None and report.failed is not None:
+            asyncio.get_running_loop().call_later(_BY_ITSELF_S, end)
+        else:
+            end()
+
+    async def _see_out(self, outcome: Outcome) -> Outcome:
+        await self._crew.wait(_BY_ITSELF_S)
+        return await super()._see_out(outcome)
 
     def _torchrun_ended(self) -> None:
         self._torchrun_lives = False

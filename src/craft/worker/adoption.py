@@ -9,16 +9,20 @@ from __future__ import annotations
 import atexit
 import fcntl
 import hashlib
+import logging
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 import msgspec
 
+from craft.groups.gloo import THREADS
 from craft.protocol.adoption import Adopt, Adopted
 from craft.protocol.errors import ConfigError, Unreachable
 from craft.settings import torchrun
@@ -31,6 +35,7 @@ _AGENT = "craft.agent.adopting"
 """Above this room: named here, and run as a process."""
 _START_S = 120.0
 _AGAIN_S = 0.02
+_LAST_S = 3.0
 _MAX_ANSWER_BYTES = 1 << 20
 
 
@@ -114,21 +119,40 @@ def _ask(line: socket.socket, launched: Launched) -> Adopted:
         raise Unreachable(f"the agent of this host's workers ended: see {launched.run_dir / 'agent.log'}") from error
 
 
-def tell_the_end() -> None:
-    """The script is not CRAFT's to run: say how it ends, where its interpreter does."""
-    from craft.worker import join, run
+class Ending:
+    """How the script ends, which is not CRAFT's to run: told where its interpreter says so."""
 
-    worker_id = WorkerSettings.from_environment().worker_id
-    hook = sys.excepthook
+    def __init__(self) -> None:
+        self._code: object = 0
+        self._hook, self._exit = sys.excepthook, sys.exit
+        sys.excepthook, sys.exit = self._failed, self._exits
+        atexit.register(self._over)
 
-    def failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        hook(kind, error, trace)
-        run.tell(join.connect(), error, worker_id)
+    def _failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        from craft.worker import join, run
 
-    sys.excepthook = failed
+        self._code = 1
+        self._hook(kind, error, trace)
+        run.tell(join.connect(), error, WorkerSettings.from_environment().worker_id)
 
-    @atexit.register
-    def ended() -> None:
+    def _exits(self, code: object = None) -> NoReturn:
+        self._code = code
+        raise SystemExit(code)
+
+    def _over(self) -> None:
+        from craft.worker import join
+
         channel = join.connect()
         if channel is not None:
             channel.flush()
+        # A thread that comes out of a group while the interpreter is taken down would end the process with SIGABRT.
+        deadline = time.monotonic() + _LAST_S
+        groups = [thread for thread in threading.enumerate() if thread.name.startswith(THREADS)]
+        for thread in groups:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in groups):
+            # One that hangs, left behind with its group. What else would be done at exit is left out.
+            logging.shutdown()
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(self._code if isinstance(self._code, int) else int(self._code is not None))

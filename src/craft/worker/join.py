@@ -56,7 +56,7 @@ def connect() -> Channel | None:
         # What is done for those who are forked before their script begins.
         stacks.register(RunDir(settings.run_dir).stacks(settings.worker_id) if settings.run_dir is not None else None)
         set_aside()
-        adoption.tell_the_end()
+        adoption.Ending()
     return _channel
 
 
