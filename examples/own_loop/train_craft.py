@@ -26,7 +26,7 @@ job.replicate(discriminator)
 job.register(update_g=update_g, update_d=update_d)
 job.register_state(save=lambda: dict(balance), load=balance.update)
 
-for attempt in job.attempts(loader, microbatches=8, steps=200, seed=0):
+for attempt in job.attempts(loader, microbatches=8, steps=100, seed=0):
     with attempt:
         for (real,) in attempt.microbatches(discriminator.parameters()):
             fake = generator(torch.randn(len(real), 8)).detach()
@@ -45,5 +45,5 @@ for attempt in job.attempts(loader, microbatches=8, steps=200, seed=0):
 
         means = attempt.metrics
         balance["lead"] = 0.9 * balance["lead"] + 0.1 * (means["loss_g"] - means["loss_d"])
-    if attempt.committed and job.step % 50 == 0 and job.is_leader:
+    if attempt.committed and job.step % 25 == 0 and job.is_leader:
         print(f"step {job.step} discriminator {means['loss_d']:.4f} generator {means['loss_g']:.4f}")

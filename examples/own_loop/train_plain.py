@@ -16,7 +16,7 @@ update_d = torch.optim.Adam(discriminator.parameters(), lr=1e-3, betas=(0.5, 0.9
 balance = {"lead": 0.0}  # how far the discriminator is ahead; what it learns from, it learns more slowly then
 
 step = 0
-while step < 200:
+while step < 100:
     for (real,) in loader:
         update_d.zero_grad()
         fake = generator(torch.randn(len(real), 8)).detach()
@@ -33,7 +33,7 @@ while step < 200:
 
         balance["lead"] = 0.9 * balance["lead"] + 0.1 * (loss_g.item() - loss_d.item())
         step += 1
-        if step % 50 == 0:
+        if step % 25 == 0:
             print(f"step {step} discriminator {loss_d.item():.4f} generator {loss_g.item():.4f}")
-        if step == 200:
+        if step == 100:
             break

@@ -121,6 +121,16 @@ class Crew:
             log=str(self._run_dir.log(worker_id)),
         )
 
+    def adopt(self, place: int, pid: int, *, late: bool) -> tuple[str, dict[str, str]]:
+        """Take on a process that somebody else started; returns its id, and what it is to know."""
+        request = self._request(place, late=late)
+        self._places[request.worker_id] = place
+        self.all_ended.clear()
+        self.forked(request.worker_id, pid)
+        return request.worker_id, {
+            name: text for name, text in request.environment.items() if name.startswith("CRAFT_")
+        }
+
     def _activity(self, worker_id: str) -> Path:
         return self._sockets / f"{worker_id}.activity"
 

@@ -248,8 +248,7 @@ class Supervisor:
         self._crew.ended(
             message,
             commits=report is not None and report.step > 0,
-            # Whoever ended by itself had its reasons: it finished, or left as it was told.
-            replace=not (message.exit_code == 0 or self._over.done()),
+            replace=self._replaces(message),
         )
         self.relay.ended(
             Exited(
@@ -260,15 +259,22 @@ class Supervisor:
             )
         )
 
+    def _replaces(self, message: Ended) -> bool:
+        # Whoever ended by itself had its reasons: it finished, or left as it was told.
+        return not (message.exit_code == 0 or self._over.done())
+
     def _directed(self, directive: Directive) -> None:
         for worker_id in directive.fenced:
-            self._looks.then(worker_id, functools.partial(self._crew.signal, worker_id, signal.SIGKILL))
+            self._looks.then(worker_id, functools.partial(self._end_fenced, worker_id))
         self._injections.take(directive.injections)
         self._crew.directed(directive)
         if directive.stopping or directive.winding_down is not None or directive.preempting is not None:
             self._crew.close()
         if directive.stopping:
             self._finish(Outcome(exit_code=directive.exit_code, reason=directive.reason, traceback=directive.traceback))
+
+    def _end_fenced(self, worker_id: str) -> None:
+        self._crew.signal(worker_id, signal.SIGKILL)
 
     async def _tick(self) -> None:
         assert self.relay is not None

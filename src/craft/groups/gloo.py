@@ -28,6 +28,9 @@ _device_lock = threading.Lock()
 # Gloo itself tells of a connection that ended within milliseconds, unless the end came in the middle of a message.
 _HALF_DONE_S = 1.0
 
+THREADS = "craft-group"
+"""So begin the names of threads that wait in Gloo: one that comes out of it while Python is taken down ends the process."""
+
 _Answer: TypeAlias = "queue.SimpleQueue[GroupError | None]"
 
 
@@ -66,8 +69,8 @@ class GlooGroup:
         found = sockets.connections(port, others)
         with self._lock:
             self._connections = found
-        for loop in (self._wait_loop, self._watch_loop):
-            threading.Thread(target=loop, name=f"craft-group-{self.generation}", daemon=True).start()
+        for loop, name in ((self._wait_loop, THREADS), (self._watch_loop, "craft-watch")):
+            threading.Thread(target=loop, name=f"{name}-{self.generation}", daemon=True).start()
         if self._aborted.is_set():
             self.abort()
 

@@ -16,10 +16,12 @@ from craft.protocol.debug import Stacks
 from craft.protocol.errors import ConfigError
 from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import Broken, Directive, WorkerReport
+from craft.settings import torchrun
+from craft.settings.rundir import RunDir
 from craft.settings.worker import WorkerSettings
 from craft.snapshots.donor import Donor
 from craft.snapshots.reserve import Reserve
-from craft.worker import collectives, stacks
+from craft.worker import adoption, collectives, stacks
 from craft.worker.activity import Activity
 from craft.worker.channel import Channel
 from craft.worker.guest import Abort, Guest
@@ -41,6 +43,7 @@ _reserve: Reserve | None = None
 def connect() -> Channel | None:
     """Open the channel to the agent; once per process. None outside of ``craft run``."""
     global _channel
+    adopted = _channel is None and adoption.seek_agent()
     settings = WorkerSettings.from_environment()
     if _channel is None and settings.socket is not None:
         report = WorkerReport(member=_member(settings), pid=os.getpid())
@@ -49,6 +52,11 @@ def connect() -> Channel | None:
         _channel.stacks = lambda look: Stacks(
             number=look.number, worker_id=settings.worker_id, text=stacks.of_all_threads()[-stacks.MAX_CHARS :]
         )
+    if adopted:
+        # What is done for those who are forked before their script begins.
+        stacks.register(RunDir(settings.run_dir).stacks(settings.worker_id) if settings.run_dir is not None else None)
+        set_aside()
+        adoption.Ending()
     return _channel
 
 
@@ -83,8 +91,9 @@ def join() -> Job:
         return _job
     if _guest is not None:
         raise ConfigError("craft.join() after craft.attend(): a loop is either CRAFT's or not")
-    settings = WorkerSettings.from_environment()
+    torchrun.check_alone()
     channel = connect()
+    settings = WorkerSettings.from_environment()
 
     def broke(generation: int, detail: str, unreachable: tuple[str, ...]) -> None:
         if channel is not None:

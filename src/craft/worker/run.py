@@ -53,7 +53,6 @@ def run_script(script: str, arguments: Sequence[str], *, as_module: bool, worker
             # As any exception: a fault where one worker raises it, a bug where the next one does, too.
             _report(channel, error, worker_id)
     except (BitsDiffer, StateLost):
-        # Every worker raises it at the same step, and has said so already.
         code = 1
         traceback.print_exc()
     except BaseException as error:  # noqa: BLE001  (the edge of a process: it is reported, and decides the exit code)
@@ -91,7 +90,13 @@ def _story(error: BaseException) -> str:
 
 def _report(channel: Channel | None, error: BaseException, worker_id: str) -> None:
     print(_story(error), file=sys.stderr, end="")
-    if channel is None:
+    tell(channel, error, worker_id)
+
+
+def tell(channel: Channel | None, error: BaseException, worker_id: str) -> None:
+    """Tell the agent by which exception the script ends."""
+    # Every worker raises these at the same step, and has said so already.
+    if channel is None or isinstance(error, BitsDiffer | StateLost):
         return
     job = join.joined()
     guest = join.attending()

@@ -1,0 +1,176 @@
+"""The agent of workers that torchrun started: it adopts them, and starts nobody. Run as a process by the first of them.
+
+Its life: from the first worker to the end of torchrun and of all its workers, or of the job. It sees them die by their
+pidfds, and reads how from what the kernel keeps until torchrun has looked. Who comes in the place of a lost worker is
+torchrun's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import functools
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from craft.agent.forkserver import Ended
+from craft.agent.supervisor import Outcome, Supervisor
+from craft.protocol.adoption import Adopt, Adopted
+from craft.protocol.errors import CraftError
+from craft.settings.run import RunSettings, resolve, write_effective
+from craft.settings.rundir import RunDir
+
+logger = logging.getLogger(__name__)
+
+_BY_ITSELF_S = 10.0
+"""So long a worker whose script has failed, or whose job is over, has to end by itself."""
+_STATUS_FIELD = 49
+"""Of ``/proc/PID/stat``, counted from the state: what ``wait`` would return."""
+
+
+class Adopter(Supervisor):
+    """A supervisor without a fork server."""
+
+    def __init__(self, settings: RunSettings, run_dir: RunDir, folder: Path, torchrun_pid: int) -> None:
+        super().__init__(settings, run_dir, lambda _: None)
+        self._folder = folder
+        self._torchrun_pid = torchrun_pid
+        self._torchrun_lives = True
+        self._pids: dict[str, int] = {}
+
+    async def _serve_forks(self) -> None:
+        """Take on whoever asks, until the job is over."""
+        self._follow(self._torchrun_pid, self._torchrun_ended)
+        server = await asyncio.start_unix_server(self._adopt, path=str(self._folder / "adopt"))
+        async with server:
+            await asyncio.shield(self._over)
+
+    async def _start_workers(self) -> None:
+        """They come by themselves."""
+
+    async def _adopt(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            request = msgspec.json.decode(await reader.readline(), type=Adopt)
+            writer.write(msgspec.json.encode(self._answer(request)) + b"\n")
+            await writer.drain()
+        except (OSError, ValueError, msgspec.DecodeError) as error:
+            logger.warning("a process that wanted to be a worker is none: %s", error)
+        finally:
+            writer.close()
+
+    def _answer(self, request: Adopt) -> Adopted:
+        if self._over.done():
+            outcome = self._over.result()
+            return Adopted(reason=f"the job is over: {outcome.reason}", exit_code=outcome.exit_code)
+        worker_id, environment = self._crew.adopt(request.local_rank, request.pid, late=self._has_begun())
+        self._pids[worker_id] = request.pid
+        self._follow(request.pid, functools.partial(self._worker_ended, worker_id))
+        return Adopted(environment=environment)
+
+    def _has_begun(self) -> bool:
+        """Whether the job is on its way: whoever comes now is nobody that the others wait for."""
+        directive = self.relay.directive if self.relay is not None else None
+        if directive is not None:
+            return directive.generation is not None
+        return bool(self._found.get("generation"))
+
+    def _follow(self, pid: int, ended: Callable[[], None]) -> None:
+        """Have ``ended`` called when a process, which is not ours to wait for, is no more."""
+        loop = asyncio.get_running_loop()
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            loop.call_soon(ended)
+            return
+
+        def over() -> None:
+            loop.remove_reader(fd)
+            os.close(fd)
+            ended()
+
+        loop.add_reader(fd, over)
+
+    def _worker_ended(self, worker_id: str) -> None:
+        exit_code, signal = _how(self._pids.pop(worker_id))
+        self._ended(Ended(worker_id=worker_id, exit_code=exit_code, signal=signal, time=time.time()))
+        self._look_for_the_end()
+
+    def _replaces(self, message: Ended) -> bool:
+        return False
+
+    def _end_fenced(self, worker_id: str) -> None:
+        """One that fails is about to end by itself, and torchrun is to see how."""
+        assert self.relay is not None
+        report = self.relay.reports().get(worker_id)
+        end = functools.partial(super()._end_fenced, worker_id)
+        if report is not None and report.failed is not None:
+            asyncio.get_running_loop().call_later(_BY_ITSELF_S, end)
+        else:
+            end()
+
+    async def _see_out(self, outcome: Outcome) -> Outcome:
+        await self._crew.wait(_BY_ITSELF_S)
+        return await super()._see_out(outcome)
+
+    def _torchrun_ended(self) -> None:
+        self._torchrun_lives = False
+        self._exhausted("torchrun has ended")
+        self._look_for_the_end()
+
+    def _look_for_the_end(self) -> None:
+        if not self._torchrun_lives and not self._crew.living:
+            self._finish(Outcome(exit_code=0, reason="torchrun has ended, and its workers"))
+
+
+def _how(pid: int) -> tuple[int | None, int | None]:
+    """(exit code, signal) of a process that has ended; (None, None) if whoever started it was faster to look."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None, None
+    fields = stat[stat.rfind(b")") + 2 :].split()
+    if fields[0] != b"Z":
+        # Another process has got its number.
+        return None, None
+    status = int(fields[_STATUS_FIELD])
+    if os.WIFSIGNALED(status):
+        return None, os.WTERMSIG(status)
+    return os.WEXITSTATUS(status), None
+
+
+async def _run(settings: RunSettings, run_dir: RunDir, folder: Path, torchrun_pid: int) -> Outcome:
+    return await Adopter(settings, run_dir, folder, torchrun_pid).run()
+
+
+def main() -> int:
+    """Entry of the process: where it is met, torchrun's process id, the run directory, workers of this host."""
+    folder, torchrun_pid, run_dir, workers = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    # As long as this is locked, whoever tidies up lets the folder be.
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.suppress(FileNotFoundError):
+        (folder / "adopt").unlink()
+    try:
+        resolved = resolve({"script": "torchrun", "as_module": True, "workers": workers}, None)
+        write_effective(RunDir(run_dir).config, resolved)
+        outcome = asyncio.run(_run(resolved.settings, RunDir(run_dir), folder, torchrun_pid))
+    except CraftError as error:
+        print(f"craft: {error}", file=sys.stderr)
+        return 2
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    logger.info("ends: %s", outcome.reason)
+    return outcome.exit_code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
