@@ -81,6 +81,7 @@ def test_a_job_has_exactly_these_attributes() -> None:
 def test_a_guest_has_exactly_these_attributes() -> None:
     assert public_names(craft.Guest) == [
         "await_slot",
+        "begin_again",
         "direct",
         "exchange_began",
         "exchange_ended",
@@ -92,6 +93,7 @@ def test_a_guest_has_exactly_these_attributes() -> None:
         "on_change",
         "paused",
         "place",
+        "saved",
         "step",
         "tell",
         "variables",

@@ -21,7 +21,7 @@ import msgspec
 
 from craft.protocol.activity import Phase
 from craft.protocol.entries import Entered
-from craft.protocol.events import AnyNote, ConditionSeen
+from craft.protocol.events import AnyNote, CheckpointWritten, ConditionSeen
 from craft.protocol.membership import Generation
 from craft.protocol.messages import Directive
 from craft.settings.worker import WorkerSettings
@@ -84,6 +84,7 @@ class Guest:
         """The upcoming generation before which somebody is to leave."""
         self._over: str | None = None
         self._leaving: str | None = None
+        self._branch = 0
         self._goes_alone = False
         """Whether it leaves a job that goes on, or that makes room: to end is not to finish then."""
         self._aborts: list[Abort] = []
@@ -148,6 +149,18 @@ class Guest:
                 time=time.time(),
             )
         )
+
+    def saved(self, name: str, step: int, place: str, total_bytes: int = 0) -> None:
+        """A checkpoint of the framework's own is complete: from it the job begins again where it has to."""
+        written = CheckpointWritten(name=name, branch=self._branch, step=step, url=place, total_bytes=total_bytes)
+        self._note(written)
+
+    def begin_again(self) -> None:
+        """Nobody of this generation can go on: have the job begin again from what was saved last, in new processes.
+
+        Without a checkpoint, or where nobody is started in the place of others, the job ends and says so. Can be repeated.
+        """
+        self._report(state_gone=self.generation)
 
     def step(self, committed: int, **metrics: float) -> None:
         """So many steps are committed by now: progress for the watchdog, ``craft status`` and ``steps.jsonl``."""
@@ -256,6 +269,8 @@ class Guest:
         """Follow a directive; an old or repeated one changes nothing."""
         told = time.time()
         with self._change:
+            if directive.restoration is not None:
+                self._branch = directive.restoration.branch
             if directive.generation is not None:
                 self._follow(directive.generation, told)
             upcoming = directive.upcoming

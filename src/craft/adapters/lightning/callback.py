@@ -1,8 +1,8 @@
 """``CraftCallback(techniques=[...])``: techniques beside any strategy of Lightning's own, as far as those allow.
 
-There is no job here, and no lighthouse: a technique's hooks are called at the safe points of Lightning's step, and what they
-tell is answered by its policies in the same process. Of the actions, those can be done that a trainer can: take a checkpoint,
-and stop after one. What follows on one worker follows on all, at the same step.
+A technique's hooks are called at the safe points of Lightning's step, and what they tell is answered by its policies in the same
+process. Of the actions, those can be done that a trainer can: take a checkpoint, and stop after one. What follows on one worker
+follows on all, at the same step. Under ``craft run`` there is a lighthouse, too, and with it the active path (``active.py``).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from craft.adapters.lightning.active import Active, is_under_craft, newest
 from craft.adapters.lightning.watched import Finite
 from craft.decide.membership import JobState
 from craft.decide.technique import AnyTechnique, Hooks, Moment
@@ -46,8 +47,14 @@ class CraftCallback(_Callback):
         self._policies = [(each.name, policy) for each in self._foreign for policy in each.policies()]
         self._finite = next((Finite(each.settings) for each in self._techniques if isinstance(each, Divergence)), None)
         self._file = next((each.settings.file for each in self._techniques if isinstance(each, Preemption)), None)
+        self._active = Active(dirpath) if is_under_craft() else None
         self._wishes: dict[str, str] = {}
         """What is to be done at the end of this step, ``checkpoint`` or ``stop``, and why."""
+
+    @property
+    def newest(self) -> str | None:
+        """The newest checkpoint in ``dirpath``, for ``trainer.fit(ckpt_path=...)``; None if there is none."""
+        return newest(self._dirpath)
 
     @property
     def _foreign(self) -> list[AnyTechnique]:
@@ -81,15 +88,25 @@ class CraftCallback(_Callback):
                 self._hooks.remove((name, hooks))
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if self._active is not None:
+            self._active.begins()
         self._reach(trainer, "batch_start", microbatch=batch_idx % trainer.accumulate_grad_batches)
 
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        if self._active is not None:
+            self._active.exchanges(begins=True)
+
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        if self._active is not None:
+            self._active.exchanges(begins=False)
         self._reach(trainer, "after_backward")
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         self._reach(trainer, "before_commit")
         if self._finite is not None and (reason := self._finite.look(trainer.global_step, optimizer)) is not None:
             self._wishes["stop"] = reason
+        if self._active is not None:
+            self._active.updates()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.fit_loop._should_accumulate():
@@ -98,7 +115,23 @@ class CraftCallback(_Callback):
         self._reach(trainer, "after_commit", metrics=metrics)
         if self._file is not None and os.path.exists(self._file):
             self._wishes["stop"] = f"{self._file} is there"
+        if self._active is not None:
+            self._active.stepped(trainer)
+            if (reason := self._active.guest.leaving) is not None:
+                self._wishes["stop"] = reason
         self._fulfil(trainer)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        if self._active is not None:
+            self._active.evaluates(begins=True)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._active is not None:
+            self._active.evaluates(begins=False)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        if self._active is not None and self._active.is_lost(exception):
+            self._active.begin_again(trainer)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         for _, hooks in self._hooks:
@@ -128,16 +161,34 @@ class CraftCallback(_Callback):
 
     def _fulfil(self, trainer: Any) -> None:
         """Do on every worker what any of them wishes."""
-        strategy, wishes = trainer.strategy, self._wishes
-        self._wishes = {}
-        stop = strategy.reduce_boolean_decision("stop" in wishes, all=False)
-        if not stop and not strategy.reduce_boolean_decision(bool(wishes), all=False):
+        wishes, self._wishes = self._wishes, {}
+        stop, save = self._agreed(trainer, "stop" in wishes, bool(wishes))
+        if not save:
             return
         path = os.path.join(self._dirpath, f"step={trainer.global_step}.ckpt")
-        trainer.save_checkpoint(path)
+        trainer.save_checkpoint(f"{path}.part")
+        if trainer.is_global_zero:
+            self._listed(path, trainer.global_step)
         reason = "; ".join(wishes.values()) or "another worker wishes it"
         logger.warning("checkpoint %s%s: %s", path, ", and the end of the fit" if stop else "", reason)
         trainer.should_stop = trainer.should_stop or stop
+
+    def _agreed(self, trainer: Any, stop: bool, save: bool) -> tuple[bool, bool]:
+        """Whether any worker wants the fit to stop, or a checkpoint to be saved."""
+        agree = trainer.strategy.reduce_boolean_decision
+        if self._active is not None:
+            self._active.exchanges(begins=True)
+        stop = agree(stop, all=False)
+        save = stop or agree(save, all=False)
+        if self._active is not None:
+            self._active.exchanges(begins=False)
+        return stop, save
+
+    def _listed(self, path: str, step: int) -> None:
+        if self._active is not None:
+            self._active.listed(path, step)
+        else:
+            os.replace(f"{path}.part", path)
 
 
 class _Surroundings:
