@@ -29,7 +29,7 @@ class _Member(threading.Thread, Generic[T]):
         try:
             self.group = GlooGroup(self._generation, self._rank, "127.0.0.1", LIMIT_S)
             self.result = self._act(self.group)
-        except CraftError as error:
+        except (CraftError, AssertionError) as error:
             self.result = error
 
 
