@@ -23,7 +23,7 @@ import torch
 
 from craft.decide.hosts import Spread, both_sum
 from craft.decide.tree import Node
-from craft.groups.group import Group, Pending
+from craft.groups.group import Lines, Pending
 from craft.worker.gradients import Gradients
 from craft.worker.layout import Bucket, Layout
 from craft.worker.points import reach
@@ -48,7 +48,7 @@ class _Slice(msgspec.Struct, frozen=True):
 class RouteByHost(Route):
     """The way of one plan through one group, by ``spread``."""
 
-    def __init__(self, group: Group, layout: Layout, owners: Sequence[int], word_bytes: int, spread: Spread) -> None:
+    def __init__(self, group: Lines, layout: Layout, owners: Sequence[int], word_bytes: int, spread: Spread) -> None:
         self._spread = spread
         self._host = spread.host_of(group.rank)
         self._both_sum = both_sum(spread, owners)
@@ -119,7 +119,7 @@ class RouteByHost(Route):
 
     # What is received.
 
-    def _post_bucket(self, group: Group, bucket: int, result: torch.Tensor) -> None:
+    def _post_bucket(self, group: Lines, bucket: int, result: torch.Tensor) -> None:
         if bucket == 0:
             self._nodes_due, self._pieces_due, self._spread_up_to = [], [], 0
         blocks, nodes, pieces = [], [], []

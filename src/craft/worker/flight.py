@@ -222,7 +222,7 @@ class Flight:
         ledger, layout = self._commitments.ledger, self.gradients.layout
         if self._route is None or self._route.owners != ledger.owners:
             commitments = self._commitments
-            self._route = route_of(commitments.group, commitments.generation, layout, ledger.owners)
+            self._route = route_of(commitments.group, commitments.hosts, layout, ledger.owners)
         if self._result is None:
             self._result = Flats(layout)
         attempt = Attempt(self.step, self._commitments.group, self._route, self.gradients, self._result)

@@ -251,7 +251,7 @@ class Follower:
         assert gradients is not None
         if self._route is None or self._route.owners != ledger.owners:
             commitments = self._commitments
-            self._route = route_of(commitments.group, commitments.generation, gradients.layout, ledger.owners)
+            self._route = route_of(commitments.group, commitments.hosts, gradients.layout, ledger.owners)
         attempt = Attempt(
             self._commitments.step, self._commitments.group, self._route, gradients, Flats(gradients.layout)
         )

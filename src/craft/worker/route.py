@@ -98,7 +98,7 @@ class Route:
         for bucket in range(len(self._layout.buckets)):
             self._post_bucket(group, bucket, result[bucket])
 
-    def _post_bucket(self, group: Group, bucket: int, result: torch.Tensor) -> None:
+    def _post_bucket(self, group: Lines, bucket: int, result: torch.Tensor) -> None:
         inbox, chunks = self._inbox[bucket], self._chunks[bucket]
         self._blocks_due.append(
             [

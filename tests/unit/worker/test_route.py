@@ -15,7 +15,7 @@ from craft.decide.hosts import between_by_host, between_flat, host_first, spread
 from craft.decide.plan import plan, share_of
 from craft.decide.tree import Node, cover, fold
 from craft.groups.gloo import GlooGroup
-from craft.groups.group import Group, Pending
+from craft.groups.group import Lines, Pending
 from craft.protocol.word import Record, Word
 from craft.worker.by_host import RouteByHost
 from craft.worker.exchange import Attempt
@@ -85,7 +85,7 @@ def held(layout: Layout, owners: Sequence[int], rank: int) -> Gradients:
     return gradients
 
 
-def route_for(group: Group, layout: Layout, owners: Sequence[int], hosts: Sequence[str], by_host: bool) -> Route:
+def route_for(group: Lines, layout: Layout, owners: Sequence[int], hosts: Sequence[str], by_host: bool) -> Route:
     size = word_bytes(owners, len(hosts), len(layout.params))
     if by_host:
         return RouteByHost(group, layout, owners, size, spread_of(hosts))
