@@ -68,12 +68,8 @@ def test_a_worker_watches_the_gpu_that_it_uses_until_its_loop_ends() -> None:
 
 
 def test_a_gpu_that_is_not_there_is_not_available_and_no_error() -> None:
-    try:
+    with pytest.raises(OSError, match="cannot be watched"):
         Gpu("GPU-00000000-0000-0000-0000-000000000000")
-    except OSError as error:
-        assert "cannot be watched" in str(error)
-    else:
-        raise AssertionError("a GPU of that name was found")
 
 
 def test_doctor_measures_memory_nccl_and_bandwidths() -> None:
