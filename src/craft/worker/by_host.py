@@ -119,9 +119,13 @@ class RouteByHost(Route):
 
     # What is received.
 
+    def _post_blocks(self, group: Lines, result: Sequence[torch.Tensor]) -> None:
+        self._blocks_due, self._nodes_due, self._pieces_due, self._results_due = [], [], [], []
+        self._spread_up_to = 0
+        for bucket, flat in enumerate(result):
+            self._post_bucket(group, bucket, flat)
+
     def _post_bucket(self, group: Lines, bucket: int, result: torch.Tensor) -> None:
-        if bucket == 0:
-            self._nodes_due, self._pieces_due, self._spread_up_to = [], [], 0
         blocks, nodes, pieces = [], [], []
         for part in self._collected[bucket]:
             for peer in self._neighbours:

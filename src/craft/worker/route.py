@@ -86,7 +86,7 @@ class Route:
 
     def post(self, result: Sequence[torch.Tensor]) -> None:
         """Post every receive of the step, before anything is sent: what arrives early goes straight to its place."""
-        self._sent, self._blocks_due, self._results_due = [], [], []
+        self._sent = []
         group = self._group
         if group is None:
             return
@@ -95,24 +95,25 @@ class Route:
             group.recv(signal, (self._rank - (1 << number)) % self._size, _ROUND + number)
             for number, signal in enumerate(self._signals)
         ]
-        for bucket in range(len(self._layout.buckets)):
-            self._post_bucket(group, bucket, result[bucket])
+        self._post_blocks(group, result)
 
-    def _post_bucket(self, group: Lines, bucket: int, result: torch.Tensor) -> None:
-        inbox, chunks = self._inbox[bucket], self._chunks[bucket]
-        self._blocks_due.append(
-            [
-                group.recv(inbox[node], peer, self._block_tag(bucket, position))
+    def _post_blocks(self, group: Lines, result: Sequence[torch.Tensor]) -> None:
+        self._blocks_due, self._results_due = [], []
+        for bucket, chunks in enumerate(self._chunks):
+            inbox = self._inbox[bucket]
+            self._blocks_due.append(
+                [
+                    group.recv(inbox[node], peer, self._block_tag(bucket, position))
+                    for peer in self._peers
+                    for position, node in enumerate(self._blocks[peer])
+                    if inbox[node].numel()
+                ]
+            )
+            self._results_due += [
+                group.recv(result[bucket][chunks[peer]], peer, self._result_tag(bucket))
                 for peer in self._peers
-                for position, node in enumerate(self._blocks[peer])
-                if inbox[node].numel()
+                if chunks[peer].stop > chunks[peer].start and not self._sums_all
             ]
-        )
-        self._results_due += [
-            group.recv(result[chunks[peer]], peer, self._result_tag(bucket))
-            for peer in self._peers
-            if chunks[peer].stop > chunks[peer].start and not self._sums_all
-        ]
 
     def send_blocks(self, bucket: int, gradients: Gradients) -> None:
         """Send this rank's blocks of a bucket to the owners of its chunks."""
