@@ -16,7 +16,7 @@ ones: nobody waits in a circle. Words and acknowledgements go straight from each
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import torch
@@ -28,6 +28,9 @@ from craft.worker.gradients import Gradients
 from craft.worker.layout import Bucket, Layout
 from craft.worker.points import reach
 from craft.worker.route import BUFFERS, FIRST_BUCKET, Route, sum_into
+
+Move = tuple[torch.Tensor, int, int]
+"""A tensor, the peer that it goes to or comes from, and its tag."""
 
 
 class _Slice(msgspec.Struct, frozen=True):
@@ -117,60 +120,111 @@ class RouteByHost(Route):
         """Of a slice's message: 0 is the result, the others are blocks or nodes. Between two there is only one of a kind."""
         return FIRST_BUCKET + (bucket * self._spread.num_slices + number) * self._most_messages + position
 
-    # What is received.
+    # What goes from whom to whom, part by part. Between any two, what one sends is in the order in which the other has it.
+
+    def block_sends(self, bucket: int, gradients: Gradients) -> list[Move]:
+        held = [gradients.find(node).tensors[bucket] for node in self._blocks[self._rank]]
+        return [
+            (flat[whole], collector, self._tag(bucket, number, position))
+            for number, whole, collector in self._elsewhere[bucket]
+            for position, flat in enumerate(held, 1)
+        ]
+
+    def block_receives(self, bucket: int) -> list[Move]:
+        return [
+            (part.blocks[node], peer, self._tag(bucket, part.number, position))
+            for part in self._collected[bucket]
+            for peer in self._neighbours
+            for position, node in enumerate(self._blocks[peer], 1)
+        ]
+
+    def node_sends(self, bucket: int, held: Sequence[Mapping[Node, torch.Tensor]]) -> list[Move]:
+        return [
+            (nodes[node][_within(part.pieces[host], part.whole)], self._collector(part.number, host), tag)
+            for part, nodes in zip(self._collected[bucket], held, strict=True)
+            for host in self._afar
+            if not _empty(part.pieces[host])
+            for node, tag in self._tagged(bucket, part, self._host)
+        ]
+
+    def node_receives(self, bucket: int) -> list[Move]:
+        return [
+            (part.nodes[node], self._collector(part.number, host), tag)
+            for part in self._collected[bucket]
+            if not _empty(part.pieces[self._host])
+            for host in self._afar
+            for node, tag in self._tagged(bucket, part, host)
+        ]
+
+    def _tagged(self, bucket: int, part: _Slice, host: int) -> list[tuple[Node, int]]:
+        """The nodes of a host, each with the tag under which it travels."""
+        return [(node, self._tag(bucket, part.number, position)) for position, node in enumerate(self._nodes[host], 1)]
+
+    def piece_sends(self, bucket: int, result: torch.Tensor) -> list[Move]:
+        return [
+            (result[part.pieces[self._host]], self._collector(part.number, host), self._tag(bucket, part.number, 0))
+            for part in self._collected[bucket]
+            if not (self._both_sum or _empty(part.pieces[self._host]))
+            for host in self._afar
+        ]
+
+    def piece_receives(self, bucket: int, result: torch.Tensor) -> list[Move]:
+        return [
+            (result[part.pieces[host]], self._collector(part.number, host), self._tag(bucket, part.number, 0))
+            for part in self._collected[bucket]
+            for host in self._afar
+            if not (self._both_sum or _empty(part.pieces[host]))
+        ]
+
+    def slice_sends(self, bucket: int, result: torch.Tensor) -> list[Move]:
+        return [
+            (result[part.whole], peer, self._tag(bucket, part.number, 0))
+            for part in self._collected[bucket]
+            for peer in self._neighbours
+        ]
+
+    def slice_receives(self, bucket: int, result: torch.Tensor) -> list[Move]:
+        return [
+            (result[whole], collector, self._tag(bucket, number, 0))
+            for number, whole, collector in self._elsewhere[bucket]
+        ]
+
+    # When it goes.
 
     def _post_blocks(self, group: Lines, result: Sequence[torch.Tensor]) -> None:
-        self._blocks_due, self._nodes_due, self._pieces_due, self._results_due = [], [], [], []
+        buckets = range(len(self._layout.buckets))
         self._spread_up_to = 0
-        for bucket, flat in enumerate(result):
-            self._post_bucket(group, bucket, flat)
+        self._blocks_due = [_posted(group, self.block_receives(bucket)) for bucket in buckets]
+        self._nodes_due = [_posted(group, self.node_receives(bucket)) for bucket in buckets]
+        self._pieces_due = [_posted(group, self.piece_receives(bucket, result[bucket])) for bucket in buckets]
+        self._results_due = [
+            due for bucket in buckets for due in _posted(group, self.slice_receives(bucket, result[bucket]))
+        ]
 
-    def _post_bucket(self, group: Lines, bucket: int, result: torch.Tensor) -> None:
-        blocks, nodes, pieces = [], [], []
-        for part in self._collected[bucket]:
-            for peer in self._neighbours:
-                for position, node in enumerate(self._blocks[peer], 1):
-                    blocks.append(group.recv(part.blocks[node], peer, self._tag(bucket, part.number, position)))
-            for host in self._afar:
-                peer = self._collector(part.number, host)
-                if not _empty(part.pieces[self._host]):
-                    for position, node in enumerate(self._nodes[host], 1):
-                        nodes.append(group.recv(part.nodes[node], peer, self._tag(bucket, part.number, position)))
-                if not self._both_sum and not _empty(part.pieces[host]):
-                    pieces.append(group.recv(result[part.pieces[host]], peer, self._tag(bucket, part.number, 0)))
-        self._blocks_due.append(blocks)
-        self._nodes_due.append(nodes)
-        self._pieces_due.append(pieces)
-        for number, whole, collector in self._elsewhere[bucket]:
-            self._results_due.append(group.recv(result[whole], collector, self._tag(bucket, number, 0)))
-
-    # What is sent.
+    def _send_all(self, moves: Sequence[Move]) -> None:
+        for tensor, peer, tag in moves:
+            self._send(tensor, peer, tag)
 
     def send_blocks(self, bucket: int, gradients: Gradients) -> None:
-        for position, node in enumerate(self._blocks[self._rank], 1):
-            flat = gradients.find(node).tensors[bucket]
-            for number, whole, collector in self._elsewhere[bucket]:
-                self._send(flat[whole], collector, self._tag(bucket, number, position))
+        self._send_all(self.block_sends(bucket, gradients))
 
     def reduce(self, bucket: int, gradients: Gradients, result: Sequence[torch.Tensor]) -> None:
         self._await(self._blocks_due[bucket])
-        held = [self._host_nodes(part, bucket, gradients) for part in self._collected[bucket]]
-        for part, nodes in zip(self._collected[bucket], held, strict=True):
-            self._send_nodes(part, bucket, nodes)
+        held = self.sum_blocks(bucket, gradients)
+        self._send_all(self.node_sends(bucket, held))
         self._spread_results(bucket, result)
         due = self._nodes_due[bucket]
         if bucket == len(self._nodes_due) - 1:
+            # The words came right behind the last blocks: one wait for both.
             due, self._words_due = [*due, *self._words_due], []
         self._await(due)
-        for part, nodes in zip(self._collected[bucket], held, strict=True):
-            piece = part.pieces[self._host]
-            if not _empty(piece):
-                inner = slice(piece.start - part.whole.start, piece.stop - part.whole.start)
-                own = {node: tensor[inner] for node, tensor in nodes.items()}
-                self._mean_into(result[bucket][piece], own | part.nodes)
+        self.sum_nodes(bucket, held, result[bucket])
+
+    def sum_blocks(self, bucket: int, gradients: Gradients) -> list[dict[Node, torch.Tensor]]:
+        """What this host's members hold of each slice that is collected here, as the fewest nodes."""
+        return [self._host_nodes(part, bucket, gradients) for part in self._collected[bucket]]
 
     def _host_nodes(self, part: _Slice, bucket: int, gradients: Gradients) -> dict[Node, torch.Tensor]:
-        """What this host's members hold of a slice, as the fewest nodes."""
         blocks = dict(part.blocks)
         for node in self._blocks[self._rank]:
             blocks[node] = gradients.find(node).tensors[bucket][part.whole]
@@ -180,33 +234,27 @@ class RouteByHost(Route):
         blocks |= part.sums
         return {node: blocks[node] for node in self._nodes[self._host]}
 
-    def _send_nodes(self, part: _Slice, bucket: int, nodes: dict[Node, torch.Tensor]) -> None:
-        for host in self._afar:
-            piece, peer = part.pieces[host], self._collector(part.number, host)
-            inner = slice(piece.start - part.whole.start, piece.stop - part.whole.start)
+    def sum_nodes(self, bucket: int, held: Sequence[Mapping[Node, torch.Tensor]], result: torch.Tensor) -> None:
+        """Sum this host's pieces along the tree, from what its members hold and what came from other hosts."""
+        for part, nodes in zip(self._collected[bucket], held, strict=True):
+            piece = part.pieces[self._host]
             if not _empty(piece):
-                for position, node in enumerate(self._nodes[self._host], 1):
-                    self._send(nodes[node][inner], peer, self._tag(bucket, part.number, position))
+                own = {node: tensor[_within(piece, part.whole)] for node, tensor in nodes.items()}
+                self._mean_into(result[piece], own | part.nodes)
 
     def send_result(self, bucket: int, result: Sequence[torch.Tensor], step: int) -> None:
+        for tensor, peer, tag in self.piece_sends(bucket, result[bucket]):
+            self._send(tensor, peer, tag)
+            reach("result_part", step)
         if self._both_sum:
             self._spread_results(bucket + 1, result)
             reach("result_part", step)
-            return
-        for part in self._collected[bucket]:
-            piece = part.pieces[self._host]
-            for host in self._afar if not _empty(piece) else ():
-                peer = self._collector(part.number, host)
-                self._send(result[bucket][piece], peer, self._tag(bucket, part.number, 0))
-                reach("result_part", step)
 
     def _spread_results(self, end: int, result: Sequence[torch.Tensor]) -> None:
         """Send whole slices of the buckets before ``end`` to the neighbours."""
         for bucket in range(self._spread_up_to, end):
             self._await(self._pieces_due[bucket])
-            for part in self._collected[bucket]:
-                for peer in self._neighbours:
-                    self._send(result[bucket][part.whole], peer, self._tag(bucket, part.number, 0))
+            self._send_all(self.slice_sends(bucket, result[bucket]))
         self._spread_up_to = max(self._spread_up_to, end)
 
     def wait_results(self, result: Sequence[torch.Tensor]) -> None:
@@ -226,6 +274,15 @@ class RouteByHost(Route):
             to = [*to, *(self._spread.ranks[host][0] for host in self._afar)]
         for peer in to:
             self._send(flat, peer, BUFFERS)
+
+
+def _posted(group: Lines, receives: Sequence[Move]) -> list[Pending]:
+    return [group.recv(tensor, peer, tag) for tensor, peer, tag in receives]
+
+
+def _within(piece: slice, whole: slice) -> slice:
+    """Where in a slice its piece is."""
+    return slice(piece.start - whole.start, piece.stop - whole.start)
 
 
 def _empty(part: slice) -> bool:

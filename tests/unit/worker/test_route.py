@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from craft.decide.tree import Node, cover, fold
 from craft.groups.gloo import GlooGroup
 from craft.groups.group import Lines, Pending
 from craft.protocol.word import Record, Word
-from craft.worker.by_host import RouteByHost
+from craft.worker.by_host import Move, RouteByHost
 from craft.worker.exchange import Attempt
 from craft.worker.gradients import Flats, Gradients
 from craft.worker.layout import Layout
@@ -181,6 +181,55 @@ def test_within_hosts_first_far_fewer_bytes_go_between_hosts(hosts: str) -> None
     assert by_host["gradients"] == 4 * sizes[0] * between_by_host(spread, owners)
     assert flat["gradients"] / by_host["gradients"] >= 2
     assert by_host["rest"] <= flat["rest"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(job=jobs(), sizes=st.lists(st.integers(1, 150), min_size=1, max_size=3))
+def test_within_hosts_first_what_one_sends_is_in_the_order_in_which_the_other_expects_it(
+    job: tuple[list[str], list[int]], sizes: list[int]
+) -> None:
+    """Where messages have no tags, as between devices, they are told apart by their order alone."""
+    hosts, owners = job
+    routes = [_unconnected(rank, hosts, owners, layout_of(sizes, 400)) for rank in range(len(hosts))]
+    for part in ("block", "node", "piece", "slice"):
+        for one, sender in enumerate(routes):
+            for other, receiver in enumerate(routes):
+                sent = [_shape(move) for move in _moves(sender, part, "sends", owners) if move[1] == other]
+                expected = [_shape(move) for move in _moves(receiver, part, "receives", owners) if move[1] == one]
+                assert sent == expected, (part, one, other)
+
+
+class _Nobody:
+    """A place in a group that nobody sends through."""
+
+    generation = 1
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+def _unconnected(rank: int, hosts: Sequence[str], owners: Sequence[int], layout: Layout) -> RouteByHost:
+    route = route_for(cast(Lines, _Nobody(rank, len(hosts))), layout, owners, hosts, by_host=True)
+    assert isinstance(route, RouteByHost)
+    return route
+
+
+def _moves(route: RouteByHost, part: str, way: str, owners: Sequence[int]) -> list[Move]:
+    layout, result = route._layout, Flats(route._layout).tensors
+    gradients = held(layout, owners, route._rank)
+    found: list[Move] = []
+    for bucket in range(len(layout.buckets)):
+        given: list[Any] = [] if part in ("block", "node") and way == "receives" else [result[bucket]]
+        if (part, way) == ("block", "sends"):
+            given = [gradients]
+        if (part, way) == ("node", "sends"):
+            given = [route.sum_blocks(bucket, gradients)]
+        found += getattr(route, f"{part}_{way}")(bucket, *given)
+    return found
+
+
+def _shape(move: Move) -> tuple[int, int]:
+    return move[0].numel(), move[2]
 
 
 def test_a_member_that_is_lost_in_the_exchange_frees_all_others() -> None:
