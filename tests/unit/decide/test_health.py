@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from craft.decide.health import Health, HealthAnswer, HealthSettings, Seen, notice
+from craft.decide.health import Health, HealthSettings, Seen, notice
 from craft.decide.membership import JobState, WorkerView
 from craft.decide.policies.health import HealthPolicy
 from craft.protocol.actions import AnyAction, DeclareLost, RequestDrain
@@ -72,7 +74,7 @@ def job(*draining: str, min_workers: int = 1) -> JobState:
     return JobState(slots=3, min_workers=min_workers, workers=views, generation=generation)
 
 
-def answer(what: str, state: JobState, **settings: HealthAnswer) -> tuple[AnyAction, ...]:
+def answer(what: str, state: JobState, **settings: Any) -> tuple[AnyAction, ...]:
     event = ConditionSeen(technique="gpu_health", what=what, worker_id="w1", host="a", detail=f"{DEVICE}: why")
     return HealthPolicy("gpu_health", HealthSettings(**settings)).decide(state, event)
 
