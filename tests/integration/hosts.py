@@ -165,8 +165,8 @@ class Hosts:
         return {worker: pid for worker, pid in joined.items() if pid in living}
 
     def members(self) -> list[str]:
-        """The workers of the newest generation, in the order of their ranks."""
-        made = [line["members"] for line in self.journal() if line.get("action") == "Reconfigure"]
+        """The workers of the newest generation, entered or upcoming, in the order of their ranks."""
+        made = [line["members"] for line in self.journal() if line.get("action") in ("Reconfigure", "Propose")]
         return list(made[-1]) if made else []
 
     def commits(self, name: str) -> dict[str, tuple[Commit, ...]]:

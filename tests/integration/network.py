@@ -10,6 +10,7 @@ would report a host that does not answer to ARP as unreachable, within seconds.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -82,6 +83,11 @@ class Network:
         shape = ("root", "tbf", "rate", f"{megabits}mbit", "burst", "16kb", "latency", "500ms")
         for space, device in self._ends(name):
             _call("tc", "-netns", space, "qdisc", "replace", "dev", device, *shape)
+
+    def received_bytes(self, name: str) -> int:
+        """How much came to a host from all others so far."""
+        (link,) = json.loads(_call("ip", "-netns", self._space(name), "-json", "-statistics", "link", "show", LINK))
+        return int(link["stats64"]["rx"]["bytes"])
 
     def heal(self) -> None:
         """Undo every fault; connections that lived through it send again what was lost."""

@@ -20,7 +20,7 @@ job with real processes and signals.
 **exact**: both did their part, and the training state at the end has the bits of an undisturbed run (P1), every
 sample is in exactly one committed step (P2), no two workers had different states of a step (P3). The number is that
 of workers lost on the way. A job that made room was resumed, and its end compared. `membership` is part of all of
-them.
+them. `gpu_health` is not in the table: it needs a GPU to show itself.
 """
 
 

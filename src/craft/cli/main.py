@@ -14,6 +14,7 @@ _COMMANDS = {
     "checkpoints": ("craft.cli.checkpoints", "checkpoints", "List, verify, compare, export and remove checkpoints."),
     "debug": ("craft.cli.debug", "debug", "Look at a worker from close up: what it does, its stacks."),
     "demo": ("craft.cli.demo", "demo", "See it work: kill workers of a small job and compare the bits."),
+    "doctor": ("craft.cli.doctor", "doctor", "Measure whether this machine is fit for jobs, and say what to do."),
     "drain": ("craft.cli.inspect", "drain", "Let a worker or a host leave in order."),
     "events": ("craft.cli.inspect", "events", "Show what happened in a job."),
     "fail": ("craft.cli.inspect", "fail", "Report a worker as failed."),

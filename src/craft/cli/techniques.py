@@ -27,6 +27,8 @@ class _Entry(NamedTuple):
     answers: list[str]
     points: list[str]
     inexact: str | None
+    unavailable: str | None
+    """Why it can do nothing on this host, if so."""
 
 
 @click.command()
@@ -100,9 +102,10 @@ def _found(config: Path | None, run_dir: Path | None) -> _Found:
 def _entry(kind: Any, found: _Found) -> _Entry:
     import msgspec
 
-    from craft.decide.techniques import Alerts
+    from craft.decide.techniques import Alerts, GpuHealth
     from craft.settings.foreign import made, why_inexact
     from craft.settings.techniques import flags_of
+    from craft.telemetry.nvml import why_not
 
     on = found.choice.techniques.by_name.get(kind.name)
     technique = on if on is not None else made(kind, kind.Settings())
@@ -130,6 +133,7 @@ def _entry(kind: Any, found: _Found) -> _Entry:
         answers=[event.__name__ for event in kind.answers],
         points=list(kind.points),
         inexact=why_inexact(technique),
+        unavailable=why_not() if kind is GpuHealth else None,
     )
 
 
@@ -163,7 +167,8 @@ def _list(entries: list[_Entry], broken: dict[str, str]) -> None:
     for entry in entries:
         standing = "on " if entry.on else "off"
         origin = "" if entry.origin == "built-in" else f" ({entry.origin})"
-        click.echo(f"{entry.name:<{width}}  {standing}  {entry.summary}{origin}")
+        missing = "" if entry.unavailable is None else f" (not available: {entry.unavailable})"
+        click.echo(f"{entry.name:<{width}}  {standing}  {entry.summary}{origin}{missing}")
     for each in broken.values():
         click.echo(f"craft techniques: {each}", err=True)
     click.echo("\nPolicies are asked in this order. 'craft techniques NAME' shows one with its settings.")
@@ -175,6 +180,8 @@ def _show(entry: _Entry) -> None:
     click.echo(f"{entry.name}: {entry.summary}")
     always = "" if entry.optional else ", and cannot be switched off"
     click.echo(f"  {'on' if entry.on else 'off'}{always}; {entry.origin}")
+    if entry.unavailable is not None:
+        click.echo(f"  not available: {entry.unavailable}")
     if entry.inexact is not None:
         click.echo(f"  not exact: {entry.inexact}")
     for heading, names in (("emits", entry.emits), ("answers", entry.answers), ("hooks at", entry.points)):

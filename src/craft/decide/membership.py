@@ -104,6 +104,12 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     def view(self, worker_id: str) -> WorkerView | None:
         return roster.find(self.workers, worker_id)
 
+    def host_of(self, worker_id: str) -> str:
+        """The name of a known worker's host."""
+        view = self.view(worker_id)
+        assert view is not None
+        return view.member.host
+
     def having(self, *standings: Standing) -> tuple[WorkerView, ...]:
         return roster.having(self.workers, standings)
 

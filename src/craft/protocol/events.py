@@ -67,7 +67,7 @@ class WorkerLost(Event, frozen=True, kw_only=True, tag=True):
     worker_id: str
     reason: str
     source: str = "agent"
-    """Who says so: agent, heartbeat, watch, api, alert, drain, peers."""
+    """Who says so: agent, heartbeat, watch, api, alert, drain, peers, health."""
     time: float = 0.0
     """When it was seen, in seconds since 1970."""
     step: int | None = None

@@ -44,6 +44,11 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     def worker_ids(self) -> tuple[str, ...]:
         return tuple(member.worker_id for member in self.members)
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names of the members' hosts, in the order of ranks."""
+        return tuple(member.host for member in self.members)
+
     def rank_of(self, worker_id: str) -> int | None:
         return next((rank for rank, member in enumerate(self.members) if member.worker_id == worker_id), None)
 

@@ -83,6 +83,11 @@ class Commitments:
         return self.ledger.level
 
     @property
+    def hosts(self) -> tuple[str, ...]:
+        """Where the members are, in the order of their ranks."""
+        return self.generation.hosts if self.generation is not None else ()
+
+    @property
     def slots(self) -> int:
         """Places in the job's layout."""
         return self._meeting.slots

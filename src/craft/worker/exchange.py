@@ -106,7 +106,7 @@ class Attempt:
                 self.buffers = self.buffers_like(self.combined.buffers)
             assert self.buffers is not None
             self._route.share_buffers(self.buffers, self.combined.buffers_from)
-        self._route.wait_results()
+        self._route.wait_results(self.result.tensors)
         self.complete = True
         reach("before_acknowledge", self.step)
         self._route.acknowledge(lambda: reach("acknowledging", self.step))

@@ -26,7 +26,8 @@ from craft.worker.gradients import Flats, Gradients, hand_out
 from craft.worker.layout import Layout
 from craft.worker.numbers import Numbers
 from craft.worker.points import reach
-from craft.worker.route import Route, word_bytes
+from craft.worker.route import Route
+from craft.worker.routes import route_of
 from craft.worker.voice import Voice
 
 PROBE = -1
@@ -220,8 +221,8 @@ class Flight:
         """Post the receives of the step in flight under the plan as it is now."""
         ledger, layout = self._commitments.ledger, self.gradients.layout
         if self._route is None or self._route.owners != ledger.owners:
-            size = word_bytes(ledger.owners, len(ledger.members), len(layout.params))
-            self._route = Route(self._commitments.group, layout, ledger.owners, size)
+            commitments = self._commitments
+            self._route = route_of(commitments.group, commitments.hosts, layout, ledger.owners)
         if self._result is None:
             self._result = Flats(layout)
         attempt = Attempt(self.step, self._commitments.group, self._route, self.gradients, self._result)

@@ -27,7 +27,8 @@ from craft.worker.heal import donors_of
 from craft.worker.layout import Layout
 from craft.worker.points import reach
 from craft.worker.reduction import Reduced
-from craft.worker.route import Route, word_bytes
+from craft.worker.route import Route
+from craft.worker.routes import route_of
 
 logger = logging.getLogger(__name__)
 
@@ -249,8 +250,8 @@ class Follower:
         ledger, gradients = self._commitments.ledger, self._gradients
         assert gradients is not None
         if self._route is None or self._route.owners != ledger.owners:
-            size = word_bytes(ledger.owners, len(ledger.members), len(gradients.layout.params))
-            self._route = Route(self._commitments.group, gradients.layout, ledger.owners, size)
+            commitments = self._commitments
+            self._route = route_of(commitments.group, commitments.hosts, gradients.layout, ledger.owners)
         attempt = Attempt(
             self._commitments.step, self._commitments.group, self._route, gradients, Flats(gradients.layout)
         )

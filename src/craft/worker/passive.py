@@ -85,7 +85,7 @@ def _overrides(hooks: Hooks, point: str) -> bool:
     return getattr(type(hooks), point) is not getattr(Hooks, point)
 
 
-class _Surroundings:
+class InWorker:
     """What the hooks of one technique may know and do."""
 
     def __init__(self, technique: str, settings: WorkerSettings, voice: Voice) -> None:
@@ -134,7 +134,7 @@ def hooks_of(
         hooks = own.get(name)
         if name not in _OWN:
             try:
-                hooks = technique.hooks(_Surroundings(name, settings, voice))
+                hooks = technique.hooks(InWorker(name, settings, voice))
                 if not isinstance(hooks, Hooks | None):
                     raise TypeError(f"hooks() returns an object derived from Hooks, or None; not {hooks!r}")
             except Exception as error:

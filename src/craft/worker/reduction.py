@@ -22,7 +22,8 @@ from craft.worker.commit import Commitments
 from craft.worker.exchange import Attempt
 from craft.worker.gradients import Flats, Gradients, hand_out
 from craft.worker.layout import Layout, trainable_of
-from craft.worker.route import Route, word_bytes
+from craft.worker.route import Route
+from craft.worker.routes import route_of
 
 _FIRST_TAG = 1 << 16
 """Above all tags of a step's own exchange, which goes on beside this one."""
@@ -162,8 +163,8 @@ class Reductions:
         group, owners = commitments.group, tuple(map(ranks.index, commitments.ledger.owners))
         among = Among(group, ranks, _FIRST_TAG) if group is not None and len(ranks) > 1 else None
         if phase.route is None or phase.under is not group or phase.route.owners != owners:
-            size = word_bytes(owners, len(ranks), len(phase.layout.params))
-            phase.route, phase.under = Route(among, phase.layout, owners, size), group
+            hosts = [commitments.hosts[rank] for rank in ranks] if among is not None else []
+            phase.route, phase.under = route_of(among, hosts, phase.layout, owners), group
         if phase.result is None:
             phase.result = Flats(phase.layout)
         attempt = Attempt(commitments.step, among, phase.route, phase.gradients, phase.result)

@@ -19,9 +19,9 @@ from craft.worker.gradients import Gradients
 from craft.worker.layout import Layout
 from craft.worker.points import reach
 
-_WORD, _REST, _BUFFERS, _ROUND = 0, 1, 2, 3
+_WORD, _REST, BUFFERS, _ROUND = 0, 1, 2, 3
 """Tags of what goes once per step; a round of the acknowledgement takes one each."""
-_FIRST_BUCKET = 64
+FIRST_BUCKET = 64
 _LENGTH_BYTES = 4
 
 
@@ -46,22 +46,28 @@ class Route:
         self._sums_all = self._size <= 2
         self.waited_s = 0.0
         """How long blocks and words of others were waited for, since somebody last set this to 0."""
-        owners_of_chunks = 1 if self._sums_all else self._size
-        self._chunks = [
-            [bucket.chunk(0 if self._sums_all else rank, owners_of_chunks) for rank in range(self._size)]
-            for bucket in layout.buckets
-        ]
         self._num_present = sum(1 for owner in owners if owner >= 0)
         self._words = {peer: torch.zeros(word_bytes, dtype=torch.uint8) for peer in self._peers}
         self._word = torch.zeros(word_bytes, dtype=torch.uint8)
         self._signal = torch.zeros(1, dtype=torch.uint8)
         self._signals = [torch.zeros(1, dtype=torch.uint8) for _ in range((self._size - 1).bit_length())]
-        self._inbox = [self._buffers(bucket) for bucket in range(len(layout.buckets))]
+        self._chunks: list[list[slice]] = []
+        self._inbox: list[dict[Node, torch.Tensor]] = []
+        self._lay_out()
         self._sent: list[Pending] = []
         self._blocks_due: list[list[Pending]] = []
         self._results_due: list[Pending] = []
         self._words_due: list[Pending] = []
         self._signals_due: list[Pending] = []
+
+    def _lay_out(self) -> None:
+        """Cut the buckets into chunks, and make room for what is received of them."""
+        owners_of_chunks = 1 if self._sums_all else self._size
+        self._chunks = [
+            [bucket.chunk(0 if self._sums_all else rank, owners_of_chunks) for rank in range(self._size)]
+            for bucket in self._layout.buckets
+        ]
+        self._inbox = [self._buffers(bucket) for bucket in range(len(self._layout.buckets))]
 
     def _buffers(self, bucket: int) -> dict[Node, torch.Tensor]:
         chunk = self._chunks[bucket][self._rank]
@@ -73,14 +79,14 @@ class Route:
         }
 
     def _result_tag(self, bucket: int) -> int:
-        return _FIRST_BUCKET + bucket * (1 + self._most_blocks)
+        return FIRST_BUCKET + bucket * (1 + self._most_blocks)
 
     def _block_tag(self, bucket: int, position: int) -> int:
         return self._result_tag(bucket) + 1 + position
 
     def post(self, result: Sequence[torch.Tensor]) -> None:
         """Post every receive of the step, before anything is sent: what arrives early goes straight to its place."""
-        self._sent, self._blocks_due, self._results_due = [], [], []
+        self._sent = []
         group = self._group
         if group is None:
             return
@@ -89,6 +95,10 @@ class Route:
             group.recv(signal, (self._rank - (1 << number)) % self._size, _ROUND + number)
             for number, signal in enumerate(self._signals)
         ]
+        self._post_blocks(group, result)
+
+    def _post_blocks(self, group: Lines, result: Sequence[torch.Tensor]) -> None:
+        self._blocks_due, self._results_due = [], []
         for bucket, chunks in enumerate(self._chunks):
             inbox = self._inbox[bucket]
             self._blocks_due.append(
@@ -121,9 +131,7 @@ class Route:
             if bucket == len(self._blocks_due) - 1:
                 # The words come right behind the last blocks: one wait for both.
                 due, self._words_due = [*due, *self._words_due], []
-            began = monotonic()
-            self._group.wait_all(due)
-            self.waited_s += monotonic() - began
+            self._await(due)
         chunk = self._chunks[bucket][self._rank]
         out = result[bucket][chunk]
         if not out.numel():
@@ -131,7 +139,17 @@ class Route:
         parts = dict(self._inbox[bucket])
         for node in self._blocks[self._rank]:
             parts[node] = gradients.find(node).tensors[bucket][chunk]
-        total = _sum_into(out, parts, len(self.owners))
+        self._mean_into(out, parts)
+
+    def _await(self, due: list[Pending]) -> None:
+        """Wait for what others computed."""
+        assert self._group is not None
+        began = monotonic()
+        self._group.wait_all(due)
+        self.waited_s += monotonic() - began
+
+    def _mean_into(self, out: torch.Tensor, parts: dict[Node, torch.Tensor]) -> None:
+        total = sum_into(out, parts, len(self.owners))
         if self._num_present > 1:
             _divide(total, self._num_present)
 
@@ -148,9 +166,9 @@ class Route:
         assert self._group is not None
         if self._rank == source:
             for peer in self._peers:
-                self._send(flat, peer, _BUFFERS)
+                self._send(flat, peer, BUFFERS)
         else:
-            self._group.recv(flat, source, _BUFFERS).wait()
+            self._group.recv(flat, source, BUFFERS).wait()
 
     def send_word(self, data: bytes) -> None:
         """Send this member's word to all: its length, and what of it fits into the frame."""
@@ -196,7 +214,8 @@ class Route:
             self._group.wait_all([due] if number < len(self._signals_due) - 1 else [due, *self._sent])
         self._sent = []
 
-    def wait_results(self) -> None:
+    def wait_results(self, result: Sequence[torch.Tensor]) -> None:
+        """Wait until every chunk of ``result`` is here."""
         if self._group is not None:
             self._group.wait_all(self._results_due)
 
@@ -217,7 +236,7 @@ def _tensor(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def _sum_into(out: torch.Tensor, parts: dict[Node, torch.Tensor], num_microbatches: int) -> torch.Tensor:
+def sum_into(out: torch.Tensor, parts: dict[Node, torch.Tensor], num_microbatches: int) -> torch.Tensor:
     """Sum ``parts`` along the tree into ``out``. Inputs are never overwritten: only ``out`` and fresh temporaries are."""
     own: set[int] = set()
     free = [out]

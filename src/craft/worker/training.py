@@ -11,7 +11,7 @@ import torch
 
 from craft.decide import ledger as books
 from craft.decide.technique import Chosen, Moment
-from craft.decide.techniques import Stragglers
+from craft.decide.techniques import GpuHealth, Stragglers
 from craft.protocol.activity import Phase
 from craft.protocol.errors import ConfigError, GroupError
 from craft.protocol.events import StopRequested
@@ -31,11 +31,12 @@ from craft.worker.flight import PROBE, Flight
 from craft.worker.gather import gather
 from craft.worker.gradients import Gradients
 from craft.worker.heal import Healing
+from craft.worker.health import GpuWatch, watch_gpu
 from craft.worker.joining import Joining
 from craft.worker.layout import Layout, trainable_of
 from craft.worker.meeting import Meeting
 from craft.worker.pacing import Pacing
-from craft.worker.passive import Passive, hooks_of
+from craft.worker.passive import InWorker, Passive, hooks_of
 from craft.worker.points import reach
 from craft.worker.saving import Target
 from craft.worker.setbacks import Setbacks
@@ -104,6 +105,7 @@ class Training:
         )
         self._pacing = Pacing(techniques, activity, lambda: commitments.ledger, voice.note, voice.emit)
         own = {**self.course.hooks, Stragglers.name: self._pacing}
+        self._gpu = self._watch_gpu(techniques)
         self.passive = Passive(hooks_of(techniques, own, settings, voice), voice.note, self._moment)
         key = settings.state_key_bytes
         self.healing = Healing(donor, key, commitments, modules, registered, self.course, reserve)
@@ -413,8 +415,16 @@ class Training:
         self._chronicle.complete()
         self._voice.report(complete=True, step=self.commitments.step, digest=digest(self.leaves()))
 
+    def _watch_gpu(self, techniques: Chosen) -> GpuWatch | None:
+        technique = techniques.get(GpuHealth)
+        if technique is None:
+            return None
+        return watch_gpu(technique.settings, InWorker(technique.name, self.settings, self._voice))
+
     def close(self) -> None:
         self.passive.close()
+        if self._gpu is not None:
+            self._gpu.close()
         self.course.close()
         self.flight.gradients.detach()
         self._meeting.close()

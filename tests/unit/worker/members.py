@@ -13,7 +13,7 @@ from craft.protocol.membership import Generation, Member
 
 T = TypeVar("T")
 
-LIMIT_S = 30.0
+LIMIT_S = 90.0
 
 
 class _Member(threading.Thread, Generic[T]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from craft.decide import roster
+from craft.decide.hosts import seated
 from craft.decide.membership import JobState
 from craft.decide.policies.policy import names
 from craft.protocol.actions import AnyAction, Propose
@@ -39,7 +40,7 @@ def proposed(state: JobState) -> tuple[AnyAction, ...]:
     if not staying:
         # Somebody who has the state must stay, at least until somebody else has it, too.
         staying, leaving = state.members, ()
-    wanted = (*staying, *joining)
+    wanted = seated(staying, joining, state.host_of)
     if not (joining or leaving) or (leaving and len(wanted) < state.min_workers):
         return ()
     parts = [f"{names(joining)} {'joins' if len(joining) == 1 else 'join'}"] if joining else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from craft.decide.costs import Choice, CostSettings, choose
+from craft.decide.hosts import seated
 from craft.decide.membership import JobState
 from craft.decide.policies.policy import EXIT_FINISHED, EXIT_GIVEN_UP, names, nobody_comes, subjects, too_few
 from craft.decide.settle import LossAnswer
@@ -94,7 +95,7 @@ class LossPolicy:
         )
 
     def _course(self, state: JobState, filled: tuple[str, ...]) -> str:
-        taken = filled[len(state.members) :]
+        taken = _taking(state, filled)
         one, several = ("drops", "drop") if self._on_loss == "shrink" else ("redoes", "redo")
         number = len(state.members)
         who = f"1 survivor {one}" if number == 1 else f"{number} survivors {several}"
@@ -117,7 +118,7 @@ class LossPolicy:
         filled = _filled(state)
         wanted = state.slots if self._on_loss == "wait" else state.min_workers
         if len(filled) >= wanted:
-            taken = names(filled[len(state.members) :])
+            taken = names(_taking(state, filled))
             return (Reconfigure(members=filled, reason=f"{taken} took the place of those lost"),)
         if not over:
             return ()
@@ -168,7 +169,13 @@ def _take(taken: tuple[str, ...]) -> str:
 def _filled(state: JobState) -> tuple[str, ...]:
     """The survivors, with spares in the free slots."""
     free = max(0, state.slots - len(state.members))
-    return (*state.members, *state.spares[:free])
+    return seated(state.members, state.spares[:free], state.host_of)
+
+
+def _taking(state: JobState, filled: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of ``filled`` that take a free slot."""
+    before = frozenset(state.members)
+    return tuple(worker_id for worker_id in filled if worker_id not in before)
 
 
 def _has_entered(state: JobState, worker_id: str) -> bool:

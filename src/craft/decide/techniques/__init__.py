@@ -17,7 +17,7 @@ from craft.decide.techniques.losses import (
     spares_of,
 )
 from craft.decide.techniques.membership import Joining, Membership, Retry
-from craft.decide.techniques.watching import Divergence, DivergenceSettings, Hang, Stragglers
+from craft.decide.techniques.watching import Divergence, DivergenceSettings, GpuHealth, Hang, Stragglers
 
 __all__ = [
     "BUILT_IN",
@@ -26,6 +26,7 @@ __all__ = [
     "Checkpoints",
     "Divergence",
     "DivergenceSettings",
+    "GpuHealth",
     "Hang",
     "Joining",
     "Loss",
@@ -57,6 +58,7 @@ BUILT_IN: tuple[type[AnyTechnique], ...] = (
     Joining,
     Divergence,
     Stragglers,
+    GpuHealth,
     Checkpoints,
     Alerts,
 )

@@ -9,13 +9,22 @@ import msgspec
 
 from craft.decide.divergence import DivergenceAnswer
 from craft.decide.hangs import HangLimits
+from craft.decide.health import HealthSettings
 from craft.decide.policies.hang import HangPolicy
+from craft.decide.policies.health import HealthPolicy
 from craft.decide.policies.policy import Policy
 from craft.decide.policies.straggler import StragglerPolicy
 from craft.decide.stragglers import StragglerSettings
 from craft.decide.technique import Technique
 from craft.protocol.config import says
-from craft.protocol.events import NumbersDiverged, RolledBack, StragglerFound, StragglerGone, WorkerOverdue
+from craft.protocol.events import (
+    ConditionSeen,
+    NumbersDiverged,
+    RolledBack,
+    StragglerFound,
+    StragglerGone,
+    WorkerOverdue,
+)
 
 
 class Hang(Technique[HangLimits]):
@@ -70,3 +79,16 @@ class Stragglers(Technique[StragglerSettings]):
 
     def policies(self) -> Sequence[Policy]:
         return (StragglerPolicy(),)
+
+
+class GpuHealth(Technique[HealthSettings]):
+    """Its eyes are ``worker/health``: every worker looks at the GPU that it uses."""
+
+    name = "gpu_health"
+    summary = "watches each worker's GPU for ECC errors, XIDs, heat and falling off the bus"
+    Settings = HealthSettings
+    emits = (ConditionSeen,)
+    answers = (ConditionSeen,)
+
+    def policies(self) -> Sequence[Policy]:
+        return (HealthPolicy(self.name, self.settings),)

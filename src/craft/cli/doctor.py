@@ -1,0 +1,119 @@
+"""``craft doctor``: is this machine fit for CRAFT?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from craft.cli.explained import EXIT_PROBLEM, explained
+
+if TYPE_CHECKING:
+    from craft.protocol.fitness import Finding, Torch
+
+_LIMIT_S = 120.0
+
+
+@click.command()
+@click.option(
+    "--dir", "folder", type=click.Path(path_type=Path), help="Where run directories or checkpoints are to be."
+)
+@click.option("--token-file", type=click.Path(path_type=Path, exists=True), help="Look at this token, too.")
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="That are to run here.")
+@click.option("--params", type=float, help="Say what holding the gradients of so many parameters costs, such as 1e9.")
+@click.option("--dtype", default="float32", show_default=True, help="Of the gradients.")
+@click.option("--microbatches", type=click.IntRange(min=1), help="Of a step; as many as workers if it is not given.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@explained
+def doctor(
+    folder: Path | None,
+    token_file: Path | None,
+    workers: int,
+    params: float | None,
+    dtype: str,
+    microbatches: int | None,
+    as_json: bool,
+) -> None:
+    """Measure this machine and say what is in the way of a job, and what to do about it.
+
+    Takes some seconds. The exit code is 1 if there is a problem; warnings leave it at 0.
+
+    \b
+    Example:
+      craft doctor --workers 4
+      craft doctor --params 1e9 --dtype bf16 --microbatches 16 --workers 3
+    """
+    from craft.agent.machine import look
+    from craft.decide.fitness import judge
+
+    place = (folder or Path.cwd()).absolute()
+    cost = [_cost(params, dtype, microbatches or workers, workers)] if params is not None else []
+    tokens = sorted({*place.glob("craft-run*/token"), *place.glob("token"), *([token_file] if token_file else [])})
+    findings = [*judge(look(place, tokens, _gpu_health()), _torch(), workers), *cost]
+    if as_json:
+        click.echo(json.dumps([_plain(finding) for finding in findings], indent=2))
+    else:
+        _print(findings)
+    if any(finding.grade == "problem" for finding in findings):
+        raise SystemExit(EXIT_PROBLEM)
+
+
+def _gpu_health() -> str | None:
+    from craft.telemetry.nvml import why_not
+
+    return why_not()
+
+
+def _torch() -> Torch | str:
+    """By a process of its own: torch may be missing, broken, or hang."""
+    import msgspec
+
+    from craft.protocol.fitness import Torch
+
+    command = [sys.executable, "-m", "craft.worker.fitness"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return f"did not answer within {_LIMIT_S:g} s"
+    try:
+        return msgspec.json.decode(done.stdout.splitlines()[-1], type=Torch)
+    except (IndexError, msgspec.DecodeError):
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        errors = [line for line in said if "Error" in line] or said
+        return errors[-1] if errors else f"ended with {done.returncode} and said nothing"
+
+
+def _cost(params: float, dtype: str, microbatches: int, workers: int) -> Finding:
+    from craft.decide.fitness import costs
+    from craft.decide.held import BYTES, held
+    from craft.protocol.errors import ConfigError
+
+    element_bytes = BYTES.get(dtype.removeprefix("torch."))
+    if element_bytes is None:
+        raise ConfigError(f"--dtype {dtype!r} is not known: take one of {', '.join(sorted(BYTES))}")
+    if not 0 < params < 1e15:
+        raise ConfigError(f"--params {params:g}: a number of parameters, such as 1e9")
+    return costs(params, dtype, element_bytes, microbatches, workers, held(microbatches, workers))
+
+
+def _plain(finding: Finding) -> dict[str, str]:
+    return {"subject": finding.subject, "grade": finding.grade, "found": finding.found, "advice": finding.advice}
+
+
+def _print(findings: list[Finding]) -> None:
+    width = max(len(finding.subject) for finding in findings)
+    for finding in findings:
+        click.echo(f"{finding.grade:<7}  {finding.subject:<{width}}  {finding.found}")
+        if finding.advice:
+            click.echo(f"{'':<7}  {'':<{width}}  -> {finding.advice}")
+    problems = sum(finding.grade == "problem" for finding in findings)
+    warnings = sum(finding.grade == "warning" for finding in findings)
+    click.echo(f"\n{_count(problems, 'problem')}, {_count(warnings, 'warning')}.")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"
