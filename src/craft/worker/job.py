@@ -214,11 +214,6 @@ class Job:
         self._attempts = Attempts(training, self._modules, self._registered)
         return self._attempts
 
-    def finish(self) -> None:
-        """The script came to its end. Called by whoever ran it."""
-        if self._attempts is not None:
-            self._attempts.finish()
-
     def _begin(self, data: Any, *, own_loop: bool, microbatches: int | None, seed: int, **more: Any) -> Training:
         count = microbatches if microbatches is not None else self._meeting.slots
         source, total_steps, settings = make_source(data, microbatches=count, seed=seed, **more)
@@ -416,3 +411,9 @@ def may_go_back(job: Job) -> bool:
     """Whether the job goes back to a checkpoint where numbers are not finite. No business of the script's."""
     divergence = job._techniques.get(Divergence)
     return divergence is not None and divergence.settings.answer == "rollback"
+
+
+def finish(job: Job) -> None:
+    """The script came to its end."""
+    if job._attempts is not None:
+        job._attempts.finish()

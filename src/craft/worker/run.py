@@ -18,7 +18,7 @@ from craft.settings.rundir import RunDir
 from craft.settings.worker import WorkerSettings
 from craft.worker import adapters, join, stacks
 from craft.worker.channel import Channel
-from craft.worker.job import place_of
+from craft.worker.job import finish, place_of
 
 _MAX_TRACEBACK_CHARS = 20_000
 
@@ -66,7 +66,7 @@ def _finish() -> None:
     """Steps of CRAFT's own finish by themselves; of any other loop only the end of the script is known."""
     job, guest = join.joined(), join.attending()
     if job is not None:
-        job.finish()
+        finish(job)
     if guest is not None:
         guest.finish()
 

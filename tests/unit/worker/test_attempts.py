@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from craft.protocol.errors import ConfigError
 from craft.snapshots.portable import State, load
 from craft.worker.attempts import StepAttempt
+from craft.worker.job import finish
 from craft.worker.kept import Kept
 
 from .test_job import alone, dataset, grads, loss_of, model
@@ -191,5 +192,5 @@ def test_a_loop_that_is_left_by_a_break_ends_with_the_script() -> None:
             pass
         if attempt.step == 2:
             break
-    job.finish()
+    finish(job)
     assert job.step == 3
