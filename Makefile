@@ -57,7 +57,7 @@ test-long: setup packages
 bench: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	# All run, whatever the first ones find; a missed bar in any shows in the exit code.
-	status=0; for each in recovery overhead healing transfer checkpoints control alerts techniques stragglers lightning_overhead; do $(BIN)/python bench/$$each.py || status=1; done; exit $$status
+	status=0; for each in recovery overhead healing transfer checkpoints control alerts techniques stragglers lightning_overhead huggingface_overhead; do $(BIN)/python bench/$$each.py || status=1; done; exit $$status
 
 # Six systems, two faults, 20 times each: about 45 minutes on a machine that does nothing else.
 poster: setup

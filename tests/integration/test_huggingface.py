@@ -16,7 +16,7 @@ import pytest
 
 from craft.testing import Fault
 
-from .jobs import LIMIT_S, SCRIPTS, Jobs, References, Result, describe
+from .jobs import LIMIT_S, SCRIPTS, Jobs, References, Result, describe, wait_for
 
 TRAIN_HUGGINGFACE = SCRIPTS / "train_huggingface.py"
 SAME_AS_TRAINER = SCRIPTS / "same_as_trainer.py"
@@ -97,6 +97,21 @@ def test_a_trainer_that_was_preempted_in_an_epoch_goes_on_from_there_with_the_sa
     end = the_end(result)
     assert (end["global_step"], end["epoch"], end["seen"]) == (STEPS, 2, STEPS)
     assert end["logged_at"] == list(range(2, STEPS + 1, 2))
+
+
+@pytest.mark.long
+def test_a_trainer_is_drained_and_the_others_are_stopped_in_the_middle_of_an_epoch(jobs: Jobs, tmp_path: Path) -> None:
+    slow = ("--slow-until", str(tmp_path / "never"), "--slow-s", "0.3")
+    job = jobs.start(TRAIN_HUGGINGFACE, *slow, workers=WORKERS, environment={"CRAFT_MAX_RESTARTS": "0"})
+    job.reach_step(2)
+    job.client.drain(worker_id="w1", reason="a test")
+    wait_for(lambda: any(line.get("event") == "WorkerLeft" for line in job.journal()), "w1 has left")
+    job.client.stop(reason="seen enough")
+    result = job.wait()
+    assert result.exit_code == 0, describe(result)
+    assert len(result.digests) == 1, describe(result)
+    end = the_end(result, workers=2)
+    assert 2 < end["global_step"] == end["seen"] == job.steps() < STEPS
 
 
 def test_gradients_and_losses_are_those_of_the_trainer_however_many_tokens_count_in_a_batch() -> None:
