@@ -61,6 +61,7 @@ VARIANTS = {
     ),
     "test_models.py": ("[text]", "can_be_switched_off", "[vision]"),
     "test_networks.py": ("the_summary_of_a_host", "out_of_reach_of_the_lighthouse_end_by_themselves[cut_off]"),
+    "test_nvrx.py": ("a_missed_heartbeat", "the_example_of_the_docs"),
     "test_own_loop.py": (
         "[updated-1]",
         "[reduced-2]",
