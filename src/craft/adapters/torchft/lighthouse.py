@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -26,17 +27,24 @@ from craft.protocol.errors import ConfigError, MalformedMessage
 
 logger = logging.getLogger(__name__)
 
+_ABORT_LIMIT_S = 2.0
+"""Longer nobody's abort is waited for: it hears of a loss within milliseconds, or is lost itself."""
+
 
 class Inner:
     """One lighthouse of torchft's own."""
 
-    def __init__(self, server: Any, channel: Any, known: frozenset[str] | None) -> None:
-        """``known``: whose heartbeats count until the first quorum is made; None: everybody's."""
+    def __init__(self, server: Any, channel: Any, known: frozenset[str] | None, generation: int) -> None:
+        """``known``: whose heartbeats count until the first quorum is made; None: everybody's.
+
+        ``generation``: that of CRAFT's for which it took over; 0: the first one.
+        """
         self._server = server
         self._channel = channel
         self.quorum = channel.unary_unary(messages.QUORUM)
         self.heartbeat = channel.unary_unary(messages.HEARTBEAT)
         self.known = known
+        self.generation = generation
         self.over = asyncio.Event()
         """Set when another one has taken over."""
 
@@ -56,6 +64,9 @@ class Door:
         self._inner: Inner | None = None
         self._replicas: dict[str, str] = {}
         """By worker of CRAFT's, which replica of torchft's it is."""
+        self._aborted: dict[str, int] = {}
+        """By replica, the newest generation for which it has aborted its group."""
+        self._said = asyncio.Condition()
         self._gone: set[str] = set()
         """Replicas that CRAFT goes on without: not heard any more, whatever they say."""
         self._last = messages.Quorum(number=0, replica_ids=())
@@ -67,16 +78,16 @@ class Door:
 
     async def open(self) -> None:
         await self._prepare()
-        self._inner = await self._next(None)
+        self._inner = await self._next(None, 0)
         self._spawn(self._prepare())
 
     async def _prepare(self) -> None:
         """Have a lighthouse ready, so that none has to be started when somebody is gone."""
         await self._ready.put(await asyncio.to_thread(self._start))
 
-    async def _next(self, known: frozenset[str] | None) -> Inner:
+    async def _next(self, known: frozenset[str] | None, generation: int) -> Inner:
         server = await self._ready.get()
-        return Inner(server, self._connect(server.address()), known)
+        return Inner(server, self._connect(server.address()), known, generation)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -91,11 +102,24 @@ class Door:
         while replica_id not in self._gone:
             inner = self._inner
             assert inner is not None
+            await self._has_aborted(replica_id, inner.generation)
             response = await self._ask(inner, request, limit_s)
             # Of a lighthouse that is not asked any more, the others may not have got the same answer.
             if response is not None and inner is self._inner:
                 return self._made(inner, response)
         return None
+
+    async def _has_aborted(self, replica_id: str, generation: int) -> None:
+        """Wait until a replica has aborted its old group. If it did so later, it would meet the new one, as it opens."""
+        if replica_id not in self._replicas.values():
+            return
+
+        def done() -> bool:
+            return self._aborted.get(replica_id, 0) >= generation or replica_id in self._gone
+
+        async with self._said:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._said.wait_for(done), _ABORT_LIMIT_S)
 
     async def _ask(self, inner: Inner, request: bytes, limit_s: float | None) -> bytes | None:
         call = asyncio.ensure_future(_result(inner.quorum(request, timeout=limit_s)))
@@ -126,19 +150,24 @@ class Door:
 
     def attends(self, said: Attends) -> None:
         self._replicas[said.worker_id] = said.replica_id
+        # It came after whatever was aborted until now.
+        self._aborted[said.replica_id] = self._inner.generation if self._inner is not None else 0
 
     async def goes_on_without(self, said: Gone) -> None:
         """The first who says it has a fresh lighthouse take over, unless a quorum without them was made already."""
+        async with self._said:
+            self._aborted[self._replicas.get(said.worker_id, "")] = said.generation
+            self._said.notify_all()
         gone = {self._replicas[each] for each in said.worker_ids if each in self._replicas} - self._gone
         self._gone |= gone
         async with self._taking_over:
             if gone & set(self._last.replica_ids):
                 logger.info("generation %d goes on without %s", said.generation, ", ".join(said.worker_ids))
-                await self._take_over(frozenset(self._last.replica_ids) - self._gone)
+                await self._take_over(frozenset(self._last.replica_ids) - self._gone, said.generation)
 
-    async def _take_over(self, left: frozenset[str]) -> None:
+    async def _take_over(self, left: frozenset[str], generation: int) -> None:
         """Let a fresh lighthouse make the next quorum, of those who are left of the last one."""
-        fresh = await self._next(left)
+        fresh = await self._next(left, generation)
         # All of them before anybody asks: who is not known yet would be left out.
         await asyncio.gather(*(fresh.heartbeat(messages.heartbeat_of(each)) for each in left))
         before, self._inner = self._inner, fresh

@@ -45,14 +45,14 @@ def attend(manager: Any, *, lighthouse: str | None = None) -> Guest:
         raise ConfigError(
             "where is torchft's lighthouse? Set TORCHFT_LIGHTHOUSE, or attend(manager, lighthouse=ADDRESS)"
         )
-    door = _Door(address)
+    door, guest = _Door(address), join.attend()
 
     def abort(change: Change) -> None:
-        asked = door.gone(change)
+        # In this order: the lighthouse lets nobody meet anew who has not come out of the old group.
         _abort_group(manager._pg)
-        door.wait(asked)
+        door.gone(guest.worker_id, change)
 
-    guest = join.attend(abort)
+    guest.on_change(abort)
     door.attends(guest.worker_id, manager._store.get("replica_id").decode())
     _Managed(manager, guest)
     return guest
@@ -136,13 +136,10 @@ class _Door:
                 " 'python -m craft.adapters.torchft.lighthouse' in its place, with the same flags", self._address,
             )  # fmt: skip
 
-    def gone(self, change: Change) -> Any:
-        said = Gone(generation=change.generation, worker_ids=change.lost)
-        return self._gone.future(msgspec.json.encode(said), timeout=_LIMIT_S)
-
-    def wait(self, asked: Any) -> None:
+    def gone(self, worker_id: str, change: Change) -> None:
+        said = Gone(worker_id=worker_id, generation=change.generation, worker_ids=change.lost)
         try:
-            asked.result()
+            self._gone(msgspec.json.encode(said), timeout=_LIMIT_S)
         except self._error as error:
             if error.code() is not self._unknown:
                 logger.warning("torchft's lighthouse at %s does not answer: %s", self._address, error.details())

@@ -30,8 +30,10 @@ class Attends(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Gone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Workers that CRAFT goes on without. Every survivor says it; the first one counts."""
+    """Workers that CRAFT goes on without. Every survivor says it once it has aborted what it was in with them."""
 
+    worker_id: str
+    """Who says it."""
     generation: int
     worker_ids: tuple[str, ...]
 

@@ -52,8 +52,8 @@ class Job:
         client = LighthouseClient(self._address, LIMIT)
         return self._threads.submit(client.quorum, replica_id, LIMIT)
 
-    def lose(self, *replica_ids: str) -> None:
-        said = Gone(generation=2, worker_ids=tuple(f"worker of {each}" for each in replica_ids))
+    def lose(self, replica_id: str, *, by: str, generation: int = 2) -> None:
+        said = Gone(worker_id=f"worker of {by}", generation=generation, worker_ids=(f"worker of {replica_id}",))
         self._gone(msgspec.json.encode(said))
 
 
@@ -88,12 +88,13 @@ def test_those_who_are_left_get_their_quorum_at_once_when_somebody_is_gone(job: 
     assert [members(each) for each in first] == [(1, ["a", "b", "c"])] * 3
     waiting = [job.ask("a"), job.ask("b")]
     assert not any(each.done() for each in waiting), "c is taken for alive"
-    job.lose("c")
+    job.lose("c", by="a")
+    assert not any(each.done() for each in waiting), "b has not aborted its group yet"
+    job.lose("c", by="b")
     assert [members(each) for each in waiting] == [(2, ["a", "b"])] * 2, "and its number is a new one"
     with pytest.raises(RuntimeError, match="goes on without"):
         job.ask("c").result(30)
-    # As it goes on: everybody has said who is gone, and a quorum of the same members is the same quorum.
-    job.lose("c")
+    # As it goes on: a quorum of the same members is the same quorum.
     again = [job.ask("a"), job.ask("b")]
     assert [members(each) for each in again] == [(2, ["a", "b"])] * 2
 
@@ -103,7 +104,7 @@ def test_one_that_is_just_starting_is_not_waited_for(job: Job) -> None:
         job.joins(each)
     assert {members(each)[0] for each in [job.ask("a"), job.ask("b")]} == {1}
     waiting = job.ask("a")
-    job.lose("b")
+    job.lose("b", by="a")
     assert members(waiting) == (2, ["a"])
     job.joins("d")
     assert members(job.ask("a")) == (2, ["a"]), "its heart beats, but it has asked for nothing yet"
