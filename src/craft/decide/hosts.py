@@ -49,9 +49,10 @@ class Spread(msgspec.Struct, frozen=True):
 
 def spread_of(hosts: Sequence[str]) -> Spread:
     """``hosts`` names the host of each rank."""
-    return Spread(
-        tuple(tuple(rank for rank, each in enumerate(hosts) if each == host) for host in dict.fromkeys(hosts))
-    )
+    ranks: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        ranks.setdefault(host, []).append(rank)
+    return Spread(tuple(map(tuple, ranks.values())))
 
 
 def host_first(hosts: Sequence[str], owners: Sequence[int]) -> Spread | None:
