@@ -6,7 +6,7 @@ TORCH := 2.13.0
 # What tests of several hosts and of alerts need beside Python, as command:package of Debian.
 PACKAGES := ip:iproute2 tc:iproute2 nft:nftables nsenter:util-linux prometheus:prometheus prometheus-alertmanager:prometheus-alertmanager
 
-.PHONY: setup packages demo check test test-long pairs bench poster clean
+.PHONY: setup packages demo check test test-long test-gpu pairs bench poster clean
 
 setup: $(VENV)/.ready
 
@@ -43,7 +43,8 @@ check: setup
 # Several at a time: most of a test is a job that starts, and that keeps one core busy at best.
 test: check packages
 	@echo "Variants that are marked as long are left out here; 'make test-long' runs them."
-	$(BIN)/pytest -n 3 --dist worksteal -m 'not long'
+	@echo "Tests that need a GPU are left out here; 'make test-gpu' runs them."
+	$(BIN)/pytest -n 3 --dist worksteal -m 'not long' --ignore tests/gpu
 
 # Every two techniques together; makes the table in docs/pairs.md from what comes out.
 pairs: setup packages
@@ -52,7 +53,11 @@ pairs: setup packages
 	    $(BIN)/python -m tests.integration.pairs_table .pairs docs/pairs.md
 
 test-long: setup packages
-	$(BIN)/pytest -n 3 --dist worksteal -m long
+	$(BIN)/pytest -n 3 --dist worksteal -m long --ignore tests/gpu
+
+# With a Python that has a CUDA build of torch: PYTHON=...
+test-gpu:
+	PYTHON=$(PYTHON) tests/gpu/run.sh
 
 bench: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'

@@ -26,6 +26,7 @@ from bench.commits import Commit, read_commits
 
 BENCH = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
+CRAFT = (sys.executable, "-m", "craft.cli.main")
 GRACE_S = 5.0
 
 
@@ -162,7 +163,7 @@ class CraftJob(Job):
         self.start_first()
         self._run = folder / "run"
         flags: list[str | Path] = ["--workers", str(workers), "--dir", self._run, *options]
-        command: list[str | Path] = [BIN / "craft", "run", *flags, BENCH / script, *args]
+        command: list[str | Path] = [*CRAFT, "run", *flags, BENCH / script, *args]
         self.start(command, "craft.log")
 
     def start_first(self) -> None:
@@ -178,7 +179,7 @@ class CraftJob(Job):
         return (self._run / "token").read_text().strip()
 
     def status(self) -> dict[str, Any]:
-        command: list[str | Path] = [BIN / "craft", "status", "--json", "--dir", self._run]
+        command: list[str | Path] = [*CRAFT, "status", "--json", "--dir", self._run]
         found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=20).stdout)
         return found
 

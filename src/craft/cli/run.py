@@ -65,6 +65,11 @@ class _Resume(click.Command):
 @click.option(
     "--check-bits/--no-check-bits", default=None, help="Compare one microbatch's bits between workers at the start."
 )
+@click.option(
+    "--group",
+    type=click.Choice(["auto", "gloo", "nccl"]),
+    help="What carries gradients; auto: NCCL between GPUs, Gloo between CPUs.  [default: auto]",
+)
 @click.option("--checkpoints", metavar="URL", help="Where checkpoints go: a path, or such as s3://bucket/job.")
 @click.option("--checkpoint-every", metavar="HOW", help="auto, or such as '500 steps' or '10 min'.  [default: auto]")
 @click.option("--checkpoint-keep", type=int, help="How many are kept, besides those with a tag.  [default: 3]")

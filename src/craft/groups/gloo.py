@@ -163,6 +163,12 @@ class GlooGroup:
     def aborted(self) -> bool:
         return self._aborted.is_set()
 
+    @property
+    def over(self) -> GroupError | None:
+        """Why nobody need wait here any longer; None while the group is of use."""
+        with self._lock:
+            return self._over
+
     def abort(self) -> None:
         self._aborted.set()
         with self._lock:

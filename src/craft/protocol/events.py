@@ -91,6 +91,8 @@ class WorkerFailed(Event, frozen=True, kw_only=True, tag=True):
     """Whether it is no bug: the job cannot be started like this."""
     everywhere: bool = False
     """Whether every member finds the same: no other worker would do better."""
+    hardware: bool = False
+    """Whether a device failed it: the script is not to blame, however often that happens."""
     time: float = 0.0
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -92,6 +92,10 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         says("How much of the state is compared between the workers in every step; 0 switches it off."),
     ] = 32768
     bucket_mb: Annotated[float, msgspec.Meta(gt=0.0, le=1e6), says("Size limit of a gradient bucket, in MiB.")] = 25.0
+    group: Annotated[
+        Literal["auto", "gloo", "nccl"],
+        says("What carries gradients between workers; auto: NCCL between GPUs, Gloo between CPUs."),
+    ] = "auto"
     host: Annotated[str, says("Name of this host.")] = ""
     address: Annotated[str, says("Where workers on other hosts reach those of this one.")] = "127.0.0.1"
     techniques: Chosen = msgspec.field(default_factory=defaults)
@@ -171,6 +175,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             check_bits=self.check_bits,
             digest_bytes=self.digest_bytes,
             bucket_mb=self.bucket_mb,
+            group=self.group,
             resume=self.resume,
             techniques=to_json(self.techniques),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -39,6 +40,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How much of the state is hashed in each step to find silent divergence; 0 switches it off."""
     bucket_mb: float = 25.0
     """Size limit of a gradient bucket; the first one is at most 1 MiB, so that the exchange begins early."""
+    group: Literal["auto", "gloo", "nccl"] = "auto"
+    """What carries gradients between workers; auto: NCCL between GPUs, Gloo between CPUs."""
     resume: str | None = None
     """``auto`` or the number of a step; None: a fresh start."""
     techniques: str = ""
@@ -69,6 +72,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
             "check_bits": self.check_bits,
             "digest_bytes": self.digest_bytes,
             "bucket_mb": self.bucket_mb,
+            "group": self.group,
         }
 
     def to_environment(self) -> Mapping[str, str]:

@@ -84,7 +84,7 @@ class Donor:
         reserved, self._reserved = self._reserved, None
         stripe = carve(reserved.take(end - begin) if reserved else room(end - begin), 0, end - begin)
         state.copy(begin, end, stripe)
-        staged = Staged(name, level, part, of, encode_header(state.header), stripe)
+        staged = Staged(name, level, part, of, encode_header(state.header), stripe, state.copied())
         with self._change:
             self._staged = staged
             self._change.notify_all()

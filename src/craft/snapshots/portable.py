@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import torch
 
 from craft.protocol.errors import ConfigError, SnapshotCorrupt
+from craft.snapshots.device import Copies, uses_devices
 from craft.snapshots.entries import Entry, Layout, entry_bytes
 from craft.snapshots.memory import DTYPES, is_dense, memory_of, same_bits
 from craft.snapshots.skeleton import Builder, Items, Node, Packer, Table
@@ -38,6 +39,8 @@ class Header(msgspec.Struct, frozen=True):
     conditions: bytes
     """Whatever the caller wants the receiver to know; not looked at here."""
     total_bytes: int
+    on_device: tuple[int, ...] = ()
+    """Entries that were on a GPU. Where the receiver has nothing in their place yet, they go to its own."""
 
 
 def encode_header(header: Header) -> bytes:
@@ -86,13 +89,24 @@ class State:
         self, modules: Mapping[str, torch.nn.Module], registered: Mapping[str, Stateful], conditions: bytes
     ) -> None:
         packer = Packer()
+        steady: set[int] = set()
         for leaf in module_leaves(modules):
             assert isinstance(leaf.value, torch.Tensor)
             packer.tensor(leaf.name, leaf.value)
+            if isinstance(leaf.value, torch.nn.Parameter):
+                steady.add(len(packer.entries) - 1)
         module_entries = len(packer.entries)
         names = _names(modules)
-        skeleton = {name: packer.pack(name, item.state_dict()) for name, item in registered.items()}
+        skeleton: dict[str, Node] = {}
+        for name, item in registered.items():
+            first = len(packer.entries)
+            skeleton[name] = packer.pack(name, item.state_dict())
+            if isinstance(item, torch.optim.Optimizer):
+                steady.update(range(first, len(packer.entries)))
         self.tensors = packer.tensors
+        self._steady = frozenset(steady)
+        """Tensors that nothing but the script's update code changes. Buffers are not among them: forward does."""
+        self._copies = Copies()
         self._layout = Layout(packer.entries)
         self.header = Header(
             entries=tuple(packer.entries),
@@ -101,19 +115,27 @@ class State:
             names=names,
             conditions=conditions,
             total_bytes=self._layout.total_bytes,
+            on_device=tuple(number for number, tensor in enumerate(packer.tensors) if tensor.is_cuda),
         )
 
     def copy(self, begin: int, end: int, out: torch.Tensor) -> None:
-        """Copy a range of bytes into ``out``, which has as many."""
+        """Copy a range of bytes into ``out``, which has as many; they are there once ``copied()`` has returned."""
         filled, target = 0, out.data_ptr()
         for index, first, last in self._layout.pieces(begin, end):
             size, tensor = last - first, self.tensors[index]
             if size < _SMALL_BYTES and tensor.device.type == out.device.type == "cpu":
                 # An optimizer has thousands of these, and each call of torch's costs more than its copy.
                 ctypes.memmove(target + filled, tensor.data_ptr() + first, size)
+            elif tensor.is_cuda:
+                place = out[filled : filled + size]
+                self._copies.add(memory_of(tensor)[first:last], place, steady=index in self._steady)
             else:
                 out[filled : filled + size].copy_(memory_of(tensor)[first:last])
             filled += size
+
+    def copied(self) -> Callable[[], None]:
+        """What returns when all that was copied so far is there: at once, unless it came from a device."""
+        return self._copies.copied()
 
 
 def _names(modules: Mapping[str, torch.nn.Module]) -> dict[str, int]:
@@ -150,6 +172,7 @@ def load(
 
     Raises ConfigError, with the name of what does not fit or was not restored. Then some of it may have been written.
     """
+    tensors = _placed(header, tensors, modules)
     _load_modules(header, tensors, modules)
     if list(header.skeleton) != list(registered):
         raise ConfigError(
@@ -161,6 +184,17 @@ def load(
     for name in sorted(registered, key=lambda each: isinstance(registered[each], torch.optim.Optimizer)):
         _load_item(name, registered[name], header.skeleton[name], builder)
     _verify(header, tensors, State(modules, registered, header.conditions))
+
+
+def _placed(
+    header: Header, tensors: Sequence[torch.Tensor], modules: Mapping[str, torch.nn.Module]
+) -> Sequence[torch.Tensor]:
+    """``tensors`` on the devices where they belong: those of modules where these are, others where they came from."""
+    leaves = [leaf.value for leaf in module_leaves(modules) if isinstance(leaf.value, torch.Tensor)]
+    own = torch.device("cuda", torch.cuda.current_device()) if uses_devices() else torch.device("cpu")
+    places = dict.fromkeys(header.on_device, own)
+    places |= {number: leaf.device for number, leaf in enumerate(leaves[: header.module_entries])}
+    return [tensor.to(places.get(number, tensor.device)) for number, tensor in enumerate(tensors)]
 
 
 def _load_modules(header: Header, tensors: Sequence[torch.Tensor], modules: Mapping[str, torch.nn.Module]) -> None:
@@ -230,7 +264,8 @@ def _exact(mine: Any, theirs: Any) -> Any:
 
 def _verify(header: Header, tensors: Sequence[torch.Tensor], after: State) -> None:
     """Compare what was sent with what a worker would send that has just loaded it."""
-    if after.header != header:
+    # Where tensors are is the receiver's own business.
+    if msgspec.structs.replace(after.header, on_device=header.on_device) != header:
         for got, sent in itertools.zip_longest(flat_form(after.header), flat_form(header)):
             if got != sent:
                 raise _not_restored((sent or got)[0])

@@ -5,9 +5,9 @@ The first touch of memory can cost more than what is then written there. A threa
 
 from __future__ import annotations
 
-import mmap
 import threading
 
+from craft.snapshots.device import Room, uses_devices
 from craft.snapshots.memory import carve, room
 
 
@@ -16,15 +16,17 @@ class Reserve:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._memory: mmap.mmap | None = room(size)
+        self._memory: Room | None = room(size)
         self._thread = threading.Thread(target=self._touch, name="craft-reserve", daemon=True)
         self._thread.start()
 
     def _touch(self) -> None:
         if self._memory is not None:
             carve(self._memory, 0, self._size).zero_()
+            if uses_devices():
+                self._memory.pin()
 
-    def take(self, size: int) -> mmap.mmap:
+    def take(self, size: int) -> Room:
         """Return memory for ``size`` bytes: what was set aside if it is enough, the same one again if asked again."""
         if size > self._size or self._memory is None:
             return room(size)

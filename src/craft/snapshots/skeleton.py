@@ -221,7 +221,9 @@ class Builder:
                 [self.build(f"{name}.{index}", item, each) for index, (item, each) in enumerate(pairs)]
             )
         if isinstance(node, Tensor):
-            return self._tensors[node.index]
+            found = self._tensors[node.index]
+            # On the device of what it takes the place of, whatever it was on before.
+            return found.to(own.device) if isinstance(own, torch.Tensor) else found
         if isinstance(node, Array):
             shape = node.shape[::-1] if node.transposed else node.shape
             array = self._tensors[node.index].numpy().view(node.dtype).reshape(shape)

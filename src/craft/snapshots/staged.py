@@ -7,6 +7,7 @@ makes. ``donor.py`` owns them.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import torch
 
@@ -17,7 +18,17 @@ from craft.snapshots.memory import view_of
 class Staged:
     """What is served. Never changed, so that who is in the middle of it when the next one comes gets it whole."""
 
-    def __init__(self, name: str, level: int, part: int, of: int, header: bytes, stripe: torch.Tensor) -> None:
+    def __init__(
+        self,
+        name: str,
+        level: int,
+        part: int,
+        of: int,
+        header: bytes,
+        stripe: torch.Tensor,
+        copied: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``copied`` returns once the bytes are there."""
         self.name = name
         self.level = level
         self.part = part
@@ -28,10 +39,13 @@ class Staged:
         self._more = threading.Condition()
         self._digests: list[bytes] = []
         self._ended = False
+        self._copied = copied
         self.thread = threading.Thread(target=self._hash, name="craft-donor-hash", daemon=True)
         self.thread.start()
 
     def _hash(self) -> None:
+        # Nobody is sent a frame before it has its hash.
+        self._copied()
         for begin in range(0, len(self.view), line.FRAME_BYTES):
             digest = line.digest_of(self.view[begin : begin + line.FRAME_BYTES])
             with self._more:

@@ -6,7 +6,7 @@ are copied in place. Nothing is pickled: a value that is neither a tensor nor pl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -120,9 +120,10 @@ class _Piece(msgspec.Struct, frozen=True):
     begin: int
     end: int
 
-    def data(self) -> memoryview:
+    def data(self) -> torch.Tensor:
+        """Its bytes, where they are."""
         assert isinstance(self.leaf.value, torch.Tensor)
-        return memoryview(tensor_bytes(self.leaf.value))[self.begin : self.end]
+        return self.leaf.value.detach().contiguous().view(-1).view(torch.uint8)[self.begin : self.end]
 
 
 class RotatingDigest:
@@ -181,12 +182,37 @@ class RotatingDigest:
 
     def digest(self, step: int) -> bytes:
         """Hash of the slice whose turn it is."""
+        return self.take(step)()
+
+    def take(self, step: int) -> Callable[[], bytes]:
+        """Look at the slice whose turn it is; what is returned gives its hash, as often as it is asked.
+
+        What is on a device is only asked for now, and waited for then: nothing that the device has to do stands still.
+        """
         if not self._slices:
-            return b""
-        hasher = blake3()
-        for piece in self._slices[step % self.period]:
-            hasher.update(piece.data())
-        return bytes(hasher.digest(length=8))
+            return bytes
+        parts = [piece.data() for piece in self._slices[step % self.period]]
+        if not any(part.is_cuda for part in parts):
+            found = _hash(parts)
+            return lambda: found
+        on_host = [torch.empty(part.numel(), dtype=torch.uint8, pin_memory=True) for part in parts]
+        for part, room in zip(parts, on_host, strict=True):
+            room.copy_(part, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+
+        def wait() -> bytes:
+            copied.synchronize()
+            return _hash(on_host)
+
+        return wait
+
+
+def _hash(parts: Sequence[torch.Tensor]) -> bytes:
+    hasher = blake3()
+    for part in parts:
+        hasher.update(memoryview(part.numpy()))  # type: ignore[arg-type]
+    return bytes(hasher.digest(length=8))
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

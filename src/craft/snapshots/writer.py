@@ -22,6 +22,7 @@ from craft.protocol.events import AnyNote
 from craft.snapshots.collect import apply_keep
 from craft.snapshots.copier import Copier
 from craft.snapshots.cutting import Chunk, assign, cut
+from craft.snapshots.device import Room, uses_devices
 from craft.snapshots.entries import Entry
 from craft.snapshots.local import Pin
 from craft.snapshots.manifest import Manifest, Numbered, Part, Ref, seal
@@ -66,6 +67,8 @@ class _Taken(NamedTuple):
     header: Header
     chunks: list[tuple[int, memoryview]]
     """Their numbers and bytes."""
+    copied: Callable[[], None]
+    """Returns once the bytes are there."""
     time: float
 
 
@@ -83,7 +86,7 @@ class Writer:
         """How long the last ``take`` held the main thread up."""
         self.write_s = 0.0
         """How long the last share took from there until it was in the first store."""
-        self._memory: mmap.mmap | None = None
+        self._memory: Room | None = None
         self._reserve: Reserve | None = None
         self._cut: tuple[tuple[Entry, ...], Sequence[Chunk]] = ((), ())
         # Guards what follows: the main thread takes, the writer's thread writes.
@@ -133,7 +136,7 @@ class Writer:
                 filled += end - start
             copied.append((number, view[first:filled]))
         with self._change:
-            self._taken = _Taken(place, state.header, copied, time.time())
+            self._taken = _Taken(place, state.header, copied, state.copied(), time.time())
             self._last = Last(place, written=False, complete=False)
             self._change.notify_all()
         self.stall_s = time.perf_counter() - begin
@@ -173,6 +176,9 @@ class Writer:
         elif self._memory is None or len(self._memory) < size:
             self._memory = None
             self._memory = room(size)
+            if uses_devices():
+                # Once: it is used again for every checkpoint.
+                self._memory.pin()
         assert self._memory is not None
         # A data loader's process would otherwise share it, and the first touch of each page would cost a copy again.
         with contextlib.suppress(OSError):
@@ -189,6 +195,7 @@ class Writer:
                 taken = self._taken
                 if self._closed or taken is None:
                     return
+            taken.copied()
             found = self._persist(taken)
             complete = found is not None and found[1] is not None
             with self._change:

@@ -80,8 +80,11 @@ class Buffers:
         return tuple(self._first)
 
     def pack(self) -> torch.Tensor:
-        """What microbatch 0 changed, as raw bytes."""
-        return torch.cat([_bits(value) for value in self._first.values()]) if self._first else torch.empty(0)
+        """What microbatch 0 changed, as raw bytes in the memory of the host."""
+        values = list(self._first.values())
+        if len({value.device for value in values}) > 1:
+            values = [value.cpu() for value in values]
+        return torch.cat([_bits(value) for value in values]).cpu() if values else torch.empty(0)
 
     def empty_like(self, changed: tuple[int, ...]) -> torch.Tensor:
         """Room for what ``pack`` of another worker gives for ``changed``."""

@@ -20,9 +20,10 @@ from craft.decide.settle import LossAnswer, settle
 from craft.decide.stragglers import StragglerSettings
 from craft.groups.group import Group
 from craft.protocol.entries import Entered, Moments
-from craft.protocol.errors import GroupError, StateLost
+from craft.protocol.errors import ConfigError, GroupError, StateLost
 from craft.protocol.membership import DROPPED, Claim, Generation, Settlement
 from craft.protocol.word import Combined
+from craft.worker.devices import DIFFERENT_DEVICES
 from craft.worker.gather import gather
 from craft.worker.meeting import Meeting
 from craft.worker.points import reach
@@ -40,6 +41,14 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Entry).decode
+
+
+def decode_entry(data: bytes) -> Entry:
+    """Return the entry in ``data``; another member may have come with something else."""
+    try:
+        return _decode(data)
+    except msgspec.DecodeError:
+        raise ConfigError(DIFFERENT_DEVICES) from None
 
 
 class Commitments:
@@ -136,13 +145,14 @@ class Commitments:
             self.ledger = books.enter(self.ledger, generation)
             claim = replace(books.claim(self.ledger), started=self.started)
             try:
-                entries = [_decode(data) for data in gather(group, _encode(Entry(claim, self.trainable())))]
+                parts = gather(group, _encode(Entry(claim, self.trainable())))
             except GroupError as error:
                 logger.info("generation %d broke while it settled: %s", generation.number, error)
                 self._meeting.broke(generation.number, error)
                 self.await_move()
                 continue
             reach("claimed", self.step)
+            entries = [decode_entry(part) for part in parts]
             claims = [entry.claim for entry in entries]
             self.started = any(other.started for other in claims)
             try:

@@ -86,7 +86,7 @@ class Flight:
         self._route: Route | None = None
         self._result: Flats | None = None
         self._probe = b""
-        self._state_digest = b""
+        self._state_digest: Callable[[], bytes] = bytes
         self._late = False
 
     @property
@@ -113,7 +113,7 @@ class Flight:
         if self._digest.due(self.step):
             self._digest.refresh(self._leaves())
         # Now, while the state is that of the last commit: forward changes buffers.
-        self._state_digest = self._digest.digest(self.step)
+        self._state_digest = self._digest.take(self.step)
         self._commitments.ledger = books.begin(self._commitments.ledger, self._size_of(self.step))
         self._start_attempt()
 
@@ -154,6 +154,8 @@ class Flight:
         """A bucket is ready while backward goes on; the last one is left to the main thread."""
         reach("flushed", self.step)
         if self._attempt is not None and bucket < len(self.gradients.layout.buckets) - 1:
+            assert self._route is not None
+            self._route.flushed(bucket)
             self._exchange.give(self._attempt, bucket)
 
     def hold(self, microbatch: int, scalars: dict[str, float], more: bool) -> None:
@@ -272,7 +274,7 @@ class Flight:
             able=self._commitments.ledger.able,
             stop=self.stop_reason,
             resend=self._late,
-            digest=self._state_digest,
+            digest=self._state_digest(),
             probe=self._probe,
             buffers=changed,
             rewinds=self._commitments.ledger.rewinds,
@@ -291,7 +293,7 @@ class Flight:
         # What the old group was to receive into may still be written to.
         self._route, self._result = None, None
         settlement = self._commitments.regroup(self._size_of)
-        self._state_digest = b""
+        self._state_digest = bytes
         commits = self._commitments.ledger.worker_id in settlement.commits
         if commits:
             assert attempt is not None

@@ -23,6 +23,7 @@ from craft.worker.attempts import Attempts, numbers, refuse_for_attempts
 from craft.worker.channel import Channel
 from craft.worker.commit import Commitments
 from craft.worker.data import Collate
+from craft.worker.devices import between_devices, device_of, own_device
 from craft.worker.meeting import Meeting
 from craft.worker.saving import Target, check_tag
 from craft.worker.shifted import Shifted
@@ -75,6 +76,8 @@ class Job:
             stragglers.settings if stragglers is not None else None,
         )
         self._modules: dict[str, torch.nn.Module] = {}
+        self._device: torch.device | None = None
+        """Where the model is; None: that is not known yet."""
         self._registered: dict[str, Stateful] = {}
         self._handlers: list[tuple[type[Event], Callable[[Any], None]]] = []
         self._checkpoints: tuple[str, str, int, str | None] | None = None
@@ -98,12 +101,10 @@ class Job:
                 raise ConfigError(
                     f"{name} has no shape yet: run one batch through the model before job.replicate(model)"
                 )
-        for name, param in model.named_parameters():
-            if param.device.type != "cpu":
-                raise ConfigError(
-                    f"parameter {name} is on {param.device}: only models on the CPU can be replicated yet"
-                )
+        modules: list[torch.nn.Module] = [*self._modules.values(), model]
+        device = device_of(named for module in modules for named in module.named_parameters())
         self._not_training("replicate")
+        self._device = device or self._device
         if any(module is model for module in self._modules.values()):
             return model
         self._modules["model" if not self._modules else f"model{len(self._modules)}"] = model
@@ -218,6 +219,9 @@ class Job:
         count = microbatches if microbatches is not None else self._meeting.slots
         source, total_steps, settings = make_source(data, microbatches=count, seed=seed, **more)
         settings |= {"own_loop": True} if own_loop else {}
+        connected = between_devices(self._settings.group, self.device)
+        logger.info("trains on %s; gradients travel by %s", self.device, "Gloo" if connected is None else "NCCL")
+        self._meeting.equip(connected)
         self._training = Training(
             settings=self._settings,
             meeting=self._meeting,
@@ -374,8 +378,8 @@ class Job:
 
     @property
     def device(self) -> torch.device:
-        """Where this worker computes: the CPU, until there is a group for other devices."""
-        return torch.device("cpu")
+        """Where this worker computes: where its model is; before there is one, a GPU of its host, or the CPU if it has none."""
+        return self._device or own_device(self._settings.local_rank)
 
     @property
     def step(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from craft.snapshots.device import hold_back
 from craft.snapshots.portable import Header, State, load
 from craft.snapshots.state import Stateful
 
@@ -36,6 +37,8 @@ class Kept:
         """Copy the state, which is that of the last commit; from here on the script changes it."""
         if self._changed:
             return
+        # What a joiner or a checkpoint is given of it may still be on its way.
+        hold_back()
         state = self._state()
         if self._header is not None and self._header.entries == state.header.entries:
             # Into the same memory: the first touch of memory costs more than the copy.

@@ -16,20 +16,24 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+import torch
 from msgspec.structs import replace
 
 from craft.groups.gloo import GlooGroup
+from craft.groups.nccl import NcclGroup
 from craft.groups.reach import unreachable
 from craft.protocol.entries import Moments
 from craft.protocol.errors import Fenced, GroupError
 from craft.protocol.membership import Generation
 from craft.protocol.messages import CheckpointWish, Directive, Preemption, Restoration
+from craft.worker.devices import connect_devices
 from craft.worker.points import reach
 
 logger = logging.getLogger(__name__)
 
 _OPEN_LIMIT_S = 15.0
 
+AnyGroup = GlooGroup | NcclGroup
 OnBroken = Callable[[int, str, tuple[str, ...]], None]
 
 
@@ -42,7 +46,10 @@ class _Place:
 
     def __init__(self, generation: Generation, moments: Moments) -> None:
         self.generation = generation
-        self.group: GlooGroup | None = None
+        self.group: AnyGroup | None = None
+        """Not to be used before it is opened: until then there may be more to it."""
+        self.problem: Exception | None = None
+        """Why it will never open; not for the lighthouse to judge."""
         self.opened = len(generation.members) == 1
         self.abandoned = False
         self.moments = replace(moments, met=time.time())
@@ -66,6 +73,9 @@ class Meeting:
         self._on_left = on_left
         # Guards everything below; the channel's thread, opening threads and the main thread meet here. Reentrant.
         self._change = threading.Condition()
+        self._equipped = False
+        self._device: torch.device | None = None
+        """Between which devices groups are to carry tensors; not known before the script has said where its model is."""
         self._current: _Place | None = None
         self._next: _Place | None = None
         self._left_behind: list[_Place] = []
@@ -94,6 +104,12 @@ class Meeting:
         """From where the job began again, if it did: those in its generations begin there, too."""
         self.step = 0
         """The step in flight, for the points of the opening thread."""
+
+    def equip(self, device: torch.device | None) -> None:
+        """From now on groups carry tensors between these devices; before the first generation is entered."""
+        with self._change:
+            self._equipped, self._device = True, device
+            self._change.notify_all()
 
     def direct(self, directive: Directive) -> None:
         """Follow a directive; an old or repeated one changes nothing."""
@@ -200,19 +216,33 @@ class Meeting:
         reach("opening", self.step, rank)
         began = time.monotonic()
         try:
-            group = GlooGroup(generation, rank, self._address, _OPEN_LIMIT_S)
+            self._connect(place, GlooGroup(generation, rank, self._address, _OPEN_LIMIT_S))
         except GroupError as error:
             if time.monotonic() - began > _OPEN_LIMIT_S / 2 and not place.abandoned:
                 # Everybody's limit ends at about the same time: first find out who is out of reach, then say it all.
                 self._look(place, str(error))
             elif not place.abandoned:
                 self.broke(generation.number, error)
-            return
-        reach("opened", self.step, rank)
+        except Exception as error:  # noqa: BLE001  (the edge of a thread: the main thread raises it)
+            with self._change:
+                place.problem = error
+                self._change.notify_all()
+
+    def _connect(self, place: _Place, gloo: GlooGroup) -> None:
+        """The members have met. Those whose tensors are on devices connect these, too, once all know which they are."""
+        reach("opened", self.step, gloo.rank)
+        with self._change:
+            # Known to ``abandon`` from here on: what follows may have to be aborted.
+            place.group = gloo
+            place.moments = replace(place.moments, met=time.time())
+            self._change.wait_for(lambda: self._equipped or place.abandoned)
+            device = self._device
+        group: AnyGroup = gloo
+        if device is not None and not place.abandoned:
+            group = connect_devices(gloo, device)
         with self._change:
             if not place.abandoned:
                 place.group = group
-                place.moments = replace(place.moments, met=time.time())
                 place.opened = True
                 self._change.notify_all()
                 return
@@ -316,15 +346,19 @@ class Meeting:
             self._change.wait_for(lambda: saved() or self.newer(number), limit_s)
             return saved() or not self.newer(number)
 
-    def enter(self) -> tuple[Generation, GlooGroup | None, Moments]:
+    def enter(self) -> tuple[Generation, AnyGroup | None, Moments]:
         """Return the newest generation and its group, once that is open, and how it came to that.
 
         Raises Fenced or Left if there is no place for us.
         """
         with self._change:
-            self._change.wait_for(lambda: self._gone or (self._current is not None and self._current.opened))
+            if not self._equipped:
+                self.equip(None)
+            self._change.wait_for(lambda: self._gone or self._may_enter)
             self._check_gone()
             assert self._current is not None
+            if self._current.problem is not None:
+                raise self._current.problem
             self._entered = True
             return self._current.generation, self._current.group, self._current.moments
 
@@ -354,6 +388,11 @@ class Meeting:
             return self._current.generation.worker_ids if self._current is not None else ()
 
     @property
+    def _may_enter(self) -> bool:
+        place = self._current
+        return place is not None and (place.opened or place.problem is not None)
+
+    @property
     def _gone(self) -> bool:
         return self._fenced is not None or (self._over is not None and not self._inside)
 
@@ -371,7 +410,7 @@ class Meeting:
     def cut_one(self) -> bool:
         """For tests of jobs: cut one connection of the current group; False if it has none."""
         with self._change:
-            group = self._current.group if self._current is not None else None
+            group = self._current.group if self._current is not None and self._current.opened else None
         return group is not None and group.cut_one()
 
     def close(self) -> None:

@@ -88,9 +88,11 @@ class Numbers(Hooks):
                 return f"{name} is {value}"
         if self._scales:
             return None
-        for bucket, flat in zip(layout.buckets, flats, strict=True):
-            # The sum first: it is fast, and finite unless something is wrong. Then for sure.
-            if not math.isfinite(float(flat.sum())) and not bool(torch.isfinite(flat).all()):
+        # The sums first: they are fast, and finite unless something is wrong. Then for sure. All before any is looked at: a
+        # look waits for the device.
+        sums = torch.stack([flat.sum().double() for flat in flats]).tolist() if flats else []
+        for bucket, flat, total in zip(layout.buckets, flats, sums, strict=True):
+            if not math.isfinite(total) and not bool(torch.isfinite(flat).all()):
                 return f"a gradient is not finite (bucket of parameters {bucket.param_indices[0]} to {bucket.param_indices[-1]})"
         return None
 

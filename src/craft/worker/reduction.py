@@ -226,7 +226,7 @@ class Reductions:
     def replay(self, phase: Phase, reduced: Reduced) -> dict[str, float]:
         """Bring an outcome that was sent here into ``p.grad``; returns what ``reduce`` returned there."""
         tensors = [
-            torch.frombuffer(bytearray(data), dtype=bucket.dtype) if data else bucket.empty()
+            torch.frombuffer(bytearray(data), dtype=bucket.dtype).to(bucket.device) if data else bucket.empty()
             for data, bucket in zip(reduced.flats, phase.layout.buckets, strict=True)
         ]
         hand_out(phase.layout, tensors, reduced.present, 1.0)
@@ -252,4 +252,4 @@ def listen(commitments: Commitments) -> tuple[Reduced, ...]:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return bytes(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

@@ -41,6 +41,7 @@ _MAY_CHANGE = frozenset(
         "check_bits",
         "digest_bytes",
         "bucket_mb",
+        "group",
         "steps",
         "epochs",
         "loss.answer",

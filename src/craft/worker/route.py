@@ -7,7 +7,7 @@ The buffers live as long as the plan does, which in steady state is as long as t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 
 import torch
@@ -115,10 +115,13 @@ class Route:
                 if chunks[peer].stop > chunks[peer].start and not self._sums_all
             ]
 
+    def flushed(self, bucket: int) -> None:
+        """A bucket is ready, on the thread that filled it: whoever sends it on another one must know from when on."""
+
     def send_blocks(self, bucket: int, gradients: Gradients) -> None:
         """Send this rank's blocks of a bucket to the owners of its chunks."""
         for position, node in enumerate(self._blocks[self._rank]):
-            flat = gradients.find(node).tensors[bucket]
+            flat = self._block(bucket, node, gradients)
             for peer in self._peers:
                 chunk = self._chunks[bucket][peer]
                 if chunk.stop > chunk.start:
@@ -132,14 +135,23 @@ class Route:
                 # The words come right behind the last blocks: one wait for both.
                 due, self._words_due = [*due, *self._words_due], []
             self._await(due)
+        self._mean(bucket, gradients, result, self._inbox[bucket])
+
+    def _mean(
+        self, bucket: int, gradients: Gradients, result: Sequence[torch.Tensor], inbox: Mapping[Node, torch.Tensor]
+    ) -> None:
         chunk = self._chunks[bucket][self._rank]
         out = result[bucket][chunk]
         if not out.numel():
             return
-        parts = dict(self._inbox[bucket])
+        parts = dict(inbox)
         for node in self._blocks[self._rank]:
-            parts[node] = gradients.find(node).tensors[bucket][chunk]
+            parts[node] = self._block(bucket, node, gradients)[chunk]
         self._mean_into(out, parts)
+
+    def _block(self, bucket: int, node: Node, gradients: Gradients) -> torch.Tensor:
+        """A tree node that is held here, where it can be sent from."""
+        return gradients.find(node).tensors[bucket]
 
     def _await(self, due: list[Pending]) -> None:
         """Wait for what others computed."""
@@ -184,8 +196,8 @@ class Route:
     def words(self, own: bytes) -> list[bytes]:
         """Return every member's word, in the order of ranks."""
         if self._group is not None:
-            # Nothing is due any more, unless there was no bucket to exchange.
-            self._group.wait_all(self._words_due)
+            # Nothing is due any more, unless there was no bucket to exchange, or one that did not have to wait.
+            self._await(self._words_due)
         return [own if rank == self._rank else self._word_of(rank) for rank in range(self._size)]
 
     def _word_of(self, peer: int) -> bytes:

@@ -18,6 +18,7 @@ from craft.settings.rundir import RunDir
 from craft.settings.worker import WorkerSettings
 from craft.worker import adapters, join, stacks
 from craft.worker.channel import Channel
+from craft.worker.devices import is_hardware_fault
 from craft.worker.job import finish, place_of
 
 _MAX_TRACEBACK_CHARS = 20_000
@@ -111,6 +112,7 @@ def tell(channel: Channel | None, error: BaseException, worker_id: str) -> None:
             late=WorkerSettings.from_environment().late,
             refused=isinstance(error, Refused),
             everywhere=isinstance(error, CallsDiffer),
+            hardware=is_hardware_fault(error),
             time=time.time(),
         )
     )

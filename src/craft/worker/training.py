@@ -17,6 +17,7 @@ from craft.protocol.errors import ConfigError, GroupError
 from craft.protocol.events import StopRequested
 from craft.protocol.membership import Settlement
 from craft.settings.worker import WorkerSettings
+from craft.snapshots.device import hold_back
 from craft.snapshots.donor import Donor
 from craft.snapshots.reserve import Reserve
 from craft.snapshots.state import Leaf, RotatingDigest, Stateful, digest, module_leaves, registered_leaves
@@ -318,6 +319,8 @@ class Training:
         assert combined is not None and combined.step == number == self.applied
         if combined.empty:
             raise ConfigError("the stream ended before it gave any data: there is nothing to train on")
+        # The script's update comes next, and the state before it may still be on its way to a joiner or a checkpoint.
+        hold_back()
         metrics = dict(combined.metrics)
         self._chronicle.committed(
             step=number,

@@ -80,13 +80,15 @@ class MovingAverage:
         self._averages = state
 
 
+job = craft.join()
+device = job.device
+torch.use_deterministic_algorithms(device.type == "cuda")
 torch.manual_seed(0)
-model = Net()
+model = Net().to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.steps)
 average = MovingAverage(model)
 
-job = craft.join()
 model = job.replicate(model)
 job.register(optimizer=optimizer, scheduler=scheduler, average=average)
 for step in job.steps(
@@ -96,7 +98,7 @@ for step in job.steps(
     for x, y in step:
         if options.slow_until is not None and not options.slow_until.exists():
             time.sleep(0.01)
-        loss = F.cross_entropy(model(x), y)
+        loss = F.cross_entropy(model(x.to(device)), y.to(device))
         if step.number == options.nan_at:
             loss = loss * float("nan")
         loss.backward()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from craft.decide.applying import apply
 from craft.decide.membership import JobState
@@ -167,6 +168,15 @@ def test_a_failure_of_the_same_microbatch_on_another_worker_is_a_bug() -> None:
 
     assert kinds(first) == kinds(other) == [Reconfigure]
     assert isinstance(again[0], Stop) and again[0].exit_code == EXIT_BUG
+
+
+def test_a_device_that_fails_is_never_taken_for_a_bug() -> None:
+    """The same microbatch may fail on a second bad device; the script has nothing to do with it."""
+    broken = [replace(failed(name, 4, 1), hardware=True) for name in ("a", "b")]
+    state, first = told(formed("a", "b", "c"), broken[0])
+    state, second = told(state, broken[1])
+
+    assert kinds(first) == kinds(second) == [Reconfigure]
 
 
 def test_a_failure_on_the_last_worker_is_a_bug() -> None:

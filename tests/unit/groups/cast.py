@@ -22,9 +22,11 @@ import torch
 import torch.distributed
 
 from craft.groups.gloo import GlooGroup
+from craft.groups.nccl import NcclGroup
 from craft.groups.store import Store
 from craft.protocol.errors import GroupBroken, GroupError
 from craft.protocol.membership import Generation, Member
+from craft.worker.devices import connect_devices
 
 LIMIT_S = 30.0
 """Longer than anything here may take: what takes longer hangs."""
@@ -50,7 +52,9 @@ class Player:
 
     def __init__(self) -> None:
         self.store = Store("127.0.0.1")
-        self.groups: dict[int, GlooGroup] = {}
+        self.groups: dict[int, GlooGroup | NcclGroup] = {}
+        self._device: torch.device | None = None
+        self._on_device: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._calls: dict[str, _Call] = {}
         self._foreign: socket.socket | None = None
 
@@ -58,9 +62,46 @@ class Player:
         return self.store.port
 
     def open(self, generation: Generation, rank: int, address: str, limit_s: float) -> int:
-        group = GlooGroup(generation, rank, address, limit_s)
-        self.groups[generation.number] = group
-        return group.size
+        gloo = GlooGroup(generation, rank, address, limit_s)
+        if self._device is not None:
+            self.groups[generation.number] = connect_devices(gloo, self._device)
+        else:
+            self.groups[generation.number] = gloo
+        return gloo.size
+
+    def use(self, device: str) -> None:
+        """From now on groups carry tensors between devices."""
+        # NCCL refuses two ranks on one device of one host.
+        os.environ["NCCL_HOSTID"] = str(os.getpid())
+        self._device = torch.device(device)
+
+    def swap(self, number: int, value: float, numel: int, to: int) -> None:
+        """Begin to exchange numbers on devices with one peer."""
+        group = self.groups[number]
+        assert isinstance(group, NcclGroup)
+        with torch.cuda.stream(group.stream):
+            own = torch.full((numel,), value, device="cuda")
+            their = torch.zeros_like(own)
+        group.swap([(own, to)], [(their, to)])
+        self._on_device[number] = own, their
+
+    def swapped(self, number: int) -> list[float]:
+        """What came of it: the first number and the last."""
+        group = self.groups[number]
+        assert isinstance(group, NcclGroup)
+        group.wait_device(group.mark())
+        their = self._on_device[number][1]
+        return [float(their[0]), float(their[-1])]
+
+    def device_is_free(self, number: int, limit_s: float) -> bool:
+        """Whether the stream of a group comes to its end, and the device computes."""
+        group = self.groups[number]
+        assert isinstance(group, NcclGroup)
+        mark, deadline = group.mark(), time.monotonic() + limit_s
+        while not mark.query():
+            if time.monotonic() > deadline:
+                return False
+        return float(torch.ones(3, device="cuda").sum()) == 3.0
 
     def send(self, number: int, values: Sequence[float], peer: int, tag: int) -> None:
         self.groups[number].send(torch.tensor(values), peer, tag).wait()
@@ -200,12 +241,14 @@ def play(pipe: Connection) -> None:
 class Actor:
     """The director's hold on one player."""
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, device: str | None) -> None:
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=play, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
         self.store_port = self.ask("store_port").value
+        if device is not None:
+            self.ask("use", device)
 
     def tell(self, call: str, *arguments: Any) -> None:
         self._pipe.send((call, arguments))
@@ -248,15 +291,16 @@ class Actor:
 
 
 class Cast:
-    """All players of one test."""
+    """All players of one test; with a ``device``, their groups carry tensors between devices, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str | None = None) -> None:
+        self._device = device
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["craft.groups.gloo"])
         self._actors: list[Actor] = []
 
     def actors(self, count: int) -> list[Actor]:
-        new = [Actor(self._context) for _ in range(count)]
+        new = [Actor(self._context, self._device) for _ in range(count)]
         self._actors += new
         return new
 

@@ -33,7 +33,8 @@ class Worker(_Strategy):
 
     @property
     def root_device(self) -> torch.device:
-        return self._job.device
+        # Also on a host with GPUs: the strategy trains on the CPU yet.
+        return torch.device("cpu")
 
     @property
     def is_global_zero(self) -> bool:

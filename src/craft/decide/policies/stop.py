@@ -40,6 +40,9 @@ class StopPolicy:
             return (Stop(reason=event.error, exit_code=EXIT_BAD_INPUT),)
         if event.everywhere:
             return (Stop(reason=event.error, exit_code=EXIT_BUG, traceback=event.traceback),)
+        if event.hardware and state.having("member"):
+            # Another worker, on another device or on this one once it is reset, does it again.
+            return ()
         if event.step is None:
             if event.late and (state.generation is not None or state.restoring):
                 # The others have shown that the script works: what is wrong is wrong with this one.
@@ -49,7 +52,9 @@ class StopPolicy:
         again = [
             other
             for other in state.failures
-            if other.worker_id != event.worker_id and (other.step, other.microbatch) == (event.step, event.microbatch)
+            if other.worker_id != event.worker_id
+            and not other.hardware
+            and (other.step, other.microbatch) == (event.step, event.microbatch)
         ]
         where = f"step {event.step}" + ("" if event.microbatch is None else f", microbatch {event.microbatch}")
         if again:

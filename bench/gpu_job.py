@@ -1,0 +1,49 @@
+"""The training script that ``bench/gpu.py`` runs: a Llama in bfloat16 with AdamW, until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+import craft
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "llama"))
+
+from model import SIZES, Llama, Text, loss_of
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", choices=SIZES, required=True)
+    parser.add_argument("--length", type=int, required=True, help="tokens of a sample")
+    parser.add_argument("--samples", type=int, default=1, help="of one microbatch")
+    parser.add_argument("--microbatches", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--stop", type=Path, help="when this file is there, the job ends")
+    args = parser.parse_args()
+
+    job = craft.join()
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(0)
+    model = Llama(SIZES[args.size], args.length, dropout=0.1).to(job.device, torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    model = job.replicate(model)
+    job.register(optimizer=optimizer)
+    data = Text(600, args.length, SIZES[args.size].tokens)
+    batch = args.samples * args.microbatches
+    for step in job.steps(data, global_batch=batch, microbatches=args.microbatches, steps=args.steps, seed=0):
+        optimizer.zero_grad()
+        for text in step:
+            loss = loss_of(model, text.to(job.device, non_blocking=True))
+            loss.backward()
+            step.log(loss=loss)
+        optimizer.step()
+        if args.stop is not None and args.stop.exists():
+            job.stop("it was told to")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""NCCL's own calls, as far as a group needs them, by ctypes: the library that torch brings, without torch's process group.
+
+Enters: tensors on a device, and the stream they are to be sent on. Leaves: work on that stream. ``nccl.py`` calls it. Why not
+through torch is in docs/decisions/nccl_by_its_own_calls.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+ID_BYTES = 128
+_SUCCESS, _IN_PROGRESS = 0, 7
+_BYTE = 1
+"""NCCL's number for uint8: what travels is bytes, whatever they mean."""
+_ABORT_PATIENCE_S = 1.0
+"""So long an abort lets a call that is under way in another thread come to its end; then it ends the call."""
+
+Parts = Sequence[tuple[torch.Tensor, int]]
+"""Contiguous tensors, each with the rank that it goes to or comes from."""
+
+
+class NcclError(Exception):
+    """A call of NCCL's failed."""
+
+
+class _Id(ctypes.Structure):
+    _fields_ = (("internal", ctypes.c_char * ID_BYTES),)
+
+
+@functools.cache
+def _library() -> Any:
+    """The library as torch has loaded it, or the one beside it; raises NcclError where there is none."""
+    problem = ""
+    for name in ("libnccl.so.2", "libnccl.so", "libtorch_cuda.so"):
+        try:
+            found = ctypes.CDLL(name)
+            found.ncclCommInitRank.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, _Id, ctypes.c_int]
+            found.ncclGetErrorString.restype = ctypes.c_char_p
+            found.ncclGetLastError.restype = ctypes.c_char_p
+            for each in ("ncclSend", "ncclRecv"):
+                getattr(found, each).argtypes = [
+                    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p,
+                ]  # fmt: skip
+        except (OSError, AttributeError) as error:
+            problem = problem or str(error)
+        else:
+            return found
+    raise NcclError(f"there is no NCCL here: {problem}")
+
+
+def _check(code: int, call: str) -> None:
+    if code not in (_SUCCESS, _IN_PROGRESS):
+        text = _library().ncclGetErrorString(code).decode(errors="replace")
+        detail = (_library().ncclGetLastError(None) or b"").decode(errors="replace").strip()
+        raise NcclError(f"{call}: {text}{': ' + detail if detail else ''}")
+
+
+def version() -> str:
+    """Such as 2.28.9; raises NcclError where there is none."""
+    number = ctypes.c_int()
+    _check(_library().ncclGetVersion(ctypes.byref(number)), "ncclGetVersion")
+    return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
+
+
+def unique_id() -> bytes:
+    """What all members of a communicator must know: made by one of them, who listens for the others from then on."""
+    made = _Id()
+    _check(_library().ncclGetUniqueId(ctypes.byref(made)), "ncclGetUniqueId")
+    return ctypes.string_at(ctypes.byref(made), ID_BYTES)
+
+
+class Communicator:
+    """One rank's end. ``swap`` by one thread at a time; ``abort`` by any thread, at any moment."""
+
+    def __init__(self, identity: bytes, rank: int, size: int, device: torch.device) -> None:
+        """Blocks until all members are here; may block for ever if one dies meanwhile."""
+        # Held while a call uses the communicator, so that an abort does not take it away in the middle.
+        self._calls = threading.Lock()
+        self._handle: ctypes.c_void_p | None = None
+        made = _Id()
+        ctypes.memmove(ctypes.byref(made), identity, ID_BYTES)
+        handle = ctypes.c_void_p()
+        # The device is a thread's own, and this may be one that has none yet.
+        with torch.cuda.device(device):
+            _check(_library().ncclCommInitRank(ctypes.byref(handle), size, made, rank), "ncclCommInitRank")
+        self._handle = handle
+
+    def swap(self, sends: Parts, receives: Parts, stream: torch.cuda.Stream) -> None:
+        """Put sends and receives on ``stream``, all at once: in whatever order their peers name them, they meet."""
+        library, where = _library(), ctypes.c_void_p(stream.cuda_stream)
+        with self._calls, torch.cuda.device(stream.device):
+            handle = self._alive()
+            _check(library.ncclGroupStart(), "ncclGroupStart")
+            try:
+                for tensor, peer in sends:
+                    _check(library.ncclSend(tensor.data_ptr(), _nbytes(tensor), _BYTE, peer, handle, where), "ncclSend")
+                for tensor, peer in receives:
+                    _check(library.ncclRecv(tensor.data_ptr(), _nbytes(tensor), _BYTE, peer, handle, where), "ncclRecv")
+            finally:
+                code = library.ncclGroupEnd()
+            _check(code, "ncclGroupEnd")
+
+    def error(self) -> str | None:
+        """What went wrong behind the scenes, if anything did. None, too, while another call is under way."""
+        if not self._calls.acquire(blocking=False):
+            return None
+        try:
+            code = ctypes.c_int()
+            _check(_library().ncclCommGetAsyncError(self._alive(), ctypes.byref(code)), "ncclCommGetAsyncError")
+            _check(code.value, "NCCL")
+        except NcclError as error:
+            return str(error)
+        finally:
+            self._calls.release()
+        return None
+
+    def abort(self) -> None:
+        """End everything that is under way, on the device too. Takes a while; once it has returned, nothing is written."""
+        patient = self._calls.acquire(timeout=_ABORT_PATIENCE_S)
+        try:
+            handle, self._handle = self._handle, None
+            if handle is not None:
+                _check(_library().ncclCommAbort(handle), "ncclCommAbort")
+        finally:
+            if patient:
+                self._calls.release()
+
+    def _alive(self) -> ctypes.c_void_p:
+        if self._handle is None:
+            raise NcclError("the communicator was aborted")
+        return self._handle
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

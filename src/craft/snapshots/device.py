@@ -1,0 +1,104 @@
+"""Copies from device memory to the host's, beside what the device computes.
+
+Enters: pieces of tensors at a step boundary. Leaves: the same bytes on the host, a while later. ``portable.py`` makes copies,
+``donor.py`` and ``writer.py`` wait for them on their own threads. The worker calls ``hold_back`` before the script's update
+code runs: what it is about to change may still be on its way. Nothing here is done for tensors on the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+from collections.abc import Callable, Sequence
+
+import torch
+
+_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream(device)
+    return _streams[device]
+
+
+def hold_back() -> None:
+    """Let the current stream wait until everything that is being copied has been."""
+    for device, stream in _streams.items():
+        torch.cuda.current_stream(device).wait_stream(stream)
+
+
+class Copies:
+    """Copies of one state. The main thread makes them; whoever has ``copied()`` may wait for them."""
+
+    def __init__(self) -> None:
+        self._devices: set[torch.device] = set()
+        self._sources: list[torch.Tensor] = []
+
+    def add(self, source: torch.Tensor, out: torch.Tensor, *, steady: bool) -> None:
+        """Copy; ``steady``: nothing but the script's update code changes ``source``, so that there is time until then."""
+        device = source.device
+        if device not in self._devices:
+            self._devices.add(device)
+            _stream_of(device).wait_stream(torch.cuda.current_stream(device))
+        # Until it is copied nobody else may get its memory.
+        self._sources.append(source)
+        with torch.cuda.stream(_stream_of(device)) if steady else contextlib.nullcontext():
+            out.copy_(source, non_blocking=True)
+
+    def copied(self) -> Callable[[], None]:
+        """What returns when all that was added so far is on the host."""
+        if not self._devices:
+            return _at_once
+        events = [
+            _mark(stream) for each in self._devices for stream in (_stream_of(each), torch.cuda.current_stream(each))
+        ]
+        return _Wait(events, self._sources)
+
+
+class _Wait:
+    def __init__(self, events: Sequence[torch.cuda.Event], sources: list[torch.Tensor]) -> None:
+        self._events = events
+        self._sources = sources
+
+    def __call__(self) -> None:
+        for event in self._events:
+            event.synchronize()
+        self._sources.clear()
+
+
+def _at_once() -> None:
+    """There was nothing to wait for."""
+
+
+def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    # Blocking: who waits sleeps, instead of keeping a core busy that the training needs.
+    event = torch.cuda.Event(blocking=True)
+    event.record(stream)
+    return event
+
+
+class Room(mmap.mmap):
+    """Memory that can be pinned, so that a device reads and writes it by itself, at several times the speed."""
+
+    _pinned: int = 0
+
+    def pin(self) -> None:
+        """Pin it, all at once: a copy must not cross two pieces. Where the system does not allow it, it stays as it is.
+
+        Takes about as long as to touch it, and is for a thread that has the time.
+        """
+        begin = ctypes.addressof(ctypes.c_char.from_buffer(self))
+        if not self._pinned and int(torch.cuda.cudart().cudaHostRegister(begin, len(self), 0)) == 0:
+            self._pinned = begin
+
+    def __del__(self) -> None:
+        # Before the memory itself goes.
+        if self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(self._pinned)
+
+
+def uses_devices() -> bool:
+    """Whether this process has anything on a device."""
+    return bool(torch.cuda.is_initialized())

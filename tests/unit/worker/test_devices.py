@@ -1,0 +1,63 @@
+"""Which device a job trains on, and whose fault an error is; without a GPU."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+
+from craft.groups import nccl_calls
+from craft.protocol.errors import ConfigError
+from craft.worker.commit import decode_entry
+from craft.worker.devices import between_devices, device_of, is_hardware_fault
+
+
+def on(device: str) -> tuple[str, torch.Tensor]:
+    return f"weight on {device}", torch.empty(1, device=device)
+
+
+def test_a_model_on_two_devices_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"job\.device"):
+        device_of([on("cpu"), ("other", FakeOn("cuda:0"))])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="meta"):
+        device_of([on("meta")])
+    assert device_of([on("cpu"), on("cpu")]) == torch.device("cpu")
+    assert device_of([]) is None
+
+
+class FakeOn:
+    """Of a tensor, only where it is."""
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+
+
+def test_the_group_follows_the_device_unless_it_is_chosen() -> None:
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert between_devices("auto", gpu) == between_devices("nccl", gpu) == gpu
+    assert between_devices("gloo", gpu) is between_devices("auto", cpu) is between_devices("gloo", cpu) is None
+    with pytest.raises(ConfigError, match="--group auto"):
+        between_devices("nccl", cpu)
+
+
+def test_a_member_that_came_with_something_else_is_told_of_different_devices() -> None:
+    with pytest.raises(ConfigError, match=r"job\.device"):
+        decode_entry(b"nccl\0" + bytes(range(128)))
+    with pytest.raises(ConfigError, match=r"job\.device"):
+        decode_entry(msgspec.msgpack.encode("nccl"))
+
+
+def test_a_device_that_failed_is_told_from_a_script_that_did() -> None:
+    failed = RuntimeError("CUDA error: uncorrectable ECC error encountered\nCompile with ...")
+    assert is_hardware_fault(failed)
+    because = ValueError("in the middle of something")
+    because.__cause__ = failed
+    assert is_hardware_fault(because)
+    assert not is_hardware_fault(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert not is_hardware_fault(None)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is an NCCL here")
+def test_without_nccl_it_says_so() -> None:
+    with pytest.raises(nccl_calls.NcclError, match="no NCCL here"):
+        nccl_calls.version()
