@@ -41,7 +41,7 @@ def ddp_side(args: argparse.Namespace, data: Text, device: torch.device, rank: i
         optimizer.zero_grad()
         text = torch.stack([data[(place + each) % len(data)] for each in range(args.samples)])
         loss = loss_of(wrapped, text.to(device, non_blocking=True))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         # A script looks at its loss; CRAFT's side does so, too.
         loss.item()
@@ -57,7 +57,7 @@ def craft_side(args: argparse.Namespace, data: Text, job: craft.Job, size: int, 
         optimizer.zero_grad()
         for text in step:
             loss = loss_of(model, text.to(job.device, non_blocking=True))
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             step.log(loss=loss)
         optimizer.step()
         yield
