@@ -24,7 +24,7 @@ from craft.snapshots.listing import candidates
 from craft.snapshots.tiers import open_tiers
 from craft.snapshots.verify import verify
 
-CRASHES = int(os.environ.get("CRASHES", "4"))
+CRASHES = int(os.environ.get("CRASHES", "3"))
 SEED = int(os.environ.get("CRASHES_SEED", "1"))
 SCRIPT = Path(__file__).parent / "scripts" / "crashes.py"
 STEPS = ("--steps", str(60 * CRASHES))

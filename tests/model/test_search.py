@@ -78,6 +78,8 @@ LONG = (
     "a worker cut off, a restarted lighthouse, a joiner, shrinking",
     "late news of a crash and a broken exchange, a joiner",
     "a broken exchange and a crash",
+    "a crash, a restarted lighthouse, a joiner",
+    "one is slow, a worker cut off",
 )
 """Of the small ones, those that ``make test-long`` searches."""
 

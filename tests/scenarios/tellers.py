@@ -176,6 +176,7 @@ def _event_text(event: AnyEvent) -> str:
         "late",
         "refused",
         "everywhere",
+        "hardware",
         "url",
         "seconds",
         "labels",

@@ -104,5 +104,8 @@ def safe(name: str) -> str:
 
 
 def _private(path: Path, content: str) -> None:
-    path.touch(mode=0o600, exist_ok=True)
-    path.write_text(content, errors="replace")
+    # Whoever looks for the file finds it whole.
+    part = path.with_name(f".{path.name}.part")
+    part.touch(mode=0o600, exist_ok=True)
+    part.write_text(content, errors="replace")
+    part.replace(path)

@@ -124,14 +124,15 @@ def test_all_gloo_groups_of_a_process_are_aborted_and_nothing_else_is(connection
     groups: dict[int, Any] = {}
 
     def open_group(rank: int) -> None:
-        groups[rank] = dist.ProcessGroupGloo(dist.PrefixStore("all", store), rank, 2, timedelta(minutes=30))
+        # Of its own: who waits for a key keeps a client from whoever would set it.
+        client = dist.TCPStore("127.0.0.1", store.port, is_master=False)
+        groups[rank] = dist.ProcessGroupGloo(dist.PrefixStore("all", client), rank, 2, timedelta(minutes=30))
 
     openers = [threading.Thread(target=open_group, args=(rank,)) for rank in (0, 1)]
     for opener in openers:
         opener.start()
     for opener in openers:
-        # On a busy machine this has taken longer than half a minute.
-        opener.join(120)
+        opener.join(60)
     works = [groups[rank].recv([torch.zeros(1)], 1 - rank, 0) for rank in (0, 1)]
     assert sockets.abort_gloo() >= 2, "both ends of their only connection"
     for work in works:
