@@ -37,14 +37,24 @@ class Buffers:
     def __len__(self) -> int:
         return len(self._places)
 
-    def _changed(self, index: int) -> bool:
+    def _changed(self) -> list[int]:
+        """Which buffers are not what the step began with. Of those on a device all are looked at, then it is asked once."""
+        found = [self._differs(index) for index in range(len(self._places))]
+        asked = [each for each in found if isinstance(each, torch.Tensor)]
+        told = iter(torch.stack([each.to(asked[0].device) for each in asked]).tolist() if asked else ())
+        return [index for index, each in enumerate(found) if (next(told) if isinstance(each, torch.Tensor) else each)]
+
+    def _differs(self, index: int) -> bool | torch.Tensor:
+        """Whether a buffer changed; as a tensor, where that is known to its device alone."""
         buffer, committed = self._places[index].get(), self._committed[index]
         if buffer is None or buffer.shape != committed.shape or buffer.dtype != committed.dtype:
             return True
         if _nbytes(buffer) > _COMPARE_BYTES:
             return buffer is not self._tensors[index] or buffer._version != self._versions[index]
         # As bits: a NaN is equal to itself, and -0.0 is not 0.0.
-        return not torch.equal(_bits(buffer), _bits(committed))
+        if buffer.device.type == "cpu":
+            return not torch.equal(_bits(buffer), _bits(committed))
+        return (_bits(buffer) != _bits(committed)).any()
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -52,8 +62,8 @@ class Buffers:
         for index, place in enumerate(self._places):
             # Back to the tensor itself first: another one may hang on the graph of the microbatch that made it.
             place.put(self._tensors[index])
-            if self._changed(index):
-                self._take_committed(index)
+        for index in self._changed():
+            self._take_committed(index)
 
     def _take_committed(self, index: int) -> None:
         self._tensors[index].copy_(self._committed[index])
@@ -62,7 +72,7 @@ class Buffers:
     @torch.no_grad()
     def keep_first(self) -> None:
         """Microbatch 0 was computed here: keep what it made of the buffers."""
-        self._first = {index: self._value(index) for index in range(len(self._places)) if self._changed(index)}
+        self._first = {index: self._value(index) for index in self._changed()}
 
     def _value(self, index: int) -> torch.Tensor:
         """A copy of a buffer, of the kind that every other worker has room for."""
@@ -108,13 +118,15 @@ class Buffers:
     @torch.no_grad()
     def begin(self) -> None:
         """A step begins: take the buffers as they are, with whatever code between the steps made of them."""
-        for index, place in enumerate(self._places):
+        buffers = []
+        for place in self._places:
             buffer = place.get()
             if buffer is None:
                 raise ConfigError(f"the buffer {place.full_name} is gone: buffers stay registered while a job trains")
-            if self._changed(index):
-                self._committed[index] = _copy(buffer)
-            self._tensors[index], self._versions[index] = buffer, buffer._version
+            buffers.append(buffer)
+        for index in self._changed():
+            self._committed[index] = _copy(buffers[index])
+        self._tensors, self._versions = buffers, [each._version for each in buffers]
 
 
 class _Place:
