@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -14,6 +16,13 @@ from craft.protocol.membership import Generation, Member
 T = TypeVar("T")
 
 LIMIT_S = 90.0
+_meetings = itertools.count()
+
+
+@functools.cache
+def _store() -> Store:
+    """One for all tests of a process: it lives as long as that, and its thread, too."""
+    return Store("127.0.0.1")
 
 
 class _Member(threading.Thread, Generic[T]):
@@ -35,9 +44,8 @@ class _Member(threading.Thread, Generic[T]):
 
 def together(size: int, act: Callable[[GlooGroup], T]) -> list[T | CraftError | None]:
     """Let ``size`` members meet and each call ``act``; returns what each got, or the error of ours that it raised."""
-    store = Store("127.0.0.1")
-    members = tuple(Member(worker_id=f"w{rank}", store_port=store.port) for rank in range(size))
-    generation = Generation(number=1, nonce="test", members=members)
+    members = tuple(Member(worker_id=f"w{rank}", store_port=_store().port) for rank in range(size))
+    generation = Generation(number=1, nonce=f"test{next(_meetings)}", members=members)
     threads = [_Member(generation, rank, act) for rank in range(size)]
     for thread in threads:
         thread.start()

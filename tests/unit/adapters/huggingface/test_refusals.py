@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.unit.worker.test_job import alone
 from torch.utils.data import DataLoader, IterableDataset
 
 from craft.adapters.huggingface import refusals
 from craft.protocol.errors import ConfigError
-from craft.worker.join import join
 
 ARGUMENTS: dict[str, Any] = {
     "world_size": 1,
@@ -35,7 +35,7 @@ OWN = {
 def check(changed: dict[str, Any], trial: Any = None) -> None:
     args = SimpleNamespace(**{name: changed.get(name, value) for name, value in ARGUMENTS.items()})
     own = {name: changed.get(name, value) for name, value in OWN.items()}
-    refusals.check(SimpleNamespace(args=args, **own), join(), trial)
+    refusals.check(SimpleNamespace(args=args, **own), alone(), trial)
 
 
 def test_a_usual_trainer_is_not_refused() -> None:
