@@ -28,7 +28,9 @@ args = parser.parse_args()
 
 
 def say(**what: Any) -> None:
-    print(json.dumps(what), flush=True)
+    # In one piece: two threads have something to say.
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
 
 
 def abort(change: craft.Change) -> None:
