@@ -122,7 +122,7 @@ VARIANTS = {
         "cut_between_two_workers",
         "started_again_by_hand",
     ),
-    "test_nvrx.py": ("a_missed_heartbeat", "the_example_of_the_docs"),
+    "test_nvrx.py": ("a_missed_heartbeat", "the_example_of_the_docs", "a_killed_rank_a_stopped_one"),
     "test_own_loop.py": (
         "[updated-1]",
         "[reduced-2]",
