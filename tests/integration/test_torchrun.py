@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import psutil
 import pytest
+from tests.unit.agent.test_kernel import KEPT
 
 from craft.settings.rundir import RunDir
 from craft.telemetry.journal import read_lines
@@ -135,8 +136,8 @@ def test_a_worker_of_one_torchrun_dies_and_those_of_the_other_go_on_P1_P2_P3(
     assert report.violations == () and report.steps == STEPS, "\n".join(report.violations) + torchruns.tell()
     lost = {line["worker_id"]: line["reason"] for line in torchruns.events("WorkerLost") if line["source"] == "agent"}
     assert set(lost) == set(list(torchruns.joined("b"))[:2]), torchruns.tell()
-    # How it ended is kept by the kernel until torchrun has looked, which it may do first.
-    assert lost[victim] in ("killed by SIGKILL", "ended in an unknown way")
+    # Before Linux 6.15 nobody can tell once torchrun has looked, which it may do first.
+    assert lost[victim] == "killed by SIGKILL" or (lost[victim] == "ended in an unknown way" and not KEPT)
     told = [line for line in torchruns.events("AlertFired") if line["name"].startswith("torchelastic.worker.status.")]
     starts = [line["labels"] for line in told if line["name"].endswith("START")]
     assert [each["restarts"] for each in starts] == ["0", "0", "1", "1"], told

@@ -1,7 +1,7 @@
 """The agent of workers that torchrun started: it adopts them, and starts nobody. Run as a process by the first of them.
 
 Its life: from the first worker to the end of torchrun and of all its workers, or of the job. It sees them die by their
-pidfds, and reads how from what the kernel keeps until torchrun has looked. Who comes in the place of a lost worker is
+pidfds, and how by what the kernel keeps of them. Who comes in the place of a lost worker is
 torchrun's business.
 """
 
@@ -18,10 +18,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
 from craft.agent.forkserver import Ended
+from craft.agent.kernel import how_it_ended
 from craft.agent.supervisor import Outcome, Supervisor
 from craft.protocol.adoption import Adopt, Adopted
 from craft.protocol.errors import CraftError
@@ -30,10 +32,11 @@ from craft.settings.rundir import RunDir
 
 logger = logging.getLogger(__name__)
 
+How: TypeAlias = "tuple[int | None, int | None]"
+"""Exit code and signal of a process that has ended; neither is known of one that somebody else looked at first."""
+
 _BY_ITSELF_S = 10.0
 """So long a worker whose script has failed, or whose job is over, has to end by itself."""
-_STATUS_FIELD = 49
-"""Of ``/proc/PID/stat``, counted from the state: what ``wait`` would return."""
 
 
 class Adopter(Supervisor):
@@ -44,7 +47,6 @@ class Adopter(Supervisor):
         self._folder = folder
         self._torchrun_pid = torchrun_pid
         self._torchrun_lives = True
-        self._pids: dict[str, int] = {}
 
     async def _serve_forks(self) -> None:
         """Take on whoever asks, until the job is over."""
@@ -71,7 +73,6 @@ class Adopter(Supervisor):
             outcome = self._over.result()
             return Adopted(reason=f"the job is over: {outcome.reason}", exit_code=outcome.exit_code)
         worker_id, environment = self._crew.adopt(request.local_rank, request.pid, late=self._has_begun())
-        self._pids[worker_id] = request.pid
         self._follow(request.pid, functools.partial(self._worker_ended, worker_id))
         return Adopted(environment=environment)
 
@@ -82,24 +83,25 @@ class Adopter(Supervisor):
             return directive.generation is not None
         return bool(self._found.get("generation"))
 
-    def _follow(self, pid: int, ended: Callable[[], None]) -> None:
+    def _follow(self, pid: int, ended: Callable[[How], None]) -> None:
         """Have ``ended`` called when a process, which is not ours to wait for, is no more."""
         loop = asyncio.get_running_loop()
         try:
             fd = os.pidfd_open(pid)
         except ProcessLookupError:
-            loop.call_soon(ended)
+            loop.call_soon(ended, (None, None))
             return
 
         def over() -> None:
             loop.remove_reader(fd)
+            how = how_it_ended(pid, fd)
             os.close(fd)
-            ended()
+            ended(how)
 
         loop.add_reader(fd, over)
 
-    def _worker_ended(self, worker_id: str) -> None:
-        exit_code, signal = _how(self._pids.pop(worker_id))
+    def _worker_ended(self, worker_id: str, how: How) -> None:
+        exit_code, signal = how
         self._ended(Ended(worker_id=worker_id, exit_code=exit_code, signal=signal, time=time.time()))
         self._look_for_the_end()
 
@@ -120,7 +122,7 @@ class Adopter(Supervisor):
         await self._crew.wait(_BY_ITSELF_S)
         return await super()._see_out(outcome)
 
-    def _torchrun_ended(self) -> None:
+    def _torchrun_ended(self, how: How) -> None:
         self._torchrun_lives = False
         self._exhausted("torchrun has ended")
         self._look_for_the_end()
@@ -128,22 +130,6 @@ class Adopter(Supervisor):
     def _look_for_the_end(self) -> None:
         if not self._torchrun_lives and not self._crew.living:
             self._finish(Outcome(exit_code=0, reason="torchrun has ended, and its workers"))
-
-
-def _how(pid: int) -> tuple[int | None, int | None]:
-    """(exit code, signal) of a process that has ended; (None, None) if whoever started it was faster to look."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None, None
-    fields = stat[stat.rfind(b")") + 2 :].split()
-    if fields[0] != b"Z":
-        # Another process has got its number.
-        return None, None
-    status = int(fields[_STATUS_FIELD])
-    if os.WIFSIGNALED(status):
-        return None, os.WTERMSIG(status)
-    return os.WEXITSTATUS(status), None
 
 
 async def _run(settings: RunSettings, run_dir: RunDir, folder: Path, torchrun_pid: int) -> Outcome:

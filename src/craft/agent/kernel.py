@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
+import struct
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_INFO = struct.Struct("=QQ11Ii")
+"""A pidfd's information, in its first version: what is asked for and answered, much else, and how the process ended."""
+_GET_INFO = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
+_WITH_STATUS = 1 << 3
+_STATUS_FIELD = 49
+"""Of ``/proc/PID/stat``, counted from the state: what ``wait`` would return."""
 
 
 def end_with_parent(parent_pid: int) -> None:
@@ -26,6 +35,39 @@ def children() -> list[int]:
     """Process ids of the direct children of this (single-threaded) process."""
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         return [int(pid) for pid in file.read().split()]
+
+
+def how_it_ended(pid: int, pidfd: int) -> tuple[int | None, int | None]:
+    """(exit code, signal) of a process that has ended, and is another's child; (None, None) if nothing tells any more.
+
+    Until its parent has looked, ``/proc`` tells; from then on its pidfd does, since Linux 6.15.
+    """
+    status = _status_of_zombie(pid)
+    if status is None:
+        status = _status_kept(pidfd)
+    if status is None:
+        return None, None
+    return (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)
+
+
+def _status_of_zombie(pid: int) -> int | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat[stat.rfind(b")") + 2 :].split()
+    # In any other state it is another process, that has got its number.
+    return int(fields[_STATUS_FIELD]) if fields[0] == b"Z" else None
+
+
+def _status_kept(pidfd: int) -> int | None:
+    room = bytearray(_INFO.pack(_WITH_STATUS, *[0] * 13))
+    try:
+        fcntl.ioctl(pidfd, _GET_INFO, room)
+    except OSError:
+        return None
+    answered, *_, status = _INFO.unpack(room)
+    return status if answered & _WITH_STATUS else None
 
 
 def _prctl(option: int, value: int) -> None:
