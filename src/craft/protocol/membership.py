@@ -24,6 +24,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """Its place on its host, and the number of its GPU there; whoever replaces it has the same."""
     late: bool = False
     """Whether it was started as a spare, or in the place of a lost worker."""
+    guest: bool = False
+    """Whether its loop is not CRAFT's: what becomes of a step is for others to say."""
     since: int = 0
     """The generation from which on it has been a member without a break; 0: from the first one on."""
 

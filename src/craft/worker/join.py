@@ -25,6 +25,7 @@ from craft.worker import adoption, collectives, stacks
 from craft.worker.activity import Activity
 from craft.worker.channel import Channel
 from craft.worker.guest import Abort, Guest
+from craft.worker.heap import keep_for_next_step
 from craft.worker.injections import Injections, install
 from craft.worker.job import Job
 from craft.worker.meeting import Left, Meeting
@@ -104,6 +105,7 @@ def join() -> Job:
         if channel is not None:
             channel.report(left=True)
 
+    keep_for_next_step()
     meeting = Meeting(settings.worker_id, settings.address, broke, left)
     reach("join", 0)
     activity().now(Phase.JOINING)
@@ -171,6 +173,7 @@ def attend(abort: Abort | None = None, *, saves: bool = False, meets: bool = Fal
                 store_port=venue.port if venue is not None else 0,
                 local_rank=settings.local_rank,
                 late=settings.late,
+                guest=True,
             )
             channel.report(member=member, joined=True)
             channel.listen(_guest.direct)

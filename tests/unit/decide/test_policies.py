@@ -270,3 +270,12 @@ def test_the_death_of_a_joiner_that_was_proposed_brings_the_members_back_togethe
 
     assert kinds(actions) == [Reconfigure]
     assert state.members == ("a",) and state.upcoming is None
+
+
+def test_of_guests_nobody_says_that_they_redo_anything() -> None:
+    state = JobState(slots=3, min_workers=1)
+    state, _ = told(state, *(WorkerJoined(member=Member(worker_id=name, guest=True)) for name in "abc"))
+    state, (action,) = told(state, lost("b"))
+    assert action.reason == "b lost (killed): 2 survivors are told"
+    _, (action,) = told(state, lost("a"))
+    assert action.reason == "a lost (killed): 1 survivor is told"

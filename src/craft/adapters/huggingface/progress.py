@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from transformers.trainer_callback import ExportableState
 
-from craft.snapshots.skeleton import obstacle
-
-logger = logging.getLogger(__name__)
+from craft.adapters.travel import Travel
 
 Broadcast = Callable[[Any], Any]
 """Returns what rank 0 gave, on every worker."""
@@ -76,7 +73,7 @@ class Surroundings:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._left_out: set[str] = set()
+        self._travel = Travel()
         self._agreed = 0
         """How many of the log's entries are those of rank 0 on every worker."""
         self.output_dir: str | None = None
@@ -106,20 +103,13 @@ class Surroundings:
     def _callbacks(self) -> Iterator[tuple[str, Any]]:
         for key, callback in self._stateful():
             attributes = callback.state()["attributes"]
-            if attributes and self._can_travel(key, attributes):
+            if attributes and self._travel.allows(key, attributes):
                 yield key, attributes
 
     def _stateful(self) -> Iterator[tuple[str, Any]]:
         for index, callback in enumerate(self._trainer.callback_handler.callbacks):
             if isinstance(callback, ExportableState):
                 yield f"{index}.{type(callback).__name__}", callback
-
-    def _can_travel(self, key: str, attributes: Any) -> bool:
-        found = obstacle(key, attributes)
-        if found is not None and key not in self._left_out:
-            self._left_out.add(key)
-            logger.warning("the state of callback %s does not follow the job: %s", key, found)
-        return found is None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         trainer = self._trainer

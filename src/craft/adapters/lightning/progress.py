@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
 
 from craft.adapters.lightning import leading, logged
-from craft.snapshots.skeleton import obstacle
-
-logger = logging.getLogger(__name__)
+from craft.adapters.travel import Travel
 
 
 class Progress:
@@ -110,7 +107,7 @@ class Surroundings:
         self.places: leading.Places | None = None
         """Where rank 0 writes; None until that is agreed, in the job's first step."""
         self._loaded: dict[str, Any] | None = None
-        self._left_out: set[str] = set()
+        self._travel = Travel()
 
     def moved_on(self) -> None:
         """A step is over: what was loaded is no longer what is here."""
@@ -131,16 +128,9 @@ class Surroundings:
         found = {}
         for callback in self._trainer.callbacks:
             state = callback.state_dict()
-            if state and self._can_travel(callback.state_key, state):
+            if state and self._travel.allows(callback.state_key, state):
                 found[callback.state_key] = state
         return found
-
-    def _can_travel(self, key: str, state: Any) -> bool:
-        found = obstacle(key, state)
-        if found is not None and key not in self._left_out:
-            self._left_out.add(key)
-            logger.warning("the state of callback %s does not follow the job: %s", key, found)
-        return found is None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         trainer = self._trainer

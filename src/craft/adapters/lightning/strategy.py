@@ -65,8 +65,10 @@ class CraftStrategy(Worker):
 
     def setup(self, trainer: Any) -> None:
         refusals.check(trainer, self.root_device)
-        # Agents handle signals; and a handler of Lightning's talks to other workers in the middle of anything.
+        # Agents handle signals; and a handler of Lightning's talks to other workers in the middle of anything, as does what
+        # asks rank 0 before each step whether there was one.
         trainer._signal_connector.register_signal_handlers = _nothing
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing
         if trainer.state.fn == "fit":
             if self._job.rank < 0:
                 # The others have made this check, and wait for nobody.

@@ -96,15 +96,21 @@ class LossPolicy:
 
     def _course(self, state: JobState, filled: tuple[str, ...]) -> str:
         taken = _taking(state, filled)
-        one, several = ("drops", "drop") if self._on_loss == "shrink" else ("redoes", "redo")
-        number = len(state.members)
-        who = f"1 survivor {one}" if number == 1 else f"{number} survivors {several}"
-        then = f"{who} its microbatches"
+        then = self._survivors(state)
         if not taken:
             return then
         if self._on_loss == "wait":
             return f"{names(taken)} {_take(taken)} and {'computes' if len(taken) == 1 else 'compute'} its microbatches"
         return f"{names(taken)} {_take(taken)}, {then}"
+
+    def _survivors(self, state: JobState) -> str:
+        """What those who are left do about it."""
+        number = len(state.members)
+        if all(view.member.guest for view in state.having("member")):
+            return "1 survivor is told" if number == 1 else f"{number} survivors are told"
+        one, several = ("drops", "drop") if self._on_loss == "shrink" else ("redoes", "redo")
+        who = f"1 survivor {one}" if number == 1 else f"{number} survivors {several}"
+        return f"{who} its microbatches"
 
     def _held(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
         """Somebody came, or nobody will: does the waiting end?"""
