@@ -84,7 +84,7 @@ def script_args(system: str, turns: dict[str, Path], args: argparse.Namespace, f
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--blocks", type=int, default=70)
+    parser.add_argument("--blocks", type=int, default=30)
     parser.add_argument("--steps-per-block", type=int, default=20)
     parser.add_argument("--batch", type=int, default=8, help="samples of a worker's batch")
     parser.add_argument("--length", type=int, default=64, help="tokens of a sample")

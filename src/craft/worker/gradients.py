@@ -17,7 +17,7 @@ import torch
 
 from craft.decide.tree import Node, parent_of
 from craft.protocol.errors import ConfigError
-from craft.worker.layout import Bucket, Layout
+from craft.worker.layout import Bucket, Layout, bitmap
 
 
 class Flats:
@@ -192,8 +192,7 @@ class _Leaf:
     @property
     def present(self) -> bytes:
         """Bitmap over all parameters: which got a gradient."""
-        bits = sum(1 << index for index, count in enumerate(self.count) if count)
-        return bits.to_bytes(-(-len(self.count) // 8), "little")
+        return bitmap(self.count)
 
     def arrived(self, index: int, bucket: int) -> None:
         """Autograd has put a gradient into a parameter."""

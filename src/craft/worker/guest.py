@@ -26,17 +26,15 @@ from craft.protocol.membership import Generation
 from craft.protocol.messages import Directive
 from craft.settings.worker import WorkerSettings
 from craft.worker import venue
+from craft.worker.account import Account
 from craft.worker.activity import Activity
 from craft.worker.channel import Channel
-from craft.worker.chronicle import Chronicle
-from craft.worker.setbacks import Setbacks
 
 logger = logging.getLogger(__name__)
 
 _MAX_NOTES = 16
 _MAX_WHAT_CHARS = 100
 _MAX_DETAIL_CHARS = 1000
-_SMOOTHING = 0.1
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,8 +70,8 @@ class Guest:
         self._settings = settings
         self._channel = channel
         self._activity = activity
-        self._chronicle = Chronicle(settings.run_dir if channel is not None else None, settings.worker_id)
-        self._setbacks = Setbacks(settings.worker_id, self._note, lambda step, microbatch: None)
+        run_dir = settings.run_dir if channel is not None else None
+        self._account = Account(run_dir, settings.worker_id, self._note, lambda step, microbatch: None)
         # Guards the notes: any thread may tell something.
         self._noting = threading.Lock()
         self._notes: tuple[AnyNote, ...] = ()
@@ -90,8 +88,6 @@ class Guest:
         self._aborts: list[Abort] = []
         self._setback: list[Entered] = []
         self._steps = 0
-        self._last_commit: float | None = None
-        self._step_s = 0.0
         self._changes: queue.SimpleQueue[Change] = queue.SimpleQueue()
         # Guards the phase: exchanges may begin and end on any thread.
         self._doing = threading.Lock()
@@ -164,7 +160,6 @@ class Guest:
 
     def step(self, committed: int, **metrics: float) -> None:
         """So many steps are committed by now: progress for the watchdog, ``craft status`` and ``steps.jsonl``."""
-        now = time.time()
         with self._change:
             number = self._generation.number if self._generation is not None else 0
             setbacks, self._setback = self._setback, []
@@ -172,23 +167,12 @@ class Guest:
         self._activity.committed()
         with self._doing:
             self._show(committed)
-        self._chronicle.committed(
-            step=committed - 1,
-            branch=0,
-            generation=number,
-            members=self.members,
-            worker_id=self.worker_id,
-            plan=(),
-            metrics=metrics,
-        )
         for entered in setbacks:
-            self._setbacks.settled(entered)
-        if self._last_commit is not None:
-            elapsed = now - self._last_commit
-            self._setbacks.committed(committed - 1, number, elapsed, now)
-            self._step_s = elapsed if not self._step_s else self._step_s + _SMOOTHING * (elapsed - self._step_s)
-        self._last_commit = now
-        self._report(urgent=False, step=committed, metrics=metrics, step_s=self._step_s)
+            self._account.settled(entered)
+        self._account.committed(
+            step=committed - 1, branch=0, generation=number, members=self.members, plan=(), metrics=metrics
+        )
+        self._report(urgent=False, step=committed, metrics=metrics, step_s=self._account.step_s)
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
@@ -231,7 +215,7 @@ class Guest:
         with self._doing:
             self._in_exchange = self._pauses = 0
             self._activity.now(Phase.ENDING)
-        self._chronicle.complete()
+        self._account.complete()
         if self._goes_alone:
             logger.info("leaves the job, as it was told: %s", self._leaving)
             self._report(left=True)
@@ -310,7 +294,7 @@ class Guest:
             agreed=grew or generation.number == self._announced,
         )
         if grew:
-            self._chronicle.entered(self._entered(change))
+            self._account.entered(self._entered(change))
         else:
             self._changes.put(change)
 
@@ -327,7 +311,7 @@ class Guest:
                     # Of another package's code, perhaps: the others must still be called, and the next time, too.
                     logger.exception("%r failed to abort", abort)
             entered = self._entered(change, time.time())
-            self._chronicle.entered(entered)
+            self._account.entered(entered)
             with self._change:
                 self._setback.append(entered)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -92,3 +92,14 @@ class Layout:
 
 def trainable_of(params: Sequence[torch.nn.Parameter]) -> tuple[bool, ...]:
     return tuple(param.requires_grad for param in params)
+
+
+def parameters_of(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Parameter]:
+    """All parameters, shared ones once, in the order of the modules."""
+    return list(dict.fromkeys(param for module in modules for param in module.parameters()))
+
+
+def bitmap(flags: Sequence[bool | int]) -> bytes:
+    """One bit for each, the first one the lowest of the first byte."""
+    bits = sum(1 << index for index, flag in enumerate(flags) if flag)
+    return bits.to_bytes(-(-len(flags) // 8), "little")

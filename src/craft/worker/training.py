@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +20,10 @@ from craft.snapshots.device import hold_back
 from craft.snapshots.donor import Donor
 from craft.snapshots.reserve import Reserve
 from craft.snapshots.state import Leaf, RotatingDigest, Stateful, digest, module_leaves, registered_leaves
+from craft.worker.account import Account
 from craft.worker.activity import Activity
 from craft.worker.buffers import Buffers
 from craft.worker.calls import Calls
-from craft.worker.chronicle import Chronicle
 from craft.worker.commit import Commitments
 from craft.worker.course import Course
 from craft.worker.exchange import ExchangeThread
@@ -34,13 +33,12 @@ from craft.worker.gradients import Gradients
 from craft.worker.heal import Healing
 from craft.worker.health import GpuWatch, watch_gpu
 from craft.worker.joining import Joining
-from craft.worker.layout import Layout, trainable_of
+from craft.worker.layout import Layout, bitmap, parameters_of, trainable_of
 from craft.worker.meeting import Meeting
 from craft.worker.pacing import Pacing
 from craft.worker.passive import InWorker, Passive, hooks_of
 from craft.worker.points import reach
 from craft.worker.saving import Target
-from craft.worker.setbacks import Setbacks
 from craft.worker.shifted import Shifted
 from craft.worker.start import Conditions, check_conditions, make_equal
 from craft.worker.voice import Voice
@@ -52,7 +50,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SMOOTHING = 0.1
 _STATE_IS_BUILT = 2
 """By this step optimizers have made their state: what a joiner will get is as large as it is going to be."""
 
@@ -96,11 +93,11 @@ class Training:
         self._registered = registered
         self._conditions = conditions
         self._own_loop = own_loop
-        self._params = [] if own_loop else _parameters(modules)
+        self._params = [] if own_loop else parameters_of(modules.values())
         self._buffers = Buffers([] if own_loop else list(modules.values()))
         self._exchange = ExchangeThread(voice.broke)
         self._digest = RotatingDigest(settings.digest_bytes)
-        self._chronicle = Chronicle(settings.run_dir, settings.worker_id)
+        self._account = Account(settings.run_dir, settings.worker_id, voice.note, source.samples)
         self.course = Course(
             settings, target, commitments, meeting, voice, activity, modules, registered, conditions, source, techniques
         )
@@ -111,15 +108,12 @@ class Training:
         key = settings.state_key_bytes
         self.healing = Healing(donor, key, commitments, modules, registered, self.course, reserve)
         self._calls = Calls(commitments, donor, key, self._regroup_between_steps)
-        self._setbacks = Setbacks(settings.worker_id, voice.note, source.samples)
         self._joining: Joining | None = None
         self._expected: tuple[int, tuple[int, ...]] | None = None
         self._ended = False
         self._ended_loop = False
-        self._last_commit = 0.0
-        self._step_s = 0.0
-        commitments.record = self._chronicle.entered
-        commitments.trainable = lambda: _bitmap(trainable_of(self._params))
+        commitments.record = self._account.entered
+        commitments.trainable = lambda: bitmap(trainable_of(self._params))
         self.flight = self._new_flight()
         self.flight.probe_wanted = settings.check_bits and not own_loop
 
@@ -194,7 +188,7 @@ class Training:
         else:
             self._join(settlement)
         self._voice.report(total_steps=self.total_steps)
-        self._last_commit = time.time()
+        self._account.begin()
 
     def _regroup(self) -> Settlement:
         settlement = self.commitments.regroup(self.source.size_of)
@@ -322,12 +316,11 @@ class Training:
         # The script's update comes next, and the state before it may still be on its way to a joiner or a checkpoint.
         hold_back()
         metrics = dict(combined.metrics)
-        self._chronicle.committed(
+        self._account.committed(
             step=number,
             branch=ledger.branch,
             generation=flight.generation,
             members=flight.members,
-            worker_id=ledger.worker_id,
             plan=flight.plan,
             metrics=metrics,
         )
@@ -344,12 +337,8 @@ class Training:
         self.course.prepare(number, flight.under)
         if combined.stop is not None:
             self._voice.emit(StopRequested(reason=combined.stop))
-        now = time.time()
-        elapsed, self._last_commit = now - self._last_commit, now
-        self._setbacks.committed(number, flight.generation, elapsed, now)
-        self._step_s = elapsed if not self._step_s else self._step_s + _SMOOTHING * (elapsed - self._step_s)
         times = self._pacing.committed(flight.waited_s)
-        self._voice.report(urgent=False, step=number + 1, metrics=metrics, step_s=self._step_s, times=times)
+        self._voice.report(urgent=False, step=number + 1, metrics=metrics, step_s=self._account.step_s, times=times)
         return metrics
 
     # Between the steps.
@@ -415,7 +404,7 @@ class Training:
                 self.commitments.broke(error)
                 self.commitments.await_move()
                 self.settled(self._regroup(), level=True)
-        self._chronicle.complete()
+        self._account.complete()
         self._voice.report(complete=True, step=self.commitments.step, digest=digest(self.leaves()))
 
     def _watch_gpu(self, techniques: Chosen) -> GpuWatch | None:
@@ -440,7 +429,7 @@ class Training:
         ``level``: whether the state here is that of the step that goes on; if not, the script's update comes first.
         """
         if self.commitments.entered is not None:
-            self._setbacks.settled(self.commitments.entered)
+            self._account.settled(self.commitments.entered)
         # Whether it was in a step or still before its first one: from here on all look at the same slices.
         self._digest.restart(settlement.level + 1)
         self.healing.settled(settlement)
@@ -448,17 +437,3 @@ class Training:
         if level:
             self.healing.give()
         self._voice.entered(settlement, self.commitments.ledger.generation, self.commitments.lost)
-
-
-def _parameters(modules: Mapping[str, torch.nn.Module]) -> list[torch.nn.Parameter]:
-    """All parameters, shared ones once, in the order of the modules."""
-    found: dict[int, torch.nn.Parameter] = {}
-    for module in modules.values():
-        for param in module.parameters():
-            found.setdefault(id(param), param)
-    return list(found.values())
-
-
-def _bitmap(flags: tuple[bool, ...]) -> bytes:
-    bits = sum(1 << index for index, flag in enumerate(flags) if flag)
-    return bits.to_bytes(-(-len(flags) // 8), "little")

@@ -27,6 +27,8 @@ class Progress:
         self._trainer = trainer
         self.loaded = False
         """Whether a state was loaded: the loop is to go on from there."""
+        self.usual_items: float | None = None
+        """Items of a microbatch in the first step that had any."""
         self._losses: dict[str, Any] = {
             "since_logged": 0.0,
             "total": 0.0,
@@ -44,12 +46,14 @@ class Progress:
                 "logged_at": trainer._globalstep_last_logged,
                 "began_at": trainer._initial_global_step,
             }
-        return {**{name: getattr(self._trainer.state, name) for name in _COUNTED}, **self._losses}
+        counted = {name: getattr(self._trainer.state, name) for name in _COUNTED}
+        return {**counted, **self._losses, "usual_items": self.usual_items}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in _COUNTED:
             setattr(self._trainer.state, name, state[name])
         self._losses = {name: state[name] for name in self._losses}
+        self.usual_items = state["usual_items"]
         self.loaded = True
 
     def run(self) -> None:

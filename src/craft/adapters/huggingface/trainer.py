@@ -205,7 +205,8 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
         for batch in step:
             self._compute(step, model, batch)
         self._follow_leader()
-        assert self._surroundings is not None
+        assert self._surroundings is not None and self._progress is not None
+        self._progress.usual_items = self._progress.usual_items or step.metrics.get("items")
         self._surroundings.agree_on_place(self._job.broadcast_object)
         return torch.tensor(step.metrics["loss"], device=self.args.device)
 
@@ -213,8 +214,11 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
         """One microbatch: the Trainer's own forward and backward, or those of the script's own class."""
         items = self._get_num_items_in_batch([batch], self.args.device)
         if items is not None:
-            # The mean over the items of the global batch, as the Trainer has it over those of all processes.
-            step.weight(items)
+            # The mean over the items of the global batch, as the Trainer has it over those of all processes. What is as much
+            # as usual weighs 1, which costs nothing.
+            assert self._progress is not None
+            step.log(items=items)
+            step.weight(float(items) / (self._progress.usual_items or 1.0))
             items = items.clamp(min=1)
         main = batch.get(getattr(self.model, "main_input_name", "input_ids"))
         step.log(tokens=0 if main is None else main.numel())

@@ -1,0 +1,76 @@
+"""A worker's account of its steps: what is written down of each, how long they take, and what losses cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from craft.protocol.entries import Entered
+from craft.protocol.events import Recovered
+from craft.worker.chronicle import Chronicle
+from craft.worker.setbacks import Setbacks
+
+_SMOOTHING = 0.1
+
+
+class Account:
+    """Owned by the main thread, but for ``entered``, which whoever follows generations calls."""
+
+    def __init__(
+        self,
+        run_dir: Path | None,
+        worker_id: str,
+        note: Callable[[Recovered], None],
+        samples: Callable[[int, int], int | None],
+    ) -> None:
+        """``samples(step, microbatch)``: how many there are in it, if that is known."""
+        self.step_s = 0.0
+        """From commit to commit, smoothed."""
+        self._worker_id = worker_id
+        self._chronicle = Chronicle(run_dir, worker_id)
+        self._setbacks = Setbacks(worker_id, note, samples)
+        self._last_commit: float | None = None
+
+    def begin(self) -> None:
+        """The first step begins now."""
+        self._last_commit = time.time()
+
+    def entered(self, entered: Entered) -> None:
+        """This worker is in a generation."""
+        self._chronicle.entered(entered)
+
+    def settled(self, entered: Entered) -> None:
+        """All who are in that generation have agreed on how to go on."""
+        self._setbacks.settled(entered)
+
+    def committed(
+        self,
+        *,
+        step: int,
+        branch: int,
+        generation: int,
+        members: Sequence[str],
+        plan: Sequence[str | None],
+        metrics: Mapping[str, float],
+    ) -> None:
+        """``step`` was committed just now."""
+        self._chronicle.committed(
+            step=step,
+            branch=branch,
+            generation=generation,
+            members=members,
+            worker_id=self._worker_id,
+            plan=plan,
+            metrics=metrics,
+        )
+        now = time.time()
+        if self._last_commit is not None:
+            elapsed = now - self._last_commit
+            self._setbacks.committed(step, generation, elapsed, now)
+            self.step_s = elapsed if not self.step_s else self.step_s + _SMOOTHING * (elapsed - self.step_s)
+        self._last_commit = now
+
+    def complete(self) -> None:
+        """There are no more steps."""
+        self._chronicle.complete()
