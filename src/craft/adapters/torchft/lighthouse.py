@@ -103,7 +103,7 @@ class Door:
             inner = self._inner
             assert inner is not None
             await self._has_aborted(replica_id, inner.generation)
-            response = await self._ask(inner, request, limit_s)
+            response = await _ask(inner, inner.quorum, request, limit_s)
             # Of a lighthouse that is not asked any more, the others may not have got the same answer.
             if response is not None and inner is self._inner:
                 return self._made(inner, response)
@@ -121,17 +121,6 @@ class Door:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._said.wait_for(done), _ABORT_LIMIT_S)
 
-    async def _ask(self, inner: Inner, request: bytes, limit_s: float | None) -> bytes | None:
-        call = asyncio.ensure_future(_result(inner.quorum(request, timeout=limit_s)))
-        over = asyncio.ensure_future(inner.over.wait())
-        await asyncio.wait({call, over}, return_when=asyncio.FIRST_COMPLETED)
-        over.cancel()
-        if inner.over.is_set():
-            call.cancel()
-            await asyncio.gather(call, return_exceptions=True)
-            return None
-        return await call
-
     def _made(self, inner: Inner, response: bytes) -> bytes:
         made = messages.quorum_in(response)
         inner.known = None
@@ -143,8 +132,8 @@ class Door:
         replica_id, inner = messages.beating(request), self._inner
         if replica_id in self._gone or inner is None or (inner.known is not None and replica_id not in inner.known):
             return b""
-        response: bytes = await inner.heartbeat(request, timeout=limit_s)
-        return response
+        # Of one that is over nobody needs to be heard: the next one was told of those who count.
+        return await _ask(inner, inner.heartbeat, request, limit_s) or b""
 
     # What CRAFT's workers say.
 
@@ -177,6 +166,21 @@ class Door:
         before.over.set()
         self._spawn(before.close())
         self._spawn(self._prepare())
+
+
+async def _ask(inner: Inner, method: Callable[..., Any], request: bytes, limit_s: float | None) -> bytes | None:
+    """Return its answer; None if another one takes over before it has answered, or has already."""
+    if inner.over.is_set():
+        return None
+    call = asyncio.ensure_future(_result(method(request, timeout=limit_s)))
+    over = asyncio.ensure_future(inner.over.wait())
+    await asyncio.wait({call, over}, return_when=asyncio.FIRST_COMPLETED)
+    over.cancel()
+    if inner.over.is_set():
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        return None
+    return await call
 
 
 async def _result(call: Any) -> bytes:

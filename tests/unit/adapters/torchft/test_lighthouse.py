@@ -115,6 +115,18 @@ def test_one_that_is_just_starting_is_not_waited_for(job: Job) -> None:
     assert members(newcomer) == found == (3, ["a", "d"])
 
 
+def test_who_asks_while_others_are_waited_for_is_not_sent_to_the_lighthouse_before(job: Job) -> None:
+    """Its question waits for its own abort, and the one whom it was meant for is closed meanwhile."""
+    for each in ("a", "b", "c", "d"):
+        job.joins(each)
+    assert {members(each)[0] for each in [job.ask(each) for each in "abcd"]} == {1}
+    job.lose("d", by="a")
+    waiting = [job.ask("a"), job.ask("b")]
+    job.lose("c", by="a", generation=3)
+    job.lose("c", by="b", generation=3)
+    assert [members(each)[1] for each in waiting] == [["a", "b"]] * 2
+
+
 @settings(deadline=None, database=None, derandomize=True)
 @given(st.integers(min_value=0, max_value=2**62), st.lists(st.text(min_size=1), max_size=4))
 def test_only_the_number_of_a_quorum_is_changed(number: int, replica_ids: list[str]) -> None:
