@@ -10,14 +10,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
-def _stream_of(device: torch.device) -> torch.cuda.Stream:
+def stream_of(device: torch.device) -> torch.cuda.Stream:
+    """The stream beside all others on which state is copied, from a device or to it."""
     if device not in _streams:
         _streams[device] = torch.cuda.Stream(device)
     return _streams[device]
@@ -41,10 +42,10 @@ class Copies:
         device = source.device
         if device not in self._devices:
             self._devices.add(device)
-            _stream_of(device).wait_stream(torch.cuda.current_stream(device))
+            stream_of(device).wait_stream(torch.cuda.current_stream(device))
         # Until it is copied nobody else may get its memory.
         self._sources.append(source)
-        with torch.cuda.stream(_stream_of(device)) if steady else contextlib.nullcontext():
+        with torch.cuda.stream(stream_of(device)) if steady else contextlib.nullcontext():
             out.copy_(source, non_blocking=True)
 
     def copied(self) -> Callable[[], None]:
@@ -52,7 +53,7 @@ class Copies:
         if not self._devices:
             return _at_once
         events = [
-            _mark(stream) for each in self._devices for stream in (_stream_of(each), torch.cuda.current_stream(each))
+            _mark(stream) for each in self._devices for stream in (stream_of(each), torch.cuda.current_stream(each))
         ]
         return _Wait(events, self._sources)
 
@@ -84,6 +85,10 @@ class Room(mmap.mmap):
 
     _pinned: int = 0
 
+    @property
+    def is_pinned(self) -> bool:
+        return self._pinned != 0
+
     def pin(self) -> None:
         """Pin it, all at once: a copy must not cross two pieces. Where the system does not allow it, it stays as it is.
 
@@ -102,3 +107,9 @@ class Room(mmap.mmap):
 def uses_devices() -> bool:
     """Whether this process has anything on a device."""
     return bool(torch.cuda.is_initialized())
+
+
+def own_device(tensors: Iterable[torch.Tensor]) -> torch.device | None:
+    """The device of this worker: that of its ``tensors``, if any are on one; None if it trains on the CPU."""
+    found = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+    return found or (torch.device("cuda", torch.cuda.current_device()) if uses_devices() else None)

@@ -29,6 +29,7 @@ KEY_BYTES = 32
 CHALLENGE_BYTES = 32
 TAG_BYTES = 32
 MAX_MESSAGE_BYTES = 4096
+MAX_LANES = 64
 FRAME_BYTES = 1 << 20
 """Small enough to be still in the processor's cache when it is hashed; large enough that a frame costs two short turns of
 Python beside a training loop."""
@@ -38,12 +39,15 @@ _TIME = struct.Struct("@ll")
 
 
 class StripeOf(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Asks for stripe ``part`` of ``of`` of the state that is staged under ``name``."""
+    """Asks for stripe ``part`` of ``of`` of the state that is staged under ``name``, or for one lane of it."""
 
     name: str
     part: int
     of: int
     nonce: bytes
+    lane: int = 0
+    lanes: int = 1
+    """Of the frames of the stripe every ``lanes``-th, from number ``lane`` on: the others come over other connections."""
 
 
 class ResultOf(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -54,7 +58,7 @@ class ResultOf(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
 
 
 class Stripe(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The answer to ``StripeOf``. The header follows, then the stripe, both in frames."""
+    """The answer to ``StripeOf``. The header follows, then the frames that were asked for."""
 
     name: str
     level: int
@@ -139,12 +143,22 @@ def message_size(header: bytes) -> int:
 SIZE_BYTES = _SIZE.size
 
 
+def lane_of(size: int, lane: int, lanes: int) -> range:
+    """The numbers of the frames of ``size`` bytes that go over this lane."""
+    return range(lane, -(-size // FRAME_BYTES), lanes)
+
+
 def send_frames(
-    connection: socket.socket, seal: Seal, data: memoryview, digest: Callable[[int], bytes] | None = None
+    connection: socket.socket,
+    seal: Seal,
+    data: memoryview,
+    digest: Callable[[int], bytes] | None = None,
+    lane: int = 0,
+    lanes: int = 1,
 ) -> None:
-    """Send ``data`` in frames; ``digest`` has the hash of each by its number, where somebody else makes them."""
-    for number, begin in enumerate(range(0, len(data), FRAME_BYTES)):
-        frame = data[begin : begin + FRAME_BYTES]
+    """Send the frames of a lane of ``data``; ``digest`` has the hash of each by its number, where somebody else makes them."""
+    for number in lane_of(len(data), lane, lanes):
+        frame = data[number * FRAME_BYTES : (number + 1) * FRAME_BYTES]
         tag = seal.tag(digest(number) if digest is not None else digest_of(frame))
         connection.sendall(frame)
         connection.sendall(tag)

@@ -18,6 +18,21 @@ _FIRST_S = 0.5
 _LONGEST_S = 30.0
 _MAX_TRIES = 8
 """A store that was away for a minute is waited for; then the next checkpoint is worth more than this one."""
+_CORES_PER_HASH = 8
+_CORES_PER_LANE = 4
+_MOST_AT_ONCE = 4
+_MAX_LANES = 8
+
+
+def num_hashing() -> int:
+    """Threads that hash what a donor serves. A core does some 4 GB/s; most of them are for training."""
+    return max(1, min(_MOST_AT_ONCE, len(os.sched_getaffinity(0)) // _CORES_PER_HASH))
+
+
+def num_lanes(num_donors: int) -> int:
+    """Connections to each of so many donors: one carries less than what a machine of many cores can."""
+    by_cores = min(_MOST_AT_ONCE, len(os.sched_getaffinity(0)) // _CORES_PER_LANE)
+    return max(1, min(by_cores, _MAX_LANES // max(1, num_donors)))
 
 
 def lower_priority() -> None:

@@ -1,7 +1,7 @@
 """A staged stripe.
 
-Enters: the bytes that a donor has copied. Leaves: the same bytes and the hash of each frame of them, which a thread of its own
-makes. ``donor.py`` owns them.
+Enters: the bytes that a donor has copied. Leaves: the same bytes and the hash of each frame of them, which threads of its own
+make. ``donor.py`` owns them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from craft.snapshots import line
 from craft.snapshots.memory import view_of
+from craft.snapshots.pace import num_hashing
 
 
 class Staged:
@@ -35,29 +36,42 @@ class Staged:
         self.of = of
         self.header = header
         self.view = view_of(stripe)
-        # Guards the digests, which a thread of its own makes: once, while the first of them are already being sent.
+        self.num_served = 0
+        """Connections that are being served from it. The donor's to count."""
+        # Guards the digests, which threads of its own make: each once, while the first of them are already being sent.
         self._more = threading.Condition()
-        self._digests: list[bytes] = []
+        self._digests: dict[int, bytes] = {}
+        self._next = 0
         self._ended = False
         self._copied = copied
-        self.thread = threading.Thread(target=self._hash, name="craft-donor-hash", daemon=True)
-        self.thread.start()
+        self._threads = [
+            threading.Thread(target=self._hash, name="craft-donor-hash", daemon=True) for _ in range(num_hashing())
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def _hash(self) -> None:
         # Nobody is sent a frame before it has its hash.
         self._copied()
-        for begin in range(0, len(self.view), line.FRAME_BYTES):
+        while (number := self._take()) * line.FRAME_BYTES < len(self.view):
+            begin = number * line.FRAME_BYTES
             digest = line.digest_of(self.view[begin : begin + line.FRAME_BYTES])
             with self._more:
                 if self._ended:
                     return
-                self._digests.append(digest)
+                self._digests[number] = digest
                 self._more.notify_all()
+
+    def _take(self) -> int:
+        """The next frame that nobody hashes yet."""
+        with self._more:
+            self._next += 1
+            return self._next - 1
 
     def digest(self, number: int) -> bytes:
         """The hash of a frame; waits for it."""
         with self._more:
-            self._more.wait_for(lambda: len(self._digests) > number or self._ended)
+            self._more.wait_for(lambda: number in self._digests or self._ended)
             if self._ended:
                 raise EOFError("the donor is closed")
             return self._digests[number]
@@ -67,4 +81,5 @@ class Staged:
         with self._more:
             self._ended = True
             self._more.notify_all()
-        self.thread.join()
+        for thread in self._threads:
+            thread.join()

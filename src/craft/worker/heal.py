@@ -16,6 +16,7 @@ from craft.protocol.errors import ConfigError
 from craft.protocol.membership import Generation, Settlement
 from craft.snapshots.donor import Donor
 from craft.snapshots.fetch import Fetched, fetch
+from craft.snapshots.pace import num_lanes
 from craft.snapshots.portable import carried_bytes, load
 from craft.snapshots.reserve import Reserve
 from craft.snapshots.state import Stateful
@@ -120,6 +121,7 @@ class Healing:
             limit_s=_SILENCE_S,
             modules=self._modules,
             reserve=self._reserve,
+            lanes=num_lanes(len(places)),
         )
 
     def needs_nothing(self) -> None:
