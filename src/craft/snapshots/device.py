@@ -7,7 +7,6 @@ code runs: what it is about to change may still be on its way. Nothing here is d
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
 from collections.abc import Callable, Iterable, Sequence
@@ -31,31 +30,39 @@ def hold_back() -> None:
 
 
 class Copies:
-    """Copies of one state. The main thread makes them; whoever has ``copied()`` may wait for them."""
+    """Copies of one state. The main thread makes them; whoever has what ``begin`` returned may wait for them."""
 
     def __init__(self) -> None:
-        self._devices: set[torch.device] = set()
-        self._sources: list[torch.Tensor] = []
+        self._wanted: dict[tuple[torch.device, bool], list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
     def add(self, source: torch.Tensor, out: torch.Tensor, *, steady: bool) -> None:
-        """Copy; ``steady``: nothing but the script's update code changes ``source``, so that there is time until then."""
-        device = source.device
-        if device not in self._devices:
-            self._devices.add(device)
-            stream_of(device).wait_stream(torch.cuda.current_stream(device))
-        # Until it is copied nobody else may get its memory.
-        self._sources.append(source)
-        with torch.cuda.stream(stream_of(device)) if steady else contextlib.nullcontext():
-            out.copy_(source, non_blocking=True)
+        """Copy with ``begin``; ``steady``: only the script's update code changes ``source``, so there is time until then."""
+        self._wanted.setdefault((source.device, steady), []).append((source, out))
 
-    def copied(self) -> Callable[[], None]:
-        """What returns when all that was added so far is on the host."""
-        if not self._devices:
+    def begin(self) -> Callable[[], None]:
+        """Begin all copies; what is returned returns when they are on the host."""
+        wanted, self._wanted = self._wanted, {}
+        if not wanted:
             return _at_once
-        events = [
-            _mark(stream) for each in self._devices for stream in (stream_of(each), torch.cuda.current_stream(each))
-        ]
-        return _Wait(events, self._sources)
+        events = [_copy_on(_stream(device, steady), pairs) for (device, steady), pairs in wanted.items()]
+        # Until they are copied nobody else may get the memory of the sources.
+        return _Wait(events, [source for pairs in wanted.values() for source, _ in pairs])
+
+
+def _stream(device: torch.device, steady: bool) -> torch.cuda.Stream:
+    current = torch.cuda.current_stream(device)
+    if not steady:
+        return current
+    beside = stream_of(device)
+    beside.wait_stream(current)
+    return beside
+
+
+def _copy_on(stream: torch.cuda.Stream, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.cuda.Event:
+    with torch.cuda.stream(stream):
+        for source, out in pairs:
+            out.copy_(source, non_blocking=True)
+    return _mark(stream)
 
 
 class _Wait:

@@ -14,6 +14,9 @@ T = TypeVar("T")
 
 _NICE = 5
 """Not more: whoever holds Python's lock and does not run holds the training thread up."""
+REST = 1.0
+"""What hashes and writes a state that came from devices rests for so many times as long as it works: a step there takes the
+host's cores and memory for its exchange alone, and what competes for them all at once shows in one step."""
 _FIRST_S = 0.5
 _LONGEST_S = 30.0
 _MAX_TRIES = 8

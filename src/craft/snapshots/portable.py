@@ -111,6 +111,7 @@ class State:
         self._steady = frozenset(steady)
         """Tensors that nothing but the script's update code changes. Buffers are not among them: forward does."""
         self._copies = Copies()
+        self._memory: dict[int, torch.Tensor] = {}
         self._layout = Layout(packer.entries)
         self.header = Header(
             entries=tuple(packer.entries),
@@ -123,7 +124,7 @@ class State:
         )
 
     def copy(self, begin: int, end: int, out: torch.Tensor) -> None:
-        """Copy a range of bytes into ``out``, which has as many; they are there once ``copied()`` has returned."""
+        """Copy a range of bytes into ``out``, which has as many; what is on a device only with ``copied``."""
         filled, target = 0, out.data_ptr()
         for index, first, last in self._layout.pieces(begin, end):
             size, tensor = last - first, self.tensors[index]
@@ -132,14 +133,19 @@ class State:
                 ctypes.memmove(target + filled, tensor.data_ptr() + first, size)
             elif tensor.is_cuda:
                 place = out[filled : filled + size]
-                self._copies.add(memory_of(tensor)[first:last], place, steady=index in self._steady)
+                self._copies.add(self._bytes(index)[first:last], place, steady=index in self._steady)
             else:
                 out[filled : filled + size].copy_(memory_of(tensor)[first:last])
             filled += size
 
+    def _bytes(self, index: int) -> torch.Tensor:
+        if index not in self._memory:
+            self._memory[index] = memory_of(self.tensors[index])
+        return self._memory[index]
+
     def copied(self) -> Callable[[], None]:
-        """What returns when all that was copied so far is there: at once, unless it came from a device."""
-        return self._copies.copied()
+        """What returns when all that was copied so far is there: at once, unless it comes from a device."""
+        return self._copies.begin()
 
 
 def _names(modules: Mapping[str, torch.nn.Module]) -> dict[str, int]:

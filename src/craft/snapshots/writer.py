@@ -28,7 +28,7 @@ from craft.snapshots.local import Pin
 from craft.snapshots.manifest import Manifest, Numbered, Part, Ref, seal
 from craft.snapshots.memory import carve, room, view_of
 from craft.snapshots.notes import Notes
-from craft.snapshots.pace import insist, lower_priority
+from craft.snapshots.pace import REST, insist, lower_priority
 from craft.snapshots.portable import Header, State, encode_header
 from craft.snapshots.publish import in_parallel, write_share
 from craft.snapshots.reserve import Reserve
@@ -94,6 +94,8 @@ class Writer:
         self._taken: _Taken | None = None
         self._last: Last | None = None
         self._tidying = False
+        self._hurried = False
+        """Whether somebody waits for what is being written."""
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="craft-writer", daemon=True)
         self._thread.start()
@@ -138,6 +140,7 @@ class Writer:
         with self._change:
             self._taken = _Taken(place, state.header, copied, state.copied(), time.time())
             self._last = Last(place, written=False, complete=False)
+            self._hurried = False
             self._change.notify_all()
         self.stall_s = time.perf_counter() - begin
 
@@ -145,6 +148,8 @@ class Writer:
         """Wait until what was taken is written, and listed if this was the last share, in every tier; whether it is."""
         give_up = time.monotonic() + timeout_s
         with self._change:
+            self._hurried = True
+            self._change.notify_all()
             if not self._change.wait_for(lambda: self._taken is None and not self._tidying, timeout_s):
                 return False
         return self._copier is None or self._copier.wait(give_up - time.monotonic())
@@ -252,10 +257,13 @@ class Writer:
 
         def add(chunk: tuple[int, memoryview]) -> None:
             number, data = chunk
+            began = time.perf_counter()
             ref = Ref(blake3(data).hexdigest(), len(data))
             found[number] = Numbered(number, ref.hash, ref.size)
             if adding.add(ref, lambda: data):
                 new.append(ref.size)
+            if taken.header.on_device:
+                self._rest(REST * (time.perf_counter() - began))
 
         in_parallel(self._store, add, taken.chunks)
         if place.part == 0 and adding.add(header_ref, lambda: memoryview(header)):
@@ -273,6 +281,11 @@ class Writer:
             chunks=tuple(found[number] for number, _ in taken.chunks),
             new_bytes=sum(new),
         )
+
+    def _rest(self, seconds: float) -> None:
+        """Leave cores and memory to the training for a while, unless somebody waits for this checkpoint."""
+        with self._change:
+            self._change.wait_for(lambda: self._hurried or self._closed, seconds)
 
     def _ended(self, seconds: float) -> bool:
         with self._change:

@@ -6,7 +6,9 @@ donor serves it on threads of its own.
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Mapping
 
 import msgspec
@@ -24,6 +26,8 @@ from craft.worker.commit import Commitments
 from craft.worker.course import Course
 from craft.worker.points import reach
 from craft.worker.start import Attached, Progress, compare
+
+logger = logging.getLogger(__name__)
 
 _STRIPE_SLACK = 1 << 16
 """Stripes are not quite equal."""
@@ -81,9 +85,12 @@ class Healing:
         donors = donors_of(generation, settlement)
         worker_id = self._commitments.ledger.worker_id
         if worker_id in donors:
+            began = time.monotonic()
             state = self._course.state()
             self._donor.stage(generation.name, settlement.level, state, donors.index(worker_id), len(donors))
             self._serving = True
+            took_s = time.monotonic() - began
+            logger.info("staged the state as of step %d for those who join, in %.3f s", settlement.level, took_s)
             reach("staged", settlement.level)
 
     def measure(self) -> int:

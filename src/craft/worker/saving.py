@@ -7,6 +7,7 @@ Leaves: a snapshot at a step boundary, which ``snapshots.writer`` makes durable 
 from __future__ import annotations
 
 import hashlib
+import logging
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +32,8 @@ from craft.worker.activity import Activity
 from craft.worker.meeting import Meeting
 from craft.worker.points import reach
 from craft.worker.voice import Voice
+
+logger = logging.getLogger(__name__)
 
 _FIRST_S = 10.0
 """With ``auto``, the first one comes after so long: it shows what one costs."""
@@ -220,6 +223,7 @@ class Saving(Hooks):
         began = time.perf_counter()
         self._writer.take(self._state(), place)
         self._stall_s = time.perf_counter() - began
+        logger.info("copies its share of checkpoint %s; that held the step up for %.3f s", due.name, self._stall_s)
         self._open, self._last = due, time.monotonic()
         reach("saved", due.step)
 

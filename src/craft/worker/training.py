@@ -256,8 +256,7 @@ class Training:
     def next_microbatch(self) -> int | None:
         """What the inner loop computes next; the data source is told what to expect."""
         if self._joining is not None:
-            if self._joining.catches_up and not self._joining.warmed_up:
-                self._joining.warmed_up = True
+            if self._joining.warms_up():
                 return PROBE
             if self._joining.catches_up and self._replay(self._joining):
                 return None
