@@ -86,7 +86,8 @@ class Donor:
         memory = self._room(end - begin)
         stripe = carve(memory, 0, end - begin)
         state.copy(begin, end, stripe)
-        staged = Staged(name, level, part, of, encode_header(state.header), stripe, state.copied())
+        large = bool(state.header.on_device)
+        staged = Staged(name, level, part, of, encode_header(state.header), stripe, state.copied(), large=large)
         self._last = staged if memory.is_pinned else None
         with self._change:
             self._staged = staged
@@ -234,9 +235,11 @@ class Donor:
             _answer(connection, seal, line.Refusal(str(reason)))
             return
         try:
-            _answer(connection, seal, line.Stripe(found.name, found.level, len(found.header), len(found.view)))
+            sizes = len(found.header), len(found.view), found.frame_bytes
+            _answer(connection, seal, line.Stripe(found.name, found.level, *sizes))
             line.send_frames(connection, seal, memoryview(found.header))
-            line.send_frames(connection, seal, found.view, found.digest, request.lane, request.lanes)
+            for begin in line.lane_of(len(found.view), found.frame_bytes, request.lane, request.lanes):
+                line.send_frame(connection, found.frame(begin), seal.tag(found.digest(begin)))
         finally:
             with self._change:
                 found.num_served -= 1

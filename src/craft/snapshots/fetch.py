@@ -103,7 +103,10 @@ def _fetch_lane(connection: socket.socket, place: Place, request: line.StripeOf,
     seal, answer = _ask(connection, place, request, key)
     if not isinstance(answer, line.Stripe) or answer.header_bytes > _MAX_HEADER_BYTES or answer.name != request.name:
         raise SnapshotCorrupt(f"{_text(place)} answers something else than the stripe it was asked for", _text(place))
-    landing.open(line.receive_frames(connection, seal, answer.header_bytes, _text(place)), _text(place))
+    if answer.frame_bytes not in (line.FRAME_BYTES, line.LARGE_FRAME_BYTES):
+        raise SnapshotCorrupt(f"{_text(place)} sends frames of {answer.frame_bytes} bytes", _text(place))
+    header = line.receive_frames(connection, seal, answer.header_bytes, _text(place))
+    landing.open(header, answer.frame_bytes, _text(place))
     checks = _Checks(seal, _text(place))
     try:
         for frame in landing.frames(request.part, request.lane, answer.stripe_bytes, _text(place)):

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from craft.protocol.errors import BitsDiffer, SnapshotCorrupt
-from craft.snapshots.device import own_device
+from craft.snapshots.device import own_device, take_at_once
 from craft.snapshots.entries import Entry, Layout, entry_bytes
-from craft.snapshots.line import FRAME_BYTES, lane_of
+from craft.snapshots.line import lane_of
 from craft.snapshots.memory import DTYPES, carve, memory_of, room, view_of
 from craft.snapshots.portable import Header, decode_header, flat_form, stripe_of, targets
 from craft.snapshots.reserve import Reserve
@@ -72,13 +72,14 @@ class Landing:
         self._lock = threading.Lock()
         self._data: bytes | None = None
 
-    def open(self, data: bytes, address: str) -> None:
+    def open(self, data: bytes, frame_bytes: int, address: str) -> None:
         """A header is here. The first one makes room; the others must be equal to it."""
         with self._lock:
             if self._data is None:
+                self._frame_bytes = frame_bytes
                 self._make_room(decode_header(data))
                 self._data = data
-            elif data != self._data:
+            elif data != self._data or frame_bytes != self._frame_bytes:
                 other = itertools.zip_longest(flat_form(self.header), flat_form(decode_header(data)))
                 name = next((str((mine or theirs)[0]) for mine, theirs in other if mine != theirs), "its conditions")
                 raise BitsDiffer(
@@ -93,7 +94,7 @@ class Landing:
         self._layout = Layout(header.entries)
         self._bytes = [memory_of(tensor) for tensor in self.tensors]
         if device is not None and any(tensor.is_cuda for tensor in self.tensors):
-            self._upload = Upload(device, self._of * self._lanes)
+            self._upload = Upload(device, self._of * self._lanes, self._frame_bytes)
         else:
             self._memory = [view_of(tensor) for tensor in self.tensors]
 
@@ -102,9 +103,8 @@ class Landing:
         begin, end = stripe_of(self.header.total_bytes, part, self._of)
         if size != end - begin:
             raise SnapshotCorrupt(f"{address} offers {size} bytes where its stripe has {end - begin}", address)
-        for number in lane_of(size, lane, self._lanes):
-            first = begin + number * FRAME_BYTES
-            pieces = self._layout.pieces(first, min(end, first + FRAME_BYTES))
+        for first in lane_of(size, self._frame_bytes, lane, self._lanes):
+            pieces = self._layout.pieces(begin + first, min(end, begin + first + self._frame_bytes))
             if self._upload is None:
                 yield Frame([self._memory[index][start:stop] for index, start, stop in pieces])
             else:
@@ -129,8 +129,10 @@ def make_room(
     found: list[torch.Tensor | None] = [
         own.get(entry) if index < header.module_entries else None for index, entry in enumerate(header.entries)
     ]
-    for index in header.on_device if device is not None else ():
-        if found[index] is None:
+    if device is not None:
+        wanted = [index for index in header.on_device if found[index] is None]
+        take_at_once(device, sum(entry_bytes(header.entries[index]) for index in wanted))
+        for index in wanted:
             found[index] = _on_device(header.entries[index], device)
     tensors: list[torch.Tensor] = []
     if reserve is not None:

@@ -15,7 +15,6 @@ import hmac
 import socket
 import struct
 import time
-from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -33,6 +32,8 @@ MAX_LANES = 64
 FRAME_BYTES = 1 << 20
 """Small enough to be still in the processor's cache when it is hashed; large enough that a frame costs two short turns of
 Python beside a training loop."""
+LARGE_FRAME_BYTES = 4 << 20
+"""Of states on devices: they are large, and come faster than Python has turns for small frames."""
 _SIZE = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
 _TIME = struct.Struct("@ll")
@@ -64,6 +65,7 @@ class Stripe(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     level: int
     header_bytes: int
     stripe_bytes: int
+    frame_bytes: int
 
 
 class Result(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -143,25 +145,21 @@ def message_size(header: bytes) -> int:
 SIZE_BYTES = _SIZE.size
 
 
-def lane_of(size: int, lane: int, lanes: int) -> range:
-    """The numbers of the frames of ``size`` bytes that go over this lane."""
-    return range(lane, -(-size // FRAME_BYTES), lanes)
+def lane_of(size: int, frame_bytes: int, lane: int, lanes: int) -> range:
+    """Where the frames of ``size`` bytes begin that go over this lane."""
+    return range(lane * frame_bytes, size, lanes * frame_bytes)
 
 
-def send_frames(
-    connection: socket.socket,
-    seal: Seal,
-    data: memoryview,
-    digest: Callable[[int], bytes] | None = None,
-    lane: int = 0,
-    lanes: int = 1,
-) -> None:
-    """Send the frames of a lane of ``data``; ``digest`` has the hash of each by its number, where somebody else makes them."""
-    for number in lane_of(len(data), lane, lanes):
-        frame = data[number * FRAME_BYTES : (number + 1) * FRAME_BYTES]
-        tag = seal.tag(digest(number) if digest is not None else digest_of(frame))
-        connection.sendall(frame)
-        connection.sendall(tag)
+def send_frames(connection: socket.socket, seal: Seal, data: memoryview) -> None:
+    """Send ``data`` in frames."""
+    for begin in range(0, len(data), FRAME_BYTES):
+        frame = data[begin : begin + FRAME_BYTES]
+        send_frame(connection, frame, seal.tag(digest_of(frame)))
+
+
+def send_frame(connection: socket.socket, frame: memoryview, tag: bytes) -> None:
+    connection.sendall(frame)
+    connection.sendall(tag)
 
 
 def receive_into(connection: socket.socket, room: memoryview) -> None:

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 _NICE = 5
 """Not more: whoever holds Python's lock and does not run holds the training thread up."""
-REST = 1.0
+REST = 6.0
 """What hashes and writes a state that came from devices rests for so many times as long as it works: a step there takes the
 host's cores and memory for its exchange alone, and what competes for them all at once shows in one step."""
 _FIRST_S = 0.5
@@ -22,7 +22,7 @@ _LONGEST_S = 30.0
 _MAX_TRIES = 8
 """A store that was away for a minute is waited for; then the next checkpoint is worth more than this one."""
 _CORES_PER_HASH = 8
-_CORES_PER_LANE = 4
+_CORES_PER_LANE = 8
 _MOST_AT_ONCE = 4
 _MAX_LANES = 8
 

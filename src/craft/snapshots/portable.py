@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import torch
 
 from craft.protocol.errors import ConfigError, SnapshotCorrupt
-from craft.snapshots.device import Copies, own_device
+from craft.snapshots.device import Copied, Copies, own_device
 from craft.snapshots.entries import Entry, Layout, entry_bytes
 from craft.snapshots.memory import DTYPES, is_dense, memory_of, same_bits
 from craft.snapshots.skeleton import Builder, Items, Node, Packer, Table
@@ -143,7 +143,7 @@ class State:
             self._memory[index] = memory_of(self.tensors[index])
         return self._memory[index]
 
-    def copied(self) -> Callable[[], None]:
+    def copied(self) -> Copied:
         """What returns when all that was copied so far is there: at once, unless it comes from a device."""
         return self._copies.begin()
 

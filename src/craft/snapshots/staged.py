@@ -7,11 +7,11 @@ make. ``donor.py`` owns them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import torch
 
 from craft.snapshots import line
+from craft.snapshots.device import Copied, at_once
 from craft.snapshots.memory import view_of
 from craft.snapshots.pace import num_hashing
 
@@ -27,15 +27,18 @@ class Staged:
         of: int,
         header: bytes,
         stripe: torch.Tensor,
-        copied: Callable[[], None] = lambda: None,
+        copied: Copied = at_once,
+        *,
+        large: bool = False,
     ) -> None:
-        """``copied`` returns once the bytes are there."""
+        """``copied`` returns once the bytes are there; ``large``: they go in large frames."""
         self.name = name
         self.level = level
         self.part = part
         self.of = of
         self.header = header
         self.view = view_of(stripe)
+        self.frame_bytes = line.LARGE_FRAME_BYTES if large else line.FRAME_BYTES
         self.num_served = 0
         """Connections that are being served from it. The donor's to count."""
         # Guards the digests, which threads of its own make: each once, while the first of them are already being sent.
@@ -51,30 +54,32 @@ class Staged:
             thread.start()
 
     def _hash(self) -> None:
-        # Nobody is sent a frame before it has its hash.
-        self._copied()
-        while (number := self._take()) * line.FRAME_BYTES < len(self.view):
-            begin = number * line.FRAME_BYTES
-            digest = line.digest_of(self.view[begin : begin + line.FRAME_BYTES])
+        while (begin := self._take()) < len(self.view):
+            # Nobody is sent a frame before it has its hash.
+            self._copied(begin + self.frame_bytes)
+            digest = line.digest_of(self.frame(begin))
             with self._more:
                 if self._ended:
                     return
-                self._digests[number] = digest
+                self._digests[begin] = digest
                 self._more.notify_all()
 
     def _take(self) -> int:
-        """The next frame that nobody hashes yet."""
+        """Where the next frame begins that nobody hashes yet."""
         with self._more:
-            self._next += 1
-            return self._next - 1
+            begin, self._next = self._next, self._next + self.frame_bytes
+            return begin
 
-    def digest(self, number: int) -> bytes:
-        """The hash of a frame; waits for it."""
+    def frame(self, begin: int) -> memoryview:
+        return self.view[begin : begin + self.frame_bytes]
+
+    def digest(self, begin: int) -> bytes:
+        """The hash of the frame that begins there; waits for it."""
         with self._more:
-            self._more.wait_for(lambda: number in self._digests or self._ended)
+            self._more.wait_for(lambda: begin in self._digests or self._ended)
             if self._ended:
                 raise EOFError("the donor is closed")
-            return self._digests[number]
+            return self._digests[begin]
 
     def end(self) -> None:
         """Nobody is served any more."""

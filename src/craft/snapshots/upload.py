@@ -13,10 +13,9 @@ from collections.abc import Sequence
 import torch
 
 from craft.snapshots.device import stream_of
-from craft.snapshots.line import FRAME_BYTES
 from craft.snapshots.memory import carve, room, view_of
 
-_SLOTS = 8
+_SLOTS = 6
 """For each connection: some are received, some checked, some on their way to the device."""
 
 Piece = tuple[torch.Tensor, int, int]
@@ -56,18 +55,18 @@ class Slot:
 class Upload:
     """Slots for so many connections. Made once everything is allocated that bytes are brought to."""
 
-    def __init__(self, device: torch.device, connections: int) -> None:
+    def __init__(self, device: torch.device, connections: int, frame_bytes: int) -> None:
         self._stream = stream_of(device)
         # Memory that comes new may have been another's, whose last kernels are still under way.
         self._stream.wait_stream(torch.cuda.current_stream(device))
-        memory = room(connections * _SLOTS * FRAME_BYTES)
+        memory = room(connections * _SLOTS * frame_bytes)
         with torch.cuda.device(device):
             memory.pin()
         self._free: list[queue.SimpleQueue[Slot]] = []
         for connection in range(connections):
             free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
             for number in range(connection * _SLOTS, (connection + 1) * _SLOTS):
-                free.put(Slot(carve(memory, number * FRAME_BYTES, FRAME_BYTES), self._stream, free))
+                free.put(Slot(carve(memory, number * frame_bytes, frame_bytes), self._stream, free))
             self._free.append(free)
 
     def slot(self, connection: int) -> Slot:

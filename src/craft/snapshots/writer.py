@@ -22,7 +22,7 @@ from craft.protocol.events import AnyNote
 from craft.snapshots.collect import apply_keep
 from craft.snapshots.copier import Copier
 from craft.snapshots.cutting import Chunk, assign, cut
-from craft.snapshots.device import Room, uses_devices
+from craft.snapshots.device import Copied, Room, uses_devices
 from craft.snapshots.entries import Entry
 from craft.snapshots.local import Pin
 from craft.snapshots.manifest import Manifest, Numbered, Part, Ref, seal
@@ -67,7 +67,7 @@ class _Taken(NamedTuple):
     header: Header
     chunks: list[tuple[int, memoryview]]
     """Their numbers and bytes."""
-    copied: Callable[[], None]
+    copied: Copied
     """Returns once the bytes are there."""
     time: float
 

@@ -227,6 +227,7 @@ class Training:
             self._own_loop,
         )
         self.course.applied, progress = self._joining.take_state(settlement)
+        self.healing.measure()
         self.course.take(progress)
         self.flight.probe_wanted = False
 
