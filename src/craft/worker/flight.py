@@ -362,7 +362,7 @@ class Flight:
 def _hash(flats: Flats) -> bytes:
     hasher = blake3()
     for tensor in flats.tensors:
-        hasher.update(tensor_bytes(tensor).tobytes())
+        hasher.update(memoryview(tensor_bytes(tensor)))
     return bytes(hasher.digest(length=16))
 
 
