@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bench import gpu_report
 from bench.gpu_faults import SHAPES, WORKERS, Disturbed, finished, snapshot_steps
 from bench.jobs import CraftJob, JobFailed, exit_on_sigterm
 
@@ -34,7 +35,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="*", default=list(PARTS))
     parser.add_argument("--faults", type=int, default=10, help="of each kind, in the small model's job")
     parser.add_argument("--large-faults", type=int, default=10, help="of each kind, in the large model's job")
-    parser.add_argument("--snapshots", type=int, default=6)
+    parser.add_argument("--snapshots", type=int, default=4)
     parser.add_argument("--limit-s", type=float, default=480.0, help="parts that would begin later are left out")
     args = parser.parse_args()
     began = time.monotonic()
@@ -61,7 +62,8 @@ def main() -> None:
                 result[name] = {"failed": repr(error)[-3000:]}
         result[name]["took_s"] = time.monotonic() - part_began
         (args.out / "gpu.json").write_text(json.dumps(result, indent=1))
-        print(name, json.dumps(result[name])[:2500], flush=True)
+        print(f"{name}: {result[name]['took_s']:.0f} s", flush=True)
+    gpu_report.main(args.out)
 
 
 def environment() -> dict[str, Any]:
@@ -196,7 +198,7 @@ PARTS: dict[str, Callable[[argparse.Namespace, Path, dict[str, Any]], dict[str, 
     "large": lambda args, folder, result: large(args, folder),
     "recovery-small": lambda args, folder, result: recovery_small(args, folder),
     "bits": bits,
-    "overhead-1b": lambda args, folder, result: overhead("1b", 5, 2, folder),
+    "overhead-1b": lambda args, folder, result: overhead("1b", 4, 2, folder),
     "overhead-small": lambda args, folder, result: overhead("small", 8, 6, folder),
     # As many channels to a peer as suit torch's all-reduce over sockets best; the default suits it badly.
     "overhead-small-tuned": lambda args, folder, result: overhead(
