@@ -49,6 +49,7 @@ def main() -> None:
     )
     args.out.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {"benchmark": "gpu", "environment": environment()}
+    text = ""
     for name in args.parts:
         args.deadline = began + SHARE[name] * args.limit_s
         if time.monotonic() > args.deadline:
@@ -62,8 +63,9 @@ def main() -> None:
                 result[name] = {"failed": repr(error)[-3000:]}
         result[name]["took_s"] = time.monotonic() - part_began
         (args.out / "gpu.json").write_text(json.dumps(result, indent=1))
+        text = gpu_report.write(result, args.out)
         print(f"{name}: {result[name]['took_s']:.0f} s", flush=True)
-    gpu_report.main(args.out)
+    print(text)
 
 
 def environment() -> dict[str, Any]:

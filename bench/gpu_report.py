@@ -222,14 +222,18 @@ def draw(result: dict[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
+def write(result: dict[str, Any], folder: Path) -> str:
+    """Write the text of whatever was measured so far; return it."""
+    text = "\n".join([str(result["environment"]), "", *lines(result), "", *map(str, checks(result))]) + "\n"
+    (folder / "gpu.txt").write_text(text)
+    return text
+
+
 def main(folder: Path) -> int:
     result = json.loads((folder / "gpu.json").read_text())
-    verdicts = list(checks(result))
-    text = "\n".join([str(result["environment"]), "", *lines(result), "", *map(str, verdicts)]) + "\n"
-    (folder / "gpu.txt").write_text(text)
+    print(write(result, folder))
     draw(result, folder / "gpu.png")
-    print(text)
-    return 0 if all(check.passed for check in verdicts) else 1
+    return 0 if all(check.passed for check in checks(result)) else 1
 
 
 if __name__ == "__main__":

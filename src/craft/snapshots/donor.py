@@ -116,6 +116,11 @@ class Donor:
         if self._reserved is None or self._reserved.size < size:
             self._reserved = Reserve(size)
 
+    @property
+    def prepared(self) -> bool:
+        """Whether room that was asked for is there: until then ``stage`` would wait for it."""
+        return self._reserved is None or self._reserved.is_there
+
     def release(self) -> None:
         """Drop the staged copy. Its memory goes when nobody is being served from it any more."""
         with self._change:

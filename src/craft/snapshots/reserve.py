@@ -26,6 +26,10 @@ class Reserve:
             if uses_devices():
                 self._memory.pin()
 
+    @property
+    def is_there(self) -> bool:
+        return not self._thread.is_alive()
+
     def take(self, size: int) -> Room:
         """Return memory for ``size`` bytes: what was set aside if it is enough, the same one again if asked again."""
         if size > self.size or self._memory is None:

@@ -63,6 +63,8 @@ class Healing:
         """How large the state is, once that is known."""
         self._helping = False
         """Whether some member does not keep pace yet."""
+        if donor is not None:
+            commitments.prepared = lambda: donor.prepared
 
     def settled(self, settlement: Settlement) -> None:
         """A generation begins; whoever joins in it needs the state as of its first step."""
