@@ -82,8 +82,10 @@ def test_what_is_staged_is_the_state_of_that_moment(donor: Donor) -> None:
 
 def test_room_that_was_reserved_is_used_and_too_little_of_it_does_no_harm(donor: Donor) -> None:
     state = random_state()
+    assert donor.prepared, "nothing was asked for"
     for size in (state.header.total_bytes, state.header.total_bytes * 2, 1):
         donor.reserve(size)
+        wait_until(lambda: donor.prepared)
         donor.stage("g", 1, state, 0, 1)
         assert same(get(donor), state)
 
