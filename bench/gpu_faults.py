@@ -75,7 +75,8 @@ class Disturbed:
         names = self.settle(commits)
         pids = {worker["worker_id"]: worker["pid"] for worker in self._status()["workers"]}
         victim = self._random.choice(sorted(names))
-        time.sleep(self._random.uniform(0.0, step_time(self.job.commits()[victim])))
+        longest = max((self.job.commits()[name] for name in names), key=len)
+        time.sleep(self._random.uniform(0.0, step_time(longest)))
         struck = time.time()
         os.kill(pids[victim], number)
         survivors = names - {victim}
