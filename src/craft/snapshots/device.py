@@ -196,6 +196,9 @@ class Room(mmap.mmap):
 
         Takes about as long as to touch it, and is for a thread that has the time.
         """
+        # A data loader's process has no use for it, and the kernel would copy all of it for one.
+        with contextlib.suppress(OSError):
+            self.madvise(mmap.MADV_DONTFORK)
         begin = ctypes.addressof(ctypes.c_char.from_buffer(self))
         if not self._pinned and int(torch.cuda.cudart().cudaHostRegister(begin, len(self), 0)) == 0:
             self._pinned = begin
