@@ -116,7 +116,8 @@ class Writer:
     def prepare(self, header: Header, part: int, of: int) -> None:
         """Make room for this share, in the background, so that the next ``take`` only has to copy."""
         size = sum(self._chunks(header.entries)[number].size for number in self._numbers(header.entries, part, of))
-        if not self.busy and (self._memory is None or len(self._memory) < size):
+        there = max(len(self._memory) if self._memory else 0, self._reserve.size if self._reserve else 0)
+        if not self.busy and there < size:
             # First the old memory goes, or there would be twice as much.
             self._memory = None
             self._reserve = Reserve(size)

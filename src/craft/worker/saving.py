@@ -237,10 +237,16 @@ class Saving(Hooks):
         with self._activity.paused(why):
             self._writer.wait(limit_s)
 
-    def prepare(self, members: Sequence[str]) -> None:
-        """Make room for this worker's share: the first touch of memory would cost a step more than the copy does."""
+    def prepare(self, members: Sequence[str]) -> bool:
+        """Make room for this worker's share: the first touch of memory would cost a step more than the copy does.
+
+        False: not yet, the one before it is still being written.
+        """
+        if self._writer.busy:
+            return False
         if self._worker_id in members:
             self._writer.prepare(self._state().header, members.index(self._worker_id), len(members))
+        return True
 
     def generation_change(self, moment: Moment) -> None:
         """A checkpoint of which somebody's share is lost is taken anew."""
