@@ -165,8 +165,9 @@ class Course:
 
     def prepare(self, step: int, under: Generation) -> None:
         """``step`` was committed under a generation: there is to be room for the shares of those who keep pace."""
-        due = self.saving is not None and step >= _STATE_IS_BUILT and self._prepared_for != under.number
-        if due and self.saving.prepare(self._keeping_pace):
+        if self.saving is None or step < _STATE_IS_BUILT or self._prepared_for == under.number:
+            return
+        if self.saving.prepare(self._keeping_pace):
             self._prepared_for = under.number
 
     @property
