@@ -21,6 +21,8 @@ class Commit:
     time_s: float
     generation: int
     world_size: int
+    computed: bool = True
+    """Whether this worker computed some of it; one that catches up does not."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,10 @@ def read_commits(path: Path) -> list[Commit]:
         return []
     complete, _, _ = path.read_text().rpartition("\n")
     rows = [json.loads(line) for line in complete.splitlines() if line]
-    return [Commit(row["step"], row["time"], row["generation"], row["world_size"]) for row in rows]
+    return [
+        Commit(row["step"], row["time"], row["generation"], row["world_size"], bool(row.get("microbatches", True)))
+        for row in rows
+    ]
 
 
 def steady(commits: Sequence[Commit], world_size: int, length: int) -> bool:

@@ -7,14 +7,12 @@ torch; each part is written as soon as it is there, so that a limit on time cost
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import math
 import os
 import platform
-import random
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,17 +20,13 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from bench.commits import Commit, recovery_of, steady
+from bench import gpu_report
+from bench.gpu_faults import SHAPES, WORKERS, Disturbed, finished, snapshot_steps
 from bench.jobs import CraftJob, JobFailed, exit_on_sigterm
-
-WORKERS = 3
-START_LIMIT_S = 120.0
-SHAPES = {"tiny": ["--length", "64"], "small": ["--length", "256"], "1b": ["--length", "512"]}
 
 
 def main() -> None:
@@ -40,8 +34,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--parts", nargs="*", default=list(PARTS))
     parser.add_argument("--faults", type=int, default=10, help="of each kind, in the small model's job")
-    parser.add_argument("--large-faults", type=int, default=4)
+    parser.add_argument("--large-faults", type=int, default=10, help="of each kind, in the large model's job")
+    parser.add_argument("--snapshots", type=int, default=4)
+    parser.add_argument("--limit-s", type=float, default=480.0, help="parts that would begin later are left out")
     args = parser.parse_args()
+    began = time.monotonic()
     exit_on_sigterm()
     # The same for both sides. CRAFT sets the last one itself, but here DDP would use NCCL before it.
     os.environ.update(
@@ -52,16 +49,23 @@ def main() -> None:
     )
     args.out.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {"benchmark": "gpu", "environment": environment()}
+    text = ""
     for name in args.parts:
-        began = time.monotonic()
+        args.deadline = began + SHARE[name] * args.limit_s
+        if time.monotonic() > args.deadline:
+            print(f"{name}: there is no time left for it", flush=True)
+            continue
+        part_began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="craft-bench-", dir="/dev/shm") as folder:
             try:
-                result[name] = PARTS[name](args, Path(folder))
+                result[name] = PARTS[name](args, Path(folder), result)
             except Exception as error:  # noqa: BLE001  (each part for itself)
                 result[name] = {"failed": repr(error)[-3000:]}
-        result[name]["took_s"] = time.monotonic() - began
+        result[name]["took_s"] = time.monotonic() - part_began
         (args.out / "gpu.json").write_text(json.dumps(result, indent=1))
-        print(name, json.dumps(result[name])[:2500], flush=True)
+        text = gpu_report.write(result, args.out)
+        print(f"{name}: {result[name]['took_s']:.0f} s", flush=True)
+    print(text)
 
 
 def environment() -> dict[str, Any]:
@@ -130,153 +134,83 @@ def overhead(size: str, pairs: int, steps: int, folder: Path, **settings: str) -
     return {"size": size, "steps_per_block": steps, "settings": settings, **found}
 
 
-class Disturbed:
-    """A job that loses workers, each replaced before the next one is lost, and is told to stop in the end."""
-
-    def __init__(self, size: str, folder: Path, options: list[str]) -> None:
-        self.size = size
-        self._stop = folder / "stop"
-        self._folder = folder
-        arguments = ["--size", size, *SHAPES[size], "--stop", str(self._stop)]
-        self.job = CraftJob(folder / "job", "gpu_job.py", arguments, WORKERS, options)
-        self._random = random.Random(0)
-
-    def settle(self, commits: int) -> set[str]:
-        """Wait until all workers have so many undisturbed commits; return who they are."""
-        deadline = time.monotonic() + START_LIMIT_S
-        while True:
-            rows = {name: found for name, found in self.job.commits().items() if found}
-            newest = max((each[-1].generation for each in rows.values()), default=0)
-            # The dead do not count: their last commits look as steady as any.
-            living = {name: each for name, each in rows.items() if each[-1].generation == newest}
-            found = {name for name, each in living.items() if steady(each, WORKERS, commits)}
-            if len(found) == WORKERS:
-                return found
-            if not self.job.running or time.monotonic() > deadline:
-                raise JobFailed(f"no {commits} undisturbed commits of {WORKERS} workers\n{self.job.log_tail()}")
-            time.sleep(0.05)
-
-    def lose(self, number: signal.Signals, commits: int) -> dict[str, Any]:
-        """Lose one worker at a random moment; return what that cost the others, and how the next one came."""
-        names = self.settle(commits)
-        pids = {member.name: member.pid for member in self.job.members()}
-        victim = self._random.choice(sorted(names))
-        time.sleep(self._random.uniform(0.0, 0.3))
-        struck = time.time()
-        os.kill(pids[victim], number)
-        survivors = names - {victim}
-        deadline = time.monotonic() + START_LIMIT_S
-        while (cost := recovery_of(struck, {name: self.job.commits()[name] for name in survivors})) is None:
-            if not self.job.running or time.monotonic() > deadline:
-                raise JobFailed(f"the survivors of {victim} do not go on\n{self.job.log_tail()}")
-            time.sleep(0.02)
-        after = self.settle(3)
-        (joiner,) = after - survivors
-        return {
-            "signal": number.name,
-            "recovery_s": cost.recovery_s,
-            "step_s": cost.step_s,
-            "survivors_slowest_s": self._slowest(survivors, struck + cost.recovery_s, joiner),
-            **self._joined(joiner),
-        }
-
-    def _slowest(self, survivors: set[str], since: float, joiner: str) -> float:
-        """The survivors' slowest step from their first commit after the loss until the joiner keeps pace."""
-        level = self.job.commits()[joiner][0].time_s
-        worst = 0.0
-        for name in survivors:
-            rows = [row.time_s for row in self.job.commits()[name] if since <= row.time_s <= level + 1.0]
-            worst = max([worst, *(later - earlier for earlier, later in pairwise(rows))])
-        return worst
-
-    def _joined(self, joiner: str) -> dict[str, float]:
-        """Seconds from the start of the joiner's process: until it had the state, and until its first commit."""
-        pid = next(member.pid for member in self.job.members() if member.name == joiner)
-        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-        boot = float(Path("/proc/uptime").read_text().split()[0])
-        started = time.time() - boot + ticks / os.sysconf("SC_CLK_TCK")
-        log = (self._folder / "job" / "run" / "workers" / joiner / "log").read_text()
-        marks = {"steps_s": "trains on", "state_s": "took the state", "level_s": "keeps pace"}
-        found = {name: _told(log, words) - started for name, words in marks.items()}
-        return {"first_commit_s": self.job.commits()[joiner][0].time_s - started, **found}
-
-    def end(self) -> dict[str, Any]:
-        """Stop, and compare the last state with that of one worker that was never disturbed."""
-        self._stop.touch()
-        self.job.wait(60)
-        steps, digest = finished(self.job)
-        shape = ["--size", self.size, *SHAPES[self.size], "--steps", str(steps)]
-        reference = CraftJob(self._folder / "reference", "gpu_job.py", shape, 1)
-        with reference:
-            reference.wait(240)
-            expected = finished(reference)
-        return {"steps": steps, "same_bits": (steps, digest) == expected}
-
-
-def _told(log: str, words: str) -> float:
-    """When a worker first wrote a line with these words into its log."""
-    line = next((line for line in log.splitlines() if words in line), None)
-    return datetime.strptime(line[:23], "%Y-%m-%d %H:%M:%S,%f").timestamp() if line is not None else math.nan
-
-
-def finished(job: CraftJob) -> tuple[int, str]:
-    """How many steps a job committed, and the digest that all its workers ended with."""
-    digests = {line["digest"] for line in job.journal() if line.get("event") == "WorkerFinished"}
-    assert len(digests) == 1, digests
-    return max(row.step for rows in job.commits().values() for row in rows) + 1, digests.pop()
-
-
 def recovery_small(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     disturbed = Disturbed("small", folder, [])
-    faults = []
     with disturbed.job:
-        for number in (signal.SIGKILL, signal.SIGSTOP):
-            for _ in range(args.faults):
-                faults.append(disturbed.lose(number, 8))
-        return {"faults": faults, **disturbed.end()}
+        disturbed.settle(20)
+        return {"faults": lose(disturbed, args.faults, 4, args.deadline), **ended(disturbed)}
+
+
+def lose(disturbed: Disturbed, times: int, commits: int, deadline: float) -> list[dict[str, Any]]:
+    """So many losses of each kind, in turn; fewer if there is no time."""
+    faults: list[dict[str, Any]] = []
+    for number in [signal.SIGKILL, signal.SIGSTOP] * times:
+        if time.monotonic() > deadline:
+            break
+        try:
+            faults.append(disturbed.lose(number, commits))
+        except JobFailed as error:
+            # What was measured before counts, and the end will show that this was not.
+            print(error, flush=True)
+            break
+        print(json.dumps(faults[-1]), flush=True)
+    return faults
+
+
+def ended(disturbed: Disturbed) -> dict[str, Any]:
+    try:
+        return disturbed.end()
+    except (JobFailed, AssertionError) as error:
+        return {"did_not_end": repr(error)[-3000:]}
 
 
 def large(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The model of a billion parameters: snapshots in an undisturbed stretch, then losses."""
-    every = 3
-    store = ["--checkpoints", str(folder / "store"), "--checkpoint-every", f"{every} steps", "--checkpoint-keep", "1"]
+    store = ["--checkpoints", str(folder / "store"), "--checkpoint-every", "1000000 steps", "--checkpoint-keep", "1"]
     disturbed = Disturbed("1b", folder, store)
     with disturbed.job:
-        disturbed.settle(4)
-        names = disturbed.settle(5 * every + 2)
-        taken = {line["step"] for line in disturbed.job.journal() if line.get("event") == "CheckpointWritten"}
-        steps = snapshot_steps(disturbed.job.commits()[min(names)], taken)
-        faults = [
-            disturbed.lose(number, 4)
-            for number in (signal.SIGKILL, signal.SIGSTOP)
-            for _ in range(args.large_faults // 2)
-        ]
-        return {"snapshots": steps, "faults": faults, **disturbed.end()}
+        name = min(disturbed.settle(4))
+        first, taken = len(disturbed.job.commits()[name]), []
+        for _ in range(args.snapshots):
+            taken.append(disturbed.checkpoint())
+            disturbed.settle_more(2)
+        steps = snapshot_steps(disturbed.job.commits()[name][first - 1 :], taken)
+        faults = lose(disturbed, args.large_faults, 1, args.deadline)
+        return {"snapshots": steps, "faults": faults, **ended(disturbed)}
 
 
-def snapshot_steps(commits: list[Commit], taken: set[int]) -> dict[str, Any]:
-    """Seconds of steps during which a snapshot was copied, and of the others."""
-    times: dict[str, list[float]] = {"with": [], "without": []}
-    for earlier, later in pairwise(commits[3:]):
-        # A checkpoint of so many steps is copied beside the step that follows them, which has that number.
-        kind = "with" if later.step in taken else "without"
-        times[kind].append(later.time_s - earlier.time_s)
-    return {
-        **times,
-        "median_with": statistics.median(times["with"]),
-        "median_without": statistics.median(times["without"]),
-    }
+def bits(args: argparse.Namespace, folder: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """Compare how the disturbed jobs ended with one worker each that was never disturbed, both at the same time."""
+    sizes = {name: size for name, size in SIZE_OF.items() if "digest" in result.get(name, {})}
+    found: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        jobs = {}
+        for name, size in sizes.items():
+            arguments = ["--size", size, *SHAPES[size], "--steps", str(result[name]["steps"])]
+            jobs[name] = CraftJob(folder / name, "gpu_job.py", arguments, 1)
+            stack.enter_context(jobs[name])
+        for name, job in jobs.items():
+            job.wait(150)
+            found[name] = finished(job) == (result[name]["steps"], result[name]["digest"])
+    return found
 
 
-PARTS: dict[str, Callable[[argparse.Namespace, Path], dict[str, Any]]] = {
-    "bandwidths": lambda args, folder: bandwidths(),
-    "overhead-small": lambda args, folder: overhead("small", 16, 6, folder),
+PARTS: dict[str, Callable[[argparse.Namespace, Path, dict[str, Any]], dict[str, Any]]] = {
+    "bandwidths": lambda args, folder, result: bandwidths(),
+    "large": lambda args, folder, result: large(args, folder),
+    "recovery-small": lambda args, folder, result: recovery_small(args, folder),
+    "bits": bits,
+    "overhead-1b": lambda args, folder, result: overhead("1b", 4, 2, folder),
+    "overhead-small": lambda args, folder, result: overhead("small", 8, 6, folder),
     # As many channels to a peer as suit torch's all-reduce over sockets best; the default suits it badly.
-    "overhead-small-tuned": lambda args, folder: overhead("small", 16, 6, folder, NCCL_NCHANNELS_PER_NET_PEER="4"),
-    "overhead-1b": lambda args, folder: overhead("1b", 10, 2, folder),
-    "recovery-small": recovery_small,
-    "large": large,
+    "overhead-small-tuned": lambda args, folder, result: overhead(
+        "small", 8, 6, folder, NCCL_NCHANNELS_PER_NET_PEER="4"
+    ),
 }
+SIZE_OF = {"large": "1b", "recovery-small": "small"}
+SHARE = {"bandwidths": 1.0, "large": 0.6, "recovery-small": 0.8, "bits": 1.0, "overhead-1b": 0.85}
+SHARE |= {"overhead-small": 0.95, "overhead-small-tuned": 0.95}
+"""Of the time limit: from then on no part of this name is begun, and none of its losses."""
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ def main() -> None:
     job = craft.join()
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(0)
-    model = Llama(SIZES[args.size], args.length, dropout=0.1).to(job.device, torch.bfloat16)
+    with job.device:
+        model = Llama(SIZES[args.size], args.length, dropout=0.1).to(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model = job.replicate(model)
     job.register(optimizer=optimizer)

@@ -29,7 +29,8 @@ dist: Any = torch.distributed
 
 def build(size: str, length: int, device: torch.device) -> tuple[Llama, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = Llama(SIZES[size], length).to(device, torch.bfloat16)
+    with device:
+        model = Llama(SIZES[size], length).to(torch.bfloat16)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
 
 
@@ -111,7 +112,8 @@ def main() -> None:
     slowest = torch.tensor(times, dtype=torch.float64, device=job.device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     if rank == 0:
-        params = sum(param.numel() for param in Llama(SIZES[args.size], args.length).to("meta").parameters())
+        with torch.device("meta"):
+            params = sum(param.numel() for param in Llama(SIZES[args.size], args.length).parameters())
         args.out.write_text(json.dumps({"blocks": slowest.tolist(), "memory": memory, "params": params}))
     next(ours, None)  # lets CRAFT's loop end as it would in a script
     dist.destroy_process_group()

@@ -27,7 +27,9 @@ job = craft.join()
 torch.use_deterministic_algorithms(True)
 torch.manual_seed(0)
 size = SIZES[options.size]
-model = Llama(size, options.length, dropout=0.1).to(job.device, torch.bfloat16)
+with job.device:
+    # Where it is to be: on the CPU a large one takes much longer, and a worker that joins would, too.
+    model = Llama(size, options.length, dropout=0.1).to(torch.bfloat16)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
 
 model = job.replicate(model)

@@ -26,7 +26,8 @@ torch.use_deterministic_algorithms(True)
 torch.manual_seed(0)
 size = SIZES[options.size]
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-model = Llama(size, options.length, dropout=0.1).to(device, torch.bfloat16)
+with device:
+    model = Llama(size, options.length, dropout=0.1).to(torch.bfloat16)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
 
 data = DataLoader(Text(1200, options.length, size.tokens), options.batch, shuffle=True)

@@ -21,6 +21,7 @@ import msgspec
 
 from craft.protocol.errors import ConfigError
 from craft.snapshots import line
+from craft.snapshots.device import Room
 from craft.snapshots.memory import carve, room
 from craft.snapshots.portable import State, encode_header, stripe_of
 from craft.snapshots.reserve import Reserve
@@ -35,9 +36,9 @@ _SILENCE_S = 60.0
 """How long somebody who fetches may take nothing before the connection is given up."""
 _WAIT_S = 0.2
 """How often somebody who waits for what is not there yet is looked at, in case it left."""
-_MAX_STRANGERS = 32
+_MAX_STRANGERS = 128
 """Connections that have not proved to have the key. When one more comes, the oldest goes."""
-_MAX_GUESTS = 128
+_MAX_GUESTS = 512
 """Connections that have."""
 _GONE_NAMES = 64
 _REQUEST: msgspec.msgpack.Decoder[line.Request] = msgspec.msgpack.Decoder(line.StripeOf | line.ResultOf)
@@ -68,7 +69,8 @@ class Donor:
         self._guests: set[socket.socket] = set()
         self._closed = False
         self._reserved: Reserve | None = None
-        """The main thread's alone."""
+        self._last: Staged | None = None
+        """What was staged last, where its memory stays. These two are the main thread's alone."""
         self._accepting = threading.Thread(target=self._accept_loop, name="craft-donor", daemon=True)
         self._accepting.start()
 
@@ -81,20 +83,43 @@ class Donor:
         # First the old copy goes, or there would be two at a time.
         self.release()
         begin, end = stripe_of(state.header.total_bytes, part, of)
-        reserved, self._reserved = self._reserved, None
-        stripe = carve(reserved.take(end - begin) if reserved else room(end - begin), 0, end - begin)
+        memory = self._room(end - begin)
+        stripe = carve(memory, 0, end - begin)
         state.copy(begin, end, stripe)
-        staged = Staged(name, level, part, of, encode_header(state.header), stripe, state.copied())
+        large = bool(state.header.on_device)
+        staged = Staged(name, level, part, of, encode_header(state.header), stripe, state.copied(), large=large)
+        self._last = staged if memory.is_pinned else None
         with self._change:
             self._staged = staged
             self._change.notify_all()
+
+    def _room(self, size: int) -> Room:
+        """Memory for a stripe: what was set aside. Where it is pinned, which takes long, it stays for the next one."""
+        last, self._last = self._last, None
+        if last is not None:
+            with self._change:
+                in_use = last.num_served > 0
+            if in_use:
+                self._reserved = None
+            else:
+                last.end()
+        memory = self._reserved.take(size) if self._reserved is not None else room(size)
+        if not memory.is_pinned:
+            self._reserved = None
+        return memory
 
     def reserve(self, size: int) -> None:
         """Make room for a stripe of ``size`` bytes, in the background, so that the next ``stage`` only has to copy.
 
         The first touch of memory can cost more than the copy, and all of it would delay the step.
         """
-        self._reserved = Reserve(size)
+        if self._reserved is None or self._reserved.size < size:
+            self._reserved = Reserve(size)
+
+    @property
+    def prepared(self) -> bool:
+        """Whether room that was asked for is there: until then ``stage`` would wait for it."""
+        return self._reserved is None or self._reserved.is_there
 
     def release(self) -> None:
         """Drop the staged copy. Its memory goes when nobody is being served from it any more."""
@@ -210,18 +235,28 @@ class Donor:
             line.send_frames(connection, seal, memoryview(result))
             return
         try:
-            found = self._wait(connection, lambda: self._find(request))
+            found = self._wait(connection, lambda: self._take_up(request))
         except _Refused as reason:
             _answer(connection, seal, line.Refusal(str(reason)))
             return
-        _answer(connection, seal, line.Stripe(found.name, found.level, len(found.header), len(found.view)))
-        line.send_frames(connection, seal, memoryview(found.header))
-        line.send_frames(connection, seal, found.view, found.digest)
+        try:
+            sizes = len(found.header), len(found.view), found.frame_bytes
+            _answer(connection, seal, line.Stripe(found.name, found.level, *sizes))
+            line.send_frames(connection, seal, memoryview(found.header))
+            for begin in line.lane_of(len(found.view), found.frame_bytes, request.lane, request.lanes):
+                line.send_frame(connection, found.frame(begin), seal.tag(found.digest(begin)))
+        finally:
+            with self._change:
+                found.num_served -= 1
 
-    def _find(self, request: line.StripeOf) -> Staged | None:
+    def _take_up(self, request: line.StripeOf) -> Staged | None:
+        """What is asked for, counted as being served, or None if it is not there yet."""
+        if not 0 <= request.lane < request.lanes <= line.MAX_LANES:
+            raise _Refused(f"there is no lane {request.lane} of {request.lanes}")
         staged = self._staged
         if staged is not None and staged.name == request.name:
             if (staged.part, staged.of) == (request.part, request.of):
+                staged.num_served += 1
                 return staged
             raise _Refused(f"the donor has stripe {staged.part} of {staged.of}, not {request.part} of {request.of}")
         if request.name in self._gone:

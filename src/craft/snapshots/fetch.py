@@ -29,7 +29,7 @@ from craft.protocol.errors import (
     Unreachable,
 )
 from craft.snapshots import line
-from craft.snapshots.landing import Landing
+from craft.snapshots.landing import Frame, Landing
 from craft.snapshots.portable import Header
 from craft.snapshots.reserve import Reserve
 
@@ -59,27 +59,32 @@ def fetch(
     limit_s: float,
     modules: Mapping[str, torch.nn.Module] | None = None,
     reserve: Reserve | None = None,
+    lanes: int = 1,
 ) -> Fetched:
-    """Fetch the state that is staged under ``name``: stripe i from ``places[i]``, all in parallel.
+    """Fetch the state that is staged under ``name``: stripe i from ``places[i]``, all in parallel, each over ``lanes`` lines.
 
     Waits for donors that have not staged it yet. ``limit_s`` is the longest silence of a donor that is put up with, not the
     time that all of it may take. Bytes of parameters and buffers of ``modules`` are received into these directly: after an
-    error they hold anything. What else there is goes into memory of ``reserve``, where that is enough. Nothing is written any
-    more once this has returned or raised.
+    error they hold anything. What else there is goes to the device it was on, or into memory of ``reserve``, where that is
+    enough. Nothing is written any more once this has returned or raised.
 
     Raises SnapshotMissing, SnapshotCorrupt, Unreachable, BitsDiffer (donors hold different states), SnapshotAborted.
     """
     line.check_key(key)
     if not places:
         raise SnapshotMissing(f"nobody has the state {name}")
-    landing = Landing(len(places), modules or {}, reserve)
+    landing = Landing(len(places), modules or {}, reserve, lanes)
     calls = _Calls(limit_s)
     for part, place in enumerate(places):
-        request = line.StripeOf(name, part, len(places), secrets.token_bytes(16))
-        calls.start(place, _fetch_stripe, place, request, key, landing)
-    levels = calls.outcomes(cancelled)
+        for lane in range(lanes):
+            request = line.StripeOf(name, part, len(places), secrets.token_bytes(16), lane, lanes)
+            calls.start(place, _fetch_lane, place, request, key, landing)
+    try:
+        levels = calls.outcomes(cancelled)
+    finally:
+        landing.finish()
     if len(set(levels)) != 1:
-        raise BitsDiffer(f"donors staged different steps under {name}: {levels}")
+        raise BitsDiffer(f"donors staged different steps under {name}: {levels[::lanes]}")
     return Fetched(levels[0], landing.header, landing.tensors)
 
 
@@ -94,17 +99,20 @@ def recall(
     return result
 
 
-def _fetch_stripe(connection: socket.socket, place: Place, request: line.StripeOf, key: bytes, landing: Landing) -> int:
+def _fetch_lane(connection: socket.socket, place: Place, request: line.StripeOf, key: bytes, landing: Landing) -> int:
     seal, answer = _ask(connection, place, request, key)
     if not isinstance(answer, line.Stripe) or answer.header_bytes > _MAX_HEADER_BYTES or answer.name != request.name:
         raise SnapshotCorrupt(f"{_text(place)} answers something else than the stripe it was asked for", _text(place))
-    landing.open(line.receive_frames(connection, seal, answer.header_bytes, _text(place)), _text(place))
+    if answer.frame_bytes not in (line.FRAME_BYTES, line.LARGE_FRAME_BYTES):
+        raise SnapshotCorrupt(f"{_text(place)} sends frames of {answer.frame_bytes} bytes", _text(place))
+    header = line.receive_frames(connection, seal, answer.header_bytes, _text(place))
+    landing.open(header, answer.frame_bytes, _text(place))
     checks = _Checks(seal, _text(place))
     try:
-        for pieces in landing.frames(request.part, answer.stripe_bytes, _text(place)):
-            for piece in pieces:
+        for frame in landing.frames(request.part, request.lane, answer.stripe_bytes, _text(place)):
+            for piece in frame.pieces:
                 line.receive_into(connection, piece)
-            checks.put(pieces, line.receive(connection, line.TAG_BYTES))
+            checks.put(frame, line.receive(connection, line.TAG_BYTES))
     finally:
         checks.finish()
     checks.raise_error()
@@ -117,23 +125,25 @@ class _Checks:
     def __init__(self, seal: line.Seal, address: str) -> None:
         self._seal = seal
         self._address = address
-        self._frames: queue.SimpleQueue[tuple[list[memoryview], bytes] | None] = queue.SimpleQueue()
-        self._error: SnapshotCorrupt | None = None
+        self._frames: queue.SimpleQueue[tuple[Frame, bytes] | None] = queue.SimpleQueue()
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="craft-fetch-check", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while (frame := self._frames.get()) is not None:
-            pieces, tag = frame
+        while (received := self._frames.get()) is not None:
+            frame, tag = received
             try:
-                self._seal.check(line.digest_of(*pieces), tag, self._address)
-            except SnapshotCorrupt as error:
+                self.raise_error()
+                self._seal.check(line.digest_of(*frame.pieces), tag, self._address)
+                frame.put()
+            except BaseException as error:  # noqa: BLE001  (the edge of a thread: the one that receives raises it)
                 self._error = error
-                return
+                frame.drop()
 
-    def put(self, pieces: list[memoryview], tag: bytes) -> None:
+    def put(self, frame: Frame, tag: bytes) -> None:
         self.raise_error()
-        self._frames.put((pieces, tag))
+        self._frames.put((frame, tag))
 
     def finish(self) -> None:
         self._frames.put(None)

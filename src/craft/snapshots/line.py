@@ -15,7 +15,6 @@ import hmac
 import socket
 import struct
 import time
-from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -29,21 +28,27 @@ KEY_BYTES = 32
 CHALLENGE_BYTES = 32
 TAG_BYTES = 32
 MAX_MESSAGE_BYTES = 4096
+MAX_LANES = 64
 FRAME_BYTES = 1 << 20
 """Small enough to be still in the processor's cache when it is hashed; large enough that a frame costs two short turns of
 Python beside a training loop."""
+LARGE_FRAME_BYTES = 4 << 20
+"""Of states on devices: they are large, and come faster than Python has turns for small frames."""
 _SIZE = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
 _TIME = struct.Struct("@ll")
 
 
 class StripeOf(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Asks for stripe ``part`` of ``of`` of the state that is staged under ``name``."""
+    """Asks for stripe ``part`` of ``of`` of the state that is staged under ``name``, or for one lane of it."""
 
     name: str
     part: int
     of: int
     nonce: bytes
+    lane: int = 0
+    lanes: int = 1
+    """Of the frames of the stripe every ``lanes``-th, from number ``lane`` on: the others come over other connections."""
 
 
 class ResultOf(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -54,12 +59,13 @@ class ResultOf(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
 
 
 class Stripe(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The answer to ``StripeOf``. The header follows, then the stripe, both in frames."""
+    """The answer to ``StripeOf``. The header follows, then the frames that were asked for."""
 
     name: str
     level: int
     header_bytes: int
     stripe_bytes: int
+    frame_bytes: int
 
 
 class Result(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -139,15 +145,21 @@ def message_size(header: bytes) -> int:
 SIZE_BYTES = _SIZE.size
 
 
-def send_frames(
-    connection: socket.socket, seal: Seal, data: memoryview, digest: Callable[[int], bytes] | None = None
-) -> None:
-    """Send ``data`` in frames; ``digest`` has the hash of each by its number, where somebody else makes them."""
-    for number, begin in enumerate(range(0, len(data), FRAME_BYTES)):
+def lane_of(size: int, frame_bytes: int, lane: int, lanes: int) -> range:
+    """Where the frames of ``size`` bytes begin that go over this lane."""
+    return range(lane * frame_bytes, size, lanes * frame_bytes)
+
+
+def send_frames(connection: socket.socket, seal: Seal, data: memoryview) -> None:
+    """Send ``data`` in frames."""
+    for begin in range(0, len(data), FRAME_BYTES):
         frame = data[begin : begin + FRAME_BYTES]
-        tag = seal.tag(digest(number) if digest is not None else digest_of(frame))
-        connection.sendall(frame)
-        connection.sendall(tag)
+        send_frame(connection, frame, seal.tag(digest_of(frame)))
+
+
+def send_frame(connection: socket.socket, frame: memoryview, tag: bytes) -> None:
+    connection.sendall(frame)
+    connection.sendall(tag)
 
 
 def receive_into(connection: socket.socket, room: memoryview) -> None:

@@ -14,10 +14,28 @@ T = TypeVar("T")
 
 _NICE = 5
 """Not more: whoever holds Python's lock and does not run holds the training thread up."""
+REST = 6.0
+"""What hashes and writes a state that came from devices rests for so many times as long as it works: a step there takes the
+host's cores and memory for its exchange alone, and what competes for them all at once shows in one step."""
 _FIRST_S = 0.5
 _LONGEST_S = 30.0
 _MAX_TRIES = 8
 """A store that was away for a minute is waited for; then the next checkpoint is worth more than this one."""
+_CORES_PER_HASH = 8
+_CORES_PER_LANE = 8
+_MOST_AT_ONCE = 4
+_MAX_LANES = 8
+
+
+def num_hashing() -> int:
+    """Threads that hash what a donor serves. A core does some 4 GB/s; most of them are for training."""
+    return max(1, min(_MOST_AT_ONCE, len(os.sched_getaffinity(0)) // _CORES_PER_HASH))
+
+
+def num_lanes(num_donors: int) -> int:
+    """Connections to each of so many donors: one carries less than what a machine of many cores can."""
+    by_cores = min(_MOST_AT_ONCE, len(os.sched_getaffinity(0)) // _CORES_PER_LANE)
+    return max(1, min(by_cores, _MAX_LANES // max(1, num_donors)))
 
 
 def lower_priority() -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import torch
 
 from craft.protocol.errors import ConfigError, SnapshotCorrupt
-from craft.snapshots.device import Copies, uses_devices
+from craft.snapshots.device import Copied, Copies, own_device
 from craft.snapshots.entries import Entry, Layout, entry_bytes
 from craft.snapshots.memory import DTYPES, is_dense, memory_of, same_bits
 from craft.snapshots.skeleton import Builder, Items, Node, Packer, Table
@@ -68,9 +68,13 @@ def decode_header(data: bytes) -> Header:
 
 
 def carried_bytes(header: Header) -> int:
-    """Bytes that a joiner must make room for: all but those of parameters and buffers, which it has already."""
+    """Bytes that a joiner must make room for in the memory of its host.
+
+    All but those of parameters and buffers, which it has already, and of what goes to a device.
+    """
+    elsewhere = {*range(header.module_entries), *header.on_device}
     # As each tensor begins on a boundary of its own, a little more than they are.
-    return sum(entry_bytes(entry) + 64 for entry in header.entries[header.module_entries :])
+    return sum(entry_bytes(entry) + 64 for number, entry in enumerate(header.entries) if number not in elsewhere)
 
 
 def stripe_of(total_bytes: int, part: int, of: int) -> tuple[int, int]:
@@ -107,6 +111,7 @@ class State:
         self._steady = frozenset(steady)
         """Tensors that nothing but the script's update code changes. Buffers are not among them: forward does."""
         self._copies = Copies()
+        self._memory: dict[int, torch.Tensor] = {}
         self._layout = Layout(packer.entries)
         self.header = Header(
             entries=tuple(packer.entries),
@@ -119,7 +124,7 @@ class State:
         )
 
     def copy(self, begin: int, end: int, out: torch.Tensor) -> None:
-        """Copy a range of bytes into ``out``, which has as many; they are there once ``copied()`` has returned."""
+        """Copy a range of bytes into ``out``, which has as many; what is on a device only with ``copied``."""
         filled, target = 0, out.data_ptr()
         for index, first, last in self._layout.pieces(begin, end):
             size, tensor = last - first, self.tensors[index]
@@ -128,14 +133,19 @@ class State:
                 ctypes.memmove(target + filled, tensor.data_ptr() + first, size)
             elif tensor.is_cuda:
                 place = out[filled : filled + size]
-                self._copies.add(memory_of(tensor)[first:last], place, steady=index in self._steady)
+                self._copies.add(self._bytes(index)[first:last], place, steady=index in self._steady)
             else:
                 out[filled : filled + size].copy_(memory_of(tensor)[first:last])
             filled += size
 
-    def copied(self) -> Callable[[], None]:
-        """What returns when all that was copied so far is there: at once, unless it came from a device."""
-        return self._copies.copied()
+    def _bytes(self, index: int) -> torch.Tensor:
+        if index not in self._memory:
+            self._memory[index] = memory_of(self.tensors[index])
+        return self._memory[index]
+
+    def copied(self) -> Copied:
+        """What returns when all that was copied so far is there: at once, unless it comes from a device."""
+        return self._copies.begin()
 
 
 def _names(modules: Mapping[str, torch.nn.Module]) -> dict[str, int]:
@@ -148,14 +158,20 @@ def _names(modules: Mapping[str, torch.nn.Module]) -> dict[str, int]:
     }
 
 
-def targets(modules: Mapping[str, torch.nn.Module]) -> dict[Entry, torch.Tensor]:
-    """Parameters and buffers that bytes can be received into directly, by the entry that fits them."""
+def targets(modules: Mapping[str, torch.nn.Module], *, devices: bool = False) -> dict[Entry, torch.Tensor]:
+    """Parameters and buffers that bytes can be received into directly, by the entry that fits them.
+
+    ``devices``: those on devices, too.
+    """
     packer = Packer()
     for leaf in module_leaves(modules):
         assert isinstance(leaf.value, torch.Tensor)
         index = packer.tensor(leaf.name, leaf.value)
-        if packer.tensors[index].data_ptr() != leaf.value.data_ptr() or leaf.value.device.type != "cpu":
-            # A copy, or memory that no socket can write to: load() will bring the bytes there.
+        place = leaf.value.device.type
+        if packer.tensors[index].data_ptr() != leaf.value.data_ptr() or not (
+            place == "cpu" or (devices and place == "cuda")
+        ):
+            # A copy, or memory that bytes cannot be brought to from a socket: load() will do so.
             packer.entries.pop()
             packer.tensors.pop()
     return dict(zip(packer.entries, packer.tensors, strict=True))
@@ -191,7 +207,7 @@ def _placed(
 ) -> Sequence[torch.Tensor]:
     """``tensors`` on the devices where they belong: those of modules where these are, others where they came from."""
     leaves = [leaf.value for leaf in module_leaves(modules) if isinstance(leaf.value, torch.Tensor)]
-    own = torch.device("cuda", torch.cuda.current_device()) if uses_devices() else torch.device("cpu")
+    own = own_device(leaves) or torch.device("cpu")
     places = dict.fromkeys(header.on_device, own)
     places |= {number: leaf.device for number, leaf in enumerate(leaves[: header.module_entries])}
     return [tensor.to(places.get(number, tensor.device)) for number, tensor in enumerate(tensors)]

@@ -15,20 +15,24 @@ class Reserve:
     """Memory that a thread of its own touches before it is needed."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
+        self.size = size
         self._memory: Room | None = room(size)
         self._thread = threading.Thread(target=self._touch, name="craft-reserve", daemon=True)
         self._thread.start()
 
     def _touch(self) -> None:
         if self._memory is not None:
-            carve(self._memory, 0, self._size).zero_()
+            carve(self._memory, 0, self.size).zero_()
             if uses_devices():
                 self._memory.pin()
 
+    @property
+    def is_there(self) -> bool:
+        return not self._thread.is_alive()
+
     def take(self, size: int) -> Room:
         """Return memory for ``size`` bytes: what was set aside if it is enough, the same one again if asked again."""
-        if size > self._size or self._memory is None:
+        if size > self.size or self._memory is None:
             return room(size)
         # Otherwise it would erase what is copied there meanwhile.
         self._thread.join()

@@ -1,18 +1,19 @@
 """A staged stripe.
 
-Enters: the bytes that a donor has copied. Leaves: the same bytes and the hash of each frame of them, which a thread of its own
-makes. ``donor.py`` owns them.
+Enters: the bytes that a donor has copied. Leaves: the same bytes and the hash of each frame of them, which threads of its own
+make. ``donor.py`` owns them.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import torch
 
 from craft.snapshots import line
+from craft.snapshots.device import Copied, at_once
 from craft.snapshots.memory import view_of
+from craft.snapshots.pace import num_hashing
 
 
 class Staged:
@@ -26,45 +27,64 @@ class Staged:
         of: int,
         header: bytes,
         stripe: torch.Tensor,
-        copied: Callable[[], None] = lambda: None,
+        copied: Copied = at_once,
+        *,
+        large: bool = False,
     ) -> None:
-        """``copied`` returns once the bytes are there."""
+        """``copied`` returns once the bytes are there; ``large``: they go in large frames."""
         self.name = name
         self.level = level
         self.part = part
         self.of = of
         self.header = header
         self.view = view_of(stripe)
-        # Guards the digests, which a thread of its own makes: once, while the first of them are already being sent.
+        self.frame_bytes = line.LARGE_FRAME_BYTES if large else line.FRAME_BYTES
+        self.num_served = 0
+        """Connections that are being served from it. The donor's to count."""
+        # Guards the digests, which threads of its own make: each once, while the first of them are already being sent.
         self._more = threading.Condition()
-        self._digests: list[bytes] = []
+        self._digests: dict[int, bytes] = {}
+        self._next = 0
         self._ended = False
         self._copied = copied
-        self.thread = threading.Thread(target=self._hash, name="craft-donor-hash", daemon=True)
-        self.thread.start()
+        self._threads = [
+            threading.Thread(target=self._hash, name="craft-donor-hash", daemon=True) for _ in range(num_hashing())
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def _hash(self) -> None:
-        # Nobody is sent a frame before it has its hash.
-        self._copied()
-        for begin in range(0, len(self.view), line.FRAME_BYTES):
-            digest = line.digest_of(self.view[begin : begin + line.FRAME_BYTES])
+        while (begin := self._take()) < len(self.view):
+            # Nobody is sent a frame before it has its hash.
+            self._copied(begin + self.frame_bytes)
+            digest = line.digest_of(self.frame(begin))
             with self._more:
                 if self._ended:
                     return
-                self._digests.append(digest)
+                self._digests[begin] = digest
                 self._more.notify_all()
 
-    def digest(self, number: int) -> bytes:
-        """The hash of a frame; waits for it."""
+    def _take(self) -> int:
+        """Where the next frame begins that nobody hashes yet."""
         with self._more:
-            self._more.wait_for(lambda: len(self._digests) > number or self._ended)
+            begin, self._next = self._next, self._next + self.frame_bytes
+            return begin
+
+    def frame(self, begin: int) -> memoryview:
+        return self.view[begin : begin + self.frame_bytes]
+
+    def digest(self, begin: int) -> bytes:
+        """The hash of the frame that begins there; waits for it."""
+        with self._more:
+            self._more.wait_for(lambda: begin in self._digests or self._ended)
             if self._ended:
                 raise EOFError("the donor is closed")
-            return self._digests[number]
+            return self._digests[begin]
 
     def end(self) -> None:
         """Nobody is served any more."""
         with self._more:
             self._ended = True
             self._more.notify_all()
-        self.thread.join()
+        for thread in self._threads:
+            thread.join()

@@ -14,6 +14,7 @@ import torch
 from blake3 import blake3
 
 from craft.protocol.errors import ConfigError
+from craft.snapshots.pace import num_hashing
 
 
 class Stateful(Protocol):
@@ -30,13 +31,12 @@ class Leaf(msgspec.Struct, frozen=True):
     name: str
     value: torch.Tensor | bytes
 
-    def data(self) -> bytes:
-        """The bytes that are hashed, dtype and shape included."""
+    def data(self) -> tuple[bytes | memoryview, ...]:
+        """The bytes that are hashed, dtype and shape included, in parts: a large tensor is not copied for it."""
         if isinstance(self.value, bytes):
-            return self.value
+            return (self.value,)
         tensor = self.value.detach()
-        head = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
-        return head + bytes(tensor_bytes(tensor).tobytes())
+        return f"{tensor.dtype}{tuple(tensor.shape)}".encode(), memoryview(tensor_bytes(tensor))
 
 
 def tensor_bytes(tensor: torch.Tensor) -> Any:
@@ -101,18 +101,26 @@ def _plain(name: str, value: Any) -> bytes:
 
 def digest(leaves: list[Leaf]) -> str:
     """One hash over all leaves, names included."""
-    hasher = blake3()
+    hasher = blake3(max_threads=num_hashing())
     for leaf in sorted(leaves, key=lambda each: each.name):
-        for part in (leaf.name.encode(), leaf.data()):
-            # With its length: the same bytes cut elsewhere are another state.
-            hasher.update(len(part).to_bytes(8, "little"))
-            hasher.update(part)
+        for parts in ((leaf.name.encode(),), leaf.data()):
+            # With their length: the same bytes cut elsewhere are another state.
+            hasher.update(sum(map(len, parts)).to_bytes(8, "little"))
+            for part in parts:
+                hasher.update(part)
     return str(hasher.hexdigest())
 
 
 def digests(leaves: list[Leaf]) -> list[tuple[str, str]]:
     """A hash for each leaf, to find out which differs."""
-    return [(leaf.name, str(blake3(leaf.data()).hexdigest(length=16))) for leaf in leaves]
+    return [(leaf.name, str(_hasher_of(leaf.data()).hexdigest(length=16))) for leaf in leaves]
+
+
+def _hasher_of(parts: Sequence[bytes | memoryview]) -> Any:
+    hasher = blake3()
+    for part in parts:
+        hasher.update(part)
+    return hasher
 
 
 class _Piece(msgspec.Struct, frozen=True):

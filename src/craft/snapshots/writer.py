@@ -22,13 +22,13 @@ from craft.protocol.events import AnyNote
 from craft.snapshots.collect import apply_keep
 from craft.snapshots.copier import Copier
 from craft.snapshots.cutting import Chunk, assign, cut
-from craft.snapshots.device import Room, uses_devices
+from craft.snapshots.device import Copied, Room, uses_devices
 from craft.snapshots.entries import Entry
 from craft.snapshots.local import Pin
 from craft.snapshots.manifest import Manifest, Numbered, Part, Ref, seal
 from craft.snapshots.memory import carve, room, view_of
 from craft.snapshots.notes import Notes
-from craft.snapshots.pace import insist, lower_priority
+from craft.snapshots.pace import REST, insist, lower_priority
 from craft.snapshots.portable import Header, State, encode_header
 from craft.snapshots.publish import in_parallel, write_share
 from craft.snapshots.reserve import Reserve
@@ -67,7 +67,7 @@ class _Taken(NamedTuple):
     header: Header
     chunks: list[tuple[int, memoryview]]
     """Their numbers and bytes."""
-    copied: Callable[[], None]
+    copied: Copied
     """Returns once the bytes are there."""
     time: float
 
@@ -94,6 +94,8 @@ class Writer:
         self._taken: _Taken | None = None
         self._last: Last | None = None
         self._tidying = False
+        self._hurried = False
+        """Whether somebody waits for what is being written."""
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="craft-writer", daemon=True)
         self._thread.start()
@@ -114,7 +116,8 @@ class Writer:
     def prepare(self, header: Header, part: int, of: int) -> None:
         """Make room for this share, in the background, so that the next ``take`` only has to copy."""
         size = sum(self._chunks(header.entries)[number].size for number in self._numbers(header.entries, part, of))
-        if not self.busy and (self._memory is None or len(self._memory) < size):
+        there = max(len(self._memory) if self._memory else 0, self._reserve.size if self._reserve else 0)
+        if not self.busy and there < size:
             # First the old memory goes, or there would be twice as much.
             self._memory = None
             self._reserve = Reserve(size)
@@ -138,6 +141,7 @@ class Writer:
         with self._change:
             self._taken = _Taken(place, state.header, copied, state.copied(), time.time())
             self._last = Last(place, written=False, complete=False)
+            self._hurried = False
             self._change.notify_all()
         self.stall_s = time.perf_counter() - begin
 
@@ -145,6 +149,8 @@ class Writer:
         """Wait until what was taken is written, and listed if this was the last share, in every tier; whether it is."""
         give_up = time.monotonic() + timeout_s
         with self._change:
+            self._hurried = True
+            self._change.notify_all()
             if not self._change.wait_for(lambda: self._taken is None and not self._tidying, timeout_s):
                 return False
         return self._copier is None or self._copier.wait(give_up - time.monotonic())
@@ -252,10 +258,13 @@ class Writer:
 
         def add(chunk: tuple[int, memoryview]) -> None:
             number, data = chunk
+            began = time.perf_counter()
             ref = Ref(blake3(data).hexdigest(), len(data))
             found[number] = Numbered(number, ref.hash, ref.size)
             if adding.add(ref, lambda: data):
                 new.append(ref.size)
+            if taken.header.on_device:
+                self._rest(REST * (time.perf_counter() - began))
 
         in_parallel(self._store, add, taken.chunks)
         if place.part == 0 and adding.add(header_ref, lambda: memoryview(header)):
@@ -273,6 +282,11 @@ class Writer:
             chunks=tuple(found[number] for number, _ in taken.chunks),
             new_bytes=sum(new),
         )
+
+    def _rest(self, seconds: float) -> None:
+        """Leave cores and memory to the training for a while, unless somebody waits for this checkpoint."""
+        with self._change:
+            self._change.wait_for(lambda: self._hurried or self._closed, seconds)
 
     def _ended(self, seconds: float) -> bool:
         with self._change:

@@ -79,6 +79,8 @@ class Commitments:
         """After a generation was entered without state: what the others told of theirs."""
         self.entered: Entered | None = None
         """How this worker came into the generation that it acts under."""
+        self.prepared: Callable[[], bool] = lambda: True
+        """Tells whether this worker has room for what it is to give to those who join."""
         self.record: Callable[[Entered], None] = lambda _: None
         """Writes that down, for every generation."""
         self._meeting = meeting
@@ -108,8 +110,8 @@ class Commitments:
 
     @property
     def ready(self) -> int:
-        """The newest generation for which this worker is ready."""
-        return self._meeting.ready
+        """The newest generation for which this worker is ready. Nobody waits at a step boundary for memory to be there."""
+        return self._meeting.ready if self.prepared() else self.ledger.generation
 
     def agree(self, combined: Combined | None) -> bool:
         """Whether ``combined``, the word of the step just committed, says that all enter a prepared generation now."""

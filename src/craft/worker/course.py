@@ -165,9 +165,10 @@ class Course:
 
     def prepare(self, step: int, under: Generation) -> None:
         """``step`` was committed under a generation: there is to be room for the shares of those who keep pace."""
-        if self.saving is not None and step >= _STATE_IS_BUILT and self._prepared_for != under.number:
+        if self.saving is None or step < _STATE_IS_BUILT or self._prepared_for == under.number:
+            return
+        if self.saving.prepare(self._keeping_pace):
             self._prepared_for = under.number
-            self.saving.prepare(self._keeping_pace)
 
     @property
     def _keeping_pace(self) -> tuple[str, ...]:

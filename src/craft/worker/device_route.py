@@ -18,8 +18,11 @@ from craft.worker.gradients import Gradients
 from craft.worker.layout import Layout
 from craft.worker.route import Route
 
-_BUCKETS_AHEAD = 8
-"""So many buckets the device may be behind the host; NCCL would hold the host up by itself, where no abort can free it."""
+_BUCKETS_AHEAD = 2
+"""So many buckets the device may be behind the host; NCCL would hold the host up by itself, where no abort can free it.
+
+A member without blocks of its own, which joins, waits for each: the driver loads a kernel, when it is first used, only once the
+device has done everything that it was given."""
 
 
 def on_device(layout: Layout) -> bool:
@@ -129,7 +132,7 @@ class DeviceRoute(_Streamed):
             ]
             self._nccl.swap(sends, receives)
         self._marks.append(self._nccl.mark())
-        if len(self._marks) > _BUCKETS_AHEAD:
+        if len(self._marks) > (_BUCKETS_AHEAD if self._blocks[self._rank] else 0):
             self._nccl.wait_device(self._marks.popleft())
 
     def wait_results(self, result: Sequence[torch.Tensor]) -> None:

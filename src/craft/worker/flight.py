@@ -162,9 +162,8 @@ class Flight:
         """The user's code is done with ``microbatch``: its gradient is ours until the step is committed."""
         self.num_computed += 1
         if microbatch == PROBE:
-            found = self.gradients.discard(_hash)
             # A joiner that only warms up has nobody to compare it with.
-            self._probe = found if self.probe_wanted else b""
+            self._probe = self.gradients.discard(_hash if self.probe_wanted else None)
             return
         leaf = self.gradients.finish(_hash if microbatch == 0 and self.probe_wanted else None)
         if leaf.digest:
@@ -363,7 +362,7 @@ class Flight:
 def _hash(flats: Flats) -> bytes:
     hasher = blake3()
     for tensor in flats.tensors:
-        hasher.update(tensor_bytes(tensor).tobytes())
+        hasher.update(memoryview(tensor_bytes(tensor)))
     return bytes(hasher.digest(length=16))
 
 

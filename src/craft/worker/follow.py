@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -111,6 +112,12 @@ class Follower:
         with self._change:
             return not self._ended
 
+    @property
+    def has_results(self) -> bool:
+        """Whether a result is queued that can be replayed at once."""
+        with self._change:
+            return bool(self._results)
+
     def next(self) -> Result | None:
         """Return the next result to replay; None once there is none, and the main thread is to take part itself."""
         with self._change:
@@ -161,6 +168,7 @@ class Follower:
         threading.Thread(target=self._get_state, args=args, name="craft-heal", daemon=True).start()
 
     def _get_state(self, generation: Generation, donors: tuple[str, ...], cancelled: threading.Event) -> None:
+        began = time.monotonic()
         try:
             state = self._fetch(generation, donors, cancelled)
         except SnapshotAborted:
@@ -180,6 +188,8 @@ class Follower:
             if not cancelled.is_set():
                 self._state = state
                 self._change.notify_all()
+        took_s = time.monotonic() - began
+        logger.info("fetched %d bytes from %d donors in %.3f s", state.header.total_bytes, len(donors), took_s)
         reach("fetched", state.level)
 
     def _adopt(self) -> None:

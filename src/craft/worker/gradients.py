@@ -100,13 +100,13 @@ class Gradients:
             self.release(leaf.flats)
         return leaf
 
-    def discard(self, hasher: Callable[[Flats], bytes]) -> bytes:
-        """The active microbatch was computed only for the digest of its gradient; nothing of it is held."""
+    def discard(self, hasher: Callable[[Flats], bytes] | None) -> bytes:
+        """The active microbatch was computed only for the digest of its gradient, or not even that; nothing of it is held."""
         leaf = self._leaf()
         leaf.close()
         self._active = None
         self.release(leaf.flats)
-        return hasher(leaf.flats)
+        return hasher(leaf.flats) if hasher is not None else b""
 
     def find(self, node: Node) -> Flats:
         """The buffers of a node: held, or just being completed by the active microbatch. For the exchange thread, too."""

@@ -6,7 +6,9 @@ donor serves it on threads of its own.
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Mapping
 
 import msgspec
@@ -16,6 +18,7 @@ from craft.protocol.errors import ConfigError
 from craft.protocol.membership import Generation, Settlement
 from craft.snapshots.donor import Donor
 from craft.snapshots.fetch import Fetched, fetch
+from craft.snapshots.pace import num_lanes
 from craft.snapshots.portable import carried_bytes, load
 from craft.snapshots.reserve import Reserve
 from craft.snapshots.state import Stateful
@@ -23,6 +26,8 @@ from craft.worker.commit import Commitments
 from craft.worker.course import Course
 from craft.worker.points import reach
 from craft.worker.start import Attached, Progress, compare
+
+logger = logging.getLogger(__name__)
 
 _STRIPE_SLACK = 1 << 16
 """Stripes are not quite equal."""
@@ -58,6 +63,8 @@ class Healing:
         """How large the state is, once that is known."""
         self._helping = False
         """Whether some member does not keep pace yet."""
+        if donor is not None:
+            commitments.prepared = lambda: donor.prepared
 
     def settled(self, settlement: Settlement) -> None:
         """A generation begins; whoever joins in it needs the state as of its first step."""
@@ -80,9 +87,12 @@ class Healing:
         donors = donors_of(generation, settlement)
         worker_id = self._commitments.ledger.worker_id
         if worker_id in donors:
+            began = time.monotonic()
             state = self._course.state()
             self._donor.stage(generation.name, settlement.level, state, donors.index(worker_id), len(donors))
             self._serving = True
+            took_s = time.monotonic() - began
+            logger.info("staged the state as of step %d for those who join, in %.3f s", settlement.level, took_s)
             reach("staged", settlement.level)
 
     def measure(self) -> int:
@@ -120,6 +130,7 @@ class Healing:
             limit_s=_SILENCE_S,
             modules=self._modules,
             reserve=self._reserve,
+            lanes=num_lanes(len(places)),
         )
 
     def needs_nothing(self) -> None:

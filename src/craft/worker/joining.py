@@ -44,8 +44,7 @@ class Joining:
         self._params = params
         self._buffers = buffers
         self._bucket_bytes = bucket_bytes
-        self.warmed_up = False
-        """Whether it has computed a microbatch: first-call costs, such as compilation, are not everybody's."""
+        self._warmed_up = False
         self._follower = Follower(
             commitments,
             self._layout_of_the_others,
@@ -81,6 +80,15 @@ class Joining:
     def catches_up(self) -> bool:
         """Whether results are queued, or will be: the script is behind the others."""
         return not self._follower.level
+
+    def warms_up(self) -> bool:
+        """Whether to compute a microbatch now, once: first-call costs, such as compilation, are not everybody's.
+
+        What is queued comes first: it holds memory, and the computing can wait until there is nothing else to do.
+        """
+        now = not self._warmed_up and self.catches_up and not self._follower.has_results
+        self._warmed_up = self._warmed_up or now
+        return now
 
     @property
     def is_followed(self) -> bool:

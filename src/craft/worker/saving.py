@@ -7,6 +7,7 @@ Leaves: a snapshot at a step boundary, which ``snapshots.writer`` makes durable 
 from __future__ import annotations
 
 import hashlib
+import logging
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +32,8 @@ from craft.worker.activity import Activity
 from craft.worker.meeting import Meeting
 from craft.worker.points import reach
 from craft.worker.voice import Voice
+
+logger = logging.getLogger(__name__)
 
 _FIRST_S = 10.0
 """With ``auto``, the first one comes after so long: it shows what one costs."""
@@ -220,6 +223,7 @@ class Saving(Hooks):
         began = time.perf_counter()
         self._writer.take(self._state(), place)
         self._stall_s = time.perf_counter() - began
+        logger.info("copies its share of checkpoint %s; that held the step up for %.3f s", due.name, self._stall_s)
         self._open, self._last = due, time.monotonic()
         reach("saved", due.step)
 
@@ -233,10 +237,16 @@ class Saving(Hooks):
         with self._activity.paused(why):
             self._writer.wait(limit_s)
 
-    def prepare(self, members: Sequence[str]) -> None:
-        """Make room for this worker's share: the first touch of memory would cost a step more than the copy does."""
+    def prepare(self, members: Sequence[str]) -> bool:
+        """Make room for this worker's share: the first touch of memory would cost a step more than the copy does.
+
+        False: not yet, the one before it is still being written.
+        """
+        if self._writer.busy:
+            return False
         if self._worker_id in members:
             self._writer.prepare(self._state().header, members.index(self._worker_id), len(members))
+        return True
 
     def generation_change(self, moment: Moment) -> None:
         """A checkpoint of which somebody's share is lost is taken anew."""

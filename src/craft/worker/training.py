@@ -227,6 +227,7 @@ class Training:
             self._own_loop,
         )
         self.course.applied, progress = self._joining.take_state(settlement)
+        self.healing.measure()
         self.course.take(progress)
         self.flight.probe_wanted = False
 
@@ -256,8 +257,7 @@ class Training:
     def next_microbatch(self) -> int | None:
         """What the inner loop computes next; the data source is told what to expect."""
         if self._joining is not None:
-            if self._joining.catches_up and not self._joining.warmed_up:
-                self._joining.warmed_up = True
+            if self._joining.warms_up():
                 return PROBE
             if self._joining.catches_up and self._replay(self._joining):
                 return None

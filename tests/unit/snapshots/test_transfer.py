@@ -41,6 +41,27 @@ def test_stripes_of_several_donors_make_one_state(donors: list[Donor], of: int) 
     assert same(fetched, state)
 
 
+@pytest.mark.parametrize(("of", "lanes"), [(1, 2), (2, 3), (1, 9)])
+def test_stripes_come_over_several_connections_each_also_over_more_than_they_have_frames(
+    donors: list[Donor], of: int, lanes: int
+) -> None:
+    state = random_state(7)
+    for part in range(of):
+        donors[part].stage("g", 41, state, part, of)
+
+    fetched = get(*donors[:of], lanes=lanes)
+
+    assert fetched.level == 41
+    assert same(fetched, state)
+
+
+def test_more_connections_than_a_stripe_may_have_are_refused(donor: Donor) -> None:
+    donor.stage("g", 1, random_state(), 0, 1)
+
+    with pytest.raises(SnapshotMissing, match=r"there is no lane \d+ of 65"):
+        get(donor, lanes=65)
+
+
 @pytest.mark.parametrize("of", [1, 3])
 def test_a_state_without_a_single_tensor_arrives(donors: list[Donor], of: int) -> None:
     state = state_of(count=3)
@@ -61,8 +82,10 @@ def test_what_is_staged_is_the_state_of_that_moment(donor: Donor) -> None:
 
 def test_room_that_was_reserved_is_used_and_too_little_of_it_does_no_harm(donor: Donor) -> None:
     state = random_state()
+    assert donor.prepared, "nothing was asked for"
     for size in (state.header.total_bytes, state.header.total_bytes * 2, 1):
         donor.reserve(size)
+        wait_until(lambda: donor.prepared)
         donor.stage("g", 1, state, 0, 1)
         assert same(get(donor), state)
 

@@ -122,9 +122,11 @@ def random_state(megabytes: int = 3) -> State:
     return state_of(*[torch.rand(size, generator=torch.Generator().manual_seed(size)) for size in sizes])
 
 
-def get(*donors: Donor | tuple[str, int], name: str = "g", key: bytes = KEY, limit_s: float = LIMIT_S) -> Fetched:
+def get(
+    *donors: Donor | tuple[str, int], name: str = "g", key: bytes = KEY, limit_s: float = LIMIT_S, lanes: int = 1
+) -> Fetched:
     places = [each if isinstance(each, tuple) else (HERE, each.port) for each in donors]
-    return fetch(places, name, key, cancelled=never, limit_s=limit_s)
+    return fetch(places, name, key, cancelled=never, limit_s=limit_s, lanes=lanes)
 
 
 def remembered(donor: Donor, name: str, key: bytes = KEY, limit_s: float = LIMIT_S) -> bytes:
