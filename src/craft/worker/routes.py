@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from craft.decide.hosts import host_first
 from craft.groups.group import Lines
 from craft.worker.by_host import RouteByHost
-from craft.worker.device_route import device_route, on_device
+from craft.worker.device_route import device_route
 from craft.worker.layout import Layout
 from craft.worker.route import Route, word_bytes
 
@@ -15,7 +15,7 @@ from craft.worker.route import Route, word_bytes
 def route_of(group: Lines | None, hosts: Sequence[str], layout: Layout, owners: Sequence[int]) -> Route:
     """The way of one plan through ``group``; ``hosts`` names the host of each of its ranks."""
     size = word_bytes(owners, max(1, len(hosts)), len(layout.params))
-    if on_device(layout):
+    if layout.on_device:
         return device_route(group, layout, owners, size)
     spread = host_first(hosts, owners)
     if group is None or spread is None:
