@@ -1,4 +1,4 @@
-"""Ways between devices: the bits of the tree on every rank, the bytes between hosts, and what was sent is held as it was."""
+"""Ways between devices: the bits of the tree on every rank, fewer bytes between hosts, and what was sent is held as it was."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from tests.unit.groups.test_gloo import opened
 from tests.unit.worker.blocks import held, mean
 
 from craft.decide.held import Hold
-from craft.decide.hosts import between_flat, spread_of
+from craft.decide.hosts import between_by_host, between_flat, spread_of
 from craft.decide.plan import plan, share_of
 from craft.groups.nccl import NcclGroup
 from craft.protocol.word import Record, Word
+from craft.worker.device_by_host import DeviceRouteByHost
 from craft.worker.device_route import DeviceRoute, HostRoute, Streamed
 from craft.worker.exchange import Attempt
 from craft.worker.gradients import Flats, Gradients
@@ -36,6 +37,8 @@ def cast(stage: None) -> Iterator[Cast]:
 
 def route_of(way: str, group: NcclGroup, layout: Layout, owners: Sequence[int]) -> Streamed:
     size = word_bytes(owners, group.size, len(layout.params))
+    if way == "within hosts first":
+        return DeviceRouteByHost(group, layout, owners, size, spread_of(HOSTS))
     return {"straight": DeviceRoute, "through the host": HostRoute}[way](group, layout, owners, size)  # type: ignore[arg-type]
 
 
@@ -90,10 +93,10 @@ def exchange_step(step: int, group: NcclGroup, route: Streamed, gradients: Gradi
 
 @pytest.mark.parametrize("owners", [plan(8, 4), (0, 2, 1, 3, 3, -1, 0)], ids=["aligned", "as after a loss"])
 def test_every_way_has_the_bits_of_the_tree_however_gradients_are_held_P1(cast: Cast, owners: tuple[int, ...]) -> None:
-    """What is counted between hosts is what it is reckoned to be."""
+    """Within hosts first, what is counted between hosts is what the choice is made by."""
     actors, spread, gradient_bytes = cast.actors(4), spread_of(HOSTS), 4 * sum(SIZES)
     opened(1, list(actors))
-    between = {"straight": between_flat(spread, owners)}
+    between = {"within hosts first": between_by_host(spread, owners), "straight": between_flat(spread, owners)}
     between["through the host"] = between["straight"] * 0
     for way, expected in between.items():
         for hold in get_args(Hold):
