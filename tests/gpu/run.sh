@@ -1,6 +1,6 @@
 #!/bin/sh
 # Everything that needs a GPU, in one command; each part has its own limit, and the next one follows whatever came of it.
-# PYTHON is a Python with a CUDA build of torch; what else it lacks is in .carried/ (tests/gpu/carry.sh).
+# PYTHON is a Python with a CUDA build of torch, and with Lightning; what else it lacks is in .carried/ (tests/gpu/carry.sh).
 cd "$(dirname "$0")/../.." || exit 1
 python=${PYTHON:-python3}
 export PYTHONPATH="$PWD/src:$PWD:$PWD/.carried" PYTHONUNBUFFERED=1
@@ -13,7 +13,7 @@ export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 status=0
 for part in ${*:-tests/gpu}; do
     echo "== $part"
-    timeout "${LIMIT_S:-280}" "$python" -m pytest -q -p no:cacheprovider -p xdist.plugin -p pytest_timeout -n "${PARALLEL:-3}" --dist worksteal \
+    timeout "${LIMIT_S:-270}" "$python" -m pytest -q -p no:cacheprovider -p xdist.plugin -p pytest_timeout -n "${PARALLEL:-5}" --dist worksteal \
         -m 'not long' --durations=5 "$part" || status=1
 done
 exit $status

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-import textwrap
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.integration.jobs import TRAIN, Job, Jobs, References, describe
+from tests.integration.jobs import TRAIN, Job, Jobs, References, describe, wait_for
 
 from craft.testing import Fault
 
 WORKERS = 3
 REPLACED = {"CRAFT_MAX_RESTARTS": "20"}
 LIMIT_S = 120.0
+BROKEN = Path(__file__).parent / "scripts" / "broken.py"
 LLAMA = Path(__file__).parents[2] / "examples" / "llama" / "train_craft.py"
 
 
@@ -94,28 +96,37 @@ def test_a_llama_in_bfloat16_loses_a_worker_and_not_a_bit_P1(jobs: Jobs, referen
     job.wait(LIMIT_S).assert_exact(whole, faults=1, steps=60)
 
 
+@pytest.mark.parametrize("kind", ["assert", "illegal"])
 def test_an_error_that_leaves_the_device_unusable_costs_that_worker_and_not_the_job_P1(
-    jobs: Jobs, references: References, tmp_path: Path
+    jobs: Jobs, references: References, tmp_path: Path, kind: str
 ) -> None:
     """Nothing on the device can be used by the process after such an error: it ends, and another one takes its place."""
-    broken, once = tmp_path / "broken.py", tmp_path / "once"
-    broken.write_text(
-        textwrap.dedent(f"""
-        import os, pathlib, runpy, torch
-        import torch.nn.functional as F
-        whole, once, calls = F.cross_entropy, pathlib.Path({str(once)!r}), []
-        def cross_entropy(x, y):
-            calls.append(1)
-            if os.environ["LOCAL_RANK"] == "1" and len(calls) == 20 and not once.exists():
-                once.touch()
-                torch.zeros(4, device="cuda")[torch.tensor([1 << 30], device="cuda")].sum().item()
-            return whole(x, y)
-        F.cross_entropy = cross_entropy
-        runpy.run_path({str(TRAIN)!r}, run_name="__main__")
-        """)
-    )
-    result = jobs.run(broken, "--steps", "40", workers=WORKERS, environment=REPLACED, limit_s=LIMIT_S)
+    once = tmp_path / "once"
+    arguments = (kind, str(once), str(TRAIN), "--steps", "40")
+    result = jobs.run(BROKEN, *arguments, workers=WORKERS, environment=REPLACED, limit_s=LIMIT_S)
     assert once.exists(), describe(result)
     result.assert_exact(references.digest("--steps", "40", workers=1), faults=1, steps=40)
     (failed,) = result.events("WorkerFailed")
-    assert "CUDA" in failed["error"], failed["error"]
+    assert "CUDA" in failed["error"] and kind in failed["error"], failed["error"]
+
+
+def test_a_worker_whose_abort_does_not_return_ends_and_leaves_its_place_to_another_P1(
+    jobs: Jobs, references: References, tmp_path: Path
+) -> None:
+    """When another one is lost, all abort; one of them never gets to the end of that."""
+    once, gate = tmp_path / "once", tmp_path / "gate"
+    arguments = ("hangs", str(once), str(TRAIN), "--steps", "400", "--slow-until", str(gate))
+    job = jobs.start(BROKEN, *arguments, workers=WORKERS, environment=REPLACED)
+    job.reach_step(5)
+    job.kill("w2")
+    whole = references.digest("--steps", "400", workers=1)
+    wait_for(lambda: "w1" in ends(job.journal()), "the one that hangs has ended", LIMIT_S)
+    gate.touch()
+    result = job.wait(LIMIT_S)
+    result.assert_exact(whole, faults=2, steps=400)
+    assert once.exists() and "w1" in ends(result.run.journal), describe(result)
+
+
+def ends(journal: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Of the workers that were lost."""
+    return {line["worker_id"]: line["reason"] for line in journal if line.get("event") == "WorkerLost"}

@@ -40,8 +40,12 @@ REPLACE = {"CRAFT_MAX_RESTARTS": "50"}
 class Hosts:
     """The hosts of one job, and its lighthouse."""
 
-    def __init__(self, folder: Path, names: Sequence[str], workers: int = 1) -> None:
-        self.network = Network((LIGHTHOUSE, *names))
+    def __init__(
+        self, folder: Path, names: Sequence[str], workers: int = 1, network: Any = None, port: int = PORT
+    ) -> None:
+        """``network``: where the hosts are, if not in namespaces of their own; then ``port`` is not theirs alone."""
+        self.network = network or Network((LIGHTHOUSE, *names))
+        self._port = port
         self.names = tuple(names)
         self.workers = workers
         """Of each host."""
@@ -60,7 +64,7 @@ class Hosts:
 
     @property
     def url(self) -> str:
-        return f"http://{self.network.address(LIGHTHOUSE)}:{PORT}"
+        return f"http://{self.network.address(LIGHTHOUSE)}:{self._port}"
 
     def light(self, *options: str, limit_s: float = HEARTBEAT_LIMIT_S) -> None:
         """Start the lighthouse, or start it again, and wait until it listens."""
@@ -73,7 +77,7 @@ class Hosts:
         self._lit += 1
         slots = str(self.workers * len(self.names))
         address = self.network.address(LIGHTHOUSE)
-        place = ("--dir", str(self.run_dir), "--bind", address, "--port", str(PORT))
+        place = ("--dir", str(self.run_dir), "--bind", address, "--port", str(self._port))
         command = [*self.network.inside(LIGHTHOUSE), *CRAFT, "lighthouse", "--workers", slots, *place, *options]
         with out.open("wb") as file:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)

@@ -70,6 +70,11 @@ class _Resume(click.Command):
     type=click.Choice(["auto", "gloo", "nccl"]),
     help="What carries gradients; auto: NCCL between GPUs, Gloo between CPUs.  [default: auto]",
 )
+@click.option(
+    "--hold",
+    type=click.Choice(["device", "host", "recompute"]),
+    help="Where gradients that were sent are held until commit; recompute: nowhere.  [default: device]",
+)
 @click.option("--checkpoints", metavar="URL", help="Where checkpoints go: a path, or such as s3://bucket/job.")
 @click.option("--checkpoint-every", metavar="HOW", help="auto, or such as '500 steps' or '10 min'.  [default: auto]")
 @click.option("--checkpoint-keep", type=int, help="How many are kept, besides those with a tag.  [default: 3]")

@@ -61,7 +61,7 @@ def set_back(before: Setback | None, since: int, entered: Entered) -> Setback:
     """
     same = before is not None and before.step == entered.step
     known = [member for member in entered.members if member not in (*entered.joiners, *entered.idle)]
-    redone = {*entered.given, *(before.redone if before is not None and same else ())}
+    redone = {*entered.given, *entered.again, *(before.redone if before is not None and same else ())}
     return Setback(
         since=since,
         teller=(known or [member for member in entered.members if member not in entered.joiners])[0],

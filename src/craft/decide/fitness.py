@@ -13,6 +13,8 @@ _SLOW_LOOPBACK_MB_S, _SLOW_FOLDER_MB_S = 200.0, 50.0
 _LITTLE_FREE = 1 << 30
 _SLOW_ABORT_MS = 1000.0
 _SLOW_BUS_GB_S = 5.0
+_BUCKET_BYTES = 25 << 20
+"""As ``bucket_mb`` is by default."""
 
 
 def judge(machine: Machine, torch: Torch | str, workers: int) -> tuple[Finding, ...]:
@@ -178,12 +180,14 @@ def _devices(torch: Torch, health: str | None) -> list[Finding]:
 def costs(params: float, dtype: str, element_bytes: int, microbatches: int, workers: int, held: Held) -> Finding:
     """What holding the gradients of a model costs in memory."""
     copy = params * element_bytes
-    device, host = held.pinned
+    # Between devices there is one room for all buckets.
+    room = held.inbox * min(copy, _BUCKET_BYTES)
+    device, overlaid = held.apart * copy + room, held.overlaid * copy + room
     text = (
         f"{params:g} parameters in {dtype}, {microbatches} microbatches over {workers} workers: a gradient is"
-        f" {size(copy)}; held on the device {size(held.on_device * copy)} ({held.on_device:.2f} of it), in pinned memory"
-        f" {size(device * copy)} on the device and {size(host * copy)} on the host, recomputed instead"
-        f" {size(held.recompute * copy)}"
+        f" {size(copy)}; on a GPU it takes {size(device)} to hold gradients there, {size(overlaid)} with --hold host (and"
+        f" {size(held.blocks * copy)} of pinned memory) or --hold recompute; on the CPU"
+        f" {size((held.apart + held.inbox) * copy)} with any of them"
     )
     return _ok("held gradients", text)
 

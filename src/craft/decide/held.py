@@ -1,15 +1,21 @@
 """What it costs in memory to hold gradients until a step is committed.
 
 Counted as ``worker/gradients.py`` goes about it: the fewest nodes of the tree, one leaf in the making, one node that it
-completes; and beside these the result, and room for what others send.
+completes; and beside these the result, and room for what others send. Where what was sent need not stay on the device, the
+result takes the place of the last node.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import msgspec
 
 from craft.decide.plan import plan, share_of
 from craft.decide.tree import Node, cover, parent_of
+
+Hold = Literal["device", "host", "recompute"]
+"""Where what was sent is held: where it is, in pinned memory of the host, or nowhere."""
 
 BYTES = {"float64": 8, "fp64": 8, "float32": 4, "fp32": 4, "float16": 2, "fp16": 2, "bfloat16": 2, "bf16": 2}
 """Of an element, by the names of types."""
@@ -22,22 +28,16 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     """Sums of microbatches that are held, the one in the making included."""
     inbox: float
     """Room for the blocks of others, in the chunk that this worker sums."""
+    overlaid: int
+    """These and the result, where it takes the place of the last one."""
+    blocks: int
+    """Nodes that are sent."""
     result: int = 1
 
     @property
-    def on_device(self) -> float:
-        """All of it."""
-        return self.nodes + self.inbox + self.result
-
-    @property
-    def pinned(self) -> tuple[float, float]:
-        """(on the device, in pinned host memory) if finished nodes went there: the leaf in the making stays."""
-        return 1 + self.inbox + self.result, float(self.nodes)
-
-    @property
-    def recompute(self) -> float:
-        """If a retry computed everything again: the tree needs its nodes, but the result could take the place of one."""
-        return self.nodes + self.inbox
+    def apart(self) -> int:
+        """Nodes, and the result beside them: what holding on the device takes."""
+        return self.nodes + self.result
 
 
 def held(num_microbatches: int, num_workers: int) -> Held:
@@ -47,16 +47,23 @@ def held(num_microbatches: int, num_workers: int) -> Held:
     blocks = [len(cover(share, num_microbatches)) for share in shares]
     parts = 1 if num_workers <= 2 else num_workers
     inbox = max(sum(blocks) - own for own in blocks) / parts if num_workers > 1 else 0.0
-    return Held(nodes=max(_most_nodes(share, num_microbatches) for share in shares), inbox=inbox)
+    most = [_most_nodes(share, num_microbatches) for share in shares]
+    return Held(
+        nodes=max(max(before, last) for before, last in most),
+        inbox=inbox,
+        overlaid=max(max(before + 1, last) for before, last in most),
+        blocks=max(blocks),
+    )
 
 
-def _most_nodes(share: tuple[int, ...], num_microbatches: int) -> int:
-    most, nodes = 0, set[Node]()
+def _most_nodes(share: tuple[int, ...], num_microbatches: int) -> tuple[int, int]:
+    """At once, before the last microbatch of a share and in it."""
+    before, last, nodes = 0, 0, set[Node]()
     for microbatch in share:
         node, siblings = (microbatch, microbatch + 1), []
         while (above := parent_of(node, num_microbatches)) is not None and above[1] in nodes:
             node, sibling = above
             siblings.append(sibling)
-        most = max(most, len(nodes) + (2 if siblings else 1))
+        before, last = max(before, last), len(nodes) + (2 if siblings else 1)
         nodes = nodes.difference(siblings) | {node}
-    return most
+    return before, last

@@ -41,6 +41,8 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     owners: tuple[int, ...] = ()
     """Who computes which microbatch of the step in flight; empty while that step has not begun here."""
     held: frozenset[int] = frozenset()
+    again: frozenset[int] = frozenset()
+    """Of its share: what it had computed and has let go, so that it computes that again."""
     result: int | None = None
     """The generation under which it got the whole result of the step in flight."""
     acknowledged_by: frozenset[str] = frozenset()
@@ -94,7 +96,9 @@ def enter(ledger: Ledger, generation: Generation) -> Ledger:
         ledger = replace(ledger, whole=False, able=False)
     if not ledger.whole:
         # Results without the state they belong to are of no use in a generation that may begin elsewhere.
-        ledger = replace(ledger, owners=(), held=frozenset(), result=None, calls=0, call_result=None, call="")
+        ledger = replace(
+            ledger, owners=(), held=frozenset(), again=frozenset(), result=None, calls=0, call_result=None, call=""
+        )
     # What was given out under the old generation stays this worker's: its ranks are rewritten to the new ones.
     owners = tuple(rank if owner == ledger.rank else DROPPED for owner in ledger.owners) if ledger.owners else ()
     return replace(
@@ -116,6 +120,7 @@ def claim(ledger: Ledger) -> Claim:
         result=ledger.result,
         held=tuple(sorted(ledger.held)),
         pending=ledger.pending if ledger.owners else (),
+        again=tuple(sorted(ledger.again)),
         size=len(ledger.owners),
         able=ledger.able,
         calls=NO_PART if ledger.worker_id in ledger.idle else ledger.calls,
@@ -146,6 +151,7 @@ def settled(ledger: Ledger, settlement: Settlement) -> Ledger:
         ledger,
         settled=True,
         owners=settlement.owners,
+        again=frozenset(),
         idle=frozenset(settlement.idle),
         result=None,
         acknowledged_by=frozenset(),
@@ -169,6 +175,11 @@ def begin(ledger: Ledger, num_microbatches: int) -> Ledger:
 def hold(ledger: Ledger, microbatch: int) -> Ledger:
     """The gradient of ``microbatch`` is in this worker's own buffers."""
     return replace(ledger, held=ledger.held | {microbatch})
+
+
+def let_go(ledger: Ledger) -> Ledger:
+    """What was computed here of the step in flight is not held any more: this worker computes it again."""
+    return replace(ledger, held=frozenset(), again=ledger.held)
 
 
 def taken_back(ledger: Ledger) -> Ledger:
@@ -206,6 +217,7 @@ def _before(ledger: Ledger, level: int) -> Ledger:
         level=level,
         owners=(),
         held=frozenset(),
+        again=frozenset(),
         result=None,
         acknowledged_by=frozenset(),
         calls=0,

@@ -41,11 +41,13 @@ class Entered(msgspec.Struct, frozen=True, kw_only=True):
     commits: bool
     """Whether this worker committed the step before it only now, with the result that it had in hand."""
     retried: bool
-    """Whether that step had begun before: gradients of it are held."""
+    """Whether that step had begun before: gradients of it are held, or were."""
     given: tuple[int, ...]
     """Microbatches of it that nobody held or had begun."""
     mine: tuple[int, ...]
     """Those of them that this worker computes."""
     dropped: tuple[int, ...]
+    again: tuple[int, ...] = ()
+    """Microbatches of it that a member had computed, does not hold any more, and computes again."""
     guest: bool = False
     """Whether its loop is not CRAFT's: it has met nobody, and what becomes of the step in flight is for others to say."""

@@ -68,6 +68,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """Microbatches of the step in flight whose gradients it holds."""
     pending: tuple[int, ...] = ()
     """Microbatches of the step in flight that it was given and has not computed yet."""
+    again: tuple[int, ...] = ()
+    """Those of them that it had computed and has let go."""
     size: int = 0
     """How many microbatches that step has, if it has begun."""
     able: bool = True

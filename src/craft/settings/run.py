@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 
 from craft.decide.hangs import NO_HANGS, HangLimits
+from craft.decide.held import Hold
 from craft.decide.settle import LossAnswer
 from craft.decide.technique import Chosen
 from craft.decide.techniques import (
@@ -96,6 +97,13 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Literal["auto", "gloo", "nccl"],
         says("What carries gradients between workers; auto: NCCL between GPUs, Gloo between CPUs."),
     ] = "auto"
+    hold: Annotated[
+        Hold,
+        says(
+            "Where gradients that were sent are held until their step is committed: on the device, in pinned memory of"
+            " the host (where they are on a GPU), or nowhere: recompute all of the step after a loss."
+        ),
+    ] = "device"
     host: Annotated[str, says("Name of this host.")] = ""
     address: Annotated[str, says("Where workers on other hosts reach those of this one.")] = "127.0.0.1"
     techniques: Chosen = msgspec.field(default_factory=defaults)
@@ -176,6 +184,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             digest_bytes=self.digest_bytes,
             bucket_mb=self.bucket_mb,
             group=self.group,
+            hold=self.hold,
             resume=self.resume,
             techniques=to_json(self.techniques),
         )

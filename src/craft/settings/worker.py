@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from craft.decide.held import Hold
 from craft.decide.technique import Chosen
 from craft.protocol.errors import ConfigError
 from craft.settings.document import complaint, key_in
@@ -42,6 +43,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Size limit of a gradient bucket; the first one is at most 1 MiB, so that the exchange begins early."""
     group: Literal["auto", "gloo", "nccl"] = "auto"
     """What carries gradients between workers; auto: NCCL between GPUs, Gloo between CPUs."""
+    hold: Hold = "device"
+    """Where gradients that were sent are held until the step is committed."""
     resume: str | None = None
     """``auto`` or the number of a step; None: a fresh start."""
     techniques: str = ""

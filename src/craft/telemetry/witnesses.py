@@ -63,6 +63,8 @@ def settled(entry: Entered, worker_id: str) -> str:
     elif entry.given:
         own = f", and this one computes {', '.join(map(str, entry.mine))}" if entry.mine else ""
         course = f"step {entry.step} goes on, {numbered(entry.given)} nobody has{own}"
+    elif entry.again:
+        course = f"step {entry.step} is computed again"
     elif entry.retried:
         course = f"step {entry.step} goes on, all that was computed is still there"
     else:

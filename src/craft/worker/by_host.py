@@ -104,8 +104,7 @@ class RouteByHost(Route):
         blocks = {node for rank in self._spread.ranks[self._host] for node in self._blocks[rank]}
 
         def room(part: slice, nodes: Sequence[Node]) -> dict[Node, torch.Tensor]:
-            length = part.stop - part.start
-            return {node: torch.empty(length, dtype=bucket.dtype, device=bucket.device) for node in nodes}
+            return {node: self._room(bucket, part.stop - part.start) for node in nodes}
 
         return _Slice(
             number=number,
@@ -115,6 +114,10 @@ class RouteByHost(Route):
             sums=room(whole, [node for node in self._nodes[self._host] if node not in blocks]),
             nodes=room(pieces[self._host], [node for host in self._afar for node in self._nodes[host]]),
         )
+
+    def _room(self, bucket: Bucket, numel: int) -> torch.Tensor:
+        """Room for so much of a bucket, as long as this route is there."""
+        return torch.empty(numel, dtype=bucket.dtype, device=bucket.device)
 
     def _tag(self, bucket: int, number: int, position: int) -> int:
         """Of a slice's message: 0 is the result, the others are blocks or nodes. Between two there is only one of a kind."""

@@ -175,6 +175,7 @@ class Commitments:
     def _write_down(
         self, generation: Generation, claims: Sequence[Claim], settlement: Settlement, moments: Moments, came: float
     ) -> None:
+        goes_on = [claim for claim in claims if claim.committed == settlement.level]
         self.entered = Entered(
             generation=generation.number,
             time=time.time(),
@@ -189,10 +190,11 @@ class Commitments:
             idle=settlement.idle,
             step=settlement.level,
             commits=self.ledger.worker_id in settlement.commits,
-            retried=any(claim.held for claim in claims if claim.committed == settlement.level),
+            retried=any(claim.held or claim.again for claim in goes_on),
             given=settlement.given,
             mine=tuple(each for each in settlement.given if settlement.owners[each] == self.ledger.rank),
             dropped=tuple(index for index, owner in enumerate(settlement.owners) if owner == DROPPED),
+            again=tuple(sorted({microbatch for claim in goes_on for microbatch in claim.again})),
         )
         self.record(self.entered)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from time import monotonic
+from typing import Any
 
 import torch
 
@@ -25,11 +26,6 @@ A member without blocks of its own, which joins, waits for each: the driver load
 device has done everything that it was given."""
 
 
-def on_device(layout: Layout) -> bool:
-    """Whether its gradients are on a GPU."""
-    return any(bucket.device.type == "cuda" for bucket in layout.buckets)
-
-
 def device_route(group: Lines | None, layout: Layout, owners: Sequence[int], word_bytes: int) -> Route:
     """The route that fits what the group can carry."""
     if group is None or isinstance(group, NcclGroup):
@@ -37,16 +33,20 @@ def device_route(group: Lines | None, layout: Layout, owners: Sequence[int], wor
     return HostRoute(group, layout, owners, word_bytes)
 
 
-class _Streamed(Route):
+class Streamed(Route):
     """Knows from when on a bucket may be read: what fills it is still under way on the device when the host is done."""
 
-    def __init__(self, group: Lines | None, layout: Layout, owners: Sequence[int], word_bytes: int) -> None:
+    def __init__(self, group: Lines | None, layout: Layout, owners: Sequence[int], word_bytes: int, *more: Any) -> None:
+        """``more`` is for the route that this is put in front of."""
         self._stream = group.stream if isinstance(group, NcclGroup) else torch.cuda.Stream(layout.buckets[0].device)
         self._filled: dict[int, torch.cuda.Event] = {}
-        super().__init__(group, layout, owners, word_bytes)
+        self._set_aside: dict[int, torch.cuda.Event] = {}
+        self._marks: deque[torch.cuda.Event] = deque()
+        super().__init__(group, layout, owners, word_bytes, *more)
 
     def post(self, result: Sequence[torch.Tensor]) -> None:
-        self._filled = {}
+        self._filled, self._set_aside = {}, {}
+        self._marks.clear()
         for flat in result:
             # Its memory must not be anybody else's while a stream that was aborted still writes there.
             if flat.is_cuda:
@@ -58,23 +58,50 @@ class _Streamed(Route):
         event.record()
         self._filled[bucket] = event
 
-    def _follow(self, bucket: int) -> None:
+    def _follow(self, bucket: int, stream: torch.cuda.Stream | None = None) -> None:
         """Let the route's stream wait until the bucket is filled. Without a mark it was by this thread's own stream."""
+        stream = self._stream if stream is None else stream
         event = self._filled.get(bucket)
         if event is not None:
-            self._stream.wait_event(event)
+            stream.wait_event(event)
         else:
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+            stream.wait_stream(torch.cuda.current_stream(stream.device))
+
+    def _put_aside(self, bucket: int, gradients: Gradients) -> None:
+        """Before a bucket is sent: copy it, if that is how it is held."""
+        if gradients.aside is not None:
+            blocks = {node: gradients.find(node).tensors[bucket] for node in self._blocks[self._rank]}
+            self._set_aside[bucket] = gradients.aside.put(bucket, blocks, lambda stream: self._follow(bucket, stream))
+
+    def _may_overwrite(self, bucket: int) -> None:
+        """Let the route's stream wait until nothing is needed any more of what was sent."""
+        event = self._set_aside.get(bucket)
+        if event is not None:
+            self._stream.wait_event(event)
+
+    def _stay_near(self, nccl: NcclGroup) -> None:
+        """A bucket's result is on its way: wait for an earlier one, if the device is too far behind."""
+        self._marks.append(nccl.mark())
+        if len(self._marks) > (_BUCKETS_AHEAD if self._blocks[self._rank] else 0):
+            nccl.wait_device(self._marks.popleft())
+
+    def _await_device(self, nccl: NcclGroup | None) -> None:
+        """Wait until everything that the stream was given is done."""
+        began = monotonic()
+        if nccl is not None:
+            nccl.wait_device(nccl.mark())
+        else:
+            self._stream.synchronize()
+        self.waited_s += monotonic() - began
 
 
-class DeviceRoute(_Streamed):
+class DeviceRoute(Streamed):
     """Everything on the group's stream, in the order of buckets: all members make the same calls in the same order."""
 
     def __init__(self, group: NcclGroup | None, layout: Layout, owners: Sequence[int], word_bytes: int) -> None:
         self._nccl = group
         super().__init__(group, layout, owners, word_bytes)
         self._room = self._make_room()
-        self._marks: deque[torch.cuda.Event] = deque()
 
     def _buffers(self, bucket: int) -> dict[Node, torch.Tensor]:
         # There is one room for all buckets: on one stream a bucket is summed before the next one arrives.
@@ -84,7 +111,7 @@ class DeviceRoute(_Streamed):
         num_nodes = sum(len(self._blocks[peer]) for peer in self._peers)
         chunks = [chunks[self._rank] for chunks in self._chunks]
         sizes = [
-            num_nodes * _padded((chunk.stop - chunk.start) * bucket.dtype.itemsize)
+            num_nodes * padded((chunk.stop - chunk.start) * bucket.dtype.itemsize)
             for chunk, bucket in zip(chunks, self._layout.buckets, strict=True)
         ]
         with torch.cuda.stream(self._stream):
@@ -95,14 +122,15 @@ class DeviceRoute(_Streamed):
         size = (chunk.stop - chunk.start) * dtype.itemsize
         nodes = [node for peer in self._peers for node in self._blocks[peer]]
         return {
-            node: self._room[number * _padded(size) : number * _padded(size) + size].view(dtype)
+            node: self._room[number * padded(size) : number * padded(size) + size].view(dtype)
             for number, node in enumerate(nodes)
         }
 
     def _post_blocks(self, group: Lines, result: Sequence[torch.Tensor]) -> None:
-        self._marks.clear()
+        """What is received has its room on the stream."""
 
     def send_blocks(self, bucket: int, gradients: Gradients) -> None:
+        self._put_aside(bucket, gradients)
         self._follow(bucket)
         if self._nccl is None:
             return
@@ -117,6 +145,7 @@ class DeviceRoute(_Streamed):
         self._nccl.swap(sends, receives)
 
     def reduce(self, bucket: int, gradients: Gradients, result: Sequence[torch.Tensor]) -> None:
+        self._may_overwrite(bucket)
         with torch.cuda.stream(self._stream):
             self._mean(bucket, gradients, result, self._inbox_of(bucket))
 
@@ -131,20 +160,13 @@ class DeviceRoute(_Streamed):
                 (result[bucket][chunks[peer]], peer) for peer in self._peers if chunks[peer].stop > chunks[peer].start
             ]
             self._nccl.swap(sends, receives)
-        self._marks.append(self._nccl.mark())
-        if len(self._marks) > (_BUCKETS_AHEAD if self._blocks[self._rank] else 0):
-            self._nccl.wait_device(self._marks.popleft())
+        self._stay_near(self._nccl)
 
     def wait_results(self, result: Sequence[torch.Tensor]) -> None:
-        began = monotonic()
-        if self._nccl is not None:
-            self._nccl.wait_device(self._nccl.mark())
-        else:
-            self._stream.synchronize()
-        self.waited_s += monotonic() - began
+        self._await_device(self._nccl)
 
 
-class HostRoute(_Streamed):
+class HostRoute(Streamed):
     """Blocks are copied into the memory of the host, sent and summed there, and the result is copied back."""
 
     def __init__(self, group: Lines | None, layout: Layout, owners: Sequence[int], word_bytes: int) -> None:
@@ -161,6 +183,7 @@ class HostRoute(_Streamed):
         super().post(self._results)
 
     def send_blocks(self, bucket: int, gradients: Gradients) -> None:
+        self._put_aside(bucket, gradients)
         self._follow(bucket)
         with torch.cuda.stream(self._stream):
             for node in self._blocks[self._rank]:
@@ -184,12 +207,13 @@ class HostRoute(_Streamed):
     def wait_results(self, result: Sequence[torch.Tensor]) -> None:
         super().wait_results(self._results)
         with torch.cuda.stream(self._stream):
-            for flat, found in zip(result, self._results, strict=True):
+            for bucket, (flat, found) in enumerate(zip(result, self._results, strict=True)):
+                self._may_overwrite(bucket)
                 flat.copy_(found, non_blocking=True)
         self._stream.synchronize()
 
 
-def _padded(size: int) -> int:
+def padded(size: int) -> int:
     """So that every part of the room is as well aligned as memory of its own."""
     return size + -size % 512
 

@@ -56,6 +56,8 @@ class Attempt:
         self._gradients = gradients
         self._next = 0
         """The next bucket to exchange; they go in order, so that all members wait for the same ones."""
+        self.begun = False
+        """Whether anything of what is held was sent."""
         self._ready: set[int] = set()
 
     @property
@@ -114,6 +116,7 @@ class Attempt:
     def _exchange_bucket(self, then_send: Callable[[], None] | None = None) -> None:
         bucket = self._next
         if bucket < len(self.result.tensors):
+            self.begun = True
             self._route.send_blocks(bucket, self._gradients)
         if then_send is not None:
             then_send()

@@ -11,13 +11,13 @@ from time import monotonic
 from typing import Any
 
 import torch
-from blake3 import blake3
 
 from craft.decide import ledger as books
 from craft.protocol.errors import BitsDiffer
 from craft.protocol.membership import DROPPED, Generation, Settlement
 from craft.protocol.word import Combined, Record, Word
-from craft.snapshots.state import Leaf, RotatingDigest, tensor_bytes
+from craft.snapshots.state import Leaf, RotatingDigest
+from craft.worker.bits import check_bits, hash_of
 from craft.worker.buffers import Buffers
 from craft.worker.commit import Commitments
 from craft.worker.exchange import Attempt, ExchangeThread
@@ -88,6 +88,10 @@ class Flight:
         self._probe = b""
         self._state_digest: Callable[[], bytes] = bytes
         self._late = False
+        self._overlaps = False
+        """Whether what is computed now is exchanged bucket by bucket while its backward goes on."""
+        self._wait_for_all = False
+        """Whether nothing of this step is exchanged before all of it is computed."""
 
     @property
     def step(self) -> int:
@@ -142,12 +146,16 @@ class Flight:
     def start(self, microbatch: int, weight: float) -> None:
         """The user's code computes ``microbatch`` now."""
         last = self._commitments.ledger.pending == (microbatch,)
-        flushed = self._overlap if last else None
+        # What is to be hashed must not be overwritten by the result meanwhile.
+        hashed = self.gradients.in_place and self.probe_wanted and microbatch == 0
+        self._overlaps = last and not (self._wait_for_all or hashed)
+        lent = self._result if self.gradients.in_place and (last or microbatch == PROBE) else None
         self._buffers.restore()
         if microbatch == PROBE:
-            self.gradients.start(0, 1, None)
+            self.gradients.start(0, 1, None, lent)
         else:
-            self.gradients.start(microbatch, self._size_of(self.step), flushed)
+            flushed = self._overlap if self._overlaps else None
+            self.gradients.start(microbatch, self._size_of(self.step), flushed, lent)
         self.gradients.weigh(weight)
 
     def _overlap(self, bucket: int) -> None:
@@ -163,9 +171,9 @@ class Flight:
         self.num_computed += 1
         if microbatch == PROBE:
             # A joiner that only warms up has nobody to compare it with.
-            self._probe = self.gradients.discard(_hash if self.probe_wanted else None)
+            self._probe = self.gradients.discard(hash_of if self.probe_wanted else None)
             return
-        leaf = self.gradients.finish(_hash if microbatch == 0 and self.probe_wanted else None)
+        leaf = self.gradients.finish(hash_of if microbatch == 0 and self.probe_wanted else None)
         if leaf.digest:
             self._probe = leaf.digest
         self._keep(
@@ -177,7 +185,7 @@ class Flight:
                 more=more,
             )
         )
-        self._late = self._late or leaf.late
+        self._late = self._late or (leaf.late and self._overlaps)
 
     def hold_empty(self, microbatch: int) -> None:
         """The microbatch's stream has ended: it weighs nothing."""
@@ -244,8 +252,7 @@ class Flight:
         if attempt.finish(self._word(attempt)):
             assert attempt.combined is not None
             if attempt.combined.resend:
-                self._late = False
-                self._start_attempt()
+                self._resend()
                 return False
             self._compare_bits(attempt.combined)
             self._commitments.completed()
@@ -260,6 +267,22 @@ class Flight:
         self._voice.broke(attempt)
         self._commitments.await_move()
         return False
+
+    def _resend(self) -> None:
+        """Somebody's gradient came after its bucket was sent: all send again."""
+        if self.gradients.in_place:
+            self._let_go()
+        self._late = False
+        self._start_attempt()
+
+    def _let_go(self) -> None:
+        """What was sent is not held any more, or not as it was: it is computed again."""
+        self._commitments.ledger = books.let_go(self._commitments.ledger)
+        self.gradients.drop()
+        self._records.clear()
+        self._result = None
+        # If a gradient came late, a second time none does.
+        self._wait_for_all, self._late = self._wait_for_all or self._late, False
 
     def _word(self, attempt: Attempt) -> Word:
         held = sorted(self._commitments.ledger.held)
@@ -289,6 +312,8 @@ class Flight:
             if attempt.usable:
                 self._commitments.check_leaving(attempt.combined)
                 self._commitments.completed()
+            if attempt.begun and (self.gradients.lets_go or (self.gradients.in_place and self._late)):
+                self._let_go()
         # What the old group was to receive into may still be written to.
         self._route, self._result = None, None
         settlement = self._commitments.regroup(self._size_of)
@@ -302,29 +327,15 @@ class Flight:
             self._buffers.restore()
             # Before anybody is given the state.
             self.undo()
+            self.gradients.fetch()
         self._on_settled(settlement, not commits)
 
     def _compare_bits(self, combined: Combined) -> None:
         try:
-            self._check_bits(combined)
+            check_bits(combined, self._commitments.ledger.members, self._digest.names)
         except BitsDiffer as error:
             self._voice.diverged(error, combined.step, self._commitments.ledger.members)
             raise
-
-    def _check_bits(self, combined: Combined) -> None:
-        members = self._commitments.ledger.members
-        if combined.unequal_probes:
-            raise BitsDiffer(
-                f"microbatch 0 of step {combined.step} gave different bits on {_groups(members, combined.unequal_probes)}:"
-                " they need the same kind of device, thread count and torch version, and deterministic kernels"
-                " (torch.use_deterministic_algorithms(True)); or switch the check off with --no-check-bits"
-            )
-        if combined.unequal_digests:
-            raise BitsDiffer(
-                f"after {combined.step} steps the state differs between {_groups(members, combined.unequal_digests)}"
-                f" (in or near {', '.join(self._digest.names(combined.step)[:4])}):"
-                " code between the steps must do the same on every worker"
-            )
 
     def _committed(self, attempt: Attempt) -> None:
         """Hand the result to the user's update code: gradients, buffers, metrics."""
@@ -333,7 +344,7 @@ class Flight:
         self.gradients.clear()
         self._records.clear()
         self._attempt = None
-        self._late = False
+        self._late = self._wait_for_all = False
         self._probe = b""
         reach("committed", attempt.step)
 
@@ -357,14 +368,3 @@ class Flight:
         self.combined, self.plan, self.under = combined, attempt.plan, attempt.under
         self.generation, self.members = generation, members
         self.num_computed, self.waited_s = 0, 0.0
-
-
-def _hash(flats: Flats) -> bytes:
-    hasher = blake3()
-    for tensor in flats.tensors:
-        hasher.update(memoryview(tensor_bytes(tensor)))
-    return bytes(hasher.digest(length=16))
-
-
-def _groups(members: tuple[str, ...], groups: tuple[tuple[int, ...], ...]) -> str:
-    return " | ".join(", ".join(members[rank] for rank in group) for group in groups)

@@ -7,6 +7,9 @@ node needs its children no more, so that memory does not grow with the number of
 A bucket is *flushed* when all its parameters have got as many gradients as in the last microbatch, so that its exchange can
 begin while backward goes on. Where that guess was wrong (a second backward, a branch taken for the first time), the leaf
 is put right and ``late`` tells that what was sent is not what is held.
+
+What was sent is held on the device, unless it is to be in the memory of the host (``aside.py``), or nowhere and computed again.
+On a device the result then takes the place of the last node: buffers of the result are *lent* to the microbatch that makes it.
 """
 
 from __future__ import annotations
@@ -15,28 +18,42 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from craft.decide.held import Hold
 from craft.decide.tree import Node, parent_of
 from craft.protocol.errors import ConfigError
+from craft.worker.aside import Aside
 from craft.worker.layout import Bucket, Layout, bitmap
 
 
 class Flats:
     """One flat tensor for each bucket, with the parameters' places in it."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.tensors = [bucket.empty() for bucket in layout.buckets]
+    def __init__(self, layout: Layout, tensors: Sequence[torch.Tensor] | None = None) -> None:
+        """``tensors``: where they are there already."""
+        self.tensors = [bucket.empty() for bucket in layout.buckets] if tensors is None else list(tensors)
         self.views = [bucket.views(flat) for bucket, flat in zip(layout.buckets, self.tensors, strict=True)]
 
 
 class Gradients:
     """What this worker holds of the step in flight. The main thread owns it; the exchange thread reads flushed buckets."""
 
-    def __init__(self, layout: Layout, *, hooked: bool = True) -> None:
-        """``hooked`` is false for one that takes part in exchanges without computing anything."""
+    def __init__(self, layout: Layout, *, hooked: bool = True, hold: Hold = "device") -> None:
+        """``hooked`` is false for one that takes part in exchanges without computing anything.
+
+        ``hold``: where what was sent is held.
+        """
         self.layout = layout
         self.nodes: dict[Node, Flats] = {}
         """What is held."""
+        self.lets_go = hold == "recompute"
+        """Whether what was sent is not held any more."""
+        self.in_place = hold != "device" and layout.on_device
+        """Whether the result is written over what was sent. On the CPU it is received while that is still being sent."""
+        self.aside = Aside(layout.buckets[0].device) if hold == "host" and self.in_place else None
         self._pool: list[Flats] = []
+        self._lent: Flats | None = None
+        self._out = self._most_out = 0
+        """Buffers from the pool that are in use, and the most that were in this step."""
         self._expected = [0] * len(layout.params)
         self._learned = False
         self._active: _Leaf | None = None
@@ -60,8 +77,14 @@ class Gradients:
 
         return arrived
 
-    def start(self, microbatch: int, size: int, flushed: Callable[[int], None] | None) -> None:
-        """A microbatch of a step of ``size`` begins. ``flushed`` is called with each bucket that is ready to be sent."""
+    def start(
+        self, microbatch: int, size: int, flushed: Callable[[int], None] | None, lent: Flats | None = None
+    ) -> None:
+        """A microbatch of a step of ``size`` begins. ``flushed`` is called with each bucket that is ready to be sent.
+
+        ``lent`` are the buffers in which its node is to be; they are not this one's own.
+        """
+        self._lent = lent
         for param in self.layout.params:
             param.grad = None
         siblings = []
@@ -70,7 +93,7 @@ class Gradients:
             node, sibling = above
             siblings.append(sibling)
         expected = self._expected if self._learned else None
-        self._active = _Leaf(self, microbatch, node, siblings, expected, flushed)
+        self._active = _Leaf(self, microbatch, node, siblings, expected, flushed, lent)
 
     def weigh(self, weight: float) -> None:
         """Set the weight of the active microbatch; only before its backward."""
@@ -126,23 +149,41 @@ class Gradients:
 
     def take(self) -> Flats:
         """Buffers for a node, from the pool where there are some."""
+        self._out += 1
+        self._most_out = max(self._most_out, self._out)
         return self._pool.pop() if self._pool else Flats(self.layout)
 
     def release(self, flats: Flats) -> None:
-        self._pool.append(flats)
+        """Whoever had these needs them no more."""
+        if flats is not self._lent:
+            self._out -= 1
+            self._pool.append(flats)
+
+    def fetch(self) -> None:
+        """The step is taken up again: have what was sent on the device, in memory that no aborted exchange writes to."""
+        if self.aside is None:
+            return
+        for node, flats in self.nodes.items():
+            tensors = [self.aside.back(node, bucket, flat) for bucket, flat in enumerate(flats.tensors)]
+            self.nodes[node] = Flats(self.layout, tensors)
 
     def drop(self) -> None:
         """The step is taken back, perhaps in the middle of a microbatch: nothing of it is held."""
         self._active = None
-        self.nodes, self._pool = {}, []
+        self.nodes, self._pool, self._out = {}, [], 0
+        if self.aside is not None:
+            self.aside.clear()
 
     def clear(self) -> None:
         """The step is committed: nothing need be held any longer."""
         for flats in self.nodes.values():
             self.release(flats)
         self.nodes = {}
-        # Enough for an ordinary step; after a retry had needed more, let the rest go.
-        del self._pool[4:]
+        # Enough for a step like this one; after a retry had needed more, let the rest go.
+        del self._pool[self._most_out :]
+        self._out = self._most_out = 0
+        if self.aside is not None:
+            self.aside.clear()
 
 
 @torch.no_grad()
@@ -167,6 +208,7 @@ class _Leaf:
         siblings: Sequence[Node],
         expected: list[int] | None,
         flushed: Callable[[int], None] | None,
+        lent: Flats | None,
     ) -> None:
         self._gradients = gradients
         self._layout = gradients.layout
@@ -179,8 +221,8 @@ class _Leaf:
         self.count = [0] * len(self._layout.params)
         self.late = False
         """A gradient came after its bucket was flushed."""
-        self.flats = gradients.take()
-        self.merged = gradients.take() if siblings else self.flats
+        self.flats = gradients.take() if siblings or lent is None else lent
+        self.merged = (lent or gradients.take()) if siblings else self.flats
         self._expected = expected
         self._flushed = flushed
         self._done = [False] * len(self._layout.buckets)

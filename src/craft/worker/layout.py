@@ -85,6 +85,11 @@ class Layout:
             self.place[index] = (bucket.index, position)
         self.buckets.append(bucket)
 
+    @property
+    def on_device(self) -> bool:
+        """Whether its gradients are on a GPU."""
+        return any(bucket.device.type == "cuda" for bucket in self.buckets)
+
     def fits(self) -> bool:
         """Whether the same parameters are trainable as when this layout was made."""
         return self.trainable == trainable_of(self.params)

@@ -237,11 +237,17 @@ class Route:
 
 
 def _divide(total: torch.Tensor, count: int) -> None:
-    """Divide in place; by a power of two a multiplication gives the same bits, and is faster."""
+    """Divide in place, with the same bits on any device; by a power of two a multiplication gives them, and is faster."""
     if count & (count - 1) == 0:
         total.mul_(1.0 / count)
-    else:
+    elif not total.is_cuda:
         total.div_(count)
+    else:
+        # By a plain number, CUDA would multiply with its reciprocal; and a short dtype may not have the number.
+        wide = torch.promote_types(total.dtype, torch.float32)
+        quotient = total.to(wide).div_(torch.full((), count, dtype=wide, device=total.device))
+        if wide != total.dtype:
+            total.copy_(quotient)
 
 
 def _tensor(data: bytes) -> torch.Tensor:
@@ -249,9 +255,12 @@ def _tensor(data: bytes) -> torch.Tensor:
 
 
 def sum_into(out: torch.Tensor, parts: dict[Node, torch.Tensor], num_microbatches: int) -> torch.Tensor:
-    """Sum ``parts`` along the tree into ``out``. Inputs are never overwritten: only ``out`` and fresh temporaries are."""
-    own: set[int] = set()
-    free = [out]
+    """Sum ``parts`` along the tree into ``out``. Inputs are never overwritten: only ``out`` and fresh temporaries are.
+
+    One of ``parts`` may be where ``out`` is: then that one is, once it has been added.
+    """
+    own = {id(part) for part in parts.values() if part.data_ptr() == out.data_ptr()}
+    free = [] if own else [out]
 
     def add(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         if id(left) in own:
@@ -266,6 +275,6 @@ def sum_into(out: torch.Tensor, parts: dict[Node, torch.Tensor], num_microbatche
     total = fold(parts, num_microbatches, add)
     if total is None:
         return out.zero_()
-    if total is not out:
+    if total.data_ptr() != out.data_ptr():
         out.copy_(total)
     return out

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from craft.decide.hosts import host_first
 from craft.groups.group import Lines
+from craft.groups.nccl import NcclGroup
 from craft.worker.by_host import RouteByHost
-from craft.worker.device_route import device_route, on_device
+from craft.worker.device_by_host import DeviceRouteByHost
+from craft.worker.device_route import device_route
 from craft.worker.layout import Layout
 from craft.worker.route import Route, word_bytes
+
+logger = logging.getLogger(__name__)
 
 
 def route_of(group: Lines | None, hosts: Sequence[str], layout: Layout, owners: Sequence[int]) -> Route:
     """The way of one plan through ``group``; ``hosts`` names the host of each of its ranks."""
     size = word_bytes(owners, max(1, len(hosts)), len(layout.params))
-    if on_device(layout):
-        return device_route(group, layout, owners, size)
     spread = host_first(hosts, owners)
+    if layout.on_device and spread is not None and isinstance(group, NcclGroup):
+        logger.info("gradients travel within %d hosts first, by NCCL", spread.num_hosts)
+        return DeviceRouteByHost(group, layout, owners, size, spread)
+    if layout.on_device:
+        # Through the memory of the host, blocks go straight to their owners, wherever these are.
+        return device_route(group, layout, owners, size)
     if group is None or spread is None:
         return Route(group, layout, owners, size)
     return RouteByHost(group, layout, owners, size, spread)

@@ -122,7 +122,7 @@ class Training:
         return Flight(
             self.commitments,
             self._exchange,
-            Gradients(layout),
+            Gradients(layout, hold=self.settings.hold),
             self._buffers,
             self._digest,
             self.leaves,

@@ -23,6 +23,7 @@ from craft import testing
 parser = argparse.ArgumentParser()
 parser.add_argument("--package", default="lightning.pytorch")
 parser.add_argument("--strategy", default="craft")
+parser.add_argument("--accelerator", default="cpu")
 parser.add_argument("--precision", default="32-true")
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--steps", type=int, default=-1)
@@ -81,7 +82,7 @@ class Module(pl.LightningModule):  # type: ignore[misc]
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         norms = [param.grad.norm() for param in self.parameters() if param.grad is not None]
-        self.log("grad_norm", torch.stack([torch.zeros(()), *norms]).norm())
+        self.log("grad_norm", torch.stack([torch.zeros((), device=self.device), *norms]).norm())
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
@@ -113,7 +114,8 @@ callbacks = [best, steps, CALLBACKS.LearningRateMonitor("step")]
 if options.patience is not None:
     callbacks.append(CALLBACKS.EarlyStopping("val_loss", patience=options.patience))
 trainer = pl.Trainer(
-    accelerator="cpu",
+    accelerator=options.accelerator,
+    deterministic=options.accelerator != "cpu",
     strategy=options.strategy,
     precision=options.precision,
     max_epochs=options.epochs,

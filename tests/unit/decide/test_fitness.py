@@ -103,4 +103,5 @@ def test_sizes_are_for_people() -> None:
         "5.0 TiB",
     ]
     text = costs(1e9, "bf16", 2, 4, 4, held(4, 4)).found
-    assert "a gradient is 1.9 GiB; held on the device 5.1 GiB (2.75 of it)" in text
+    assert "a gradient is 1.9 GiB; on a GPU it takes 3.7 GiB to hold gradients there" in text
+    assert "1.9 GiB with --hold host (and 1.9 GiB of pinned memory) or --hold recompute; on the CPU 5.1 GiB" in text

@@ -22,25 +22,29 @@ class Counted(Gradients):
         return super().take()
 
 
-def really_made(share: tuple[int, ...], num_microbatches: int) -> int:
-    gradients = Counted(Layout([torch.nn.Parameter(torch.zeros(3))], 100))
+def really_made(share: tuple[int, ...], num_microbatches: int, lending: bool = False) -> int:
+    layout = Layout([torch.nn.Parameter(torch.zeros(3))], 100)
+    gradients, result = Counted(layout), Flats(layout)
     for microbatch in share:
-        gradients.hold_empty(microbatch, num_microbatches)
-    return gradients.made
+        gradients.start(microbatch, num_microbatches, None, result if lending and microbatch == share[-1] else None)
+        gradients.finish()
+    return gradients.made + lending
 
 
 @settings(deadline=None)
 @given(num_microbatches=st.integers(1, 40), num_workers=st.integers(1, 8))
 def test_as_many_copies_are_counted_as_are_made(num_microbatches: int, num_workers: int) -> None:
     owners = plan(num_microbatches, num_workers)
-    made = [really_made(share_of(owners, rank), num_microbatches) for rank in range(num_workers)]
-    assert held(num_microbatches, num_workers).nodes == max(made)
+    shares = [share_of(owners, rank) for rank in range(num_workers)]
+    cost = held(num_microbatches, num_workers)
+    assert cost.nodes == max(really_made(share, num_microbatches) for share in shares)
+    assert cost.overlaid == max(really_made(share, num_microbatches, lending=True) for share in shares)
+    assert cost.overlaid <= cost.apart
 
 
 def test_one_microbatch_for_each_worker_costs_the_gradient_its_result_and_what_others_send() -> None:
     cost = held(4, 4)
     assert (cost.nodes, cost.inbox, cost.result) == (1, 0.75, 1)
-    assert cost.on_device == 2.75
-    assert cost.recompute == 1.75
+    assert (cost.apart, cost.overlaid, cost.blocks) == (2, 1, 1)
     assert held(2, 2).inbox == 1.0
     assert held(1, 1).inbox == 0.0

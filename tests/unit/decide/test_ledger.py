@@ -12,6 +12,7 @@ from craft.decide.ledger import (
     complete,
     enter,
     hold,
+    let_go,
     settled,
     taken_back,
 )
@@ -243,3 +244,24 @@ def test_a_step_that_is_taken_back_is_computed_again_by_those_whose_it_is_now() 
 
     assert not again[0].held and again[0].pending == again[0].share
     assert sorted(again[0].pending + again[1].pending) == [0, 1, 2]
+
+
+def test_what_is_let_go_stays_with_who_had_computed_it_and_only_what_was_lost_is_given_out() -> None:
+    """P2: also where one has the result in hand already, and another one does not."""
+    one, other = let_go(whole(first("a", "abc"))), let_go(computed(first("b", "abc")))
+    ledgers = [enter(one, generation(2, "ab")), enter(other, generation(2, "ab"))]
+    claims = [claim(ledger) for ledger in ledgers]
+    settlement = settle(claims, lambda step: 3)
+
+    assert [(each.held, each.pending, each.again) for each in claims] == [((), (0,), (0,)), ((), (1,), (1,))]
+    assert (settlement.level, settlement.owners, settlement.given) == (0, (0, 1, 0), (2,))
+    assert [settled(ledger, settlement).pending for ledger in ledgers] == [(0, 2), (1,)]
+
+
+def test_a_result_in_hand_is_committed_though_what_it_is_the_sum_of_was_let_go() -> None:
+    """P3: somebody who is gone may have committed it."""
+    ledgers = [enter(let_go(whole(first(name, "abc"))), generation(2, "ab")) for name in "ab"]
+    settlement = settle([claim(ledger) for ledger in ledgers], lambda step: 3)
+
+    assert (settlement.level, settlement.commits) == (1, ("a", "b"))
+    assert not settled(ledgers[0], settlement).again

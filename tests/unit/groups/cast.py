@@ -148,6 +148,10 @@ class Player:
         for thread in threads:
             thread.join(LIMIT_S)
 
+    def call(self, number: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of a test's own with a group."""
+        return function(self.groups[number], *arguments)
+
     def close(self, number: int) -> None:
         self.groups[number].close()
 

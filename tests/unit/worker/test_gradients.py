@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from craft.decide.tree import Node, cover, fold
 from craft.protocol.errors import ConfigError
-from craft.worker.gradients import Gradients
+from craft.worker.gradients import Flats, Gradients
 from craft.worker.layout import Layout
 
 
@@ -303,3 +303,37 @@ def test_what_is_computed_only_for_its_digest_is_not_held() -> None:
 
     assert list(found) == expected
     assert gradients.nodes == {}
+
+
+@given(case=orders, bucket_bytes=st.sampled_from([1, 1 << 20]))
+def test_the_last_node_is_in_the_buffers_that_were_lent_and_they_are_never_taken_for_another(
+    case: tuple[int, list[int]], bucket_bytes: int
+) -> None:
+    """P1: where the result takes the place of what was sent, step after step."""
+    size, held = case
+    model = Model()
+    gradients, plainly = gradients_of(model, bucket_bytes), gradients_of(model, bucket_bytes)
+    result = Flats(gradients.layout)
+    for _ in range(2):
+        for microbatch in held:
+            gradients.start(microbatch, size, None, result if microbatch == held[-1] else None)
+            model.loss(microbatch).backward()
+            last = gradients.finish()
+            assert (gradients.nodes[last.node] is result) == (microbatch == held[-1])
+            hold(plainly, microbatch, size, model.loss(microbatch))
+        assert gradients.nodes.keys() == plainly.nodes.keys()
+        for node in plainly.nodes:
+            assert bits(flat(gradients, node)) == bits(flat(plainly, node))
+        gradients.clear()
+        plainly.clear()
+        assert result not in gradients._pool
+
+
+def test_buffers_that_only_a_retry_needed_are_let_go() -> None:
+    model = Model()
+    gradients = gradients_of(model)
+    for microbatches in (range(8), range(1), range(1)):
+        for microbatch in microbatches:
+            hold(gradients, microbatch, 8, model.loss(microbatch))
+        gradients.clear()
+    assert len(gradients._pool) == 1

@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 
 from craft.decide.hosts import between_by_host, between_flat, host_first, spread_of
 from craft.decide.plan import plan, share_of
-from craft.decide.tree import Node, cover, fold
+from craft.decide.tree import cover
 from craft.groups.gloo import GlooGroup
 from craft.groups.group import Lines, Pending
 from craft.protocol.word import Record, Word
 from craft.worker.by_host import Move, RouteByHost
 from craft.worker.exchange import Attempt
-from craft.worker.gradients import Flats, Gradients
+from craft.worker.gradients import Flats
 from craft.worker.layout import Layout
-from craft.worker.route import Route, word_bytes
+from craft.worker.route import Route, sum_into, word_bytes
 
+from .blocks import held, layout_of, mean, node_of
 from .members import together
 
 BUFFER = torch.arange(300, dtype=torch.uint8)
@@ -47,42 +48,6 @@ class Counting:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._group, name)
-
-
-def layout_of(sizes: Sequence[int], bucket_bytes: int) -> Layout:
-    return Layout([torch.nn.Parameter(torch.zeros(size)) for size in sizes], bucket_bytes)
-
-
-def leaf(microbatch: int, bucket: int, numel: int) -> torch.Tensor:
-    """A gradient that no sum of is exact."""
-    return torch.randn(numel, generator=torch.Generator().manual_seed(1000 * bucket + microbatch)) / 3
-
-
-def node_of(node: Node, bucket: int, numel: int, size: int) -> torch.Tensor:
-    leaves = {(each, each + 1): leaf(each, bucket, numel) for each in range(*node)}
-    total = fold(leaves, size, torch.add)
-    assert total is not None
-    return total
-
-
-def mean(owners: Sequence[int], bucket: int, numel: int) -> torch.Tensor:
-    present = [microbatch for microbatch, owner in enumerate(owners) if owner >= 0]
-    total = fold({(each, each + 1): leaf(each, bucket, numel) for each in present}, len(owners), torch.add)
-    if total is None:
-        return torch.zeros(numel)
-    count = len(present)
-    return total * (1.0 / count) if count & (count - 1) == 0 else total / count
-
-
-def held(layout: Layout, owners: Sequence[int], rank: int) -> Gradients:
-    """What ``rank`` holds once it has computed its share."""
-    gradients = Gradients(layout, hooked=False)
-    for node in cover(share_of(owners, rank), len(owners)):
-        flats = Flats(layout)
-        for bucket, flat in enumerate(flats.tensors):
-            flat.copy_(node_of(node, bucket, flat.numel(), len(owners)))
-        gradients.nodes[node] = flats
-    return gradients
 
 
 def route_for(group: Lines, layout: Layout, owners: Sequence[int], hosts: Sequence[str], by_host: bool) -> Route:
@@ -165,6 +130,21 @@ def test_within_hosts_first_every_rank_gets_the_bits_of_the_tree_P1(
 @given(job=jobs())
 def test_straight_to_the_owners_every_rank_gets_the_bits_of_the_tree_P1(job: tuple[list[str], list[int]]) -> None:
     exchanged(*job, by_host=False)
+
+
+@settings(deadline=None)
+@given(owners=st.lists(st.integers(0, 4), min_size=1, max_size=12), place=st.integers(0, 11))
+def test_a_sum_over_one_of_its_parts_has_the_bits_of_a_sum_beside_them_P1(owners: list[int], place: int) -> None:
+    """As where the result takes the place of what was sent."""
+    nodes = [node for rank in range(5) for node in cover(share_of(owners, rank), len(owners))]
+    parts = {node: node_of(node, 0, 37, len(owners)) for node in nodes}
+    others = {node: part.clone() for node, part in parts.items()}
+    out = parts[nodes[place % len(nodes)]]
+
+    expected = sum_into(torch.empty(37), others, len(owners))
+
+    assert torch.equal(sum_into(out[:], parts, len(owners)), expected)
+    assert all(torch.equal(parts[node], others[node]) for node in nodes if parts[node] is not out)
 
 
 @pytest.mark.parametrize("hosts", ["aabb", "aaabbb", "aabbcc"])

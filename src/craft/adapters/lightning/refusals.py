@@ -15,7 +15,8 @@ def check(trainer: Any, device: torch.device) -> None:
     accelerator = type(trainer.accelerator).__name__
     if device.type == "cpu" and accelerator != "CPUAccelerator":
         raise ConfigError(
-            f'Trainer(strategy="craft") runs on the CPU yet, and this one has a {accelerator}: accelerator="cpu"'
+            f'Trainer(strategy="craft") runs on the CPU and on GPUs of NVIDIA, and this one has a {accelerator}:'
+            ' accelerator="cpu" or "gpu"'
         )
     if trainer._accelerator_connector._layer_sync is not None:
         raise ConfigError(

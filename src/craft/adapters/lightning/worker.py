@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from craft.protocol.errors import ConfigError
+from craft.worker.devices import own_device
 from craft.worker.job import Job, slots_of
 from craft.worker.join import join
 from craft.worker.steps import Driven
@@ -33,8 +34,9 @@ class Worker(_Strategy):
 
     @property
     def root_device(self) -> torch.device:
-        # Also on a host with GPUs: the strategy trains on the CPU yet.
-        return torch.device("cpu")
+        """Where the trainer's accelerator is: on the worker's own GPU, or on the CPU, also on a host with GPUs."""
+        is_cuda = type(self.accelerator).__name__ == "CUDAAccelerator"
+        return own_device(self._job.local_rank) if is_cuda else torch.device("cpu")
 
     @property
     def is_global_zero(self) -> bool:
