@@ -33,13 +33,13 @@ def on_its_way(step: int) -> Any:
 def test_a_worker_that_joins_counts_and_averages_on_from_where_the_others_are() -> None:
     theirs = on_its_way(7)
     there, here = Progress(theirs), Progress(own := trainer())
-    there._runs = True
+    there._runs, there.usual_items = True, 62.0
     here.load_state_dict(there.state_dict())
     assert here.loaded and here.state_dict() == there.state_dict()
     # The loop begins, with nothing.
     own._tr_loss = torch.tensor(0.0)
     here.run()
-    assert own.state.global_step == 7
+    assert own.state.global_step == 7 and here.usual_items == 62.0
     assert torch.equal(own._tr_loss, theirs._tr_loss) and own._globalstep_last_logged == 6
     assert here.state_dict() == there.state_dict()
 
