@@ -15,7 +15,11 @@ from .jobs import SCRIPTS, Job, Jobs, Result, describe, wait_for
 TRAIN_NVRX = SCRIPTS / "train_nvrx.py"
 BEATS = SCRIPTS / "heartbeats.py"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "nvrx" / "train_craft.py"
-QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+QUIET = {
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    # torch asks a name server for the name of every peer of its store: a lost answer is not to cost 5 s.
+    "RES_OPTIONS": "timeout:1 attempts:1",
+}
 
 
 def begun(run_dir: Path, iteration: int) -> dict[str, dict[str, Any]]:

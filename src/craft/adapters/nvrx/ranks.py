@@ -24,6 +24,8 @@ dist: Any = torch.distributed
 _KEY = "craft_worker_{worker_id}"
 _ASKED = "craft_interruption_{name}"
 _LIMIT = timedelta(seconds=5)
+_CONNECT_LIMIT = timedelta(seconds=60)
+"""torch asks a name server for the name of every peer before it connects: one that is silent takes 5 s, or a multiple of that."""
 _AT_ONCE = timedelta(0)
 
 
@@ -38,7 +40,8 @@ class Ranks:
         """``store``: the wrapper's, as ``rank_assignment`` gets it."""
         base = getattr(store, "base_store", store)
         if isinstance(base, dist.TCPStore):
-            base = _Client(base.host, base.port, is_master=False, wait_for_workers=False, timeout=_LIMIT)
+            base = _Client(base.host, base.port, is_master=False, wait_for_workers=False, timeout=_CONNECT_LIMIT)
+            base.set_timeout(_LIMIT)
         self._base = base
         self._store = PrefixStore(iteration, base)
         self._state = state
