@@ -359,7 +359,7 @@ class Flight:
         assert combined is not None
         num_present = sum(1 for worker_id in attempt.plan if worker_id is not None)
         scale = num_present / combined.total_weight if combined.total_weight else 1.0
-        hand_out(layout, attempt.result.tensors, combined.present, scale)
+        hand_out(layout, attempt.result, combined.present, scale)
         if self._numbers.look(attempt.step, combined.metrics, layout, attempt.result.tensors):
             self._buffers.commit(combined.buffers, attempt.buffers)
         else:

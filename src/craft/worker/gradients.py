@@ -187,13 +187,13 @@ class Gradients:
 
 
 @torch.no_grad()
-def hand_out(layout: Layout, flats: Sequence[torch.Tensor], present: bytes, scale: float) -> None:
+def hand_out(layout: Layout, flats: Flats, present: bytes, scale: float) -> None:
     """Make ``p.grad`` of each parameter a view of the result; None where no microbatch gave a gradient."""
     bits = int.from_bytes(present, "little")
-    for bucket, flat in zip(layout.buckets, flats, strict=True):
+    for bucket, flat, views in zip(layout.buckets, flats.tensors, flats.views, strict=True):
         if scale != 1.0:
             flat.mul_(scale)
-        for index, param, view in zip(bucket.param_indices, bucket.params, bucket.views(flat), strict=True):
+        for index, param, view in zip(bucket.param_indices, bucket.params, views, strict=True):
             param.grad = view if bits >> index & 1 else None
 
 

@@ -135,7 +135,7 @@ class Reductions:
                 " call attempt.microbatches with the same parameters, in the same order, on every worker"
             )
         scale = len(self._commitments.ledger.owners) / combined.total_weight if combined.total_weight else 1.0
-        hand_out(phase.layout, attempt.result.tensors, combined.present, scale)
+        hand_out(phase.layout, attempt.result, combined.present, scale)
         phase.gradients.clear()
         self._tell(attempt.result.tensors, combined, attempt.buffers)
         self._take_buffers(combined.buffers, attempt.buffers)
@@ -229,7 +229,7 @@ class Reductions:
             torch.frombuffer(bytearray(data), dtype=bucket.dtype).to(bucket.device) if data else bucket.empty()
             for data, bucket in zip(reduced.flats, phase.layout.buckets, strict=True)
         ]
-        hand_out(phase.layout, tensors, reduced.present, 1.0)
+        hand_out(phase.layout, Flats(phase.layout, tensors), reduced.present, 1.0)
         packed = torch.frombuffer(bytearray(reduced.packed), dtype=torch.uint8) if reduced.packed else None
         self._take_buffers(reduced.buffers, packed)
         return dict(reduced.metrics)
