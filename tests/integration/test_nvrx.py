@@ -95,6 +95,17 @@ def test_without_the_abort_of_craft_the_same_deadlock_ends_both(jobs: Jobs) -> N
     assert result.exit_code != 0 and not begun(result.run_dir, 1), describe(result)
 
 
+def test_a_rank_that_does_not_come_out_is_lost_and_not_those_who_wait_for_it(jobs: Jobs) -> None:
+    """They wait in a barrier of NVRx's, which CRAFT knows nothing of by itself."""
+    job = jobs.start(TRAIN_NVRX, "--stay", "1", workers=3, environment={**QUIET, "CRAFT_HANG_LIMIT_S": "2"})
+    job.wait_for_committing(3)
+    wait_for(lambda: len((job.run_dir / "workers" / "w1" / "steps.jsonl").read_text().splitlines()) > 5, "some steps")
+    job.client.abort(reason="to see who comes")
+    result = end(job, workers=2)
+    (lost,) = result.events("WorkerLost")
+    assert (lost["worker_id"], lost["source"]) == ("w1", "watch"), describe(result)
+
+
 def test_a_missed_heartbeat_becomes_an_event_and_the_others_go_on(jobs: Jobs) -> None:
     job = jobs.start(TRAIN_NVRX, "--miss", "1", workers=3, environment=QUIET)
     result = end(job, workers=2)

@@ -7,6 +7,7 @@ import argparse
 import json
 import logging
 import os
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -26,6 +27,9 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--deadlock", action="store_true")
 parser.add_argument("--default-abort", action="store_true", help="NVRx's own abort alone")
 parser.add_argument("--miss", type=int, help="the rank that sends no heartbeat after its tenth step")
+parser.add_argument(
+    "--stay", type=int, help="the rank that does not come out of the first iteration when it is told to"
+)
 parser.add_argument("--soft-s", type=float, default=60.0, help="after how long NVRx finds by itself that a rank hangs")
 args = parser.parse_args()
 logging.getLogger("nvidia_resiliency_ext").setLevel(logging.WARNING)
@@ -63,8 +67,15 @@ def train(call_wrapper: inprocess.CallWrapper | None = None) -> None:
     leaving, step = torch.zeros(1), 0
     while not leaving:
         leaving[0] = attend.guest.leaving is not None
-        with attend.guest.exchanging():
-            dist.all_reduce(leaving)
+        try:
+            with attend.guest.exchanging():
+                dist.all_reduce(leaving)
+        except (RuntimeError, ValueError):
+            # The latter between two exchanges: NVRx has made an end of the group.
+            if rank == args.stay and call_wrapper.iteration == 0:
+                # No exception of NVRx's comes through to it here.
+                threading.Event().wait()
+            raise
         step += 1
         attend.step(step)
         call_wrapper.ping()

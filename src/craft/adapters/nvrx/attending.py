@@ -33,12 +33,15 @@ class Attend(RankAssignment):
             )
             sys.exit(0)
         self._ranks: Ranks | None = None
+        self._checks = 0
+        """Health checks that were passed in this iteration: the wrapper makes one before the function and one after a fault."""
         self._guest: Guest = attend(self._changed, meets=True)
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         # Before the first iteration it is the store itself, then that of the iteration before.
         again = hasattr(ctx.store, "base_store")
         ranks = Ranks(ctx.store, ctx.state, ctx.state.iteration + 1 if again else 0)
+        self._begins()
         if again:
             place = f"rank {ctx.state.rank} of {ctx.state.world_size}"
             self.tell("restarted", f"iteration {ranks.iteration} begins as {place}", value=ranks.iteration)
@@ -66,7 +69,18 @@ class Attend(RankAssignment):
 
     def health(self, check: HealthCheck) -> TellHealth:
         """The same check, with what it finds as events of CRAFT's."""
-        return TellHealth(check, self.tell)
+        return TellHealth(check, self.tell, self._passed)
+
+    def _passed(self) -> None:
+        self._checks += 1
+        if self._checks == 2:
+            # It waits for all to come out of the iteration: whoever is still in it holds this one up, not the other way round.
+            self._guest.exchange_began()
+
+    def _begins(self) -> None:
+        if self._checks >= 2:
+            self._guest.exchange_ended()
+        self._checks = 0
 
     def tell(self, what: str, detail: str, value: float | None = None) -> None:
         self._guest.tell(_NAME, what, value, detail)

@@ -11,9 +11,11 @@ from nvidia_resiliency_ext.inprocess.state import FrozenState
 class TellHealth(HealthCheck):
     """Makes the check it is given, and tells how it went after a fault; what the check raises goes on to the wrapper."""
 
-    def __init__(self, check: HealthCheck, tell: Callable[[str, str], None]) -> None:
+    def __init__(self, check: HealthCheck, tell: Callable[[str, str], None], passed: Callable[[], None]) -> None:
+        """``passed()`` is called after each check that was passed."""
         self._check = check
         self._tell = tell
+        self._passed = passed
 
     def __call__(self, state: FrozenState) -> FrozenState:
         name = type(self._check).__name__
@@ -24,4 +26,5 @@ class TellHealth(HealthCheck):
             raise
         if state.fn_exception is not None:
             self._tell("health check passed", f"{name}, after {type(state.fn_exception).__name__}")
+        self._passed()
         return found
