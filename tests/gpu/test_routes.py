@@ -72,12 +72,11 @@ def exchange_step(step: int, group: NcclGroup, route: Streamed, gradients: Gradi
     overlaid = list(gradients.nodes.values())[-1:] if gradients.in_place else []
     result = overlaid[0] if overlaid else Flats(layout)
     attempt = Attempt(step, group, route, gradients, result)
-    attempt.post()
     for bucket in range(len(layout.buckets) - 1 if group.rank % 2 else 0):
         route.flushed(bucket)
         attempt.overlap(bucket)
     records = tuple(Record(microbatch=each, weight=1.0, present=b"\3") for each in share_of(owners, group.rank))
-    if not attempt.finish(Word(step=step, records=records, ready=1)):
+    if not attempt.finish(lambda: Word(step=step, records=records, ready=1)):
         return str(attempt.error)
     for bucket, flat in enumerate(result.tensors):
         if not torch.equal(flat.cpu(), mean(owners, bucket, flat.numel())):

@@ -315,7 +315,7 @@ class Attempts:
         """The body has come to its end: commit the step with everybody, or take it back."""
         training = self._training
         if self._replayed is not None:
-            training.flight.replay(self._replayed)
+            training.replay(self._replayed)
             self._settle(attempt, True)
             return
         try:

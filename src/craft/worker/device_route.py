@@ -44,9 +44,12 @@ class Streamed(Route):
         self._marks: deque[torch.cuda.Event] = deque()
         super().__init__(group, layout, owners, word_bytes, *more)
 
-    def post(self, result: Sequence[torch.Tensor]) -> None:
+    def begin(self) -> None:
+        super().begin()
         self._filled, self._set_aside = {}, {}
         self._marks.clear()
+
+    def post(self, result: Sequence[torch.Tensor]) -> None:
         for flat in result:
             # Its memory must not be anybody else's while a stream that was aborted still writes there.
             if flat.is_cuda:

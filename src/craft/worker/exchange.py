@@ -56,22 +56,17 @@ class Attempt:
         self._gradients = gradients
         self._next = 0
         """The next bucket to exchange; they go in order, so that all members wait for the same ones."""
+        self._posted = False
         self.begun = False
         """Whether anything of what is held was sent."""
         self._ready: set[int] = set()
+        route.begin()
 
     @property
     def usable(self) -> bool:
         """Whether the whole result is here, and is one that may be committed."""
         word = self.combined
         return self.complete and word is not None and not (word.resend or word.unequal_digests or word.unequal_probes)
-
-    def post(self) -> None:
-        """Post every receive; what arrives early goes straight to its place."""
-        try:
-            self._route.post(self.result.tensors)
-        except GroupError as error:
-            self.error = _bare(error)
 
     def overlap(self, bucket: int) -> None:
         """Exchange a bucket that is ready, and those that waited for it; on the exchange thread."""
@@ -82,8 +77,8 @@ class Attempt:
             except GroupError as error:
                 self.error = _bare(error)
 
-    def finish(self, word: Word) -> bool:
-        """Exchange what is left and say ``word``; True if every member has acknowledged the whole result."""
+    def finish(self, word: Callable[[], Word]) -> bool:
+        """Exchange what is left and say ``word()``; True if every member has acknowledged the whole result."""
         if self.bug is not None:
             raise self.bug
         try:
@@ -93,10 +88,11 @@ class Attempt:
             self.error = _bare(error)
         return self.error is None
 
-    def _finish(self, word: Word) -> None:
-        data = _encode(word)
+    def _finish(self, word_of_now: Callable[[], Word]) -> None:
         while self._next < len(self.result.tensors) - 1:
             self._exchange_bucket()
+        word = word_of_now()
+        data = _encode(word)
         # The word goes out right behind the last blocks: it arrives in the same wake-up.
         self._exchange_bucket(lambda: self._route.send_word(data))
         words = [_decode(frame) for frame in self._route.words(data)]
@@ -114,6 +110,10 @@ class Attempt:
         self._route.acknowledge(lambda: reach("acknowledging", self.step))
 
     def _exchange_bucket(self, then_send: Callable[[], None] | None = None) -> None:
+        if not self._posted:
+            # Not earlier: each receive tells the other end that it is there, and would wake a thread of a member that computes.
+            self._posted = True
+            self._route.post(self.result.tensors)
         bucket = self._next
         if bucket < len(self.result.tensors):
             self.begun = True

@@ -227,7 +227,7 @@ class Flight:
         self._commitments.ledger = books.hold(self._commitments.ledger, record.microbatch)
 
     def _start_attempt(self) -> None:
-        """Post the receives of the step in flight under the plan as it is now."""
+        """Make ready for the exchange of the step in flight, under the plan as it is now."""
         ledger, layout = self._commitments.ledger, self.gradients.layout
         if self._route is None or self._route.owners != ledger.owners:
             commitments = self._commitments
@@ -238,7 +238,6 @@ class Flight:
         attempt.under = self._commitments.generation
         attempt.plan = tuple(None if owner == DROPPED else ledger.members[owner] for owner in ledger.owners)
         attempt.buffers_like = self._buffers.empty_like
-        attempt.post()
         self._attempt = attempt
 
     def _exchange_held(self) -> bool:
@@ -249,7 +248,7 @@ class Flight:
         self._exchange.wait()
         # The thread waited for others while this one computed: only what is waited for from here on holds it up.
         route.waited_s = monotonic() - began
-        if attempt.finish(self._word(attempt)):
+        if attempt.finish(lambda: self._word(attempt)):
             assert attempt.combined is not None
             if attempt.combined.resend:
                 self._resend()

@@ -47,6 +47,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     layout: Layout
     generation: int
     members: tuple[str, ...]
+    able: bool
+    """Whether this worker said with it that it can compute: from the next step on the others count on it."""
 
 
 class Follower:
@@ -79,6 +81,8 @@ class Follower:
         self._results: deque[Result] = deque()
         self._state: Fetched | None = None
         self._loaded = False
+        self._replayed = False
+        """Whether the main thread is done with a result: then the script's update code has run once."""
         self._main_waits = False
         self._cancelled = threading.Event()
         self._error: BaseException | None = None
@@ -126,6 +130,7 @@ class Follower:
             self._change.wait_for(lambda: bool(self._results) or self._ended)
             self._main_waits = False
             if self._results:
+                self._replayed = True
                 return self._results.popleft()
             if self._error is not None:
                 raise self._error
@@ -225,10 +230,7 @@ class Follower:
         commitments = self._commitments
         commitments.ledger = books.begin(commitments.ledger, self._size_of(commitments.step))
         attempt = self._attempt()
-        # Nobody may leave before this worker has the state: it might be the only one to keep it.
-        ready = commitments.ready if self._has_state else commitments.ledger.generation
-        word = Word(step=commitments.step, ready=ready, able=False, rewinds=commitments.ledger.rewinds)
-        if self._heard(attempt) and attempt.finish(word):
+        if self._heard(attempt) and attempt.finish(self._word):
             combined = attempt.combined
             assert combined is not None
             if combined.resend:
@@ -237,7 +239,7 @@ class Follower:
                 raise BitsDiffer(f"the others found that their states differ after step {combined.step}")
             commitments.completed()
             commitments.all_acknowledged(combined)
-            self._put(attempt)
+            self._put(attempt, commitments.ledger.rank in combined.able)
             # This worker may have said that it is ready: then all enter the prepared generation at this boundary, and so
             # does it. (Where the main thread takes over, it does the same.)
             commitments.agree(combined)
@@ -246,6 +248,18 @@ class Follower:
             self._on_broken(attempt.error)
         commitments.await_move()
         self._regroup(attempt)
+
+    def _word(self) -> Word:
+        ledger = self._commitments.ledger
+        # Nobody may leave before this worker has the state: it might be the only one to keep it.
+        ready = self._commitments.ready if self._has_state else ledger.generation
+        return Word(step=ledger.level, ready=ready, able=self._is_awaited, rewinds=ledger.rewinds)
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether the main thread has nothing left to do but to take the result in flight: with it, it takes over."""
+        with self._change:
+            return self._main_waits and self._replayed and not self._results
 
     def _heard(self, attempt: Attempt) -> bool:
         """Take what belongs to the result beside it; False if somebody was lost meanwhile."""
@@ -268,7 +282,6 @@ class Follower:
         attempt.under = self._commitments.generation
         attempt.plan = tuple(None if owner == DROPPED else ledger.members[owner] for owner in ledger.owners)
         attempt.buffers_like = self._buffers_like
-        attempt.post()
         return attempt
 
     def _regroup(self, attempt: Attempt | None) -> None:
@@ -289,8 +302,11 @@ class Follower:
             self._put(attempt)
         self._begin(settlement)
 
-    def _put(self, attempt: Attempt) -> None:
-        """Queue a result. If the main thread was waiting for just this one, it keeps pace, and takes over from here."""
+    def _put(self, attempt: Attempt, able: bool = False) -> None:
+        """Queue a result. If the main thread was waiting for just this one, it keeps pace, and takes over from here.
+
+        ``able``: the others count on that.
+        """
         combined, gradients = attempt.combined, self._gradients
         assert combined is not None and gradients is not None
         ledger = self._commitments.ledger
@@ -300,6 +316,7 @@ class Follower:
             layout=gradients.layout,
             generation=ledger.generation,
             members=ledger.members,
+            able=able,
         )
         with self._change:
             level = self._main_waits and self._loaded and not self._results

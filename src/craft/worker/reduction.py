@@ -123,7 +123,7 @@ class Reductions:
             buffers=self._buffers.changed,
             rewinds=self._commitments.ledger.rewinds,
         )
-        if not attempt.finish(word):
+        if not attempt.finish(lambda: word):
             assert attempt.error is not None
             self._commitments.broke(attempt.error)
             raise attempt.error
@@ -171,7 +171,6 @@ class Reductions:
         attempt.buffers_like = self._buffers.empty_like
         if self._buffers.changed:
             attempt.buffers = self._buffers.pack()
-        attempt.post()
         return attempt
 
     def take_back(self) -> None:

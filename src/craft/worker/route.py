@@ -84,9 +84,12 @@ class Route:
     def _block_tag(self, bucket: int, position: int) -> int:
         return self._result_tag(bucket) + 1 + position
 
+    def begin(self) -> None:
+        """An attempt begins: nothing of the one before is left."""
+        self._sent = []
+
     def post(self, result: Sequence[torch.Tensor]) -> None:
         """Post every receive of the step, before anything is sent: what arrives early goes straight to its place."""
-        self._sent = []
         group = self._group
         if group is None:
             return

@@ -294,17 +294,28 @@ class Training:
         self.activity.now(Phase.EXCHANGING, self.applied)
         result = joining.next()
         if result is not None:
-            self.flight.replay(result)
+            self.replay(result)
         return result is not None
 
+    def replay(self, result: Result) -> None:
+        """Hand the result of a step to the script that was committed without it."""
+        self.flight.replay(result)
+        if result.able:
+            # All know by it that this worker has caught up, and do what comes next with it.
+            self._caught_up(self.applied + 1)
+
     def _keep_pace(self) -> None:
-        """A joiner has caught up: from here on it takes part in the exchange itself."""
+        """A joiner has caught up, which the others do not know yet: with the word of this step it tells them."""
+        self._caught_up(self.applied)
+        # What was replayed last may have said that all enter a generation at this boundary.
+        self.flight.keep_pace()
+
+    def _caught_up(self, step: int) -> None:
+        """From ``step`` on this worker takes part in the exchange itself."""
         self._joining = None
         self.commitments.ledger = books.keeps_pace(self.commitments.ledger)
         self._digest.restart(self.applied + 1)
-        # What was replayed last may have said that all enter a generation at this boundary.
-        self.flight.keep_pace()
-        logger.info("keeps pace with the others from step %d on", self.applied)
+        logger.info("keeps pace with the others from step %d on", step)
 
     def committed(self, number: int) -> dict[str, float]:
         """A step was committed: write it down and report it. Returns its metrics."""

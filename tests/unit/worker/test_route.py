@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -81,13 +82,12 @@ def exchanged(
             attempt = Attempt(step, counting, route, gradients, result)
             attempt.buffers_like = lambda _: torch.zeros_like(BUFFER)
             attempt.buffers = BUFFER if group.rank == first else None
-            attempt.post()
             for bucket in range(len(layout.buckets) - 1):
                 # As the exchange thread would while backward goes on, on some of the members.
                 if group.rank % 2:
                     attempt.overlap(bucket)
             records = tuple(Record(microbatch=each, weight=1.0, present=b"\7") for each in share_of(owners, group.rank))
-            word = Word(step=step, records=records, ready=1, buffers=(0,) if group.rank == first else ())
+            word = partial(Word, step=step, records=records, ready=1, buffers=(0,) if group.rank == first else ())
             assert attempt.finish(word), attempt.error
             assert attempt.combined is not None and attempt.combined.step == step
             if first >= 0:
@@ -220,11 +220,10 @@ def test_a_member_that_is_lost_in_the_exchange_frees_all_others() -> None:
         layout = layout_of((70, 33), 1)
         route = route_for(group, layout, owners, hosts, by_host=True)
         attempt = Attempt(0, group, route, held(layout, owners, group.rank), Flats(layout))
-        attempt.post()
         if group.rank == 3:
             group.abort()
             return False
-        committed = attempt.finish(Word(step=0, ready=1))
+        committed = attempt.finish(lambda: Word(step=0, ready=1))
         # As each does that hears of the new generation.
         group.abort()
         return committed
