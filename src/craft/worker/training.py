@@ -24,6 +24,7 @@ from craft.worker.account import Account
 from craft.worker.activity import Activity
 from craft.worker.buffers import Buffers
 from craft.worker.calls import Calls
+from craft.worker.chronicle import Committed
 from craft.worker.commit import Commitments
 from craft.worker.course import Course
 from craft.worker.exchange import ExchangeThread
@@ -317,12 +318,14 @@ class Training:
         hold_back()
         metrics = dict(combined.metrics)
         self._account.committed(
-            step=number,
-            branch=ledger.branch,
-            generation=flight.generation,
-            members=flight.members,
-            plan=flight.plan,
-            metrics=metrics,
+            Committed(
+                step=number,
+                branch=ledger.branch,
+                generation=flight.generation,
+                members=flight.members,
+                plan=flight.plan,
+                metrics=metrics,
+            )
         )
         self.activity.committed()
         self.activity.now(Phase.UPDATING, number)
