@@ -237,7 +237,7 @@ class Training:
         self.course.at_boundary(self.behind, lambda: self.settled(self._regroup(), level=True))
         if self._ended:
             return False
-        self._meeting.step = self.applied
+        self._meeting.at(self.applied)
         return self.total_steps is None or self.applied < self.total_steps
 
     def begin(self) -> None:
