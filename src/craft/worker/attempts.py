@@ -22,6 +22,7 @@ from craft.protocol.word import Record
 from craft.snapshots.state import Stateful
 from craft.worker import seeds
 from craft.worker.buffers import Buffers
+from craft.worker.calls import taking_part
 from craft.worker.follow import Result
 from craft.worker.injections import strike
 from craft.worker.kept import Kept
@@ -227,7 +228,8 @@ class Attempts:
         """
         if (outcomes := self._outcomes(attempt)) is not None:
             return 0, next((len(each.parts) for each in outcomes if each.parts), 1)
-        return self._training.position, self._training.num_keeping_pace
+        ranks, position = taking_part(self._training.commitments)
+        return position, len(ranks)
 
     def call(self, attempt: StepAttempt, name: str, data: bytes) -> list[bytes]:
         """A call to all workers in the body of an attempt; whoever has no part in it gets what came of it."""

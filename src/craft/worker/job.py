@@ -262,7 +262,7 @@ class Job:
             raise ConfigError(
                 "job.checkpoint(): where to? Call job.checkpoints(url) before, or craft run --checkpoints URL"
             )
-        training.checkpoint(tag)
+        between.checkpoint(training, tag)
 
     def _target(self) -> Target | None:
         technique, divergence = self._techniques.get(Checkpoints), self._techniques.get(Divergence)
@@ -303,7 +303,7 @@ class Job:
 
     def barrier(self) -> None:
         """Wait until every worker has come here. Between the steps."""
-        self._loop("barrier").gather("barrier", b"")
+        between.gather(self._loop("barrier"), "barrier", b"")
 
     def evaluate(
         self, dataset: Any, fn: between.Score, *, batch_size: int, collate_fn: Collate | None = None

@@ -108,11 +108,12 @@ class Training:
         self.passive = Passive(hooks_of(techniques, own, settings, voice), voice.note, self._moment)
         key = settings.state_key_bytes
         self.healing = Healing(donor, key, commitments, modules, registered, self.course, reserve)
-        self._calls = Calls(commitments, donor, key, self._regroup_between_steps)
+        self.calls = Calls(commitments, donor, key, self._regroup_between_steps)
         self._joining: Joining | None = None
         self._expected: tuple[int, tuple[int, ...]] | None = None
         self._ended = False
-        self._ended_loop = False
+        self.over = False
+        """Whether the loop has come to its end."""
         commitments.record = self._account.entered
         commitments.trainable = lambda: bitmap(trainable_of(self._params))
         self.flight = self._new_flight()
@@ -351,36 +352,7 @@ class Training:
         """Whether this worker catches up: it takes no part in what the others do between the steps."""
         return self._joining is not None
 
-    @property
-    def num_keeping_pace(self) -> int:
-        return len(self.commitments.ledger.members) - len(self.commitments.ledger.idle)
-
-    @property
-    def position(self) -> int:
-        """This worker's place among those who keep pace."""
-        ledger = self.commitments.ledger
-        return [each for each in ledger.members if each not in ledger.idle].index(ledger.worker_id)
-
-    def gather(self, call: str, data: bytes) -> list[bytes]:
-        """Return everybody's bytes; between two steps only. ``call`` is how the script knows it."""
-        if self.current is not None and (call_in_body := self.current._call) is not None:
-            return call_in_body(call, data)
-        if self.current is None or not self.current._done or self._ended_loop:
-            raise ConfigError(
-                "job.evaluate, all_reduce, broadcast_object and barrier belong into the loop over job.steps, after the"
-                " inner loop: there all workers are at the same place"
-            )
-        self.activity.now(Phase.CALLING, self.applied - 1)
-        try:
-            return self._calls.gather(call, data, self.applied, self.behind, self._is_followed)
-        finally:
-            self.activity.now(Phase.UPDATING, self.applied - 1)
-
-    def checkpoint(self, tag: str | None) -> None:
-        """Take a checkpoint of the state as it is now, on every worker that keeps pace."""
-        self.course.checkpoint(tag, lambda data: self.gather("checkpoint", data))
-
-    def _is_followed(self) -> bool:
+    def is_followed(self) -> bool:
         """Whether a joiner's thread follows generations in the main thread's stead."""
         return self._joining is not None and self._joining.is_followed
 
@@ -394,7 +366,7 @@ class Training:
             # It has nothing more to take: the last results are replayed.
             assert self._joining.next() is None
             self._joining = None
-        self._ended_loop = True
+        self.over = True
         self.activity.now(Phase.ENDING)
         self.healing.give()
         while True:
