@@ -30,9 +30,10 @@ from craft.worker.gather import gather
 from craft.worker.meeting import Meeting
 from craft.worker.numbers import Numbers
 from craft.worker.rewind import Rewind, begin_from
-from craft.worker.saving import Saving, Target
+from craft.worker.saving import Saving
 from craft.worker.shifted import Shifted
 from craft.worker.start import Attached, Conditions, Progress
+from craft.worker.target import Target
 from craft.worker.voice import Voice
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
-from craft.decide.techniques import Checkpoints, Divergence, Loss, Stragglers
-from craft.protocol.errors import ConfigError, Refused
+from craft.decide.techniques import Divergence, Loss, Stragglers
+from craft.protocol.errors import ConfigError
 from craft.protocol.events import Event
 from craft.settings.worker import WorkerSettings
 from craft.snapshots.donor import Donor
@@ -25,11 +25,11 @@ from craft.worker.commit import Commitments
 from craft.worker.data import Collate
 from craft.worker.devices import between_devices, device_of, own_device
 from craft.worker.meeting import Meeting
-from craft.worker.saving import Target, check_tag
 from craft.worker.shifted import Shifted
 from craft.worker.sources import make_source
 from craft.worker.start import Conditions
 from craft.worker.steps import Steps
+from craft.worker.target import Asked, check_tag, choose_target
 from craft.worker.training import Training
 from craft.worker.voice import Voice
 
@@ -80,7 +80,7 @@ class Job:
         """Where the model is; None: that is not known yet."""
         self._registered: dict[str, Stateful] = {}
         self._handlers: list[tuple[type[Event], Callable[[Any], None]]] = []
-        self._checkpoints: tuple[str, str, int, str | None] | None = None
+        self._asked = Asked()
         self._training: Training | None = None
         self._attempts: Attempts | None = None
 
@@ -235,7 +235,7 @@ class Job:
             source=Shifted(source, total_steps, by_passes=more["steps"] is None),
             seed=seed,
             conditions=Conditions.here(self.device, settings | self._settings.shared() | self._techniques.shared()),
-            target=self._target(),
+            target=choose_target(self._asked, self._techniques),
             techniques=self._techniques,
             own_loop=own_loop,
         )
@@ -249,7 +249,7 @@ class Job:
         of each host to which they are written first. What ``craft run`` was given comes before what is said here.
         """
         self._not_training("checkpoints")
-        self._checkpoints = (url, every, keep, local)
+        self._asked = Asked(url, every, keep, local)
 
     def checkpoint(self, tag: str | None = None) -> None:
         """Take a checkpoint of the state as it is when this step is over, at the end of the loop's body.
@@ -263,18 +263,6 @@ class Job:
                 "job.checkpoint(): where to? Call job.checkpoints(url) before, or craft run --checkpoints URL"
             )
         between.checkpoint(training, tag)
-
-    def _target(self) -> Target | None:
-        technique, divergence = self._techniques.get(Checkpoints), self._techniques.get(Divergence)
-        url, every, keep, local = self._checkpoints or (None, "auto", 3, None)
-        if technique is not None and (place := technique.settings.url or url) is not None:
-            given = technique.settings
-            return Target.of(place, given.every or every, given.keep or keep, given.local or local)
-        if technique is None and url is not None:
-            logger.warning("technique checkpoints is switched off: job.checkpoints(%r) does nothing", url)
-        if divergence is not None and divergence.settings.answer == "rollback":
-            raise Refused("--on-divergence rollback needs checkpoints to go back to: --checkpoints URL")
-        return None
 
     def on(self, event: type[E], handler: Callable[[E], None]) -> None:
         """Call ``handler`` with each event of this type, on the main thread at a safe point."""

@@ -39,9 +39,9 @@ from craft.worker.meeting import Meeting
 from craft.worker.pacing import Pacing
 from craft.worker.passive import InWorker, Passive, hooks_of
 from craft.worker.points import reach
-from craft.worker.saving import Target
 from craft.worker.shifted import Shifted
 from craft.worker.start import Conditions, check_conditions, make_equal
+from craft.worker.target import Target
 from craft.worker.voice import Voice
 
 if TYPE_CHECKING:
