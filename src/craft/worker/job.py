@@ -25,6 +25,7 @@ from craft.worker.commit import Commitments
 from craft.worker.data import Collate
 from craft.worker.devices import between_devices, device_of, own_device
 from craft.worker.meeting import Meeting
+from craft.worker.parts import Parts
 from craft.worker.shifted import Shifted
 from craft.worker.sources import make_source
 from craft.worker.start import Conditions
@@ -222,8 +223,9 @@ class Job:
         connected = between_devices(self._settings.group, self.device)
         logger.info("trains on %s; gradients travel by %s", self.device, "Gloo" if connected is None else "NCCL")
         self._meeting.equip(connected)
-        self._training = Training(
+        parts = Parts(
             settings=self._settings,
+            techniques=self._techniques,
             meeting=self._meeting,
             voice=self._voice,
             activity=self._activity,
@@ -236,9 +238,9 @@ class Job:
             seed=seed,
             conditions=Conditions.here(self.device, settings | self._settings.shared() | self._techniques.shared()),
             target=choose_target(self._asked, self._techniques),
-            techniques=self._techniques,
             own_loop=own_loop,
         )
+        self._training = Training(parts)
         self._voice.report(microbatches=count)
         return self._training
 
