@@ -6,7 +6,6 @@ this worker's own. ``Training`` calls it, on the main thread.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -27,8 +26,6 @@ from craft.worker.parts import Parts
 from craft.worker.rewind import Rewind, begin_from
 from craft.worker.saving import Saving
 from craft.worker.start import Attached, Progress
-
-logger = logging.getLogger(__name__)
 
 STATE_IS_BUILT = 2
 """By this step optimizers have made their state: it, and what a joiner will get, is as large as it is going to be."""

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import DataLoader
 
 from craft.decide.techniques import Divergence, Loss, Stragglers
 from craft.protocol.errors import ConfigError
@@ -19,13 +18,14 @@ from craft.snapshots.reserve import Reserve
 from craft.snapshots.state import Stateful
 from craft.worker import between
 from craft.worker.activity import Activity
-from craft.worker.attempts import Attempts, numbers, refuse_for_attempts
+from craft.worker.attempts import Attempts, numbers
 from craft.worker.channel import Channel
 from craft.worker.commit import Commitments
 from craft.worker.data import Collate
 from craft.worker.devices import between_devices, device_of, own_device
 from craft.worker.meeting import Meeting
 from craft.worker.parts import Parts
+from craft.worker.refusals import check_attempts, check_event, check_model, check_registered
 from craft.worker.shifted import Shifted
 from craft.worker.sources import make_source
 from craft.worker.start import Conditions
@@ -87,21 +87,7 @@ class Job:
 
     def replicate(self, model: M) -> M:
         """Keep the parameters and buffers of ``model`` the same on every worker. Returns the same module."""
-        for name, module in model.named_modules():
-            if isinstance(module, torch.nn.SyncBatchNorm):
-                raise ConfigError(
-                    f"{name or 'the model'} is a SyncBatchNorm, which exchanges statistics inside the forward pass and so"
-                    " would make a microbatch depend on who computes the others: use BatchNorm or GroupNorm instead"
-                )
-            if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-                raise ConfigError(
-                    "the model is wrapped in DistributedDataParallel: pass the plain module, CRAFT replaces it"
-                )
-        for name, value in (*model.named_parameters(), *model.named_buffers()):
-            if torch.nn.parameter.is_lazy(value):
-                raise ConfigError(
-                    f"{name} has no shape yet: run one batch through the model before job.replicate(model)"
-                )
+        check_model(model)
         modules: list[torch.nn.Module] = [*self._modules.values(), model]
         device = device_of(named for module in modules for named in module.named_parameters())
         self._not_training("replicate")
@@ -115,12 +101,7 @@ class Job:
         """Let objects with ``state_dict`` and ``load_state_dict`` follow the job: optimizers, schedulers, moving averages."""
         self._not_training("register")
         for name, item in items.items():
-            if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
-                raise ConfigError(
-                    f"register({name}=...) got a {type(item).__qualname__}, which has no state_dict and load_state_dict"
-                )
-            if name in self._registered and self._registered[name] is not item:
-                raise ConfigError(f"register({name}=...): something else is registered under this name")
+            check_registered(name, item, self._registered)
             self._registered[name] = item
 
     def register_state(self, *, save: Callable[[], Any], load: Callable[[Any], Any], name: str | None = None) -> None:
@@ -191,16 +172,7 @@ class Job:
         are numbers, and where their data comes from is the script's business.
         """
         self._not_training("attempts")
-        if not (self._modules or self._registered):
-            raise ConfigError(
-                "job.attempts() before job.replicate, job.register or job.register_state: there is no state that could be"
-                " put back after an attempt that failed"
-            )
-        if callable(data) and not hasattr(data, "__getitem__") and not isinstance(data, DataLoader):
-            raise ConfigError(
-                "job.attempts() takes no stream: leave data out, and read what belongs to (attempt.step, microbatch)"
-            )
-        refuse_for_attempts(self._techniques)
+        check_attempts(data, self._techniques, has_state=bool(self._modules or self._registered))
         training = self._begin(
             numbers if data is None else data,
             own_loop=True,
@@ -268,8 +240,7 @@ class Job:
 
     def on(self, event: type[E], handler: Callable[[E], None]) -> None:
         """Call ``handler`` with each event of this type, on the main thread at a safe point."""
-        if not (isinstance(event, type) and issubclass(event, Event)):
-            raise ConfigError(f"job.on({event!r}, ...): the first argument is an event type of craft.events")
+        check_event(event)
         self._handlers.append((event, handler))
 
     def _emit(self, event: Event) -> None:
