@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,8 @@ from craft.settings.rundir import RunDir
 if TYPE_CHECKING:
     from craft.control.lighthouse import LighthouseSettings
     from craft.control.process import Place
+    from craft.decide.technique import Chosen
+    from craft.settings.techniques import Wishes
 
 
 @click.command()
@@ -112,27 +114,10 @@ def lighthouse(
     # Only now: aiohttp takes a while to import, and 'craft --help' must not wait for it.
     from craft.control.lighthouse import LighthouseSettings
     from craft.control.process import Place, end_with_parent, serve
-    from craft.settings.run import for_lighthouse
     from craft.settings.techniques import Wishes
 
     if min_workers > workers:
         raise click.UsageError(f"--min-workers {min_workers} is more than --workers {workers}")
-    try:
-        flags = {"on_loss": on_loss, "wait_limit_s": wait_limit}
-        # What 'craft run' wrote down for the lighthouse that it starts: flags had their say there already.
-        effective = config is not None and config.resolve() == RunDir(run_dir).config.resolve()
-        techniques = for_lighthouse(flags, config, Wishes(enable, disable, sets), effective=effective)
-    except ConfigError as error:
-        click.echo(f"craft lighthouse: {error}", err=True)
-        raise SystemExit(2) from None
-    settings = LighthouseSettings(
-        workers=workers,
-        min_workers=min_workers,
-        heartbeat_limit_s=heartbeat_limit,
-        chaos=chaos,
-        kept=keep,
-        techniques=techniques,
-    )
     if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key go together")
     tls = (tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None
@@ -140,6 +125,15 @@ def lighthouse(
     run = RunDir(run_dir)
 
     def begin() -> int:
+        flags = {"on_loss": on_loss, "wait_limit_s": wait_limit}
+        settings = LighthouseSettings(
+            workers=workers,
+            min_workers=min_workers,
+            heartbeat_limit_s=heartbeat_limit,
+            chaos=chaos,
+            kept=keep,
+            techniques=_techniques(run, flags, config, Wishes(enable, disable, sets)),
+        )
         if with_parent:
             end_with_parent(parent_pid)
         if keep:
@@ -148,6 +142,14 @@ def lighthouse(
         return 0
 
     raise SystemExit(_guarded(begin))
+
+
+def _techniques(run: RunDir, flags: dict[str, Any], config: Path | None, wishes: Wishes) -> Chosen:
+    from craft.settings.run import for_lighthouse
+
+    # What 'craft run' wrote down for the lighthouse that it starts: flags had their say there already.
+    effective = config is not None and config.resolve() == run.config.resolve()
+    return for_lighthouse(flags, config, wishes, effective=effective)
 
 
 def _keep(run: RunDir, settings: LighthouseSettings, place: Place, token_file: Path | None) -> int:

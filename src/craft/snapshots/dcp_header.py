@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from craft.protocol.errors import ConfigError, SnapshotCorrupt
-from craft.snapshots.entries import Entry, Layout, read_outline
+from craft.snapshots.entries import Entry, Layout, decode_as, read_outline
 from craft.snapshots.manifest import Ref
 from craft.snapshots.memory import DTYPES
 
@@ -98,10 +98,7 @@ def make_header(metadata: Metadata, results: Sequence[Sequence[tuple[MetadataInd
 def read_header(data: bytes) -> DcpHeader:
     """Return the header in ``data``, or raise SnapshotCorrupt if its parts do not fit each other."""
     read_outline(data)
-    try:
-        header = msgspec.msgpack.decode(data, type=DcpHeader)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SnapshotCorrupt(f"not the header of a distributed checkpoint: {error}") from None
+    header = decode_as(DcpHeader, data, "a distributed checkpoint")
     dtypes = [entry.dtype for entry in header.entries] + [form.dtype for form in header.forms.values() if form]
     if len(header.indices) != len(header.entries) or any(dtype not in DTYPES for dtype in dtypes):
         raise SnapshotCorrupt("the header of a distributed checkpoint contradicts itself")

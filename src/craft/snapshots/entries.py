@@ -10,10 +10,13 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from craft.protocol.errors import SnapshotCorrupt
+
+T = TypeVar("T")
 
 _DIGITS = re.compile(r"\d{1,4}")
 
@@ -38,10 +41,7 @@ class Outline(msgspec.Struct, frozen=True):
 
 def read_outline(data: bytes) -> Outline:
     """Return the outline of an encoded header, or raise SnapshotCorrupt."""
-    try:
-        outline = msgspec.msgpack.decode(data, type=Outline)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SnapshotCorrupt(f"not the header of a training state: {error}") from None
+    outline = decode_as(Outline, data, "a training state")
     for entry in outline.entries:
         if min(entry.shape, default=0) < 0:
             raise SnapshotCorrupt(f"no tensor has the form that the header gives {entry.name}: {entry}")
@@ -49,6 +49,14 @@ def read_outline(data: bytes) -> Outline:
     if apart or Layout(outline.entries).total_bytes != outline.total_bytes:
         raise SnapshotCorrupt("the header of a training state contradicts itself")
     return outline
+
+
+def decode_as(kind: type[T], data: bytes, of: str) -> T:
+    """Return the header in ``data``, which may be anything: raise SnapshotCorrupt unless it is one of this kind."""
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SnapshotCorrupt(f"not the header of {of}: {error}") from None
 
 
 def item_bytes(dtype: str) -> int:

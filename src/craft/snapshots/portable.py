@@ -16,7 +16,7 @@ import torch
 
 from craft.protocol.errors import ConfigError, SnapshotCorrupt
 from craft.snapshots.device import Copied, Copies, own_device
-from craft.snapshots.entries import Entry, Layout, entry_bytes
+from craft.snapshots.entries import Entry, Layout, decode_as, entry_bytes
 from craft.snapshots.memory import DTYPES, is_dense, memory_of, same_bits
 from craft.snapshots.skeleton import Builder, Items, Node, Packer, Table
 from craft.snapshots.state import Stateful, module_leaves
@@ -49,10 +49,7 @@ def encode_header(header: Header) -> bytes:
 
 def decode_header(data: bytes) -> Header:
     """Return the header in ``data``, or raise SnapshotCorrupt if its parts do not fit each other."""
-    try:
-        header = msgspec.msgpack.decode(data, type=Header)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SnapshotCorrupt(f"not the header of a training state: {error}") from None
+    header = decode_as(Header, data, "a training state")
     for entry in header.entries:
         fits = entry.dtype in DTYPES and len(entry.shape) == len(entry.stride)
         if not fits or min(entry.shape, default=0) < 0 or not is_dense(entry.shape, entry.stride):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from craft.protocol.entries import Entered
 from craft.protocol.events import Recovered
-from craft.worker.chronicle import Chronicle
+from craft.worker.chronicle import Chronicle, Committed
 from craft.worker.setbacks import Setbacks
 
 _SMOOTHING = 0.1
@@ -27,7 +27,6 @@ class Account:
         """``samples(step, microbatch)``: how many there are in it, if that is known."""
         self.step_s = 0.0
         """From commit to commit, smoothed."""
-        self._worker_id = worker_id
         self._chronicle = Chronicle(run_dir, worker_id)
         self._setbacks = Setbacks(worker_id, note, samples)
         self._last_commit: float | None = None
@@ -44,30 +43,13 @@ class Account:
         """All who are in that generation have agreed on how to go on."""
         self._setbacks.settled(entered)
 
-    def committed(
-        self,
-        *,
-        step: int,
-        branch: int,
-        generation: int,
-        members: Sequence[str],
-        plan: Sequence[str | None],
-        metrics: Mapping[str, float],
-    ) -> None:
-        """``step`` was committed just now."""
-        self._chronicle.committed(
-            step=step,
-            branch=branch,
-            generation=generation,
-            members=members,
-            worker_id=self._worker_id,
-            plan=plan,
-            metrics=metrics,
-        )
+    def committed(self, committed: Committed) -> None:
+        """A step was committed just now."""
+        self._chronicle.committed(committed)
         now = time.time()
         if self._last_commit is not None:
             elapsed = now - self._last_commit
-            self._setbacks.committed(step, generation, elapsed, now)
+            self._setbacks.committed(committed.step, committed.generation, elapsed, now)
             self.step_s = elapsed if not self.step_s else self.step_s + _SMOOTHING * (elapsed - self.step_s)
         self._last_commit = now
 

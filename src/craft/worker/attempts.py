@@ -14,14 +14,13 @@ from typing import Any, Literal
 
 import torch
 
-from craft.decide.technique import Chosen
-from craft.decide.techniques import Divergence, Loss
 from craft.protocol.activity import Phase as Doing
-from craft.protocol.errors import ConfigError, GroupAborted, GroupError, Refused
+from craft.protocol.errors import ConfigError, GroupAborted, GroupError
 from craft.protocol.word import Record
 from craft.snapshots.state import Stateful
 from craft.worker import seeds
 from craft.worker.buffers import Buffers
+from craft.worker.calls import taking_part
 from craft.worker.follow import Result
 from craft.worker.injections import strike
 from craft.worker.kept import Kept
@@ -227,7 +226,8 @@ class Attempts:
         """
         if (outcomes := self._outcomes(attempt)) is not None:
             return 0, next((len(each.parts) for each in outcomes if each.parts), 1)
-        return self._training.position, self._training.num_keeping_pace
+        ranks, position = taking_part(self._training.commitments)
+        return position, len(ranks)
 
     def call(self, attempt: StepAttempt, name: str, data: bytes) -> list[bytes]:
         """A call to all workers in the body of an attempt; whoever has no part in it gets what came of it."""
@@ -343,18 +343,3 @@ class Attempts:
 def numbers(microbatch: int, num_microbatches: int, start_step: int) -> Iterator[int]:
     """The stream of a loop without data: each microbatch is its own number, in every step."""
     return itertools.repeat(microbatch)
-
-
-def refuse_for_attempts(techniques: Chosen) -> None:
-    """Raise Refused for what would change a step whose updates are made before it is committed."""
-    loss, divergence = techniques.get(Loss), techniques.get(Divergence)
-    if loss is not None and loss.settings.answer == "shrink":
-        raise Refused(
-            "--on-loss shrink with job.attempts(): the body of an attempt has seen the whole step before anything could be"
-            " dropped from it; use redo or wait"
-        )
-    if divergence is not None and divergence.settings.answer in ("skip", "lower-lr"):
-        raise Refused(
-            f"--on-divergence {divergence.settings.answer} with job.attempts(): the body of an attempt makes its own updates;"
-            " use report, rollback or stop"
-        )

@@ -1,4 +1,4 @@
-"""What a script may ask of all workers together, between the steps: sums, objects, a barrier, an evaluation."""
+"""What a script may ask of all workers together, between the steps: sums, objects, a barrier, an evaluation, a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from craft.protocol.activity import Phase
 from craft.protocol.errors import ConfigError
 from craft.snapshots.memory import DTYPES, memory_of
 from craft.worker import seeds
+from craft.worker.calls import taking_part
 from craft.worker.data import Collate
 from craft.worker.points import reach
 from craft.worker.training import Training
@@ -28,6 +29,28 @@ class _Scored(msgspec.Struct, frozen=True, array_like=True):
     values: dict[str, float]
 
 
+def gather(training: Training, call: str, data: bytes) -> list[bytes]:
+    """Return everybody's bytes; between two steps only. ``call`` is how the script knows it."""
+    current = training.current
+    if current is not None and (call_in_body := current._call) is not None:
+        return call_in_body(call, data)
+    if current is None or not current._done or training.over:
+        raise ConfigError(
+            "job.evaluate, all_reduce, broadcast_object and barrier belong into the loop over job.steps, after the"
+            " inner loop: there all workers are at the same place"
+        )
+    training.activity.now(Phase.CALLING, training.applied - 1)
+    try:
+        return training.calls.gather(call, data, training.applied, training.behind, training.is_followed)
+    finally:
+        training.activity.now(Phase.UPDATING, training.applied - 1)
+
+
+def checkpoint(training: Training, tag: str | None) -> None:
+    """Take a checkpoint of the state as it is now, on every worker that keeps pace."""
+    training.course.checkpoint(tag, lambda data: gather(training, "checkpoint", data))
+
+
 def all_reduce(training: Training, tensor: torch.Tensor) -> torch.Tensor:
     """Sum ``tensor`` over the workers, in the order of their ranks, into ``tensor`` itself."""
     if (
@@ -37,7 +60,7 @@ def all_reduce(training: Training, tensor: torch.Tensor) -> torch.Tensor:
     ):
         raise ConfigError("job.all_reduce(tensor) takes a dense tensor")
     own = tensor.detach().cpu().contiguous()
-    parts = training.gather("all_reduce", memory_of(own).numpy().tobytes())
+    parts = gather(training, "all_reduce", memory_of(own).numpy().tobytes())
     for part in parts:
         if len(part) != len(parts[0]):
             raise ConfigError("job.all_reduce: the workers gave tensors of different sizes")
@@ -62,7 +85,7 @@ def broadcast_object(training: Training, value: Any) -> Any:
         raise ConfigError(
             f"job.broadcast_object takes plain data (numbers, strings, bytes, lists, dicts, None): {error}"
         ) from None
-    return msgspec.msgpack.decode(training.gather("broadcast_object", own)[0], strict=False)
+    return msgspec.msgpack.decode(gather(training, "broadcast_object", own)[0], strict=False)
 
 
 def evaluate(
@@ -75,19 +98,26 @@ def evaluate(
     own: dict[int, _Scored] = {}
     while len(scored) < num_batches:
         missing = [batch for batch in range(num_batches) if batch not in scored]
-        mine = [] if training.behind else missing[training.position :: training.num_keeping_pace]
-        for batch in mine:
+        for batch in _share(training, missing):
             if batch not in own:
                 training.activity.now(Phase.EVALUATING, microbatch=batch)
                 indices = range(batch * batch_size, min(length, (batch + 1) * batch_size))
                 own[batch] = _score(training, dataset, score, batch, indices, collate)
                 reach("scored", training.applied)
-        parts = training.gather("evaluate", msgspec.msgpack.encode(list(own.values())))
+        parts = gather(training, "evaluate", msgspec.msgpack.encode(list(own.values())))
         for part in parts:
             scored |= {each.batch: each for each in msgspec.msgpack.decode(part, type=list[_Scored])}
     # Who scored what, and how often, must not show in what the script draws next.
     seeds.seed_all(seeds.derive(training.seed, seeds.EVALUATE, training.applied))
     return _mean([scored[batch] for batch in range(num_batches)])
+
+
+def _share(training: Training, batches: list[int]) -> list[int]:
+    """Those of ``batches`` that this worker scores: none while it catches up."""
+    if training.behind:
+        return []
+    ranks, position = taking_part(training.commitments)
+    return batches[position :: len(ranks)]
 
 
 def _length(dataset: Any, batch_size: int) -> int:

@@ -7,12 +7,26 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from craft.protocol.entries import Entered
+
+
+class Committed(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that was committed just now."""
+
+    step: int
+    branch: int
+    generation: int
+    """Under which it was committed."""
+    members: tuple[str, ...]
+    """Of that generation, in the order of their ranks."""
+    plan: tuple[str | None, ...]
+    """Who computed which microbatch; None for one that was dropped."""
+    metrics: Mapping[str, float]
 
 
 class Chronicle:
@@ -22,6 +36,7 @@ class Chronicle:
     """
 
     def __init__(self, run_dir: Path | None, worker_id: str) -> None:
+        self._worker_id = worker_id
         self._steps: int | None = None
         self._generations: int | None = None
         self._metrics_path: Path | None = None
@@ -37,34 +52,25 @@ class Chronicle:
             self._generations = _append_to(folder / "generations.jsonl")
             self._metrics_path = run_dir / "metrics.jsonl"
 
-    def committed(
-        self,
-        *,
-        step: int,
-        branch: int,
-        generation: int,
-        members: Sequence[str],
-        worker_id: str,
-        plan: Sequence[str | None],
-        metrics: Mapping[str, float],
-    ) -> None:
-        """Write the line of a commit; ``step`` is the number of the step just committed."""
+    def committed(self, committed: Committed) -> None:
+        """Write the line of a commit."""
         if self._steps is None:
             return
+        step, branch = committed.step, committed.branch
         line = {
             "step": step,
             "branch": branch,
             "time": time.time(),
-            "generation": generation,
-            "world_size": len(members),
-            "microbatches": [microbatch for microbatch, owner in enumerate(plan) if owner == worker_id],
-            "plan": dict(enumerate(plan)),
+            "generation": committed.generation,
+            "world_size": len(committed.members),
+            "microbatches": [each for each, owner in enumerate(committed.plan) if owner == self._worker_id],
+            "plan": dict(enumerate(committed.plan)),
         }
         os.write(self._steps, msgspec.json.encode(line) + b"\n")
         # JSON has no NaN: a metric that is not finite is null.
-        values = {"step": step, **({"branch": branch} if branch else {}), "time": line["time"], **metrics}
+        values = {"step": step, **({"branch": branch} if branch else {}), "time": line["time"], **committed.metrics}
         self._recent.append(((branch, step), msgspec.json.encode(values)))
-        if members[0] == worker_id:
+        if committed.members[0] == self._worker_id:
             self._write_metrics()
 
     def entered(self, entered: Entered) -> None:

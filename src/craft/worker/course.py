@@ -6,80 +6,61 @@ this worker's own. ``Training`` calls it, on the main thread.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import torch
 from msgspec.structs import replace
 
-from craft.decide.technique import Chosen, Hooks
+from craft.decide.technique import Hooks
 from craft.decide.techniques import Checkpoints, Divergence
 from craft.protocol.activity import Phase
 from craft.protocol.errors import GroupError, LeftBehind
 from craft.protocol.events import AnyNote, CheckpointRestored, NumbersDiverged, RolledBack
 from craft.protocol.membership import Generation
-from craft.settings.worker import WorkerSettings
 from craft.snapshots.manifest import Manifest
 from craft.snapshots.portable import State
-from craft.snapshots.state import Stateful
-from craft.worker.activity import Activity
-from craft.worker.commit import Commitments
 from craft.worker.gather import gather
-from craft.worker.meeting import Meeting
 from craft.worker.numbers import Numbers
+from craft.worker.parts import Parts
 from craft.worker.rewind import Rewind, begin_from
-from craft.worker.saving import Saving, Target
-from craft.worker.shifted import Shifted
-from craft.worker.start import Attached, Conditions, Progress
-from craft.worker.voice import Voice
+from craft.worker.saving import Saving
+from craft.worker.start import Attached, Progress
 
-logger = logging.getLogger(__name__)
-
-_STATE_IS_BUILT = 2
-"""By this step optimizers have made their state: it is as large as it is going to be."""
+STATE_IS_BUILT = 2
+"""By this step optimizers have made their state: it, and what a joiner will get, is as large as it is going to be."""
 
 
 class Course:
     """Owned by the main thread."""
 
-    def __init__(
-        self,
-        settings: WorkerSettings,
-        target: Target | None,
-        commitments: Commitments,
-        meeting: Meeting,
-        voice: Voice,
-        activity: Activity,
-        modules: Mapping[str, torch.nn.Module],
-        registered: Mapping[str, Stateful],
-        conditions: Conditions,
-        source: Shifted,
-        techniques: Chosen,
-    ) -> None:
+    def __init__(self, parts: Parts) -> None:
         self.applied = 0
         """The step that the script is in: for a joiner that catches up, behind that of the others."""
-        divergence = techniques.get(Divergence)
+        divergence = parts.techniques.get(Divergence)
         self.numbers = Numbers(
-            divergence.settings.answer if divergence is not None else None, registered.values(), self._diverged
+            divergence.settings.answer if divergence is not None else None, parts.registered.values(), self._diverged
         )
         self.saving: Saving | None = None
         self._rewind: Rewind | None = None
-        self._settings = settings
-        self._commitments = commitments
-        self._meeting = meeting
-        self._voice = voice
-        self._activity = activity
-        self._modules = modules
-        self._registered = registered
-        self._conditions = conditions
-        self._source = source
+        self._settings = parts.settings
+        self._commitments = parts.commitments
+        self._meeting = parts.meeting
+        self._voice = parts.voice
+        self._activity = parts.activity
+        self._modules = parts.modules
+        self._registered = parts.registered
+        self._conditions = parts.conditions
+        self._source = parts.source
         self._prepared_for = 0
         """The generation for whose shares of checkpoints there is room."""
-        if target is not None:
-            self.saving = Saving(target, settings.worker_id, meeting, voice, activity, self.state)
-            self._rewind = Rewind(target.tiers, commitments, voice, modules, registered, conditions)
+        if (target := parts.target) is not None:
+            self.saving = Saving(
+                target, parts.settings.worker_id, parts.meeting, parts.voice, parts.activity, self.state
+            )
+            self._rewind = Rewind(
+                target.tiers, parts.commitments, parts.voice, parts.modules, parts.registered, parts.conditions
+            )
 
     @property
     def attached(self) -> Attached:
@@ -165,7 +146,7 @@ class Course:
 
     def prepare(self, step: int, under: Generation) -> None:
         """``step`` was committed under a generation: there is to be room for the shares of those who keep pace."""
-        if self.saving is None or step < _STATE_IS_BUILT or self._prepared_for == under.number:
+        if self.saving is None or step < STATE_IS_BUILT or self._prepared_for == under.number:
             return
         if self.saving.prepare(self._keeping_pace):
             self._prepared_for = under.number

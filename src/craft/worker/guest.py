@@ -29,6 +29,7 @@ from craft.worker import venue
 from craft.worker.account import Account
 from craft.worker.activity import Activity
 from craft.worker.channel import Channel
+from craft.worker.chronicle import Committed
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +171,7 @@ class Guest:
         for entered in setbacks:
             self._account.settled(entered)
         self._account.committed(
-            step=committed - 1, branch=0, generation=number, members=self.members, plan=(), metrics=metrics
+            Committed(step=committed - 1, branch=0, generation=number, members=self.members, plan=(), metrics=metrics)
         )
         self._report(urgent=False, step=committed, metrics=metrics, step_s=self._account.step_s)
 

@@ -8,10 +8,9 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import DataLoader
 
-from craft.decide.techniques import Checkpoints, Divergence, Loss, Stragglers
-from craft.protocol.errors import ConfigError, Refused
+from craft.decide.techniques import Divergence, Loss, Stragglers
+from craft.protocol.errors import ConfigError
 from craft.protocol.events import Event
 from craft.settings.worker import WorkerSettings
 from craft.snapshots.donor import Donor
@@ -19,17 +18,19 @@ from craft.snapshots.reserve import Reserve
 from craft.snapshots.state import Stateful
 from craft.worker import between
 from craft.worker.activity import Activity
-from craft.worker.attempts import Attempts, numbers, refuse_for_attempts
+from craft.worker.attempts import Attempts, numbers
 from craft.worker.channel import Channel
 from craft.worker.commit import Commitments
 from craft.worker.data import Collate
 from craft.worker.devices import between_devices, device_of, own_device
 from craft.worker.meeting import Meeting
-from craft.worker.saving import Target, check_tag
+from craft.worker.parts import Parts
+from craft.worker.refusals import check_attempts, check_event, check_model, check_registered
 from craft.worker.shifted import Shifted
 from craft.worker.sources import make_source
 from craft.worker.start import Conditions
 from craft.worker.steps import Steps
+from craft.worker.target import Asked, check_tag, choose_target
 from craft.worker.training import Training
 from craft.worker.voice import Voice
 
@@ -80,27 +81,13 @@ class Job:
         """Where the model is; None: that is not known yet."""
         self._registered: dict[str, Stateful] = {}
         self._handlers: list[tuple[type[Event], Callable[[Any], None]]] = []
-        self._checkpoints: tuple[str, str, int, str | None] | None = None
+        self._asked = Asked()
         self._training: Training | None = None
         self._attempts: Attempts | None = None
 
     def replicate(self, model: M) -> M:
         """Keep the parameters and buffers of ``model`` the same on every worker. Returns the same module."""
-        for name, module in model.named_modules():
-            if isinstance(module, torch.nn.SyncBatchNorm):
-                raise ConfigError(
-                    f"{name or 'the model'} is a SyncBatchNorm, which exchanges statistics inside the forward pass and so"
-                    " would make a microbatch depend on who computes the others: use BatchNorm or GroupNorm instead"
-                )
-            if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-                raise ConfigError(
-                    "the model is wrapped in DistributedDataParallel: pass the plain module, CRAFT replaces it"
-                )
-        for name, value in (*model.named_parameters(), *model.named_buffers()):
-            if torch.nn.parameter.is_lazy(value):
-                raise ConfigError(
-                    f"{name} has no shape yet: run one batch through the model before job.replicate(model)"
-                )
+        check_model(model)
         modules: list[torch.nn.Module] = [*self._modules.values(), model]
         device = device_of(named for module in modules for named in module.named_parameters())
         self._not_training("replicate")
@@ -114,12 +101,7 @@ class Job:
         """Let objects with ``state_dict`` and ``load_state_dict`` follow the job: optimizers, schedulers, moving averages."""
         self._not_training("register")
         for name, item in items.items():
-            if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
-                raise ConfigError(
-                    f"register({name}=...) got a {type(item).__qualname__}, which has no state_dict and load_state_dict"
-                )
-            if name in self._registered and self._registered[name] is not item:
-                raise ConfigError(f"register({name}=...): something else is registered under this name")
+            check_registered(name, item, self._registered)
             self._registered[name] = item
 
     def register_state(self, *, save: Callable[[], Any], load: Callable[[Any], Any], name: str | None = None) -> None:
@@ -190,16 +172,7 @@ class Job:
         are numbers, and where their data comes from is the script's business.
         """
         self._not_training("attempts")
-        if not (self._modules or self._registered):
-            raise ConfigError(
-                "job.attempts() before job.replicate, job.register or job.register_state: there is no state that could be"
-                " put back after an attempt that failed"
-            )
-        if callable(data) and not hasattr(data, "__getitem__") and not isinstance(data, DataLoader):
-            raise ConfigError(
-                "job.attempts() takes no stream: leave data out, and read what belongs to (attempt.step, microbatch)"
-            )
-        refuse_for_attempts(self._techniques)
+        check_attempts(data, self._techniques, has_state=bool(self._modules or self._registered))
         training = self._begin(
             numbers if data is None else data,
             own_loop=True,
@@ -222,8 +195,9 @@ class Job:
         connected = between_devices(self._settings.group, self.device)
         logger.info("trains on %s; gradients travel by %s", self.device, "Gloo" if connected is None else "NCCL")
         self._meeting.equip(connected)
-        self._training = Training(
+        parts = Parts(
             settings=self._settings,
+            techniques=self._techniques,
             meeting=self._meeting,
             voice=self._voice,
             activity=self._activity,
@@ -235,10 +209,10 @@ class Job:
             source=Shifted(source, total_steps, by_passes=more["steps"] is None),
             seed=seed,
             conditions=Conditions.here(self.device, settings | self._settings.shared() | self._techniques.shared()),
-            target=self._target(),
-            techniques=self._techniques,
+            target=choose_target(self._asked, self._techniques),
             own_loop=own_loop,
         )
+        self._training = Training(parts)
         self._voice.report(microbatches=count)
         return self._training
 
@@ -249,7 +223,7 @@ class Job:
         of each host to which they are written first. What ``craft run`` was given comes before what is said here.
         """
         self._not_training("checkpoints")
-        self._checkpoints = (url, every, keep, local)
+        self._asked = Asked(url, every, keep, local)
 
     def checkpoint(self, tag: str | None = None) -> None:
         """Take a checkpoint of the state as it is when this step is over, at the end of the loop's body.
@@ -262,24 +236,11 @@ class Job:
             raise ConfigError(
                 "job.checkpoint(): where to? Call job.checkpoints(url) before, or craft run --checkpoints URL"
             )
-        training.checkpoint(tag)
-
-    def _target(self) -> Target | None:
-        technique, divergence = self._techniques.get(Checkpoints), self._techniques.get(Divergence)
-        url, every, keep, local = self._checkpoints or (None, "auto", 3, None)
-        if technique is not None and (place := technique.settings.url or url) is not None:
-            given = technique.settings
-            return Target.of(place, given.every or every, given.keep or keep, given.local or local)
-        if technique is None and url is not None:
-            logger.warning("technique checkpoints is switched off: job.checkpoints(%r) does nothing", url)
-        if divergence is not None and divergence.settings.answer == "rollback":
-            raise Refused("--on-divergence rollback needs checkpoints to go back to: --checkpoints URL")
-        return None
+        between.checkpoint(training, tag)
 
     def on(self, event: type[E], handler: Callable[[E], None]) -> None:
         """Call ``handler`` with each event of this type, on the main thread at a safe point."""
-        if not (isinstance(event, type) and issubclass(event, Event)):
-            raise ConfigError(f"job.on({event!r}, ...): the first argument is an event type of craft.events")
+        check_event(event)
         self._handlers.append((event, handler))
 
     def _emit(self, event: Event) -> None:
@@ -303,7 +264,7 @@ class Job:
 
     def barrier(self) -> None:
         """Wait until every worker has come here. Between the steps."""
-        self._loop("barrier").gather("barrier", b"")
+        between.gather(self._loop("barrier"), "barrier", b"")
 
     def evaluate(
         self, dataset: Any, fn: between.Score, *, batch_size: int, collate_fn: Collate | None = None

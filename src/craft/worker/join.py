@@ -95,7 +95,22 @@ def join() -> Job:
     torchrun.check_alone()
     channel = connect()
     settings = WorkerSettings.from_environment()
+    keep_for_next_step()
+    meeting = _meeting(settings, channel)
+    reach("join", 0)
+    activity().now(Phase.JOINING)
+    donor = None
+    if channel is None:
+        alone = Generation(number=1, nonce="alone", members=(_member(settings),))
+        meeting.direct(Directive(sequence=1, generation=alone))
+    else:
+        donor = _take_part(settings, channel, meeting)
+    _job = Job(settings, meeting, channel, activity(), donor, _reserve)
+    activity().now(Phase.STARTING)
+    return _job
 
+
+def _meeting(settings: WorkerSettings, channel: Channel | None) -> Meeting:
     def broke(generation: int, detail: str, unreachable: tuple[str, ...]) -> None:
         if channel is not None:
             channel.report(broken=Broken(generation=generation, detail=detail, unreachable=unreachable))
@@ -105,44 +120,36 @@ def join() -> Job:
         if channel is not None:
             channel.report(left=True)
 
-    keep_for_next_step()
-    meeting = Meeting(settings.worker_id, settings.address, broke, left)
-    reach("join", 0)
-    activity().now(Phase.JOINING)
-    donor = None
-    if channel is None:
-        alone = Generation(number=1, nonce="alone", members=(_member(settings),))
-        meeting.direct(Directive(sequence=1, generation=alone))
+    return Meeting(settings.worker_id, settings.address, broke, left)
+
+
+def _take_part(settings: WorkerSettings, channel: Channel, meeting: Meeting) -> Donor:
+    """Say where this worker can be found, and follow directives from now on. Returns what gives its state to others."""
+    store = Store(settings.address)
+    _stores.append(store)
+    donor = Donor(settings.address, settings.state_key_bytes)
+    member = replace(
+        _member(settings),
+        store_port=store.port,
+        state_port=donor.port,
+        local_rank=settings.local_rank,
+        late=settings.late,
+    )
+    channel.report(member=member, joined=not settings.late)
+    injections = Injections(settings.worker_id, meeting.cut_one)
+    install(injections)
+
+    def directed(directive: Directive) -> None:
+        injections.take(directive)
+        meeting.direct(directive)
+
+    channel.listen(directed)
+    if settings.late:
+        # The others are on their way: they hear of this one when it can take part at once, at its first step.
+        meeting.wait_directive()
     else:
-        store = Store(settings.address)
-        _stores.append(store)
-        donor = Donor(settings.address, settings.state_key_bytes)
-        member = Member(
-            worker_id=settings.worker_id,
-            host=settings.host,
-            address=settings.address,
-            store_port=store.port,
-            state_port=donor.port,
-            local_rank=settings.local_rank,
-            late=settings.late,
-        )
-        channel.report(member=member, joined=not settings.late)
-        injections = Injections(settings.worker_id, meeting.cut_one)
-        install(injections)
-
-        def directed(directive: Directive) -> None:
-            injections.take(directive)
-            meeting.direct(directive)
-
-        channel.listen(directed)
-        if settings.late:
-            # The others are on their way: they hear of this one when it can take part at once, at its first step.
-            meeting.wait_directive()
-        else:
-            meeting.wait_generation()
-    _job = Job(settings, meeting, channel, activity(), donor, _reserve)
-    activity().now(Phase.STARTING)
-    return _job
+        meeting.wait_generation()
+    return donor
 
 
 def attending() -> Guest | None:

@@ -1,7 +1,6 @@
-"""Where the members of a generation meet: takes directives, aborts the old group at once, opens the new one behind the scenes.
+"""Which generation this worker acts under: takes directives, and sees to it that it meets the others there.
 
-Called by the channel's thread (``direct``) and by the main thread (the rest). A group opens on a thread of its own, which
-is left behind if a newer generation comes first: opening may hang when a member dies.
+Called by the channel's thread (``direct``), by whoever finds a group broken (``broke``) and by the main thread (the rest).
 
 There are two ways into a generation. One that is *current* is entered as soon as possible, and the old group is aborted.
 One that is *upcoming* opens while the old group goes on; it is entered at a step boundary for which every member said that
@@ -10,55 +9,21 @@ it is ready, and the old group is let go only when the new one is settled.
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import NoReturn
 
 import torch
-from msgspec.structs import replace
 
-from craft.groups.gloo import GlooGroup
-from craft.groups.nccl import NcclGroup
-from craft.groups.reach import unreachable
 from craft.protocol.entries import Moments
-from craft.protocol.errors import Fenced, GroupError
+from craft.protocol.errors import Fenced
 from craft.protocol.membership import Generation
 from craft.protocol.messages import CheckpointWish, Directive, Preemption, Restoration
-from craft.worker.devices import connect_devices
-from craft.worker.points import reach
-
-logger = logging.getLogger(__name__)
-
-_OPEN_LIMIT_S = 15.0
-
-AnyGroup = GlooGroup | NcclGroup
-OnBroken = Callable[[int, str, tuple[str, ...]], None]
+from craft.worker.place import AnyGroup, OnBroken, Places
 
 
 class Left(SystemExit):
     """This worker leaves the job, as it was told; the script ends as it would by ``sys.exit()``."""
-
-
-class _Place:
-    """One generation to meet in, and its group once that is open."""
-
-    def __init__(self, generation: Generation, moments: Moments) -> None:
-        self.generation = generation
-        self.group: AnyGroup | None = None
-        """Not to be used before it is opened: until then there may be more to it."""
-        self.problem: Exception | None = None
-        """Why it will never open; not for the lighthouse to judge."""
-        self.opened = len(generation.members) == 1
-        self.abandoned = False
-        self.moments = replace(moments, met=time.time())
-
-    def abandon(self) -> None:
-        """Abort the group: whoever is blocked in it comes out. An opening that is under way is left behind."""
-        self.abandoned = True
-        if self.group is not None:
-            self.group.abort()
 
 
 class Meeting:
@@ -68,18 +33,11 @@ class Meeting:
         self, worker_id: str, address: str, on_broken: OnBroken, on_left: Callable[[], None] = lambda: None
     ) -> None:
         self._worker_id = worker_id
-        self._address = address
         self._on_broken = on_broken
         self._on_left = on_left
         # Guards everything below; the channel's thread, opening threads and the main thread meet here. Reentrant.
         self._change = threading.Condition()
-        self._equipped = False
-        self._device: torch.device | None = None
-        """Between which devices groups are to carry tensors; not known before the script has said where its model is."""
-        self._current: _Place | None = None
-        self._next: _Place | None = None
-        self._left_behind: list[_Place] = []
-        """What was current before a generation was entered at a step boundary."""
+        self._places = Places(worker_id, address, self._change, on_broken, self.broke)
         self._leaving = 0
         """The upcoming generation in which this worker is not."""
         self._inside = False
@@ -88,7 +46,6 @@ class Meeting:
         """Whether it has entered one, and may have changed its state."""
         self._fenced: str | None = None
         self._over: str | None = None
-        self._probed = 0
         self._heard = False
         self.slots = 1
         """Places in the job's layout."""
@@ -102,14 +59,15 @@ class Meeting:
         """The latest wishes for checkpoints."""
         self.restoration: Restoration | None = None
         """From where the job began again, if it did: those in its generations begin there, too."""
-        self.step = 0
-        """The step in flight, for the points of the opening thread."""
 
     def equip(self, device: torch.device | None) -> None:
         """From now on groups carry tensors between these devices; before the first generation is entered."""
         with self._change:
-            self._equipped, self._device = True, device
-            self._change.notify_all()
+            self._places.equip(device)
+
+    def at(self, step: int) -> None:
+        """``step`` is in flight from now on."""
+        self._places.step = step
 
     def direct(self, directive: Directive) -> None:
         """Follow a directive; an old or repeated one changes nothing."""
@@ -129,7 +87,7 @@ class Meeting:
                 self._act_under(directive.generation)
             self._prepare(directive.upcoming)
         if directive.probe:
-            self._probe(directive.probe)
+            self._places.probe(directive.probe)
 
     def _restore(self, restoration: Restoration | None) -> None:
         """The job began again: who took part before has no place in it, and who was about to waits for another one."""
@@ -141,34 +99,27 @@ class Meeting:
             self._fence(
                 f"the job began again without worker {self._worker_id}, from the checkpoint of step {restoration.step}"
             )
-        elif self._current is not None and self._current.generation.number <= restoration.after:
-            self._current.abandon()
-            self._current = None
+        elif self._places.current is not None and self._places.number <= restoration.after:
+            self._places.current.abandon()
+            self._places.current = None
 
     def _act_under(self, generation: Generation) -> None:
-        if self._current is not None and generation.number <= self._current.generation.number:
+        if generation.number <= self._places.number:
             return
         if generation.rank_of(self._worker_id) is None:
             self._left_out(generation)
             return
-        if self._next is not None and self._next.generation == generation:
+        if self._places.upcoming is not None and self._places.upcoming.generation == generation:
             # The others have entered it at their step boundary; this worker is about to come to its own.
-            self._follow()
-            return
-        told = time.time()
-        for place in (self._current, self._next, *self._left_behind):
-            if place is not None:
-                place.abandon()
-        self._next, self._left_behind = None, []
-        moments = Moments(told=told, aborted=time.time() if self._current is not None else None)
-        self._current = self._begin(generation, moments)
-        self._change.notify_all()
+            self._places.follow()
+        else:
+            self._places.move(generation)
 
     def _left_out(self, generation: Generation) -> None:
         if not self._inside:
             # A spare that was about to join, and has to wait again.
-            if self._current is not None:
-                self._current.abandon()
+            if self._places.current is not None:
+                self._places.current.abandon()
         elif self._leaving != generation.number:
             reason = f"worker {self._worker_id} is not in generation {generation.number}"
             if self._leaving:
@@ -177,10 +128,11 @@ class Meeting:
 
     def _prepare(self, upcoming: Generation | None) -> None:
         """Open the group of the upcoming generation; one that is no longer wanted is dropped."""
-        if self._next is not None and self._next.generation != upcoming:
-            self._next.abandon()
-            self._next = None
-        if upcoming is None or (self._current is not None and upcoming.number <= self._current.generation.number):
+        places = self._places
+        if places.upcoming is not None and places.upcoming.generation != upcoming:
+            places.upcoming.abandon()
+            places.upcoming = None
+        if upcoming is None or upcoming.number <= places.number:
             return
         if upcoming.rank_of(self._worker_id) is None:
             if self._inside:
@@ -188,90 +140,24 @@ class Meeting:
             return
         if not self._inside:
             # Nothing to finish before: the others come when they are at their step boundary.
-            if self._current is not None:
-                self._current.abandon()
-            self._current = self._begin(upcoming)
+            if places.current is not None:
+                places.current.abandon()
+            places.current = places.begin(upcoming)
             self._change.notify_all()
-        elif self._next is None:
-            self._next = self._begin(upcoming)
-
-    def _begin(self, generation: Generation, moments: Moments | None = None) -> _Place:
-        place = _Place(generation, moments or Moments(told=time.time()))
-        if not place.opened:
-            name = f"craft-open-{generation.number}"
-            threading.Thread(target=self._open, args=(place,), name=name, daemon=True).start()
-        return place
+        elif places.upcoming is None:
+            places.upcoming = places.begin(upcoming)
 
     def _fence(self, reason: str) -> None:
         self._fenced = reason
-        for place in (self._current, self._next, *self._left_behind):
-            if place is not None:
-                place.abandon()
+        self._places.abandon()
         self._change.notify_all()
-
-    def _open(self, place: _Place) -> None:
-        generation = place.generation
-        rank = generation.rank_of(self._worker_id)
-        assert rank is not None
-        reach("opening", self.step, rank)
-        began = time.monotonic()
-        try:
-            self._connect(place, GlooGroup(generation, rank, self._address, _OPEN_LIMIT_S))
-        except GroupError as error:
-            if time.monotonic() - began > _OPEN_LIMIT_S / 2 and not place.abandoned:
-                # Everybody's limit ends at about the same time: first find out who is out of reach, then say it all.
-                self._look(place, str(error))
-            elif not place.abandoned:
-                self.broke(generation.number, error)
-        except Exception as error:  # noqa: BLE001  (the edge of a thread: the main thread raises it)
-            with self._change:
-                place.problem = error
-                self._change.notify_all()
-
-    def _connect(self, place: _Place, gloo: GlooGroup) -> None:
-        """The members have met. Those whose tensors are on devices connect these, too, once all know which they are."""
-        reach("opened", self.step, gloo.rank)
-        with self._change:
-            # Known to ``abandon`` from here on: what follows may have to be aborted.
-            place.group = gloo
-            place.moments = replace(place.moments, met=time.time())
-            self._change.wait_for(lambda: self._equipped or place.abandoned)
-            device = self._device
-        group: AnyGroup = gloo
-        if device is not None and not place.abandoned:
-            group = connect_devices(gloo, device)
-        with self._change:
-            if not place.abandoned:
-                place.group = group
-                place.opened = True
-                self._change.notify_all()
-                return
-        group.abort()
 
     def broke(self, number: int, error: Exception) -> None:
         """Say that the group of generation ``number`` broke, unless a newer one is there already."""
         if self.newer(number):
             return
         self._on_broken(number, str(error), ())
-        self._probe(number)
-
-    def _probe(self, number: int) -> None:
-        """Find out, behind the scenes, which members cannot be reached, and say so."""
-        with self._change:
-            places = [place for place in (self._current, self._next) if place is not None]
-            place = next((each for each in places if each.generation.number == number), None)
-            if place is None or self._probed >= number:
-                return
-            self._probed = number
-
-        args = (place, "stuck, though every member can be reached")
-        threading.Thread(target=self._look, args=args, name=f"craft-probe-{number}", daemon=True).start()
-
-    def _look(self, place: _Place, otherwise: str) -> None:
-        missing = unreachable(place.generation, self._worker_id)
-        if not place.abandoned:
-            detail = f"no connection to {', '.join(missing)}" if missing else otherwise
-            self._on_broken(place.generation.number, detail, missing)
+        self._places.probe(number)
 
     @property
     def ready(self) -> int:
@@ -279,9 +165,9 @@ class Meeting:
         with self._change:
             if self._leaving:
                 return self._leaving
-            if self._next is not None and self._next.opened:
-                return self._next.generation.number
-            return self._current.generation.number if self._current is not None else 0
+            if self._places.upcoming is not None and self._places.upcoming.opened:
+                return self._places.upcoming.generation.number
+            return self._places.number
 
     def agree(self, number: int) -> None:
         """Every member is ready for generation ``number``: at this step boundary all enter it.
@@ -289,8 +175,8 @@ class Meeting:
         Raises Left if it has no place for this worker.
         """
         with self._change:
-            if self._next is not None and self._next.generation.number == number:
-                self._follow()
+            if self._places.upcoming is not None and self._places.upcoming.generation.number == number:
+                self._places.follow()
             self.check_leaving(number)
 
     def check_leaving(self, number: int) -> None:
@@ -302,31 +188,20 @@ class Meeting:
             if self._leaving and self._leaving == number:
                 self.leave()
 
-    def _follow(self) -> None:
-        if self._current is not None:
-            # Not aborted: another member may still be reading what was sent to it there.
-            self._left_behind.append(self._current)
-        self._current, self._next = self._next, None
-        self._change.notify_all()
-
     def settled(self, number: int) -> None:
         """The members of generation ``number`` have settled: nobody needs an older one any more."""
         with self._change:
             self._inside = True
             if self._leaving <= number:
                 self._leaving = 0
-            old, self._left_behind = self._left_behind, []
+            old, self._places.left_behind = self._places.left_behind, []
         for place in old:
             place.abandon()
 
     def newer(self, number: int) -> bool:
         """Whether a generation after ``number`` is to be entered."""
         with self._change:
-            return (
-                self._fenced is not None
-                or (self._over is not None and not self._inside)
-                or (self._current is not None and self._current.generation.number > number)
-            )
+            return self._gone or self._places.number > number
 
     def wait_newer(self, number: int) -> None:
         """Block until there is a generation after ``number``."""
@@ -352,23 +227,24 @@ class Meeting:
         Raises Fenced or Left if there is no place for us.
         """
         with self._change:
-            if not self._equipped:
-                self.equip(None)
+            if not self._places.equipped:
+                self._places.equip(None)
             self._change.wait_for(lambda: self._gone or self._may_enter)
             self._check_gone()
-            assert self._current is not None
-            if self._current.problem is not None:
-                raise self._current.problem
+            place = self._places.current
+            assert place is not None
+            if place.problem is not None:
+                raise place.problem
             self._entered = True
-            return self._current.generation, self._current.group, self._current.moments
+            return place.generation, place.group, place.moments
 
     def wait_generation(self) -> Generation:
         """Return the newest generation, open or not."""
         self.wait_newer(0)
         with self._change:
             self._check_gone()
-            assert self._current is not None
-            return self._current.generation
+            assert self._places.current is not None
+            return self._places.current.generation
 
     def wait_directive(self) -> None:
         """Block until the lighthouse has said anything at all."""
@@ -379,17 +255,18 @@ class Meeting:
     def number(self) -> int:
         """The generation that is known to be current; 0 if there is none yet."""
         with self._change:
-            return self._current.generation.number if self._current is not None else 0
+            return self._places.number
 
     @property
     def members(self) -> tuple[str, ...]:
         """Workers of the generation that is known to be current; () if there is none yet."""
         with self._change:
-            return self._current.generation.worker_ids if self._current is not None else ()
+            current = self._places.current
+            return current.generation.worker_ids if current is not None else ()
 
     @property
     def _may_enter(self) -> bool:
-        place = self._current
+        place = self._places.current
         return place is not None and (place.opened or place.problem is not None)
 
     @property
@@ -410,11 +287,10 @@ class Meeting:
     def cut_one(self) -> bool:
         """For tests of jobs: cut one connection of the current group; False if it has none."""
         with self._change:
-            group = self._current.group if self._current is not None and self._current.opened else None
+            place = self._places.current
+            group = place.group if place is not None and place.opened else None
         return group is not None and group.cut_one()
 
     def close(self) -> None:
         with self._change:
-            for place in (self._current, self._next, *self._left_behind):
-                if place is not None:
-                    place.abandon()
+            self._places.abandon()

@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from craft.decide.interval import Every, choose, parse_every
+from craft.decide.interval import Every, choose
 from craft.decide.technique import Hooks, Moment
-from craft.protocol.errors import ConfigError, Refused
 from craft.protocol.events import (
     AnyNote,
     CheckpointAbandoned,
@@ -26,11 +25,11 @@ from craft.protocol.events import (
 from craft.protocol.membership import Generation
 from craft.snapshots.manifest import name_of
 from craft.snapshots.portable import State
-from craft.snapshots.tiers import Tiers, open_tiers
 from craft.snapshots.writer import Place, Writer
 from craft.worker.activity import Activity
 from craft.worker.meeting import Meeting
 from craft.worker.points import reach
+from craft.worker.target import Target
 from craft.worker.voice import Voice
 
 logger = logging.getLogger(__name__)
@@ -41,25 +40,6 @@ _CHANGED = 1.25
 """A choice that differs by less is not worth telling."""
 _END_LIMIT_S = 600.0
 """How long a worker that is done waits for its share to be written."""
-
-
-class Target(NamedTuple):
-    """Where a job's checkpoints go, and how often."""
-
-    tiers: Tiers
-    every: Every
-    keep: int
-
-    @classmethod
-    def of(cls, url: str, every: str, keep: int, local: str | None) -> Target:
-        if not isinstance(keep, int) or keep < 1:
-            raise ConfigError(f"job.checkpoints(keep={keep!r}): at least 1 must be kept")
-        if not url:
-            raise ConfigError("job.checkpoints(''): say where checkpoints go: a path, or such as s3://bucket/job")
-        try:
-            return cls(open_tiers(url, local), parse_every(every), keep)
-        except ConfigError as error:
-            raise Refused(str(error)) from error
 
 
 class Due(NamedTuple):
@@ -325,8 +305,3 @@ class _Clock:
         elif elapsed < now:
             self._usual_s += (elapsed - self._usual_s) * (self._SMOOTHING if self._usual_s else 1.0)
         self._was_busy = busy
-
-
-def check_tag(tag: str | None) -> None:
-    if tag is not None and not (isinstance(tag, str) and 0 < len(tag) <= 64 and tag.isprintable()):
-        raise ConfigError(f"job.checkpoint(tag={tag!r}): a tag is a word of at most 64 characters, such as 'best'")

@@ -35,7 +35,7 @@ def make_source(
             "an IterableDataset has no samples by number: pass a function stream(microbatch, num_microbatches, start_step)"
             " that returns an iterator over the batches of one microbatch"
         )
-    if callable(data) and not hasattr(data, "__getitem__") and not isinstance(data, DataLoader):
+    if is_stream(data):
         if collate_fn is not None or num_workers or shuffle:
             raise ConfigError(
                 "job.steps(collate_fn=..., num_workers=..., shuffle=...) with a stream: it gives whole microbatches, in its"
@@ -73,6 +73,11 @@ def make_source(
         loader_options=options,
     )
     return source, total, settings
+
+
+def is_stream(data: Any) -> bool:
+    """Whether ``data`` is a function that gives the batches of a microbatch, and not a dataset."""
+    return callable(data) and not hasattr(data, "__getitem__") and not isinstance(data, DataLoader)
 
 
 def _check_numbers(

@@ -106,9 +106,14 @@ def make_equal(group: Group | None, worker_ids: Sequence[str], leaves: Sequence[
             f" {worker_ids[0]}: make it the same in every worker (only tensors that state_dict() gives themselves, not as"
             " copies, can be)"
         )
-    return ParametersUnequal(
+    found = ParametersUnequal(
         worker_ids=tuple(worker_ids[rank] for rank in unequal), source=worker_ids[0], first=differing
     )
+    logger.warning(
+        "workers %s began with other parameters than %s (first: %s): all now have those of %s",
+        ", ".join(found.worker_ids), found.source, found.first, found.source,
+    )  # fmt: skip
+    return found
 
 
 def _check_structure(group: Group, worker_ids: Sequence[str], leaves: Sequence[Leaf]) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from craft.decide import ledger as books
 from craft.decide.technique import Chosen, Moment
@@ -15,17 +12,13 @@ from craft.protocol.activity import Phase
 from craft.protocol.errors import ConfigError, GroupError
 from craft.protocol.events import StopRequested
 from craft.protocol.membership import Settlement
-from craft.settings.worker import WorkerSettings
 from craft.snapshots.device import hold_back
-from craft.snapshots.donor import Donor
-from craft.snapshots.reserve import Reserve
-from craft.snapshots.state import Leaf, RotatingDigest, Stateful, digest, module_leaves, registered_leaves
+from craft.snapshots.state import Leaf, RotatingDigest, digest, module_leaves, registered_leaves
 from craft.worker.account import Account
-from craft.worker.activity import Activity
 from craft.worker.buffers import Buffers
 from craft.worker.calls import Calls
-from craft.worker.commit import Commitments
-from craft.worker.course import Course
+from craft.worker.chronicle import Committed
+from craft.worker.course import STATE_IS_BUILT, Course
 from craft.worker.exchange import ExchangeThread
 from craft.worker.flight import PROBE, Flight
 from craft.worker.gather import gather
@@ -34,14 +27,11 @@ from craft.worker.heal import Healing
 from craft.worker.health import GpuWatch, watch_gpu
 from craft.worker.joining import Joining
 from craft.worker.layout import Layout, bitmap, parameters_of, trainable_of
-from craft.worker.meeting import Meeting
 from craft.worker.pacing import Pacing
+from craft.worker.parts import Parts
 from craft.worker.passive import InWorker, Passive, hooks_of
 from craft.worker.points import reach
-from craft.worker.saving import Target
-from craft.worker.shifted import Shifted
-from craft.worker.start import Conditions, check_conditions, make_equal
-from craft.worker.voice import Voice
+from craft.worker.start import check_conditions, make_equal
 
 if TYPE_CHECKING:
     from craft.worker.attempts import StepAttempt
@@ -50,72 +40,53 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_STATE_IS_BUILT = 2
-"""By this step optimizers have made their state: what a joiner will get is as large as it is going to be."""
-
 
 class Training:
     """Owned by the main thread."""
 
-    def __init__(
-        self,
-        *,
-        settings: WorkerSettings,
-        meeting: Meeting,
-        voice: Voice,
-        activity: Activity,
-        donor: Donor | None,
-        reserve: Reserve | None,
-        commitments: Commitments,
-        modules: Mapping[str, torch.nn.Module],
-        registered: Mapping[str, Stateful],
-        source: Shifted,
-        seed: int,
-        conditions: Conditions,
-        target: Target | None,
-        techniques: Chosen,
-        own_loop: bool = False,
-    ) -> None:
-        """``own_loop``: the script reduces gradients itself, and makes its updates before the commit (``Attempts``)."""
+    def __init__(self, parts: Parts) -> None:
+        settings, commitments, voice, techniques = parts.settings, parts.commitments, parts.voice, parts.techniques
         self.settings = settings
         self.commitments = commitments
-        self.activity = activity
-        self.source = source
-        self.seed = seed
+        self.activity = parts.activity
+        self.source = parts.source
+        self.seed = parts.seed
         self.current: Step | StepAttempt | None = None
         """The step that the script is in, or was in last."""
         self.stop_reason: str | None = None
         self.finished = False
         """Whether whoever drives the loop has ended it, on every worker after the same step."""
-        self._meeting = meeting
+        self._meeting = parts.meeting
         self._voice = voice
-        self._modules = modules
-        self._registered = registered
-        self._conditions = conditions
-        self._own_loop = own_loop
-        self._params = [] if own_loop else parameters_of(modules.values())
-        self._buffers = Buffers([] if own_loop else list(modules.values()))
+        self._modules = parts.modules
+        self._registered = parts.registered
+        self._conditions = parts.conditions
+        self._own_loop = parts.own_loop
+        exchanged = [] if parts.own_loop else list(parts.modules.values())
+        self._params = parameters_of(exchanged)
+        self._buffers = Buffers(exchanged)
         self._exchange = ExchangeThread(voice.broke)
         self._digest = RotatingDigest(settings.digest_bytes)
-        self._account = Account(settings.run_dir, settings.worker_id, voice.note, source.samples)
-        self.course = Course(
-            settings, target, commitments, meeting, voice, activity, modules, registered, conditions, source, techniques
-        )
-        self._pacing = Pacing(techniques, activity, lambda: commitments.ledger, voice.note, voice.emit)
+        self._account = Account(settings.run_dir, settings.worker_id, voice.note, parts.source.samples)
+        self.course = Course(parts)
+        self._pacing = Pacing(techniques, parts.activity, lambda: commitments.ledger, voice.note, voice.emit)
         own = {**self.course.hooks, Stragglers.name: self._pacing}
         self._gpu = self._watch_gpu(techniques)
         self.passive = Passive(hooks_of(techniques, own, settings, voice), voice.note, self._moment)
         key = settings.state_key_bytes
-        self.healing = Healing(donor, key, commitments, modules, registered, self.course, reserve)
-        self._calls = Calls(commitments, donor, key, self._regroup_between_steps)
+        self.healing = Healing(
+            parts.donor, key, commitments, parts.modules, parts.registered, self.course, parts.reserve
+        )
+        self.calls = Calls(commitments, parts.donor, key, self._regroup_between_steps)
         self._joining: Joining | None = None
         self._expected: tuple[int, tuple[int, ...]] | None = None
         self._ended = False
-        self._ended_loop = False
+        self.over = False
+        """Whether the loop has come to its end."""
         commitments.record = self._account.entered
         commitments.trainable = lambda: bitmap(trainable_of(self._params))
         self.flight = self._new_flight()
-        self.flight.probe_wanted = settings.check_bits and not own_loop
+        self.flight.probe_wanted = settings.check_bits and not parts.own_loop
 
     def _new_flight(self) -> Flight:
         layout = Layout(self._params, self.bucket_bytes)
@@ -208,10 +179,6 @@ class Training:
         self._follow()
         unequal = make_equal(group, members, self.leaves())
         if unequal is not None:
-            logger.warning(
-                "workers %s began with other parameters than %s (first: %s): all now have those of %s",
-                ", ".join(unequal.worker_ids), unequal.source, unequal.first, unequal.source,
-            )  # fmt: skip
             self._voice.unequal(unequal)
 
     def _join(self, settlement: Settlement) -> None:
@@ -236,7 +203,7 @@ class Training:
         self.course.at_boundary(self.behind, lambda: self.settled(self._regroup(), level=True))
         if self._ended:
             return False
-        self._meeting.step = self.applied
+        self._meeting.at(self.applied)
         return self.total_steps is None or self.applied < self.total_steps
 
     def begin(self) -> None:
@@ -328,18 +295,20 @@ class Training:
         hold_back()
         metrics = dict(combined.metrics)
         self._account.committed(
-            step=number,
-            branch=ledger.branch,
-            generation=flight.generation,
-            members=flight.members,
-            plan=flight.plan,
-            metrics=metrics,
+            Committed(
+                step=number,
+                branch=ledger.branch,
+                generation=flight.generation,
+                members=flight.members,
+                plan=flight.plan,
+                metrics=metrics,
+            )
         )
         self.activity.committed()
         self.activity.now(Phase.UPDATING, number)
         flight.probe_wanted = False
         self.healing.committed()
-        if number == _STATE_IS_BUILT and self._voice.is_heard:
+        if number == STATE_IS_BUILT and self._voice.is_heard:
             self._voice.report(urgent=False, carried_bytes=self.healing.measure())
         self._ended = combined.ended or combined.stop is not None
         assert flight.under is not None
@@ -359,36 +328,7 @@ class Training:
         """Whether this worker catches up: it takes no part in what the others do between the steps."""
         return self._joining is not None
 
-    @property
-    def num_keeping_pace(self) -> int:
-        return len(self.commitments.ledger.members) - len(self.commitments.ledger.idle)
-
-    @property
-    def position(self) -> int:
-        """This worker's place among those who keep pace."""
-        ledger = self.commitments.ledger
-        return [each for each in ledger.members if each not in ledger.idle].index(ledger.worker_id)
-
-    def gather(self, call: str, data: bytes) -> list[bytes]:
-        """Return everybody's bytes; between two steps only. ``call`` is how the script knows it."""
-        if self.current is not None and (call_in_body := self.current._call) is not None:
-            return call_in_body(call, data)
-        if self.current is None or not self.current._done or self._ended_loop:
-            raise ConfigError(
-                "job.evaluate, all_reduce, broadcast_object and barrier belong into the loop over job.steps, after the"
-                " inner loop: there all workers are at the same place"
-            )
-        self.activity.now(Phase.CALLING, self.applied - 1)
-        try:
-            return self._calls.gather(call, data, self.applied, self.behind, self._is_followed)
-        finally:
-            self.activity.now(Phase.UPDATING, self.applied - 1)
-
-    def checkpoint(self, tag: str | None) -> None:
-        """Take a checkpoint of the state as it is now, on every worker that keeps pace."""
-        self.course.checkpoint(tag, lambda data: self.gather("checkpoint", data))
-
-    def _is_followed(self) -> bool:
+    def is_followed(self) -> bool:
         """Whether a joiner's thread follows generations in the main thread's stead."""
         return self._joining is not None and self._joining.is_followed
 
@@ -402,7 +342,7 @@ class Training:
             # It has nothing more to take: the last results are replayed.
             assert self._joining.next() is None
             self._joining = None
-        self._ended_loop = True
+        self.over = True
         self.activity.now(Phase.ENDING)
         self.healing.give()
         while True:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from craft.worker.chronicle import Chronicle
+from craft.worker.chronicle import Chronicle, Committed
 
 MEMBERS = ("w0", "w1", "w2")
 
@@ -17,15 +17,16 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def commit(chronicle: Chronicle, worker_id: str, step: int, members: tuple[str, ...] = MEMBERS) -> None:
+def commit(chronicle: Chronicle, step: int, members: tuple[str, ...] = MEMBERS) -> None:
     chronicle.committed(
-        step=step,
-        branch=0,
-        generation=4 - len(members),
-        members=members,
-        worker_id=worker_id,
-        plan=("w0", "w1", "w1", None),
-        metrics={"loss": step / 2},
+        Committed(
+            step=step,
+            branch=0,
+            generation=4 - len(members),
+            members=members,
+            plan=("w0", "w1", "w1", None),
+            metrics={"loss": step / 2},
+        )
     )
 
 
@@ -34,7 +35,7 @@ def metrics(run_dir: Path) -> list[tuple[int, float]]:
 
 
 def test_every_commit_is_one_line_with_the_whole_plan(tmp_path: Path) -> None:
-    commit(Chronicle(tmp_path, "w1"), "w1", 7)
+    commit(Chronicle(tmp_path, "w1"), 7)
 
     (line,) = lines(tmp_path / "workers" / "w1" / "steps.jsonl")
     assert isinstance(line.pop("time"), float)
@@ -52,8 +53,8 @@ def test_only_the_leader_writes_metrics(tmp_path: Path) -> None:
     workers = {worker_id: Chronicle(tmp_path, worker_id) for worker_id in MEMBERS}
 
     for step in range(3):
-        for worker_id, chronicle in workers.items():
-            commit(chronicle, worker_id, step)
+        for chronicle in workers.values():
+            commit(chronicle, step)
 
     assert metrics(tmp_path) == [(0, 0.0), (1, 0.5), (2, 1.0)]
 
@@ -65,11 +66,11 @@ def test_a_new_leader_writes_what_the_old_one_did_not(tmp_path: Path, behind: in
     for step in range(5):
         for worker_id, chronicle in workers.items():
             if worker_id != "w0" or step < 5 - behind:
-                commit(chronicle, worker_id, step)
+                commit(chronicle, step)
 
     for step in range(5, 8):
         for worker_id in ("w1", "w2"):
-            commit(workers[worker_id], worker_id, step, ("w1", "w2"))
+            commit(workers[worker_id], step, ("w1", "w2"))
 
     assert metrics(tmp_path) == [(step, step / 2) for step in range(8)]
 
@@ -79,39 +80,39 @@ def test_a_leader_of_a_leader_takes_over_too(tmp_path: Path) -> None:
 
     for step, alive in enumerate([MEMBERS, MEMBERS[1:], MEMBERS[2:], MEMBERS[2:]]):
         for worker_id in alive:
-            commit(workers[worker_id], worker_id, step, alive)
+            commit(workers[worker_id], step, alive)
 
     assert metrics(tmp_path) == [(step, step / 2) for step in range(4)]
 
 
 def test_a_leader_that_dies_before_the_first_line_is_followed_as_well(tmp_path: Path) -> None:
-    commit(Chronicle(tmp_path, "w1"), "w1", 0, ("w1",))
+    commit(Chronicle(tmp_path, "w1"), 0, ("w1",))
 
     assert metrics(tmp_path) == [(0, 0.0)]
 
 
 def test_a_line_that_was_torn_does_not_stop_the_next_leader(tmp_path: Path) -> None:
     """A full disk may cut a line short; training goes on."""
-    commit(Chronicle(tmp_path, "w0"), "w0", 0)
+    commit(Chronicle(tmp_path, "w0"), 0)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1, "ti')
 
     heir = Chronicle(tmp_path, "w1")
-    commit(heir, "w1", 1)
-    commit(heir, "w1", 2, ("w1",))
+    commit(heir, 1)
+    commit(heir, 2, ("w1",))
 
     whole = [line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if line.endswith("}")]
     assert [json.loads(line)["step"] for line in whole] == [0, 1, 2]
 
 
 def test_without_a_run_directory_nothing_is_written(tmp_path: Path) -> None:
-    commit(Chronicle(None, "w0"), "w0", 0)
+    commit(Chronicle(None, "w0"), 0)
 
     assert list(tmp_path.iterdir()) == []
 
 
 def test_files_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
-    commit(Chronicle(tmp_path, "w0"), "w0", 0)
+    commit(Chronicle(tmp_path, "w0"), 0)
 
     for path in (tmp_path / "metrics.jsonl", tmp_path / "workers" / "w0" / "steps.jsonl"):
         assert path.stat().st_mode & 0o077 == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 
+from craft.adapters.versions import dotted, is_between
 from craft.protocol.errors import ConfigError
 
 _KNOWN = {"transformers": ((5, 22), (6, 0)), "accelerate": ((1, 15), (2, 0))}
@@ -23,17 +24,9 @@ def check() -> None:
 
 def check_version(package: str, version: str) -> None:
     """Raise ConfigError unless this is a version whose loop is known here."""
-    try:
-        number = tuple(int(part) for part in version.split(".")[:2])
-    except ValueError:
-        number = (0, 0)
     oldest, following = _KNOWN[package]
-    if not oldest <= number < following:
+    if not is_between(version, oldest, following):
         raise ConfigError(
-            f"{package} {version} is installed, and CRAFT works with versions from {_join(oldest)} on, below"
-            f" {_join(following)}: {_INSTALL}"
+            f"{package} {version} is installed, and CRAFT works with versions from {dotted(oldest)} on, below"
+            f" {dotted(following)}: {_INSTALL}"
         )
-
-
-def _join(number: tuple[int, int]) -> str:
-    return ".".join(map(str, number))

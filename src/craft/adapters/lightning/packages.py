@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from typing import Any
 
+from craft.adapters.versions import dotted, is_between
 from craft.protocol.errors import ConfigError
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -53,16 +54,8 @@ def imported() -> str:
 
 def check_version(package: str, version: str) -> None:
     """Raise ConfigError unless this is a version whose loops are known here."""
-    try:
-        number = tuple(int(part) for part in version.split(".")[:2])
-    except ValueError:
-        number = (0, 0)
-    if not _OLDEST <= number < _NEXT:
+    if not is_between(version, _OLDEST, _NEXT):
         raise ConfigError(
-            f"{package} {version} is installed, and CRAFT works with Lightning from {_join(_OLDEST)} on, below"
-            f" {_join(_NEXT)}: pip install 'craft[lightning]'"
+            f"{package} {version} is installed, and CRAFT works with Lightning from {dotted(_OLDEST)} on, below"
+            f" {dotted(_NEXT)}: pip install 'craft[lightning]'"
         )
-
-
-def _join(number: tuple[int, int]) -> str:
-    return ".".join(map(str, number))

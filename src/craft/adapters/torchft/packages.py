@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 
+from craft.adapters.versions import dotted, is_between
 from craft.protocol.errors import ConfigError
 
 DISTRIBUTIONS = ("torchft-nightly", "torchft")
@@ -24,14 +25,10 @@ def check() -> None:
 
 def check_version(name: str, version: str) -> None:
     """Raise ConfigError unless this is a version whose manager and lighthouse are known here."""
-    try:
-        year, month = (int(part) for part in version.split(".")[:2])
-    except ValueError:
-        year, month = 0, 0
-    if not _OLDEST <= (year, month) < _NEXT:
+    if not is_between(version, _OLDEST, _NEXT):
         raise ConfigError(
-            f"{name} {version} is installed, and CRAFT works with the nightly builds from {_join(_OLDEST)} on, before"
-            f" {_join(_NEXT)}: {_HINT}"
+            f"{name} {version} is installed, and CRAFT works with the nightly builds from {dotted(_OLDEST)} on, before"
+            f" {dotted(_NEXT)}: {_HINT}"
         )
 
 
@@ -40,7 +37,3 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _join(number: tuple[int, int]) -> str:
-    return ".".join(map(str, number))

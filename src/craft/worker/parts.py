@@ -1,0 +1,45 @@
+"""What one loop of a script is made of: ``Job`` puts it together, ``Training`` and its ``Course`` take what they need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import torch
+
+from craft.decide.technique import Chosen
+from craft.settings.worker import WorkerSettings
+from craft.snapshots.donor import Donor
+from craft.snapshots.reserve import Reserve
+from craft.snapshots.state import Stateful
+from craft.worker.activity import Activity
+from craft.worker.commit import Commitments
+from craft.worker.meeting import Meeting
+from craft.worker.shifted import Shifted
+from craft.worker.start import Conditions
+from craft.worker.target import Target
+from craft.worker.voice import Voice
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one call of ``job.steps`` or ``job.attempts``."""
+
+    settings: WorkerSettings
+    techniques: Chosen
+    meeting: Meeting
+    voice: Voice
+    activity: Activity
+    commitments: Commitments
+    donor: Donor | None
+    """Gives the state to those who join; None outside of ``craft run``."""
+    reserve: Reserve | None
+    """Memory for the state that a worker which comes later will get."""
+    modules: Mapping[str, torch.nn.Module]
+    registered: Mapping[str, Stateful]
+    source: Shifted
+    seed: int
+    conditions: Conditions
+    target: Target | None
+    """Where checkpoints go, if any are taken."""
+    own_loop: bool = False
+    """Whether the script reduces gradients itself, and makes its updates before the commit (``Attempts``)."""

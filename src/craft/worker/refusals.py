@@ -1,0 +1,73 @@
+"""What a script may not give to its job: each is refused with a sentence that says what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from craft.decide.technique import Chosen
+from craft.decide.techniques import Divergence, Loss
+from craft.protocol.errors import ConfigError, Refused
+from craft.protocol.events import Event
+from craft.snapshots.state import Stateful
+from craft.worker.sources import is_stream
+
+
+def check_model(model: torch.nn.Module) -> None:
+    """Raise ConfigError if copies of ``model`` cannot be kept the same by what CRAFT does."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.SyncBatchNorm):
+            raise ConfigError(
+                f"{name or 'the model'} is a SyncBatchNorm, which exchanges statistics inside the forward pass and so"
+                " would make a microbatch depend on who computes the others: use BatchNorm or GroupNorm instead"
+            )
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+            raise ConfigError(
+                "the model is wrapped in DistributedDataParallel: pass the plain module, CRAFT replaces it"
+            )
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if torch.nn.parameter.is_lazy(value):
+            raise ConfigError(f"{name} has no shape yet: run one batch through the model before job.replicate(model)")
+
+
+def check_registered(name: str, item: Any, registered: Mapping[str, Stateful]) -> None:
+    """Raise ConfigError unless ``item`` has state that can be taken and put back, under a name of its own."""
+    if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
+        raise ConfigError(
+            f"register({name}=...) got a {type(item).__qualname__}, which has no state_dict and load_state_dict"
+        )
+    if name in registered and registered[name] is not item:
+        raise ConfigError(f"register({name}=...): something else is registered under this name")
+
+
+def check_attempts(data: Any, techniques: Chosen, has_state: bool) -> None:
+    """Raise ConfigError, or Refused, unless steps over ``data`` can be taken back, and be tried again by others."""
+    if not has_state:
+        raise ConfigError(
+            "job.attempts() before job.replicate, job.register or job.register_state: there is no state that could be"
+            " put back after an attempt that failed"
+        )
+    if is_stream(data):
+        raise ConfigError(
+            "job.attempts() takes no stream: leave data out, and read what belongs to (attempt.step, microbatch)"
+        )
+    # What would change a step whose updates are made before it is committed.
+    loss, divergence = techniques.get(Loss), techniques.get(Divergence)
+    if loss is not None and loss.settings.answer == "shrink":
+        raise Refused(
+            "--on-loss shrink with job.attempts(): the body of an attempt has seen the whole step before anything could be"
+            " dropped from it; use redo or wait"
+        )
+    if divergence is not None and divergence.settings.answer in ("skip", "lower-lr"):
+        raise Refused(
+            f"--on-divergence {divergence.settings.answer} with job.attempts(): the body of an attempt makes its own updates;"
+            " use report, rollback or stop"
+        )
+
+
+def check_event(event: object) -> None:
+    """Raise ConfigError unless this is what ``job.on`` can listen to."""
+    if not (isinstance(event, type) and issubclass(event, Event)):
+        raise ConfigError(f"job.on({event!r}, ...): the first argument is an event type of craft.events")
