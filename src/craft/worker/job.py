@@ -23,7 +23,7 @@ from craft.worker.attempts import Attempts, numbers, refuse_for_attempts
 from craft.worker.channel import Channel
 from craft.worker.commit import Commitments
 from craft.worker.data import Collate
-from craft.worker.devices import between_devices, device_of, own_device
+from craft.worker.devices import between_devices, device_of, make_scales, own_device
 from craft.worker.meeting import Meeting
 from craft.worker.saving import Target, check_tag
 from craft.worker.shifted import Shifted
@@ -222,6 +222,7 @@ class Job:
         connected = between_devices(self._settings.group, self.device)
         logger.info("trains on %s; gradients travel by %s", self.device, "Gloo" if connected is None else "NCCL")
         self._meeting.equip(connected)
+        make_scales(self._registered.values(), self.device)
         self._training = Training(
             settings=self._settings,
             meeting=self._meeting,
