@@ -110,7 +110,7 @@ def test_a_script_that_wants_the_cpu_stays_there(jobs: Jobs) -> None:
 
 def test_gradients_and_losses_on_a_gpu_are_those_of_the_trainer() -> None:
     """Up to the order in which numbers are added."""
-    command = [sys.executable, SAME_AS_TRAINER, "--gpu"]
+    command = [sys.executable, str(SAME_AS_TRAINER), "--gpu"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
