@@ -46,6 +46,13 @@ def keep_alone() -> None:
         TrainingArguments._setup_devices.__set_name__(TrainingArguments, "_setup_devices")
 
 
+def use_one_gpu(trainer: Any) -> None:
+    """Outside of ``craft run``: a Trainer that sees several GPUs would cut each batch over all of them (DataParallel)."""
+    if trainer.args.n_gpu > 1:
+        trainer.args._n_gpu = 1
+        trainer._train_batch_size = trainer.args.train_batch_size
+
+
 def take_rank(rank: int) -> None:
     """Whoever has rank 0 writes: accelerate and the Trainer ask this state."""
     state = PartialState()

@@ -18,7 +18,7 @@ import transformers
 from transformers import trainer as home
 
 from craft.adapters.huggingface import refusals
-from craft.adapters.huggingface.alone import keep_alone, take_rank
+from craft.adapters.huggingface.alone import keep_alone, take_rank, use_one_gpu
 from craft.adapters.huggingface.loader import StepInputs, StepLoader
 from craft.adapters.huggingface.progress import Progress, Surroundings
 from craft.protocol.errors import ConfigError
@@ -50,10 +50,7 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
         self._prepared: Any = None
         with alone():
             super().__init__(*given, **named)
-        if self.args.n_gpu > 1:
-            # Outside of craft run: each batch would be cut over all GPUs (DataParallel).
-            self.args._n_gpu = 1
-            self._train_batch_size = self.args.train_batch_size
+        use_one_gpu(self)
         self._follow_leader()
 
     # Who writes.
