@@ -1,6 +1,7 @@
 #!/bin/sh
 # Everything that needs a GPU, in one command; each part has its own limit, and the next one follows whatever came of it.
-# PYTHON is a Python with a CUDA build of torch, and with Lightning; what else it lacks is in .carried/ (tests/gpu/carry.sh).
+# PYTHON is a Python with a CUDA build of torch, with Lightning and with accelerate; what else it lacks is in .carried/
+# (tests/gpu/carry.sh).
 cd "$(dirname "$0")/../.." || exit 1
 python=${PYTHON:-python3}
 export PYTHONPATH="$PWD/src:$PWD:$PWD/.carried" PYTHONUNBUFFERED=1
@@ -8,6 +9,9 @@ export PYTHONPATH="$PWD/src:$PWD:$PWD/.carried" PYTHONUNBUFFERED=1
 export NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 CUBLAS_WORKSPACE_CONFIG=:4096:8
 "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
     || { echo "tests/gpu need an NVIDIA GPU, and a torch that was built for it: there is none here."; exit 1; }
+for wheel in .carried/*.whl; do
+    test ! -e "$wheel" || { "$python" -m zipfile -e "$wheel" .carried && rm "$wheel"; }
+done
 # Nobody else's plugins: what they warn of would be an error.
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 status=0

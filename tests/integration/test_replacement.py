@@ -204,10 +204,12 @@ def test_with_wait_the_replacement_computes_what_the_lost_worker_would_have_P1(r
 
 
 def test_with_wait_and_nobody_to_come_the_survivors_go_on(replaced: Replaced) -> None:
-    job = replaced.start(options=("--on-loss", "wait"), environment={"CRAFT_MAX_RESTARTS": "0"})
+    job = replaced.start(options=("--on-loss", "wait"), environment={"CRAFT_MAX_RESTARTS": "1"})
     job.reach_step(5)
     job.kill("w1")
-    replaced.finish(job).assert_exact(replaced.reference(), faults=1, steps=STEPS)
+    job.wait_for_committing(4)
+    job.kill("w2")
+    replaced.finish(job).assert_exact(replaced.reference(), faults=2, steps=STEPS)
 
 
 def test_below_the_least_number_a_replacement_is_waited_for_P1(replaced: Replaced) -> None:

@@ -19,6 +19,7 @@ import time
 import msgspec
 
 from craft.agent import kernel
+from craft.settings.cuda import without_cuda
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -205,8 +206,9 @@ def main() -> None:
     import craft.worker.job
     import craft.worker.run  # noqa: F401
 
-    for module in sys.argv[3:]:
-        _preload(module)
+    with without_cuda():
+        for module in sys.argv[3:]:
+            _preload(module)
     torch.set_num_threads(torch.get_num_threads())
     # What is imported stays for good. Not looked through again, it does not keep workers from finding their own garbage,
     # and stays shared between them.

@@ -50,6 +50,16 @@ def device_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> torch.device | Non
     return next(iter(found), None)
 
 
+def make_scales(registered: Iterable[object], device: torch.device) -> None:
+    """Have gradient scalers make what they keep on the device. They do so with their first loss.
+
+    A worker that joins may have to make updates before it computes any.
+    """
+    for item in registered:
+        if isinstance(item, torch.amp.GradScaler) and item.is_enabled():
+            item.scale(torch.zeros((), device=device))
+
+
 def between_devices(choice: GroupChoice, device: torch.device) -> torch.device | None:
     """The device whose tensors a group is to carry itself; None: they go through the memory of the host, by Gloo."""
     if choice == "nccl" and device.type != "cuda":

@@ -22,7 +22,7 @@ from craft.worker.attempts import Attempts, numbers
 from craft.worker.channel import Channel
 from craft.worker.commit import Commitments
 from craft.worker.data import Collate
-from craft.worker.devices import between_devices, device_of, own_device
+from craft.worker.devices import between_devices, device_of, make_scales, own_device
 from craft.worker.meeting import Meeting
 from craft.worker.parts import Parts
 from craft.worker.refusals import check_attempts, check_event, check_model, check_registered
@@ -195,6 +195,7 @@ class Job:
         connected = between_devices(self._settings.group, self.device)
         logger.info("trains on %s; gradients travel by %s", self.device, "Gloo" if connected is None else "NCCL")
         self._meeting.equip(connected)
+        make_scales(self._registered.values(), self.device)
         parts = Parts(
             settings=self._settings,
             techniques=self._techniques,

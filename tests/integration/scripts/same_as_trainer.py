@@ -1,9 +1,12 @@
 """Trains a small model with Hugging Face's Trainer and with CraftTrainer, as a job of one worker; prints how far apart they are.
 
-Both take 8 batches with different numbers of tokens that count to a step, in the same order.
+On the CPU, or with ``--gpu`` on a GPU. Both take 8 batches with different numbers of tokens that count to a step, in the same
+order.
 """
 
 import json
+import os
+import sys
 import tempfile
 from typing import Any
 
@@ -14,6 +17,8 @@ from craft.adapters.huggingface import CraftTrainer
 
 SHAPE: Any = {"vocab_size": 32, "n_positions": 10, "n_embd": 32, "n_layer": 1, "n_head": 2, "pad_token_id": 0}
 NO_DROPOUT: Any = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None}
+
+ON_GPU = "--gpu" in sys.argv[1:]
 
 
 def samples() -> list[dict[str, torch.Tensor]]:
@@ -52,16 +57,19 @@ def train(kind: type[Trainer], folder: str) -> tuple[torch.Tensor, list[float]]:
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
-            use_cpu=True,
+            use_cpu=not ON_GPU,
         ),
         train_dataset=samples(),
     )
     trainer.train()
-    return weights_of(trainer.model), [each["loss"] for each in trainer.state.log_history if "loss" in each]
+    assert trainer.model.device.type == ("cuda" if ON_GPU else "cpu")
+    return weights_of(trainer.model).cpu(), [each["loss"] for each in trainer.state.log_history if "loss" in each]
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
     with tempfile.TemporaryDirectory() as folder:
         (plain, plain_losses), (ours, our_losses) = train(Trainer, folder), train(CraftTrainer, folder)
     apart = max(abs(one - other) for one, other in zip(plain_losses, our_losses, strict=True))

@@ -36,6 +36,10 @@ parser.add_argument("--epochs", type=float, default=2)
 parser.add_argument("--steps", type=int, default=-1)
 parser.add_argument("--accumulate", type=int, default=2)
 parser.add_argument("--bf16", action="store_true")
+parser.add_argument("--fp16", action="store_true", help="with a gradient scaler, on a GPU")
+parser.add_argument("--gpu", action="store_true", help="not on the CPU")
+parser.add_argument("--full-determinism", action="store_true", help="the Trainer's own settings for equal bits")
+parser.add_argument("--begin-from", help="a checkpoint of the Trainer's own")
 parser.add_argument("--best", action="store_true", help="load the best one at the end")
 parser.add_argument("--patience", type=int, help="stop early, once eval_loss has not become smaller for so long")
 parser.add_argument("--scheduler", default="linear")
@@ -46,6 +50,10 @@ options = parser.parse_args()
 faulthandler.register(signal.SIGUSR1, all_threads=True)
 testing.arm()
 warnings.simplefilter("ignore")
+
+if options.gpu and not options.full_determinism:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
 
 SIZE, LENGTH = 48, 12
 SHAPE: Any = {"vocab_size": SIZE, "bos_token_id": None, "eos_token_id": None}
@@ -120,7 +128,9 @@ trainer = Slowed(
         warmup_steps=3,
         max_grad_norm=0.5,
         bf16=options.bf16,
-        use_cpu=True,
+        fp16=options.fp16,
+        full_determinism=options.full_determinism,
+        use_cpu=not options.gpu,
         seed=7,
         logging_steps=2,
         eval_strategy="steps",
@@ -137,7 +147,7 @@ trainer = Slowed(
     eval_dataset=Sentences(64),
     callbacks=[steps] if options.patience is None else [steps, EarlyStoppingCallback(options.patience)],
 )
-output = trainer.train()
+output = trainer.train(resume_from_checkpoint=options.begin_from)
 logged = [each for each in trainer.state.log_history if "loss" in each]
 print(
     json.dumps(

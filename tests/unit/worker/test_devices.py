@@ -9,7 +9,7 @@ import torch
 from craft.groups import nccl_calls
 from craft.protocol.errors import ConfigError
 from craft.worker.commit import decode_entry
-from craft.worker.devices import between_devices, device_of, is_hardware_fault
+from craft.worker.devices import between_devices, device_of, is_hardware_fault, make_scales, own_device
 
 
 def on(device: str) -> tuple[str, torch.Tensor]:
@@ -61,3 +61,23 @@ def test_a_device_that_failed_is_told_from_a_script_that_did() -> None:
 def test_without_nccl_it_says_so() -> None:
     with pytest.raises(nccl_calls.NcclError, match="no NCCL here"):
         nccl_calls.version()
+
+
+def test_a_scaler_can_update_before_it_has_scaled_a_loss() -> None:
+    """As in a worker that joins, which replays a step of the others first."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler, off = torch.amp.GradScaler("cpu", init_scale=4.0), torch.amp.GradScaler("cpu", enabled=False)
+    make_scales([optimizer, scaler, off], torch.device("cpu"))
+    scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0})
+    weight.grad = torch.tensor([2.0, 4.0])
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert weight.tolist() == [0.0, -1.0] and scaler.get_scale() == 2.0
+
+
+def test_workers_of_a_host_take_its_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [own_device(place) for place in range(3)] == [torch.device("cuda", number) for number in (0, 1, 0)]

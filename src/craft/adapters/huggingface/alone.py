@@ -1,26 +1,41 @@
-"""accelerate, in a process that is a worker of a job: alone as far as it knows, and of the job's rank where it writes."""
+"""accelerate, in a process that is a worker of a job: alone as far as it knows, on the worker's own device, and of the job's
+rank where it writes."""
 
 from __future__ import annotations
 
 from functools import cached_property
 from typing import Any
 
+import torch
 from accelerate.state import PartialState
 from transformers import TrainingArguments
 
 from craft.settings.huggingface import alone
 from craft.settings.worker import WorkerSettings
+from craft.worker.devices import own_device
 
 
 class _Alone(cached_property):  # type: ignore[type-arg]
-    """The property of ``TrainingArguments`` that looks for other processes, which finds none."""
+    """The property of ``TrainingArguments`` that looks for other processes, which finds none, and for devices."""
 
     def __init__(self, own: Any) -> None:
         def set_up(arguments: Any) -> Any:
             with alone():
-                return own.func(arguments)
+                found = own.func(arguments)
+            return _take_device(arguments, found)
 
         super().__init__(set_up)
+
+
+def _take_device(arguments: Any, found: torch.device) -> torch.device:
+    """Where a process that is alone would take all GPUs, the worker's own. On the CPU, if the script wants to be there."""
+    if found.type != "cuda":
+        return found
+    device = own_device(WorkerSettings.from_environment().local_rank)
+    arguments._n_gpu = 1
+    PartialState().device = device
+    torch.cuda.set_device(device)
+    return device
 
 
 def keep_alone() -> None:
@@ -29,6 +44,13 @@ def keep_alone() -> None:
     if WorkerSettings.from_environment().socket is not None and not isinstance(own, _Alone):
         TrainingArguments._setup_devices = _Alone(own)
         TrainingArguments._setup_devices.__set_name__(TrainingArguments, "_setup_devices")
+
+
+def use_one_gpu(trainer: Any) -> None:
+    """Outside of ``craft run``: a Trainer that sees several GPUs would cut each batch over all of them (DataParallel)."""
+    if trainer.args.n_gpu > 1:
+        trainer.args._n_gpu = 1
+        trainer._train_batch_size = trainer.args.train_batch_size
 
 
 def take_rank(rank: int) -> None:

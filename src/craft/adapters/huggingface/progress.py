@@ -60,7 +60,8 @@ class Progress:
         """The loop is about to begin with its first epoch here, and has set all of this to nothing."""
         if not self._runs:
             trainer, losses = self._trainer, self._losses
-            trainer._tr_loss = torch.tensor(losses["since_logged"], device=trainer.args.device)
+            # In the memory of the host, where the losses of steps come from: nobody waits for a device to look at it.
+            trainer._tr_loss = torch.tensor(losses["since_logged"])
             trainer._total_loss_scalar = losses["total"]
             trainer._globalstep_last_logged = losses["logged_at"]
             trainer._initial_global_step = losses["began_at"]

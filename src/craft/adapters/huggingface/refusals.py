@@ -29,8 +29,9 @@ def _reasons(trainer: Any, job: Job, trial: Any) -> list[tuple[bool, str]]:
             " craft.adapters.huggingface before TrainingArguments are made",
         ),
         (
-            args.device.type != "cpu",
-            f"CraftTrainer runs on the CPU yet, and this one is on {args.device}: TrainingArguments(use_cpu=True)",
+            args.device.type not in ("cpu", "cuda"),
+            f"CraftTrainer runs on CUDA devices and on the CPU, and this one is on {args.device}:"
+            " TrainingArguments(use_cpu=True)",
         ),
         (
             trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or args.parallelism_config is not None,
@@ -38,7 +39,8 @@ def _reasons(trainer: Any, job: Job, trial: Any) -> list[tuple[bool, str]]:
         ),
         (
             trainer.is_distributed_loading_by_transformers or trainer.is_model_parallel,
-            "the model is cut over devices: under CraftTrainer each worker has the whole one",
+            f"the model is cut over devices, or on another one than {args.device}: under CraftTrainer each worker has the whole"
+            " one, on its own device; load it without device_map",
         ),
         (
             args.auto_find_batch_size,

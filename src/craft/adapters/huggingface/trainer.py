@@ -18,7 +18,7 @@ import transformers
 from transformers import trainer as home
 
 from craft.adapters.huggingface import refusals
-from craft.adapters.huggingface.alone import keep_alone, take_rank
+from craft.adapters.huggingface.alone import keep_alone, take_rank, use_one_gpu
 from craft.adapters.huggingface.loader import StepInputs, StepLoader
 from craft.adapters.huggingface.progress import Progress, Surroundings
 from craft.protocol.errors import ConfigError
@@ -50,6 +50,7 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
         self._prepared: Any = None
         with alone():
             super().__init__(*given, **named)
+        use_one_gpu(self)
         self._follow_leader()
 
     # Who writes.
@@ -208,21 +209,28 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
         assert self._surroundings is not None and self._progress is not None
         self._progress.usual_items = self._progress.usual_items or step.metrics.get("items")
         self._surroundings.agree_on_place(self._job.broadcast_object)
-        return torch.tensor(step.metrics["loss"], device=self.args.device)
+        return torch.tensor(step.metrics["loss"])
 
     def _compute(self, step: Step, model: Any, batch: Any) -> None:
         """One microbatch: the Trainer's own forward and backward, or those of the script's own class."""
-        items = self._get_num_items_in_batch([batch], self.args.device)
+        # Counted where the batch is, before it goes to the device: nobody waits for that.
+        items = self._get_num_items_in_batch([batch], torch.device("cpu"))
         if items is not None:
             # The mean over the items of the global batch, as the Trainer has it over those of all processes. What is as much
             # as usual weighs 1, which costs nothing.
             assert self._progress is not None
             step.log(items=items)
             step.weight(float(items) / (self._progress.usual_items or 1.0))
-            items = items.clamp(min=1)
+            items = items.clamp(min=1).to(self.args.device, non_blocking=True)
         main = batch.get(getattr(self.model, "main_input_name", "input_ids"))
         step.log(tokens=0 if main is None else main.numel())
         step.log(loss=type(self).training_step(self, model, batch, items))
+
+    def _prepare_input(self, data: Any) -> Any:
+        """To the device; without waiting for it where the script says so to accelerate, whose loaders this stands in for."""
+        if isinstance(data, torch.Tensor) and self.accelerator.non_blocking:
+            return data.to(self.args.device, non_blocking=True)
+        return super()._prepare_input(data)
 
     def _maybe_log_save_evaluate(self, *given: Any, **named: Any) -> None:
         # Told the same on every worker; what a script logs elsewhere may not be.

@@ -38,19 +38,20 @@ def check(changed: dict[str, Any], trial: Any = None) -> None:
     refusals.check(SimpleNamespace(args=args, **own), alone(), trial)
 
 
-def test_a_usual_trainer_is_not_refused() -> None:
-    check({})
+@pytest.mark.parametrize("device", ["cpu", "cuda:3"])
+def test_a_usual_trainer_is_not_refused(device: str) -> None:
+    check({"device": torch.device(device)})
 
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
         ("world_size", 4, "start the script with craft run"),
-        ("device", torch.device("meta"), "use_cpu=True"),
+        ("device", torch.device("mps"), "on mps: .*use_cpu=True"),
         ("parallelism_config", object(), "each has the whole one"),
         ("is_deepspeed_enabled", True, "DeepSpeed"),
         ("is_fsdp_enabled", True, "FSDP"),
-        ("is_model_parallel", True, "cut over devices"),
+        ("is_model_parallel", True, "cut over devices.* without device_map"),
         ("auto_find_batch_size", True, "auto_find_batch_size"),
         ("torch_compile", True, "torch_compile"),
         ("train_sampling_strategy", "group_by_length", "one of random, sequential"),
