@@ -119,6 +119,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _over_device(times: Sequence[float], part: Mapping[str, Any]) -> str:
+    if times is part["times"]["device"]:
+        return ""
     ratio = paired_ratio(list(zip(times, part["times"]["device"], strict=True)), trimmed_ratio)
     return f", over that of device {ratio.value:.3f} (95%: {ratio.low:.3f} to {ratio.high:.3f})"
 
@@ -128,7 +130,11 @@ def hold(sizes: Sequence[str], folder: Path, out: Path, environment: dict[str, A
     found: dict[str, Any] = {}
     for size in sizes:
         found[size] = measure(size, folder / size, *BLOCKS[size])
-        whole = {"benchmark": "gpu_hold", "environment": environment, **found}
-        (out / "gpu_hold.json").write_text(json.dumps(whole, indent=1))
-        (out / "gpu_hold.txt").write_text("\n".join([str(environment), "", *lines(found)]) + "\n")
+        write({"environment": environment, "sizes": found}, out)
     return found
+
+
+def write(result: dict[str, Any], out: Path) -> None:
+    (out / "gpu_hold.json").write_text(json.dumps(result, indent=1) + "\n")
+    text = "\n".join([str(result["environment"]), "", *lines(result["sizes"])])
+    (out / "gpu_hold.txt").write_text(text + "\n")
