@@ -91,17 +91,18 @@ class InTurns:
 def measure(size: str, folder: Path, rounds: int, steps: int) -> dict[str, Any]:
     """Blocks of ``steps`` in turns, each way first as often as the others; seconds of a step, and memory."""
     turns = InTurns(size, folder)
+    times: dict[str, list[float]] = {way: [] for way in WAYS}
     with contextlib.ExitStack() as stack:
         for job in turns.jobs.values():
             stack.enter_context(job)
         for way in WAYS:
             turns.train(way, FIRST_STEPS)
-        times: dict[str, list[float]] = {way: [] for way in WAYS}
         for number in range(rounds):
             for place in range(len(WAYS)):
                 way = WAYS[(number + place) % len(WAYS)]
                 times[way].append(turns.train(way, steps))
-        return {"steps_per_block": steps, "times": times, "memory": turns.end()}
+        memory = turns.end()
+    return {"steps_per_block": steps, "times": times, "memory": memory}
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
