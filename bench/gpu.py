@@ -26,16 +26,18 @@ from typing import Any
 import torch
 from bench import gpu_report
 from bench.gpu_faults import SHAPES, WORKERS, Disturbed, finished, snapshot_steps
+from bench.gpu_hold import hold
 from bench.jobs import CraftJob, JobFailed, exit_on_sigterm
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--parts", nargs="*", default=list(PARTS))
+    parser.add_argument("--parts", nargs="*", default=[name for name in PARTS if name not in ON_DEMAND])
     parser.add_argument("--faults", type=int, default=10, help="of each kind, in the small model's job")
     parser.add_argument("--large-faults", type=int, default=10, help="of each kind, in the large model's job")
     parser.add_argument("--snapshots", type=int, default=4)
+    parser.add_argument("--hold-sizes", nargs="*", default=["small", "1b"], help="of the part hold")
     parser.add_argument("--limit-s", type=float, default=480.0, help="parts that would begin later are left out")
     args = parser.parse_args()
     began = time.monotonic()
@@ -207,9 +209,12 @@ PARTS: dict[str, Callable[[argparse.Namespace, Path, dict[str, Any]], dict[str, 
         "small", 8, 6, folder, NCCL_NCHANNELS_PER_NET_PEER="4"
     ),
 }
+PARTS["hold"] = lambda args, folder, result: hold(args.hold_sizes, folder, args.out, result["environment"])
+ON_DEMAND = ("hold",)
+"""What the run without --parts leaves out: it would take longer than its limit."""
 SIZE_OF = {"large": "1b", "recovery-small": "small"}
 SHARE = {"bandwidths": 1.0, "large": 0.6, "recovery-small": 0.8, "bits": 1.0, "overhead-1b": 0.85}
-SHARE |= {"overhead-small": 0.95, "overhead-small-tuned": 0.95}
+SHARE |= {"overhead-small": 0.95, "overhead-small-tuned": 0.95, "hold": 1.0}
 """Of the time limit: from then on no part of this name is begun, and none of its losses."""
 
 

@@ -16,9 +16,12 @@ is still pending may write into them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+
+Parts = Sequence[tuple[torch.Tensor, int]]
+"""Contiguous tensors, each with the rank that it goes to or comes from."""
 
 
 class Pending(Protocol):
@@ -43,6 +46,23 @@ class Lines(Protocol):
 
     def wait_all(self, pending: Sequence[Any]) -> None:
         """Wait for operations of this group; raises what the first of them to fail would."""
+
+
+@runtime_checkable
+class DeviceLines(Lines, Protocol):
+    """The same, where tensors also travel from device to device, on a stream of the group's own."""
+
+    device: torch.device
+    stream: torch.cuda.Stream
+
+    def swap(self, sends: Parts, receives: Parts) -> None:
+        """Put sends and receives on the stream. Between any two, what one sends the other receives in the same order."""
+
+    def mark(self) -> torch.cuda.Event:
+        """A mark behind everything that the stream has been given so far."""
+
+    def wait_device(self, mark: torch.cuda.Event) -> None:
+        """Block until the stream has come to ``mark``; raise GroupError if it never will."""
 
 
 class Group(Lines, Protocol):

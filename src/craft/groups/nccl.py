@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from craft.groups.gloo import GlooGroup
-from craft.groups.group import Pending
-from craft.groups.nccl_calls import Communicator, NcclError, Parts
+from craft.groups.group import Parts, Pending
+from craft.groups.nccl_calls import Communicator, NcclError
 from craft.protocol.errors import GroupAborted, GroupBroken, GroupError
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class NcclGroup:
     # Between devices.
 
     def swap(self, sends: Parts, receives: Parts) -> None:
-        """Put sends and receives on the group's stream; every member must make the same calls in the same order."""
+        """Put sends and receives on the group's stream; those who have something for each other make their calls in one order."""
         if self._aborted:
             raise self._gone()
         try:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from craft.groups.group import Parts
 
 ID_BYTES = 128
 _SUCCESS, _IN_PROGRESS = 0, 7
@@ -20,9 +21,6 @@ _BYTE = 1
 """NCCL's number for uint8: what travels is bytes, whatever they mean."""
 _ABORT_PATIENCE_S = 1.0
 """So long an abort lets a call that is under way in another thread come to its end; then it ends the call."""
-
-Parts = Sequence[tuple[torch.Tensor, int]]
-"""Contiguous tensors, each with the rank that it goes to or comes from."""
 
 
 class NcclError(Exception):

@@ -155,6 +155,8 @@ class Attempts:
         self._replayed: Result | None = None
         """Of one that catches up: the step as the others committed it."""
         self._broken_off = False
+        # By NCCL nothing of the step's own exchange may come between its reductions.
+        assert not training.flight.gradients.layout.buckets
         training.flight.undo = self._kept.put_back
 
     def __iter__(self) -> Iterator[StepAttempt]:

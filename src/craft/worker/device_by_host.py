@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from craft.decide.hosts import Spread
-from craft.groups.group import Lines
-from craft.groups.nccl import NcclGroup
+from craft.groups.group import DeviceLines, Lines
 from craft.worker.by_host import Move, RouteByHost
 from craft.worker.device_route import Streamed, padded
 from craft.worker.gradients import Gradients
@@ -23,7 +22,7 @@ class DeviceRouteByHost(Streamed, RouteByHost):
     """There is one room for all buckets: on one stream a bucket is summed before the next one arrives."""
 
     def __init__(
-        self, group: NcclGroup, layout: Layout, owners: Sequence[int], word_bytes: int, spread: Spread
+        self, group: DeviceLines, layout: Layout, owners: Sequence[int], word_bytes: int, spread: Spread
     ) -> None:
         self._nccl = group
         self._shared: torch.Tensor | None = None

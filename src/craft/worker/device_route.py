@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from craft.decide.tree import Node
-from craft.groups.group import Lines
-from craft.groups.nccl import NcclGroup
+from craft.groups.group import DeviceLines, Lines
 from craft.worker.gradients import Gradients
 from craft.worker.layout import Layout
 from craft.worker.route import Route
@@ -28,7 +27,7 @@ device has done everything that it was given."""
 
 def device_route(group: Lines | None, layout: Layout, owners: Sequence[int], word_bytes: int) -> Route:
     """The route that fits what the group can carry."""
-    if group is None or isinstance(group, NcclGroup):
+    if group is None or isinstance(group, DeviceLines):
         return DeviceRoute(group, layout, owners, word_bytes)
     return HostRoute(group, layout, owners, word_bytes)
 
@@ -38,7 +37,7 @@ class Streamed(Route):
 
     def __init__(self, group: Lines | None, layout: Layout, owners: Sequence[int], word_bytes: int, *more: Any) -> None:
         """``more`` is for the route that this is put in front of."""
-        self._stream = group.stream if isinstance(group, NcclGroup) else torch.cuda.Stream(layout.buckets[0].device)
+        self._stream = group.stream if isinstance(group, DeviceLines) else torch.cuda.Stream(layout.buckets[0].device)
         self._filled: dict[int, torch.cuda.Event] = {}
         self._set_aside: dict[int, torch.cuda.Event] = {}
         self._marks: deque[torch.cuda.Event] = deque()
@@ -82,13 +81,13 @@ class Streamed(Route):
         if event is not None:
             self._stream.wait_event(event)
 
-    def _stay_near(self, nccl: NcclGroup) -> None:
+    def _stay_near(self, nccl: DeviceLines) -> None:
         """A bucket's result is on its way: wait for an earlier one, if the device is too far behind."""
         self._marks.append(nccl.mark())
         if len(self._marks) > (_BUCKETS_AHEAD if self._blocks[self._rank] else 0):
             nccl.wait_device(self._marks.popleft())
 
-    def _await_device(self, nccl: NcclGroup | None) -> None:
+    def _await_device(self, nccl: DeviceLines | None) -> None:
         """Wait until everything that the stream was given is done."""
         began = monotonic()
         if nccl is not None:
@@ -101,7 +100,7 @@ class Streamed(Route):
 class DeviceRoute(Streamed):
     """Everything on the group's stream, in the order of buckets: all members make the same calls in the same order."""
 
-    def __init__(self, group: NcclGroup | None, layout: Layout, owners: Sequence[int], word_bytes: int) -> None:
+    def __init__(self, group: DeviceLines | None, layout: Layout, owners: Sequence[int], word_bytes: int) -> None:
         self._nccl = group
         super().__init__(group, layout, owners, word_bytes)
         self._room = self._make_room()

@@ -3,6 +3,13 @@
 Enters: what its microbatches left in ``p.grad``, moved into tree nodes. Leaves: the mean in ``p.grad``, the same bits on every
 worker. It goes the way of a step's own exchange, among those who keep pace, and counts for nothing until the step is
 committed. Whoever does not keep pace is sent each outcome: by them it brings its state level later.
+
+On devices it goes by NCCL, whose messages have no tags and whose lengths nobody checks. What is sent and what is received meet
+nevertheless: before a reduction gives the device anything, all have told each other by Gloo which one it is, and it ends only
+when the device has done all of it and everybody has said so. Nothing else of a loop of the script's own goes by NCCL: the step's
+own exchange, which is posted beside, has no buckets there. So between any two who keep pace the order of messages is that of the
+reductions. Whoever does not keep pace sends and receives nothing there, and waits for nothing; from which step on it does, all
+know from the commit before it. After a loss the communicator is aborted, and never used again.
 """
 
 from __future__ import annotations
@@ -13,12 +20,14 @@ import msgspec
 import torch
 from blake3 import blake3
 
-from craft.groups.group import Group, Pending
+from craft.groups.group import Lines, Pending
+from craft.groups.part import part_of
 from craft.protocol.errors import ConfigError, GroupError
 from craft.protocol.word import Combined, Record, Word
 from craft.worker.buffers import Buffers
 from craft.worker.calls import exchange_named
 from craft.worker.commit import Commitments
+from craft.worker.devices import device_of
 from craft.worker.exchange import Attempt
 from craft.worker.gradients import Flats, Gradients, hand_out
 from craft.worker.layout import Layout, trainable_of
@@ -27,6 +36,8 @@ from craft.worker.routes import route_of
 
 _FIRST_TAG = 1 << 16
 """Above all tags of a step's own exchange, which goes on beside this one."""
+_SIGNATURE = 48
+"""Tag of what tells which reduction it is; beside those of its word, below those of its buckets."""
 _LENGTH, _DATA = 40, 41
 """Tags of what is sent to those who do not keep pace; beside those of calls between the steps."""
 
@@ -47,37 +58,17 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Reduced).decode
 
 
-class Among:
-    """Some members of a group as a group of their own, with tags of its own."""
-
-    def __init__(self, group: Group, ranks: Sequence[int], first_tag: int) -> None:
-        self.generation = group.generation
-        self.rank = ranks.index(group.rank)
-        self.size = len(ranks)
-        self._group = group
-        self._ranks = ranks
-        self._first_tag = first_tag
-
-    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Pending:
-        return self._group.send(tensor, self._ranks[peer], self._first_tag + tag)
-
-    def recv(self, tensor: torch.Tensor, peer: int, tag: int) -> Pending:
-        return self._group.recv(tensor, self._ranks[peer], self._first_tag + tag)
-
-    def wait_all(self, pending: Sequence[Pending]) -> None:
-        self._group.wait_all(pending)
-
-
 class Phase:
     """Some parameters whose gradients are reduced together."""
 
     def __init__(self, params: Sequence[torch.nn.Parameter], bucket_bytes: int) -> None:
+        device_of((f"number {index}", param) for index, param in enumerate(params))
         self.layout = Layout(params, bucket_bytes)
         self.gradients = Gradients(self.layout)
         self.result: Flats | None = None
         self.route: Route | None = None
-        self.under: Group | None = None
-        """The group that the route goes through."""
+        self.way: tuple[object, ...] = ()
+        """What the route was made for: the group, who of it takes part, and who computes what."""
         kinds = [(str(param.dtype), tuple(param.shape)) for param in params]
         self._kind = msgspec.json.encode((kinds, self.layout.trainable))
 
@@ -115,11 +106,10 @@ class Reductions:
 
         Returns the means of what was logged.
         """
-        attempt = self._attempt(phase)
+        attempt = self._attempt(phase, place)
         word = Word(
             step=self._commitments.step,
             records=tuple(records),
-            digest=phase.signature(place),
             buffers=self._buffers.changed,
             rewinds=self._commitments.ledger.rewinds,
         )
@@ -129,11 +119,6 @@ class Reductions:
             raise attempt.error
         combined = attempt.combined
         assert combined is not None
-        if combined.unequal_digests:
-            raise ConfigError(
-                f"step {combined.step}: workers reduce different gradients in the same place: the body of an attempt must"
-                " call attempt.microbatches with the same parameters, in the same order, on every worker"
-            )
         scale = len(self._commitments.ledger.owners) / combined.total_weight if combined.total_weight else 1.0
         hand_out(phase.layout, attempt.result, combined.present, scale)
         phase.gradients.clear()
@@ -158,13 +143,17 @@ class Reductions:
         # What the script makes of them from here on stays.
         self._buffers.begin()
 
-    def _attempt(self, phase: Phase) -> Attempt:
+    def _attempt(self, phase: Phase, place: int) -> Attempt:
         commitments, ranks = self._commitments, self._ranks
         group, owners = commitments.group, tuple(map(ranks.index, commitments.ledger.owners))
-        among = Among(group, ranks, _FIRST_TAG) if group is not None and len(ranks) > 1 else None
-        if phase.route is None or phase.under is not group or phase.route.owners != owners:
+        among = part_of(group, ranks, _FIRST_TAG) if group is not None and len(ranks) > 1 else None
+        if among is not None:
+            self._agree(among, phase.signature(place))
+        # With fewer microbatches than workers, one more of them does not show in who computes what.
+        way = (group, *ranks, owners)
+        if phase.route is None or phase.way != way:
             hosts = [commitments.hosts[rank] for rank in ranks] if among is not None else []
-            phase.route, phase.under = route_of(among, hosts, phase.layout, owners), group
+            phase.route, phase.way = route_of(among, hosts, phase.layout, owners), way
         if phase.result is None:
             phase.result = Flats(phase.layout)
         attempt = Attempt(commitments.step, among, phase.route, phase.gradients, phase.result)
@@ -173,11 +162,28 @@ class Reductions:
             attempt.buffers = self._buffers.pack()
         return attempt
 
+    def _agree(self, among: Lines, signature: bytes) -> None:
+        """Return once everybody is here, with the same reduction; raises GroupError if somebody is lost meanwhile."""
+        peers = [rank for rank in range(among.size) if rank != among.rank]
+        own = torch.frombuffer(bytearray(signature), dtype=torch.uint8)
+        theirs = [torch.zeros_like(own) for _ in peers]
+        try:
+            due = [among.recv(each, peer, _SIGNATURE) for peer, each in zip(peers, theirs, strict=True)]
+            among.wait_all([*due, *(among.send(own, peer, _SIGNATURE) for peer in peers)])
+        except GroupError as error:
+            self._commitments.broke(error)
+            raise
+        if not all(torch.equal(own, each) for each in theirs):
+            raise ConfigError(
+                f"step {self._commitments.step}: workers reduce different gradients in the same place: the body of an"
+                " attempt must call attempt.microbatches with the same parameters, in the same order, on every worker"
+            )
+
     def take_back(self) -> None:
         """The attempt failed: nothing of it is held, and what it was to receive into may still be written to."""
         for phase in self._phases.values():
             phase.gradients.drop()
-            phase.route, phase.under, phase.result = None, None, None
+            phase.route, phase.way, phase.result = None, (), None
         self._told = []
 
     # For those who do not keep pace.

@@ -6,8 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from craft.decide.hosts import host_first
-from craft.groups.group import Lines
-from craft.groups.nccl import NcclGroup
+from craft.groups.group import DeviceLines, Lines
 from craft.worker.by_host import RouteByHost
 from craft.worker.device_by_host import DeviceRouteByHost
 from craft.worker.device_route import device_route
@@ -21,7 +20,7 @@ def route_of(group: Lines | None, hosts: Sequence[str], layout: Layout, owners: 
     """The way of one plan through ``group``; ``hosts`` names the host of each of its ranks."""
     size = word_bytes(owners, max(1, len(hosts)), len(layout.params))
     spread = host_first(hosts, owners)
-    if layout.on_device and spread is not None and isinstance(group, NcclGroup):
+    if layout.on_device and spread is not None and isinstance(group, DeviceLines):
         logger.info("gradients travel within %d hosts first, by NCCL", spread.num_hosts)
         return DeviceRouteByHost(group, layout, owners, size, spread)
     if layout.on_device:
