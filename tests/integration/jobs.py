@@ -195,10 +195,11 @@ class Job:
         """Wait until so many workers have ever committed a step."""
 
         def there() -> bool:
-            assert self.process.poll() is None, f"ended before {number} workers had committed" + describe(
-                self._result()
-            )
-            return len(self.committing()) >= number
+            ended = self.process.poll() is not None
+            if len(self.committing()) >= number:
+                return True
+            assert not ended, f"ended before {number} workers had committed" + describe(self._result())
+            return False
 
         try:
             wait_for(there, f"{number} workers have committed a step")

@@ -32,6 +32,8 @@ LIMIT_S = 30.0
 """Longer than anything here may take: what takes longer hangs."""
 AT_ONCE_S = 2.0
 """What is to happen in milliseconds, on a machine that is busy with other things."""
+DEVICE_OPENS_S = 10.0
+"""The first group between devices of a process: NCCL takes 0.7 s for it, and more where many processes share a device."""
 
 dist: Any = torch.distributed
 
@@ -299,6 +301,8 @@ class Cast:
 
     def __init__(self, device: str | None = None) -> None:
         self._device = device
+        self.opens_s = AT_ONCE_S if device is None else DEVICE_OPENS_S
+        """Within this a group is open."""
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["craft.groups.gloo"])
         self._actors: list[Actor] = []
