@@ -185,7 +185,8 @@ ABANDON = """
 import os, signal, subprocess
 from tests.integration.network import Network
 network = Network(("a",))
-left = subprocess.Popen([*network.inside("a"), "sleep", "600"], stdout=subprocess.DEVNULL)
+left = subprocess.Popen([*network.inside("a"), "sh", "-c", "echo inside; exec sleep 600"], stdout=subprocess.PIPE)
+left.stdout.readline()
 print(left.pid, network.inside("a")[1], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
