@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -76,6 +77,32 @@ def test_the_job_outlives_every_worker_it_began_with_P1(replaced: Replaced) -> N
     result = replaced.finish(job, joined=3)
     result.assert_exact(replaced.reference(), faults=3, steps=STEPS)
     assert not {line["worker_id"] for line in result.events("WorkerFinished")} & set(FIRST)
+
+
+@pytest.mark.long
+def test_joiners_that_had_to_catch_up_say_so_while_they_follow_and_compute_in_the_very_next_step_P1(
+    replaced: Replaced,
+) -> None:
+    """Unless they catch up just between the word of a step and its result: not all of six do."""
+    late = [f"w{number}" for number in range(3, 9)]
+    job = replaced.start(
+        faults=[Fault(point="loaded", kind="sleep", seconds=0.3, worker=worker) for worker in late],
+        environment={"CRAFT_BUCKET_MB": "0.01"},
+    )
+    for number in range(6):
+        job.reach_step(5 * number + 5)
+        job.kill(f"w{number}")
+        job.wait_for_committing(4 + number)
+    result = replaced.finish(job, joined=6)
+    result.assert_exact(replaced.reference(), faults=6, steps=STEPS)
+    waited = []
+    for worker in late:
+        log = (result.run_dir / "workers" / worker / "log").read_text()
+        computed = next((commit.step for commit in result.run.commits[worker] if commit.microbatches), None)
+        found = re.search(r"keeps pace with the others from step (\d+) on", log)
+        if found is not None and computed is not None:
+            waited.append(computed - int(found.group(1)))
+    assert waited and set(waited) <= {0, 1} and 0 in waited, (waited, describe(result))
 
 
 def test_two_workers_lost_at_the_same_instant_are_both_replaced_P1(replaced: Replaced) -> None:
