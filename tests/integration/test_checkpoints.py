@@ -195,6 +195,19 @@ def test_a_worker_that_dies_while_a_checkpoint_is_written_costs_no_more_than_tha
         assert any(step < other < step + 10 for other in written), "another one was taken soon"
 
 
+def test_a_checkpoint_whose_member_is_lost_before_anybody_copies_is_taken_again_at_once_P7(
+    jobs: Jobs, references: References, tmp_path: Path
+) -> None:
+    """All have agreed on it in the word of the step, and the others commit that step without the lost one."""
+    store = tmp_path / "store"
+    faults = [Fault(point="before_acknowledge", step=19, rank=1)]
+    result = jobs.run(TRAIN, *STEPS, options=into(store), faults=faults)
+    result.assert_exact(references.digest(*STEPS), faults=1)
+    written = [event["step"] for event in result.events("CheckpointWritten")]
+    assert [event["step"] for event in result.events("CheckpointAbandoned")] == [20], describe(result)
+    assert any(20 < step < 40 for step in written), describe(result)
+
+
 def test_joiners_take_part_in_checkpoints(jobs: Jobs, references: References, tmp_path: Path) -> None:
     store = tmp_path / "store"
     result = jobs.run(

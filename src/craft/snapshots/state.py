@@ -151,7 +151,7 @@ class RotatingDigest:
         return max(1, len(self._slices))
 
     def restart(self, step: int) -> None:
-        """A new generation begins: its members, some of them perhaps a step behind, all begin anew at ``step``."""
+        """A new generation begins, or somebody begins to keep pace: all members begin anew at ``step``."""
         self._slices = []
         self._begins = step
 

@@ -1,7 +1,7 @@
 """A worker that comes to a job that is on its way: it takes the others' state and catches up with them.
 
-``Training`` makes one when it finds that this worker has no state. Until ``catches_up`` is false, steps come from the results
-that the follower has queued; from then on this worker takes part like all others.
+``Training`` makes one when it finds that this worker has no state, and drops it when this worker takes part like all others:
+until then, or until ``catches_up`` is false, steps come from the results that the follower has queued.
 """
 
 from __future__ import annotations

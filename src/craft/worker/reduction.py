@@ -6,10 +6,10 @@ committed. Whoever does not keep pace is sent each outcome: by them it brings it
 
 On devices it goes by NCCL, whose messages have no tags and whose lengths nobody checks. What is sent and what is received meet
 nevertheless: before a reduction gives the device anything, all have told each other by Gloo which one it is, and it ends only
-when the device has done all of it and everybody has said so. Nothing else of a loop of the script's own goes by NCCL: the step's
-own exchange, which is posted beside, has no buckets there. So between any two who keep pace the order of messages is that of the
-reductions. Whoever does not keep pace sends and receives nothing there, and waits for nothing; from which step on it does, all
-know from the commit before it. After a loss the communicator is aborted, and never used again.
+when the device has done all of it and everybody has said so. Nothing else of a loop of the script's own goes by NCCL: the
+step's own exchange, which comes after the body, has no buckets there. So between any two who keep pace the order of messages
+is that of the reductions. Whoever does not keep pace sends and receives nothing there, and waits for nothing; from which step
+on it does, all know from the commit before it. After a loss the communicator is aborted, and never used again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 import torch
 from blake3 import blake3
 
-from craft.groups.group import Lines, Pending
+from craft.groups.group import DeviceLines, Lines, Pending
 from craft.groups.part import part_of
 from craft.protocol.errors import ConfigError, GroupError
 from craft.protocol.word import Combined, Record, Word
@@ -35,7 +35,7 @@ from craft.worker.route import Route
 from craft.worker.routes import route_of
 
 _FIRST_TAG = 1 << 16
-"""Above all tags of a step's own exchange, which goes on beside this one."""
+"""Above all tags of a step's own exchange."""
 _SIGNATURE = 48
 """Tag of what tells which reduction it is; beside those of its word, below those of its buckets."""
 _LENGTH, _DATA = 40, 41
@@ -148,6 +148,7 @@ class Reductions:
         group, owners = commitments.group, tuple(map(ranks.index, commitments.ledger.owners))
         among = part_of(group, ranks, _FIRST_TAG) if group is not None and len(ranks) > 1 else None
         if among is not None:
+            _check_device(phase.layout, group)
             self._agree(among, phase.signature(place))
         # With fewer microbatches than workers, one more of them does not show in who computes what.
         way = (group, *ranks, owners)
@@ -258,3 +259,12 @@ def listen(commitments: Commitments) -> tuple[Reduced, ...]:
 
 def _bytes(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+
+
+def _check_device(layout: Layout, group: Lines | None) -> None:
+    """Raise ConfigError if gradients are on a device, and the group is between others."""
+    if isinstance(group, DeviceLines) and layout.on_device and layout.buckets[0].device != group.device:
+        raise ConfigError(
+            f"parameters of attempt.microbatches(...) are on {layout.buckets[0].device}, and this worker's device is"
+            f" {group.device}: put them on job.device"
+        )

@@ -89,6 +89,8 @@ class Saving(Hooks):
         """Taken, and not known to be complete."""
         self._again: str | None = None
         """One with this tag is to be taken as soon as possible, because another one came to nothing."""
+        self._members: tuple[str, ...] = ()
+        """Of the generation that this worker acts under."""
         self._answered = meeting.wishes[-1].number if meeting.wishes else 0
         """The newest wish that was answered, as all before it were. What is older than this worker is the others' to say."""
         self.saved = (0, 0)
@@ -131,9 +133,10 @@ class Saving(Hooks):
         return "" if leads and time.monotonic() - self._last >= interval_s else None
 
     def after_commit(self, moment: Moment) -> None:
-        """A worker that catches up takes no part."""
+        """Whoever said in the word that it can compute has its share of what is taken; who catches up did not."""
         combined, under = moment.word, moment.under
         assert combined is not None and under is not None
+        self._members = moment.members
         self._hear()
         self._clock.committed(self._writer.busy)
         leads = under.worker_ids[0] == self._worker_id
@@ -157,7 +160,7 @@ class Saving(Hooks):
             return
         self._answered = max(self._answered, combined.wish)
         members = tuple(under.worker_ids[rank] for rank in combined.able)
-        if not moment.behind and self._worker_id in members:
+        if self._worker_id in members:
             self._due.append(Due(step, moment.branch, combined.save or None, under, members, agreed=True))
 
     def ask(self, tag: str | None, step: int, branch: int, under: Generation, members: tuple[str, ...]) -> None:
@@ -206,6 +209,8 @@ class Saving(Hooks):
         logger.info("copies its share of checkpoint %s; that held the step up for %.3f s", due.name, self._stall_s)
         self._open, self._last = due, time.monotonic()
         reach("saved", due.step)
+        # Somebody may have been lost since it was agreed upon.
+        self._give_up_if_lost()
 
     def _time_left(self) -> float:
         preempting = self._meeting.preempting
@@ -230,14 +235,17 @@ class Saving(Hooks):
 
     def generation_change(self, moment: Moment) -> None:
         """A checkpoint of which somebody's share is lost is taken anew."""
-        members = moment.members
+        self._members = moment.members
         self._failures += bool(moment.lost)
+        self._give_up_if_lost()
+
+    def _give_up_if_lost(self) -> None:
         due = self._open
-        if due is None or all(worker_id in members for worker_id in due.members):
+        if due is None or all(worker_id in self._members for worker_id in due.members):
             return
         self._open, self._again = None, due.tag or ""
-        if members[0] == self._worker_id:
-            gone = ", ".join(worker_id for worker_id in due.members if worker_id not in members)
+        if self._members[0] == self._worker_id:
+            gone = ", ".join(worker_id for worker_id in due.members if worker_id not in self._members)
             reason = f"{gone} was lost before it was known to be complete: another one is taken"
             self._voice.note(CheckpointAbandoned(name=due.name, step=due.step, reason=reason))
 
