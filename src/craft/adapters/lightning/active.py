@@ -11,7 +11,7 @@ import os
 import re
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from craft.groups import sockets
@@ -90,6 +90,15 @@ class Active:
             self._pauses.enter_context(self.guest.paused("validation"))
         else:
             self._pauses.close()
+
+    def part(self, trainer: Any) -> None:
+        """All are about to leave: nobody does before the first one has told the lighthouse that the checkpoint is complete.
+
+        Who leaves earlier is one that is lost with what it has, and the others are torn out of what they are in.
+        """
+        # Whoever comes out of it last may find that the others have gone.
+        with suppress(RuntimeError):
+            trainer.strategy.barrier("CraftCallback")
 
     # When it cannot go on.
 

@@ -171,6 +171,8 @@ class CraftCallback(_Callback):
             self._listed(path, trainer.global_step)
         reason = "; ".join(wishes.values()) or "another worker wishes it"
         logger.warning("checkpoint %s%s: %s", path, ", and the end of the fit" if stop else "", reason)
+        if stop and self._active is not None:
+            self._active.part(trainer)
         trainer.should_stop = trainer.should_stop or stop
 
     def _agreed(self, trainer: Any, stop: bool, save: bool) -> tuple[bool, bool]:
