@@ -195,6 +195,7 @@ def test_a_worker_that_dies_while_a_checkpoint_is_written_costs_no_more_than_tha
         assert any(step < other < step + 10 for other in written), "another one was taken soon"
 
 
+@pytest.mark.long
 def test_a_checkpoint_whose_member_is_lost_before_anybody_copies_is_taken_again_at_once_P7(
     jobs: Jobs, references: References, tmp_path: Path
 ) -> None:
