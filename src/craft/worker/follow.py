@@ -82,7 +82,7 @@ class Follower:
         self._state: Fetched | None = None
         self._loaded = False
         self._replayed = False
-        """Whether the main thread is done with a result: then the script's update code has run once."""
+        """Whether the main thread has taken a result: when it waits for another one, the script's update code has run once."""
         self._main_waits = False
         self._cancelled = threading.Event()
         self._error: BaseException | None = None
