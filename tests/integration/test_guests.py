@@ -73,3 +73,25 @@ def test_a_guest_that_hangs_is_told_from_the_one_that_waits_for_it(jobs: Jobs, t
     assert_freed_at_once(result, made(result.run.journal, ["w0"]))
     (aborted,) = said(result.run_dir, "w0", "aborted")
     assert aborted["connections"] == 1, "what freed it: the other one was alive, and kept the connection open"
+
+
+def test_a_guest_that_an_abort_does_not_free_ends_and_is_replaced(jobs: Jobs, tmp_path: Path) -> None:
+    job = jobs.start(
+        GUESTS,
+        "--store",
+        str(tmp_path / "store"),
+        "--stuck-at",
+        "10",
+        workers=2,
+        environment={"CRAFT_MAX_RESTARTS": "3"},
+    )
+    job.reach_step(10)
+    job.client.abort()
+    wait_for(lambda: said(job.run_dir, "w2", "member"), "another one came in its place")
+    job.client.stop(reason="seen enough")
+    result = job.wait()
+    assert result.exit_code == 0, describe(result)
+    (lost,) = result.events("WorkerLost")
+    assert (lost["worker_id"], lost["reason"]) == ("w0", "exit code 70"), describe(result)
+    assert len(said(result.run_dir, "w1", "freed")) == 1, "the one that it held up"
+    assert "not come out of it" in (result.run_dir / "workers" / "w0" / "log").read_text()

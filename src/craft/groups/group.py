@@ -20,6 +20,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+EXIT_NOT_FREED = 70
+"""Exit code of a worker that ends itself because an abort did not free it; its agent starts another one."""
+
 Parts = Sequence[tuple[torch.Tensor, int]]
 """Contiguous tensors, each with the rank that it goes to or comes from."""
 

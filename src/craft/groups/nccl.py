@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from craft.groups.gloo import GlooGroup
-from craft.groups.group import Parts, Pending
+from craft.groups.group import EXIT_NOT_FREED, Parts, Pending
 from craft.groups.nccl_calls import Communicator, NcclError
 from craft.protocol.errors import GroupAborted, GroupBroken, GroupError
 
@@ -28,8 +28,6 @@ _LOOK_S = 20e-6
 _LOOK_FOR_ERRORS_S = 0.1
 _ABORT_LIMIT_S = 10.0
 """An abort that takes longer never returns: the device does not answer, and nothing in this process can change that."""
-_ABORT_HUNG = 70
-"""Exit code of a worker that ends itself for that reason; its agent starts another one."""
 
 
 class NcclGroup:
@@ -169,4 +167,4 @@ def _give_up(generation: int) -> None:
         "the abort of generation %d has not returned for %.0f s: the device does not answer, and this worker ends",
         generation, _ABORT_LIMIT_S,
     )  # fmt: skip
-    os._exit(_ABORT_HUNG)
+    os._exit(EXIT_NOT_FREED)

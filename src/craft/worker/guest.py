@@ -15,11 +15,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import msgspec
 
-from craft.protocol.activity import Phase
 from craft.protocol.entries import Entered
 from craft.protocol.events import AnyNote, CheckpointWritten, ConditionSeen
 from craft.protocol.membership import Generation
@@ -30,9 +29,12 @@ from craft.worker.account import Account
 from craft.worker.activity import Activity
 from craft.worker.channel import Channel
 from craft.worker.chronicle import Committed
+from craft.worker.doing import Doing
 
 logger = logging.getLogger(__name__)
 
+FREE_LIMIT_S = 10.0
+"""Who is blocked comes out within milliseconds, as a rule; a busy machine may need seconds."""
 _MAX_NOTES = 16
 _MAX_WHAT_CHARS = 100
 _MAX_DETAIL_CHARS = 1000
@@ -70,7 +72,7 @@ class Guest:
     def __init__(self, settings: WorkerSettings, channel: Channel | None, activity: Activity) -> None:
         self._settings = settings
         self._channel = channel
-        self._activity = activity
+        self._doing = Doing(activity)
         run_dir = settings.run_dir if channel is not None else None
         self._account = Account(run_dir, settings.worker_id, self._note, lambda step, microbatch: None)
         # Guards the notes: any thread may tell something.
@@ -87,15 +89,15 @@ class Guest:
         self._goes_alone = False
         """Whether it leaves a job that goes on, or that makes room: to end is not to finish then."""
         self._aborts: list[Abort] = []
-        self._setback: list[Entered] = []
+        self._acts: Change | None = None
+        """The generation that steps are written down under: the one before until what was under way there is aborted."""
+        self._unsettled: list[Entered] = []
+        """Generations that came to act since the last step."""
         self._steps = 0
-        self._changes: queue.SimpleQueue[Change] = queue.SimpleQueue()
-        # Guards the phase: exchanges may begin and end on any thread.
-        self._doing = threading.Lock()
-        self._in_exchange = 0
-        self._pauses = 0
+        self._changes: queue.SimpleQueue[tuple[Change, bool]] = queue.SimpleQueue()
+        """What is to act next, and whether somebody joined and nothing else: then there is nothing to abort."""
         if channel is not None:
-            threading.Thread(target=self._abort_loop, name="craft-abort", daemon=True).start()
+            threading.Thread(target=self._change_loop, name="craft-abort", daemon=True).start()
 
     # What it is told.
 
@@ -162,16 +164,14 @@ class Guest:
     def step(self, committed: int, **metrics: float) -> None:
         """So many steps are committed by now: progress for the watchdog, ``craft status`` and ``steps.jsonl``."""
         with self._change:
-            number = self._generation.number if self._generation is not None else 0
-            setbacks, self._setback = self._setback, []
+            entered, self._unsettled = self._unsettled, []
+            number, members = (self._acts.generation, self._acts.members) if self._acts else (0, (self.worker_id,))
             self._steps = committed
-        self._activity.committed()
-        with self._doing:
-            self._show(committed)
-        for entered in setbacks:
-            self._account.settled(entered)
+        self._doing.stepped(committed)
+        for each in entered:
+            self._account.settled(each)
         self._account.committed(
-            Committed(step=committed - 1, branch=0, generation=number, members=self.members, plan=(), metrics=metrics)
+            Committed(step=committed - 1, branch=0, generation=number, members=members, plan=(), metrics=metrics)
         )
         self._report(urgent=False, step=committed, metrics=metrics, step_s=self._account.step_s)
 
@@ -186,36 +186,27 @@ class Guest:
 
     def exchange_began(self) -> None:
         """Something was begun that ends when others do their part; any thread may say so, and several times."""
-        with self._doing:
-            self._in_exchange += 1
-            if self._in_exchange == 1:
-                self._show()
+        self._doing.exchange_began()
 
     def exchange_ended(self) -> None:
         """One of them ended, by whatever way."""
-        with self._doing:
-            self._in_exchange -= 1
-            if self._in_exchange == 0:
-                self._show()
+        self._doing.exchange_ended()
 
-    @contextmanager
-    def paused(self, reason: str) -> Iterator[None]:
+    def paused(self, reason: str) -> AbstractContextManager[None]:
         """Within it this worker is never taken for one that hangs, however long it takes."""
-        with self._doing:
-            self._pauses += 1
-        try:
-            with self._activity.paused(reason):
-                yield
-        finally:
-            with self._doing:
-                self._pauses -= 1
-                self._show()
+        return self._doing.paused(reason)
+
+    def free_or_end(self, limit_s: float = FREE_LIMIT_S) -> None:
+        """For an ``abort`` that has done what frees: who is in an exchange now comes out of it, or this process ends.
+
+        That is for its agent, which starts another one in its place. Returns at once; a process that computes is let be.
+        """
+        if self._channel is not None:
+            self._doing.free_or_end(limit_s)
 
     def finish(self) -> None:
         """The script came to its end. Called by whoever ran it."""
-        with self._doing:
-            self._in_exchange = self._pauses = 0
-            self._activity.now(Phase.ENDING)
+        self._doing.end()
         self._account.complete()
         if self._goes_alone:
             logger.info("leaves the job, as it was told: %s", self._leaving)
@@ -228,10 +219,6 @@ class Guest:
     def place(self) -> int | None:
         """The step that it is in; None before the first one was committed."""
         return self._steps or None
-
-    def _show(self, step: int | None = None) -> None:
-        if not self._pauses:
-            self._activity.now(Phase.EXCHANGING if self._in_exchange else Phase.COMPUTING, step)
 
     def _note(self, event: AnyNote) -> None:
         with self._noting:
@@ -247,8 +234,8 @@ class Guest:
     def await_slot(self) -> bool:
         """Block until this worker is in a generation; False if it never will be."""
         with self._change:
-            self._change.wait_for(lambda: self._generation is not None or self._over is not None)
-            return self._generation is not None
+            self._change.wait_for(lambda: self._acts is not None or self._over is not None)
+            return self._acts is not None
 
     def direct(self, directive: Directive) -> None:
         """Follow a directive; an old or repeated one changes nothing."""
@@ -294,27 +281,31 @@ class Guest:
             told=told,
             agreed=grew or generation.number == self._announced,
         )
-        if grew:
-            self._account.entered(self._entered(change))
-        else:
-            self._changes.put(change)
+        self._changes.put((change, grew))
 
-    def _abort_loop(self) -> None:
+    def _change_loop(self) -> None:
         while True:
-            change = self._changes.get()
-            logger.warning("%s: what is under way here is aborted", change.reason)
-            with self._change:
-                aborts = tuple(self._aborts)
-            for abort in aborts:
-                try:
-                    abort(change)
-                except Exception:
-                    # Of another package's code, perhaps: the others must still be called, and the next time, too.
-                    logger.exception("%r failed to abort", abort)
-            entered = self._entered(change, time.time())
+            change, grew = self._changes.get()
+            if not grew:
+                self._abort(change)
+            entered = self._entered(change, None if grew else time.time())
             self._account.entered(entered)
             with self._change:
-                self._setback.append(entered)
+                # At once: a step is either before what was lost, or pays for it.
+                self._acts = change
+                self._unsettled.append(entered)
+                self._change.notify_all()
+
+    def _abort(self, change: Change) -> None:
+        logger.warning("%s: what is under way here is aborted", change.reason)
+        with self._change:
+            aborts = tuple(self._aborts)
+        for abort in aborts:
+            try:
+                abort(change)
+            except Exception:
+                # Of another package's code, perhaps: the others must still be called, and the next time, too.
+                logger.exception("%r failed to abort", abort)
 
     def _entered(self, change: Change, aborted: float | None = None) -> Entered:
         now = time.time()

@@ -24,6 +24,7 @@ dist: Any = torch.distributed
 parser = argparse.ArgumentParser()
 parser.add_argument("--store", type=Path, required=True, help="a file in which the two first workers meet")
 parser.add_argument("--hang-at", type=int, help="the step in which rank 1 hangs")
+parser.add_argument("--stuck-at", type=int, help="the step from whose exchange rank 0 never comes out")
 args = parser.parse_args()
 
 
@@ -36,6 +37,7 @@ def say(**what: Any) -> None:
 def abort(change: craft.Change) -> None:
     connections = abort_gloo()
     say(aborted=change.generation, lost=change.lost, told=change.told, at=time.time(), connections=connections)
+    guest.free_or_end(limit_s=2.0)
 
 
 guest = craft.attend(abort)
@@ -53,6 +55,8 @@ while guest.leaving is None:
         try:
             with guest.exchanging():
                 group.allreduce([total]).wait()
+                if rank == 0 and step == args.stuck_at:
+                    time.sleep(600)
         except RuntimeError as error:
             say(freed=time.time(), error=str(error).partition("\n")[0])
             group = None

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
+from typing import Any, cast
 
+from craft.protocol.events import Recovered
 from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import Directive, Preemption
 from craft.settings.worker import WorkerSettings
 from craft.worker.activity import Activity
-from craft.worker.guest import Change, Guest
+from craft.worker.channel import Channel
+from craft.worker.guest import Abort, Change, Guest
 
 ALONE = """
 import craft
@@ -31,6 +36,38 @@ def generation(number: int, *worker_ids: str) -> Generation:
 
 def guest() -> Guest:
     return Guest(WorkerSettings(worker_id="w0"), None, Activity(None))
+
+
+class Reports:
+    """Where a guest's reports go."""
+
+    def __init__(self) -> None:
+        self.latest: dict[str, Any] = {}
+
+    def report(self, *, urgent: bool, **changes: Any) -> None:
+        self.latest |= changes
+
+    def recovered(self) -> list[Recovered]:
+        return [note for note in self.latest.get("notes", ()) if isinstance(note, Recovered)]
+
+
+def member(reports: Reports, abort: Abort) -> Guest:
+    """w0, in a generation with w1."""
+    one = Guest(WorkerSettings(worker_id="w0"), cast(Channel, reports), Activity(None))
+    one.on_change(abort)
+    one.direct(Directive(sequence=1, generation=generation(1, "w0", "w1")))
+    assert one.await_slot()
+    return one
+
+
+def recovers(one: Guest, reports: Reports) -> list[Recovered]:
+    """Step until a loss is told of."""
+    deadline, step = time.monotonic() + 30.0, 3
+    while not reports.recovered():
+        assert time.monotonic() < deadline
+        one.step(step)
+        step += 1
+    return reports.recovered()
 
 
 def test_outside_of_a_job_a_guest_is_nobodys_and_does_no_harm() -> None:
@@ -77,3 +114,34 @@ def test_one_that_waits_for_a_slot_is_released_at_the_end_of_the_job() -> None:
 def test_a_change_says_what_it_is_about() -> None:
     assert Change(generation=3, members=("w0",), lost=("w1",), told=0.0).reason == "w1 is not in generation 3"
     assert "abort" in Change(generation=3, members=("w0", "w1"), lost=(), told=0.0).reason
+
+
+def test_a_step_that_ends_before_the_abort_does_is_not_the_one_that_pays_for_the_loss() -> None:
+    reports, begun, stepped = Reports(), threading.Event(), threading.Event()
+
+    def abort(change: Change) -> None:
+        begun.set()
+        assert stepped.wait(30.0)
+
+    one = member(reports, abort)
+    one.step(1)
+    one.direct(Directive(sequence=2, generation=generation(2, "w0")))
+    assert begun.wait(30.0)
+    one.step(2)
+    assert not reports.recovered()
+    stepped.set()
+    (told,) = recovers(one, reports)
+    # The loss hit generation 1: by that the lighthouse knows which one this was.
+    assert (told.since, told.generation, told.lost) == (1, 2, ("w1",))
+
+
+def test_a_generation_that_grows_after_a_loss_does_not_hide_the_loss() -> None:
+    reports, goes_on = Reports(), threading.Event()
+    one = member(reports, lambda change: cast(None, goes_on.wait(30.0)))
+    one.step(1)
+    one.direct(Directive(sequence=2, generation=generation(2, "w0")))
+    one.direct(Directive(sequence=3, generation=generation(3, "w0", "w2")))
+    one.step(2)
+    goes_on.set()
+    (told,) = recovers(one, reports)
+    assert (told.since, told.lost) == (1, ("w1",))

@@ -17,7 +17,7 @@ from typing import Any
 from craft.groups import sockets
 from craft.settings.worker import WorkerSettings
 from craft.worker.guest import Change
-from craft.worker.join import attend
+from craft.worker.join import attend, attending
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +63,9 @@ class Active:
         self._changed.set()
         number = sockets.abort_gloo()
         logger.warning("%s: %s connections of Gloo's are aborted", change.reason, number)
+        if (guest := attending()) is not None:
+            # Gloo does not tell everybody. Then another rank has the state, and this one must not hold it up.
+            guest.free_or_end()
 
     # Where the main thread is.
 
