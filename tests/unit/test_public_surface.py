@@ -87,6 +87,7 @@ def test_a_guest_has_exactly_these_attributes() -> None:
         "exchange_ended",
         "exchanging",
         "finish",
+        "free_or_end",
         "generation",
         "leaving",
         "members",

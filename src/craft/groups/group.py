@@ -23,7 +23,7 @@ import torch
 EXIT_NOT_FREED = 70
 """Exit code of a worker that ends itself because an abort did not free it; its agent starts another one."""
 
-Parts = Sequence[tuple[torch.Tensor, int]]
+Parcels = Sequence[tuple[torch.Tensor, int]]
 """Contiguous tensors, each with the rank that it goes to or comes from."""
 
 
@@ -58,7 +58,7 @@ class DeviceLines(Lines, Protocol):
     device: torch.device
     stream: torch.cuda.Stream
 
-    def swap(self, sends: Parts, receives: Parts) -> None:
+    def swap(self, sends: Parcels, receives: Parcels) -> None:
         """Put sends and receives on the stream. Between any two, what one sends the other receives in the same order."""
 
     def mark(self) -> torch.cuda.Event:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from craft.groups.gloo import GlooGroup
-from craft.groups.group import EXIT_NOT_FREED, Parts, Pending
+from craft.groups.group import EXIT_NOT_FREED, Parcels, Pending
 from craft.groups.nccl_calls import Communicator, NcclError
 from craft.protocol.errors import GroupAborted, GroupBroken, GroupError
 
@@ -67,7 +67,7 @@ class NcclGroup:
 
     # Between devices.
 
-    def swap(self, sends: Parts, receives: Parts) -> None:
+    def swap(self, sends: Parcels, receives: Parcels) -> None:
         """Put sends and receives on the group's stream; those who have something for each other make their calls in one order."""
         if self._aborted:
             raise self._gone()

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from craft.groups.group import Parts
+from craft.groups.group import Parcels
 
 ID_BYTES = 128
 _SUCCESS, _IN_PROGRESS = 0, 7
@@ -89,7 +89,7 @@ class Communicator:
             _check(_library().ncclCommInitRank(ctypes.byref(handle), size, made, rank), "ncclCommInitRank")
         self._handle = handle
 
-    def swap(self, sends: Parts, receives: Parts, stream: torch.cuda.Stream) -> None:
+    def swap(self, sends: Parcels, receives: Parcels, stream: torch.cuda.Stream) -> None:
         """Put sends and receives on ``stream``, all at once: in whatever order their peers name them, they meet."""
         library, where = _library(), ctypes.c_void_p(stream.cuda_stream)
         with self._calls, torch.cuda.device(stream.device):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from craft.groups.group import DeviceLines, Lines, Parts, Pending
+from craft.groups.group import DeviceLines, Lines, Parcels, Pending
 
 
 def part_of(group: Lines, ranks: Sequence[int], first_tag: int) -> Lines:
@@ -49,11 +49,11 @@ class DevicePart(Part):
         self.stream = group.stream
         self._devices = group
 
-    def swap(self, sends: Parts, receives: Parts) -> None:
+    def swap(self, sends: Parcels, receives: Parcels) -> None:
         self._devices.swap(self._of_group(sends), self._of_group(receives))
 
-    def _of_group(self, parts: Parts) -> Parts:
-        return [(tensor, self._ranks[peer]) for tensor, peer in parts]
+    def _of_group(self, parcels: Parcels) -> Parcels:
+        return [(tensor, self._ranks[peer]) for tensor, peer in parcels]
 
     def mark(self) -> torch.cuda.Event:
         return self._devices.mark()

@@ -26,17 +26,22 @@ def _store() -> Store:
 
 
 class _Member(threading.Thread, Generic[T]):
-    def __init__(self, generation: Generation, rank: int, act: Callable[[GlooGroup], T]) -> None:
+    def __init__(
+        self, generation: Generation, rank: int, act: Callable[[GlooGroup], T], met: threading.Barrier
+    ) -> None:
         super().__init__(daemon=True)
         self._generation = generation
         self._rank = rank
         self._act = act
+        self._met = met
         self.group: GlooGroup | None = None
         self.result: T | CraftError | None = None
 
     def run(self) -> None:
         try:
             self.group = GlooGroup(self._generation, self._rank, "127.0.0.1", LIMIT_S)
+            # One that leaves the group at once would break what another one still opens.
+            self._met.wait(LIMIT_S)
             self.result = self._act(self.group)
         except CraftError as error:
             self.result = error
@@ -46,7 +51,8 @@ def together(size: int, act: Callable[[GlooGroup], T]) -> list[T | CraftError | 
     """Let ``size`` members meet and each call ``act``; returns what each got, or the error of ours that it raised."""
     members = tuple(Member(worker_id=f"w{rank}", store_port=_store().port) for rank in range(size))
     generation = Generation(number=1, nonce=f"test{next(_meetings)}", members=members)
-    threads = [_Member(generation, rank, act) for rank in range(size)]
+    met = threading.Barrier(size)
+    threads = [_Member(generation, rank, act, met) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
