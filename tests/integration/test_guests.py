@@ -31,7 +31,7 @@ def assert_freed_at_once(result: Result, generation: list[dict[str, Any]]) -> No
     (freed,) = said(result.run_dir, "w0", "freed")
     decided = generation[0]["time"]
     # Seen in a run that was looked at: 2 ms. What is asserted is what a busy machine may add to it.
-    assert aborted["told"] - decided < 1.0 and freed["freed"] - decided < 2.0, describe(result)
+    assert aborted["told"] - decided < 5.0 and freed["freed"] - decided < 5.0, describe(result)
 
 
 def test_a_guest_that_dies_is_replaced_and_others_are_drained_and_stopped(jobs: Jobs, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_guest_that_an_abort_does_not_free_ends_and_is_replaced(jobs: Jobs, tm
         workers=2,
         environment={"CRAFT_MAX_RESTARTS": "3"},
     )
-    job.reach_step(10)
+    wait_for(lambda: said(job.run_dir, "w0", "stuck"), "it is where nothing frees it")
     job.client.abort()
     wait_for(lambda: said(job.run_dir, "w2", "member"), "another one came in its place")
     job.client.stop(reason="seen enough")

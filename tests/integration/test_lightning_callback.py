@@ -100,3 +100,31 @@ def test_where_nobody_is_started_again_the_job_ends_with_a_reason_and_a_checkpoi
     result = job.wait()
     assert result.exit_code == 3, describe(result)
     assert len(list((tmp_path / "saved").iterdir())) == 1, describe(result)
+
+
+@pytest.mark.long
+def test_a_rank_that_dies_before_all_have_met_has_the_job_begin_anew(jobs: Jobs, tmp_path: Path) -> None:
+    job = jobs.start(
+        TRAIN_DDP,
+        "--saved",
+        str(tmp_path / "saved"),
+        "--dies-before",
+        workers=3,
+        environment=WITH_OTHERS_IN_THEIR_PLACE,
+    )
+    result = job.wait()
+    assert result.exit_code == 0, describe(result)
+    ended = said(result.run_dir, "ended")
+    assert [line["ended"] for line in ended.values()] == [STEPS] * 3 and not {"w0", "w1", "w2"} & set(ended), describe(
+        result
+    )
+
+
+@pytest.mark.long
+def test_where_a_place_is_kept_a_fit_of_ddp_waits_to_hear_who_is_lost(jobs: Jobs, tmp_path: Path) -> None:
+    job = start(jobs, tmp_path / "saved", CRAFT_ON_LOSS="wait")
+    job.kill("w1")
+    result = job.wait()
+    assert result.exit_code == 0, describe(result)
+    ended = said(result.run_dir, "ended").values()
+    assert [(line["ended"], line["batches"]) for line in ended] == [(STEPS, STEPS)] * 3, describe(result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
 from collections.abc import Callable
 
 from craft.protocol.errors import ConfigError
@@ -15,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 _START_S = 60.0
 _RESTART_S = 0.1
+_RESTART_LIMIT_S = 30.0
 _OWN_HOST_LIMIT_S = 10.0
 
 
@@ -62,9 +64,20 @@ class OwnLighthouse:
             assert self._process is not None
             code = await self._process.wait()
             logger.info("the lighthouse ended with %s: starting it again", code)
-            await asyncio.sleep(_RESTART_S)
-            await self.start()
+            await self._start_again()
             on_start()
+
+    async def _start_again(self) -> None:
+        """What kept it from starting may pass: the one before may still be ending, a disk may be full for a moment."""
+        deadline = time.monotonic() + _RESTART_LIMIT_S
+        while True:
+            await asyncio.sleep(_RESTART_S)
+            try:
+                return await self.start()
+            except ConfigError as error:
+                if time.monotonic() > deadline:
+                    raise
+                logger.warning("the lighthouse does not start, and is tried again: %s", error)
 
     async def end(self) -> None:
         if self._process is not None and self._process.returncode is None:

@@ -103,7 +103,9 @@ class CheckpointBook:
         """Take a line of the journal in; returns the note that it is, if it is one."""
         if line.get("event") not in _NOTES:
             return None
-        note: AnyNote = msgspec.convert(line, AnyNote, strict=False)
+        # As it was told: the journal has its own time beside that.
+        told = {**line, "time": line.get("seen", line["time"])}
+        note: AnyNote = msgspec.convert(told, AnyNote, strict=False)
         if isinstance(note, CheckpointWritten | CheckpointRestored | RolledBack):
             self.branch = max(self.branch, note.branch)
         counted = _COUNTED.get(type(note).__name__)

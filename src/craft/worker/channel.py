@@ -41,6 +41,8 @@ class Channel:
         self._sent = -1
         self._urgent = threading.Event()
         self._idle = threading.Condition(self._lock)
+        # Guards the handler, and that directives are handled one after the other, as they came.
+        self._handling = threading.Lock()
         self._latest: Directive | None = None
         self._on_directive: Callable[[Directive], None] | None = None
         self._beat = beat
@@ -55,11 +57,10 @@ class Channel:
 
     def listen(self, on_directive: Callable[[Directive], None]) -> None:
         """Hand directives to ``on_directive``, the latest one at once; on the receiving thread from then on."""
-        with self._lock:
+        with self._handling:
             self._on_directive = on_directive
-            latest = self._latest
-        if latest is not None:
-            on_directive(latest)
+            if self._latest is not None:
+                on_directive(self._latest)
 
     def report(self, *, urgent: bool = True, **changes: Any) -> None:
         """Change the report. It is sent at once if ``urgent``, else with the next one."""
@@ -113,11 +114,10 @@ class Channel:
                 if isinstance(message, Look) and self.look is not None:
                     threading.Thread(target=self._answer, args=(message,), name="craft-look", daemon=True).start()
                 if isinstance(message, Directive):
-                    with self._lock:
+                    with self._handling:
                         self._latest = message
-                        handler = self._on_directive
-                    if handler is not None:
-                        handler(message)
+                        if self._on_directive is not None:
+                            self._on_directive(message)
         except (OSError, EOFError, MalformedMessage) as error:
             # Workers do not outlive their agent.
             logger.error("the agent is gone (%s): this worker ends", error)

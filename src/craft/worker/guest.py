@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager
 import msgspec
 
 from craft.protocol.entries import Entered
-from craft.protocol.events import AnyNote, CheckpointWritten, ConditionSeen
+from craft.protocol.events import CheckpointWritten, ConditionSeen
 from craft.protocol.membership import Generation
 from craft.protocol.messages import Directive
 from craft.settings.worker import WorkerSettings
@@ -29,13 +29,13 @@ from craft.worker.account import Account
 from craft.worker.activity import Activity
 from craft.worker.channel import Channel
 from craft.worker.chronicle import Committed
-from craft.worker.doing import Doing
+from craft.worker.notes import Notes
+from craft.worker.whereabouts import Whereabouts
 
 logger = logging.getLogger(__name__)
 
 FREE_LIMIT_S = 10.0
 """Who is blocked comes out within milliseconds, as a rule; a busy machine may need seconds."""
-_MAX_NOTES = 16
 _MAX_WHAT_CHARS = 100
 _MAX_DETAIL_CHARS = 1000
 
@@ -72,12 +72,10 @@ class Guest:
     def __init__(self, settings: WorkerSettings, channel: Channel | None, activity: Activity) -> None:
         self._settings = settings
         self._channel = channel
-        self._doing = Doing(activity)
+        self._whereabouts = Whereabouts(activity)
         run_dir = settings.run_dir if channel is not None else None
-        self._account = Account(run_dir, settings.worker_id, self._note, lambda step, microbatch: None)
-        # Guards the notes: any thread may tell something.
-        self._noting = threading.Lock()
-        self._notes: tuple[AnyNote, ...] = ()
+        self._notes = Notes(self._report)
+        self._account = Account(run_dir, settings.worker_id, self._notes.add, lambda step, microbatch: None)
         # Guards what follows: the channel's thread and those of the script meet here.
         self._change = threading.Condition()
         self._generation: Generation | None = None
@@ -88,13 +86,15 @@ class Guest:
         self._branch = 0
         self._goes_alone = False
         """Whether it leaves a job that goes on, or that makes room: to end is not to finish then."""
+        self._leaves_alone = False
+        """The same, as of when the loop last asked: by that it ends, whatever comes while it does."""
         self._aborts: list[Abort] = []
-        self._acts: Change | None = None
+        self._acts: Generation | None = None
         """The generation that steps are written down under: the one before until what was under way there is aborted."""
         self._unsettled: list[Entered] = []
         """Generations that came to act since the last step."""
         self._steps = 0
-        self._changes: queue.SimpleQueue[tuple[Change, bool]] = queue.SimpleQueue()
+        self._changes: queue.SimpleQueue[tuple[Generation, Change, bool]] = queue.SimpleQueue()
         """What is to act next, and whether somebody joined and nothing else: then there is nothing to abort."""
         if channel is not None:
             threading.Thread(target=self._change_loop, name="craft-abort", daemon=True).start()
@@ -109,7 +109,9 @@ class Guest:
     @property
     def leaving(self) -> str | None:
         """Why this worker is to leave its loop at the next safe point and end; None: it is not. To be asked again and again."""
-        return self._leaving
+        with self._change:
+            self._leaves_alone = self._leaving is not None and self._goes_alone
+            return self._leaving
 
     @property
     def worker_id(self) -> str:
@@ -131,13 +133,13 @@ class Guest:
     def variables(self) -> Mapping[str, str]:
         """What torchrun would tell a worker in its environment, of the generation that this one acts under."""
         with self._change:
-            return venue.variables(self._generation, self.worker_id) if self._generation is not None else {}
+            return venue.variables(self._acts, self.worker_id) if self._acts is not None else {}
 
     # What it tells.
 
     def tell(self, technique: str, what: str, value: float | None = None, detail: str = "") -> None:
         """Have something noticed reach the journal, and the policies there, as ``ConditionSeen``; any thread may."""
-        self._note(
+        self._notes.add(
             ConditionSeen(
                 technique=technique,
                 what=what[:_MAX_WHAT_CHARS],
@@ -152,7 +154,7 @@ class Guest:
     def saved(self, name: str, step: int, place: str, total_bytes: int = 0) -> None:
         """A checkpoint of the framework's own is complete: from it the job begins again where it has to."""
         written = CheckpointWritten(name=name, branch=self._branch, step=step, url=place, total_bytes=total_bytes)
-        self._note(written)
+        self._notes.add(written)
 
     def begin_again(self) -> None:
         """Nobody of this generation can go on: have the job begin again from what was saved last, in new processes.
@@ -165,9 +167,9 @@ class Guest:
         """So many steps are committed by now: progress for the watchdog, ``craft status`` and ``steps.jsonl``."""
         with self._change:
             entered, self._unsettled = self._unsettled, []
-            number, members = (self._acts.generation, self._acts.members) if self._acts else (0, (self.worker_id,))
+            number, members = (self._acts.number, self._acts.worker_ids) if self._acts else (0, (self.worker_id,))
             self._steps = committed
-        self._doing.stepped(committed)
+        self._whereabouts.stepped(committed)
         for each in entered:
             self._account.settled(each)
         self._account.committed(
@@ -186,15 +188,15 @@ class Guest:
 
     def exchange_began(self) -> None:
         """Something was begun that ends when others do their part; any thread may say so, and several times."""
-        self._doing.exchange_began()
+        self._whereabouts.exchange_began()
 
     def exchange_ended(self) -> None:
         """One of them ended, by whatever way."""
-        self._doing.exchange_ended()
+        self._whereabouts.exchange_ended()
 
     def paused(self, reason: str) -> AbstractContextManager[None]:
         """Within it this worker is never taken for one that hangs, however long it takes."""
-        return self._doing.paused(reason)
+        return self._whereabouts.paused(reason)
 
     def free_or_end(self, limit_s: float = FREE_LIMIT_S) -> None:
         """For an ``abort`` that has done what frees: who is in an exchange now comes out of it, or this process ends.
@@ -202,14 +204,16 @@ class Guest:
         That is for its agent, which starts another one in its place. Returns at once; a process that computes is let be.
         """
         if self._channel is not None:
-            self._doing.free_or_end(limit_s)
+            self._whereabouts.free_or_end(limit_s)
 
     def finish(self) -> None:
         """The script came to its end. Called by whoever ran it."""
-        self._doing.end()
+        self._whereabouts.end()
         self._account.complete()
-        if self._goes_alone:
-            logger.info("leaves the job, as it was told: %s", self._leaving)
+        with self._change:
+            alone = self._goes_alone or self._leaves_alone
+        if alone:
+            logger.info("leaves the job, as it was told")
             self._report(left=True)
         else:
             # Without a digest: the state is the framework's, and nobody has compared it.
@@ -219,11 +223,6 @@ class Guest:
     def place(self) -> int | None:
         """The step that it is in; None before the first one was committed."""
         return self._steps or None
-
-    def _note(self, event: AnyNote) -> None:
-        with self._noting:
-            self._notes = (*self._notes, event)[-_MAX_NOTES:]
-            self._report(notes=self._notes)
 
     def _report(self, *, urgent: bool = True, **changes: object) -> None:
         if self._channel is not None:
@@ -251,15 +250,19 @@ class Guest:
             elif upcoming is not None:
                 # There is no group to prepare: whoever is in it may count on this one from now on.
                 self._follow(upcoming, told)
-            left_out = self._generation is not None and self._left_out(upcoming)
+            left_out = self._left_out(upcoming) or self._left_out(directive.generation)
             self._goes_alone = left_out or directive.preempting is not None
             self._leaving = _why(directive, left_out)
             if self._generation is None and (directive.stopping or self.worker_id in directive.released):
                 self._over = directive.reason or "the job is over"
             self._change.notify_all()
 
-    def _left_out(self, upcoming: Generation | None) -> bool:
-        return upcoming is not None and upcoming.rank_of(self.worker_id) is None
+    def _left_out(self, newer: Generation | None) -> bool:
+        """Whether others go on in ``newer``, without this one: those who leave together do so one after the other."""
+        current = self._generation
+        if newer is None or current is None or newer.number <= current.number:
+            return False
+        return newer.rank_of(self.worker_id) is None
 
     def _leaves(self, upcoming: Generation) -> bool:
         """Whether somebody is to leave before it is entered: then it begins when that one has left, not before."""
@@ -281,18 +284,18 @@ class Guest:
             told=told,
             agreed=grew or generation.number == self._announced,
         )
-        self._changes.put((change, grew))
+        self._changes.put((generation, change, grew))
 
     def _change_loop(self) -> None:
         while True:
-            change, grew = self._changes.get()
+            generation, change, grew = self._changes.get()
             if not grew:
                 self._abort(change)
             entered = self._entered(change, None if grew else time.time())
             self._account.entered(entered)
             with self._change:
                 # At once: a step is either before what was lost, or pays for it.
-                self._acts = change
+                self._acts = generation
                 self._unsettled.append(entered)
                 self._change.notify_all()
 

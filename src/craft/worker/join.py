@@ -172,6 +172,9 @@ def attend(abort: Abort | None = None, *, saves: bool = False, meets: bool = Fal
     if _guest is None:
         settings = WorkerSettings.from_environment()
         _guest = Guest(settings, channel, activity())
+        if abort is not None:
+            # Before anything can change.
+            _guest.on_change(abort)
         if channel is not None:
             activity().now(Phase.JOINING)
             venue = Venue(settings.address) if meets else None
@@ -190,10 +193,10 @@ def attend(abort: Abort | None = None, *, saves: bool = False, meets: bool = Fal
                 _venues.append(venue)
                 os.environ.update(_guest.variables)
         activity().now(Phase.STARTING)
+    elif abort is not None:
+        _guest.on_change(abort)
     if channel is not None and saves:
         channel.report(checkpoints=True)
-    if abort is not None:
-        _guest.on_change(abort)
     return _guest
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from craft.protocol.errors import BitsDiffer
 from craft.protocol.events import (
     AnyNote,
-    ConditionSeen,
     Event,
     GenerationEntered,
     ParametersUnequal,
@@ -21,9 +19,7 @@ from craft.protocol.membership import DROPPED, Settlement
 from craft.worker.channel import Channel
 from craft.worker.exchange import Attempt
 from craft.worker.meeting import Meeting
-
-_MAX_NOTES = 16
-"""The latest are repeated in every report: one of them may get lost."""
+from craft.worker.notes import Notes
 
 
 class Voice:
@@ -37,11 +33,7 @@ class Voice:
         self._channel = channel
         self.emit = emit
         """Tells the script."""
-        # Guards the notes: the thread that writes checkpoints has some, too.
-        self._noting = threading.Lock()
-        self._notes: tuple[AnyNote, ...] = ()
-        self._conditions: tuple[AnyNote, ...] = ()
-        """Those of techniques of other packages: however many there are, they push out none of the others."""
+        self._notes = Notes(self.report)
 
     @property
     def is_heard(self) -> bool:
@@ -75,12 +67,7 @@ class Voice:
 
     def note(self, event: AnyNote) -> None:
         """Tell of something, for the journal; any thread may."""
-        with self._noting:
-            if isinstance(event, ConditionSeen):
-                self._conditions = (*self._conditions, event)[-_MAX_NOTES:]
-            else:
-                self._notes = (*self._notes, event)[-_MAX_NOTES:]
-            self.report(notes=(*self._notes, *self._conditions))
+        self._notes.add(event)
 
     def unequal(self, found: ParametersUnequal) -> None:
         self.report(unequal=found)

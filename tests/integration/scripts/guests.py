@@ -56,6 +56,7 @@ while guest.leaving is None:
             with guest.exchanging():
                 group.allreduce([total]).wait()
                 if rank == 0 and step == args.stuck_at:
+                    say(stuck=step)
                     time.sleep(600)
         except RuntimeError as error:
             say(freed=time.time(), error=str(error).partition("\n")[0])

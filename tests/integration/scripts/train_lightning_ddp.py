@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import signal
 import time
 import warnings
 from pathlib import Path
@@ -19,6 +20,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--saved", type=Path, required=True)
 parser.add_argument("--hang-at", type=int, help="the step in which rank 1 hangs, the first time")
+parser.add_argument("--dies-before", action="store_true", help="rank 1 dies before all have met, the first time")
 args = parser.parse_args()
 warnings.simplefilter("ignore")
 
@@ -54,6 +56,10 @@ L.seed_everything(0)
 craft_callback: Any = CraftCallback(dirpath=str(args.saved))
 begins_at = craft_callback.newest
 say(begins=begins_at and os.path.basename(begins_at), rank=os.environ["RANK"], world_size=os.environ["WORLD_SIZE"])
+if args.dies_before and os.environ["CRAFT_WORKER_ID"] == "w1":
+    # The others have met CRAFT, and wait for this one at torch's store.
+    time.sleep(2.0)
+    os.kill(os.getpid(), signal.SIGKILL)
 trainer = L.Trainer(
     accelerator="cpu", strategy="ddp", devices=int(os.environ["WORLD_SIZE"]), max_steps=args.steps, max_epochs=-1,
     logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,

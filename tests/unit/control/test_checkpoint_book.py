@@ -14,6 +14,7 @@ from craft.protocol.events import (
     CheckpointRestored,
     CheckpointSkipped,
     CheckpointWritten,
+    ConditionSeen,
     IntervalChosen,
     NumbersDiverged,
     RolledBack,
@@ -78,3 +79,11 @@ def test_a_restarted_lighthouse_knows_what_was_told_before(path: Path) -> None:
     assert second.status == first.status
     assert second.newest == written(40, tag="best")
     assert second.notes == set(NOTES)
+
+
+def test_a_restarted_lighthouse_knows_a_condition_by_the_time_that_its_worker_gave_it(path: Path) -> None:
+    told = ConditionSeen(technique="thermal", what="heat", worker_id="w1", host="a", value=95.0, detail="", time=123.5)
+    journal = journal_of(path, CheckpointBook(()))
+    journal.write("event", told)
+    journal.close()
+    assert CheckpointBook(read_lines(path)).notes == {told}

@@ -145,3 +145,41 @@ def test_a_generation_that_grows_after_a_loss_does_not_hide_the_loss() -> None:
     goes_on.set()
     (told,) = recovers(one, reports)
     assert (told.since, told.lost) == (1, ("w1",))
+
+
+def test_of_two_that_are_to_leave_the_slower_one_still_is_when_the_other_has_left() -> None:
+    one = guest()
+    one.direct(Directive(sequence=1, generation=generation(1, "w0", "w1", "w2"), upcoming=generation(2, "w2")))
+    one.direct(Directive(sequence=2, generation=generation(2, "w2")))
+    assert one.leaving is not None
+
+
+def test_one_that_leaves_does_not_finish_the_job_though_all_others_are_lost_while_it_ends() -> None:
+    reports = Reports()
+    one = member(reports, lambda change: None)
+    one.direct(Directive(sequence=2, generation=generation(1, "w0", "w1"), upcoming=generation(2, "w1")))
+    assert one.leaving is not None
+    one.direct(Directive(sequence=3, generation=generation(2, "w0")))
+    one.finish()
+    assert reports.latest["left"] and "complete" not in reports.latest
+
+
+def test_one_whose_drain_was_given_up_finishes_like_any_other() -> None:
+    reports = Reports()
+    one = member(reports, lambda change: None)
+    one.direct(Directive(sequence=2, generation=generation(1, "w0", "w1"), upcoming=generation(2, "w1")))
+    assert one.leaving is not None
+    one.direct(Directive(sequence=3, generation=generation(1, "w0", "w1")))
+    assert one.leaving is None
+    one.finish()
+    assert reports.latest["complete"] and "left" not in reports.latest
+
+
+def test_many_conditions_push_no_other_note_out() -> None:
+    reports = Reports()
+    one = member(reports, lambda change: None)
+    one.saved("step=3", 3, "/saved")
+    for number in range(40):
+        one.tell("thermal", "heat", float(number))
+    kinds = [type(note).__name__ for note in reports.latest["notes"]]
+    assert kinds.count("CheckpointWritten") == 1 and 10 < kinds.count("ConditionSeen") < 40

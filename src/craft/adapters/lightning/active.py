@@ -16,13 +16,15 @@ from typing import Any
 
 from craft.groups import sockets
 from craft.settings.worker import WorkerSettings
-from craft.worker.guest import Change
+from craft.worker.guest import Change, Guest
 from craft.worker.join import attend, attending
 
 logger = logging.getLogger(__name__)
 
 _NEWS_LIMIT_S = 5.0
 """Gloo tells of a dead peer before the lighthouse has decided that it is lost."""
+_HOLD_LIMIT_S = 120.0
+"""Where a lost worker's place is kept, nobody hears of its loss before another one is there."""
 _END_LIMIT_S = 60.0
 _LOOK_S = 0.2
 _FILE = re.compile(r"step=(\d+)\.ckpt")
@@ -56,6 +58,8 @@ class Active:
         self._updating = False
         self._between = False
         self._exchanging = False
+        self._begun = False
+        """Whether all have met, and trained: until then nothing can be freed, and nothing is to be saved."""
         self.guest = attend(self._abort, saves=True, meets=True)
 
     def _abort(self, change: Change) -> None:
@@ -63,9 +67,21 @@ class Active:
         self._changed.set()
         number = sockets.abort_gloo()
         logger.warning("%s: %s connections of Gloo's are aborted", change.reason, number)
-        if (guest := attending()) is not None:
+        guest = attending()
+        assert guest is not None
+        if self._begun:
             # Gloo does not tell everybody. Then another rank has the state, and this one must not hold it up.
             guest.free_or_end()
+        else:
+            # Who waits for all to meet waits in vain, and cannot be freed.
+            threading.Thread(target=self._insist, args=(guest,), name="craft-begin-again", daemon=True).start()
+
+    def _insist(self, guest: Guest) -> None:
+        """Have the job begin again; a newer generation may be made meanwhile, and is told, too."""
+        deadline = time.monotonic() + _END_LIMIT_S
+        while time.monotonic() < deadline:
+            guest.begin_again()
+            time.sleep(_LOOK_S)
 
     # Where the main thread is.
 
@@ -77,7 +93,7 @@ class Active:
 
     def begins(self) -> None:
         """A batch begins."""
-        self._between = False
+        self._begun, self._between = True, False
 
     def updates(self) -> None:
         """The optimizer is about to change parameters: until the step is over, the state is not whole."""
@@ -108,7 +124,10 @@ class Active:
     def is_lost(self, error: BaseException) -> bool:
         """Whether an error came out of a collective because somebody is gone, or all were to abort."""
         # Lightning's own, and the script's, are of other kinds for the most part.
-        return isinstance(error, RuntimeError) and self._changed.wait(_NEWS_LIMIT_S)
+        if not isinstance(error, RuntimeError):
+            return False
+        with self.guest.paused("waits to hear who is lost"):
+            return self._changed.wait(_HOLD_LIMIT_S if "gloo" in str(error).lower() else _NEWS_LIMIT_S)
 
     def begin_again(self, trainer: Any) -> None:
         """Have the job begin again from the state that is here; ends with this process, or after a limit."""

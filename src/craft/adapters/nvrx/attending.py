@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+from collections.abc import Iterable
 
 from nvidia_resiliency_ext.inprocess.health_check import HealthCheck
 from nvidia_resiliency_ext.inprocess.rank_assignment import RankAssignment, RankAssignmentCtx
@@ -32,7 +34,11 @@ class Attend(RankAssignment):
                 "the wrapper takes nobody in on the way: this worker ends (craft run --max-restarts 0 starts none)"
             )
             sys.exit(0)
+        # Guards the next two: CRAFT's thread and the wrapper's meet here.
+        self._change = threading.Lock()
         self._ranks: Ranks | None = None
+        self._lost: set[str] = set()
+        """Those that an iteration was told of; the next one may not know it, if that was between the two."""
         self._checks = 0
         """Health checks that were passed in this iteration: the wrapper makes one before the function and one after a fault."""
         self._guest: Guest = attend(self._changed, meets=True)
@@ -47,16 +53,22 @@ class Attend(RankAssignment):
             self.tell("restarted", f"iteration {ranks.iteration} begins as {place}", value=ranks.iteration)
         else:
             ranks.announce(self._guest.worker_id)
-        self._ranks = ranks
+        with self._change:
+            self._ranks = ranks
+            lost, self._lost = self._lost, set()
+        if lost:
+            # Not here: all ranks say who they are after this.
+            threading.Thread(target=_tell, args=(ranks, lost), name="craft-lost", daemon=True).start()
         return ctx
 
     def _changed(self, change: Change) -> None:
-        if self._ranks is None:
-            return
-        if change.lost:
-            self._ranks.lose(change.lost)
-        else:
-            self._ranks.interrupt(str(change.generation))
+        with self._change:
+            self._lost |= set(change.lost)
+            ranks = self._ranks
+        if ranks is not None and change.lost:
+            ranks.lose(change.lost)
+        elif ranks is not None:
+            ranks.interrupt(str(change.generation))
 
     def step(self, committed: int, **metrics: float) -> None:
         """So many steps are done: by this CRAFT knows whether this worker gets on. It may be fewer after a restart."""
@@ -84,3 +96,10 @@ class Attend(RankAssignment):
 
     def tell(self, what: str, detail: str, value: float | None = None) -> None:
         self._guest.tell(_NAME, what, value, detail)
+
+
+def _tell(ranks: Ranks, lost: Iterable[str]) -> None:
+    try:
+        ranks.lose(lost)
+    except Exception as error:  # noqa: BLE001  (the edge of a thread: NVRx finds out by itself, some time later)
+        logger.warning("cannot tell iteration %s who is lost: %s", ranks.iteration, error)

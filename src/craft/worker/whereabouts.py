@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from craft.groups.group import EXIT_NOT_FREED
 from craft.protocol.activity import Phase
@@ -23,7 +23,7 @@ _BUSY_SHARE = 0.1
 """Of the time, spent on a processor: a process that does more than that computes, and does not wait."""
 
 
-class Doing:
+class Whereabouts:
     """Exchanges and pauses, as they begin and end."""
 
     def __init__(self, activity: Activity) -> None:
@@ -32,6 +32,8 @@ class Doing:
         self._change = threading.Condition()
         self._exchanges = 0
         self._pauses = 0
+        self._pause = ExitStack()
+        self._over = False
         self._outs = 0
         """How many times this worker has come out of all exchanges, or paused in one."""
 
@@ -52,14 +54,18 @@ class Doing:
     def paused(self, reason: str) -> Iterator[None]:
         with self._change:
             self._pauses += 1
-            self._come_out()
+            if self._pauses == 1:
+                self._pause.enter_context(self._activity.paused(reason))
+                self._come_out()
         try:
-            with self._activity.paused(reason):
-                yield
+            yield
         finally:
             with self._change:
                 self._pauses -= 1
-                self._show()
+                # Several threads may pause, and the first one to is not the last one to go on.
+                if self._pauses == 0:
+                    self._pause.close()
+                    self._show()
 
     def stepped(self, committed: int) -> None:
         """So many steps are committed by now."""
@@ -70,14 +76,15 @@ class Doing:
     def end(self) -> None:
         """There are no more steps."""
         with self._change:
-            self._exchanges = self._pauses = 0
+            self._over = True
+            self._pause.close()
             self._come_out()
             self._activity.now(Phase.ENDING)
 
     def free_or_end(self, limit_s: float) -> None:
         """Whoever is in an exchange now comes out of it within ``limit_s``, or this process ends. Returns at once."""
         with self._change:
-            if self._exchanges and not self._pauses:
+            if self._exchanges and not self._pauses and not self._over:
                 waiting = threading.Thread(
                     target=self._await_out, args=(self._outs, limit_s), name="craft-freed", daemon=True
                 )
@@ -104,5 +111,5 @@ class Doing:
         self._change.notify_all()
 
     def _show(self, step: int | None = None) -> None:
-        if not self._pauses:
+        if not self._pauses and not self._over:
             self._activity.now(Phase.EXCHANGING if self._exchanges else Phase.COMPUTING, step)
