@@ -73,6 +73,14 @@ class Monitoring:
     def __init__(self, folder: Path, run: RunDir, exporter: Exporter) -> None:
         self._folder = folder
         self._processes: list[subprocess.Popen[bytes]] = []
+        folder.mkdir()
+        while not self._begin(run, exporter):
+            # Somebody else was given one of their ports before they could listen there.
+            self.end()
+
+    def _begin(self, run: RunDir, exporter: Exporter) -> bool:
+        """Start both; False if one of them ends."""
+        folder = self._folder
         lighthouse = run.read_address().removeprefix("http://")
         prometheus, alertmanager = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         changes = {
@@ -83,7 +91,6 @@ class Monitoring:
             "_interval: 5s": "_interval: 250ms",
             "group_interval: 10s": "group_interval: 1s",
         }
-        folder.mkdir()
         shutil.copy(DEPLOY / "craft_rules.yml", folder)
         for name in ("prometheus.yml", "alertmanager.yml"):
             text = (DEPLOY / name).read_text()
@@ -98,8 +105,13 @@ class Monitoring:
             "prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'tsdb'}",
             f"--web.listen-address={prometheus}",
         )  # fmt: skip
-        for address in (alertmanager, prometheus):
-            wait_for(lambda address=address: _answers(f"http://{address}/-/ready"), f"{address} is ready")  # type: ignore[misc]
+        ready = [f"http://{address}/-/ready" for address in (alertmanager, prometheus)]
+        wait_for(lambda: self._one_ended() or all(map(_answers, ready)), "both are ready")
+        assert not self._one_ended() or "address already in use" in self.logs(), self.logs()
+        return not self._one_ended()
+
+    def _one_ended(self) -> bool:
+        return any(process.poll() is not None for process in self._processes)
 
     def _start(self, *command: str) -> None:
         with (self._folder / f"{command[0]}.log").open("wb") as log:
@@ -113,6 +125,7 @@ class Monitoring:
             process.terminate()
         for process in self._processes:
             process.wait(20)
+        self._processes.clear()
 
 
 def _answers(url: str) -> bool:

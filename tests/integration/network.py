@@ -185,10 +185,12 @@ def remove_leftovers() -> None:
         owner = space.removeprefix(f"{PREFIX}-").rsplit("-", 2)[0]
         if owner == _owner(int(owner.partition("-")[0])):
             continue
-        for pid in _call("ip", "netns", "pids", space).split():
-            with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-        _call("ip", "netns", "delete", space)
+        # Another session of tests may just be doing the same.
+        with suppress(Unavailable):
+            for pid in _call("ip", "netns", "pids", space).split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            _call("ip", "netns", "delete", space)
 
 
 def _spaces() -> Iterator[str]:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,8 @@ def kill_all(job: Job) -> None:
     pids = [job.process.pid, *(process.pid for process in job.processes())]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
     job.process.wait()
     wait_for(lambda: not job.processes(), "all are gone")
 

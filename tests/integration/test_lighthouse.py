@@ -29,7 +29,8 @@ def test_a_lost_worker_leads_to_a_new_generation_for_all_hosts_at_once(scene: Sc
         began = time.perf_counter()
         await second.report(worker("w1", 1), exited=(killed("w1"),))
         directive = await first.directive(at(2))
-        assert time.perf_counter() - began < 1.0
+        # Measured: milliseconds. By silence alone it would have been 30 s.
+        assert time.perf_counter() - began < 10.0
         # Its agent saw it end: nobody has to be told to end it.
         assert (members(directive), directive.fenced) == (("w0",), ())
         assert await second.directive(at(2)) == directive

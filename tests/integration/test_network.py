@@ -164,10 +164,11 @@ def arrived(inbox: socket.socket) -> bool:
 
 def test_a_slow_host_sends_and_receives_no_faster_than_it_may(network: Network, call: Caller) -> None:
     network.slow("b", megabits=8)
-    for one, other in (("a", "b"), ("b", "a")):
-        assert 0.4 < transfer_s(call(one, other), 500_000) < 3
+    slow = [transfer_s(call(one, other), 500_000) for one, other in (("a", "b"), ("b", "a"))]
+    assert min(slow) > 0.4 and max(slow) < 3
     network.heal()
-    assert transfer_s(call("a", "b"), 500_000) < 0.4
+    # By itself a hundredth of it; the machine may be busy.
+    assert min(transfer_s(call("a", "b"), 500_000) for _ in range(5)) < min(slow) / 2
 
 
 def transfer_s(pair: Call, size: int) -> float:

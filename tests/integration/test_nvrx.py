@@ -97,7 +97,7 @@ def test_without_the_abort_of_craft_the_same_deadlock_ends_both(jobs: Jobs) -> N
 
 def test_a_rank_that_does_not_come_out_is_lost_and_not_those_who_wait_for_it(jobs: Jobs) -> None:
     """They wait in a barrier of NVRx's, which CRAFT knows nothing of by itself."""
-    job = jobs.start(TRAIN_NVRX, "--stay", "1", workers=3, environment={**QUIET, "CRAFT_HANG_LIMIT_S": "2"})
+    job = jobs.start(TRAIN_NVRX, "--stay", "1", workers=3, environment={**QUIET, "CRAFT_HANG_LIMIT_S": "6"})
     job.wait_for_committing(3)
     wait_for(lambda: len((job.run_dir / "workers" / "w1" / "steps.jsonl").read_text().splitlines()) > 5, "some steps")
     job.client.abort(reason="to see who comes")

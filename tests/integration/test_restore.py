@@ -71,7 +71,7 @@ def test_a_job_that_loses_all_workers_twice_and_its_lighthouse_ends_with_the_sam
 
     result.assert_exact(references.digest(*STEPS), faults=4, steps=60)
     (first, second) = restored(result)
-    assert first[0] == 1 and first[1] in (10, 20), describe(result)
+    assert first[0] == 1 and first[1] >= 10 and first[1] % 10 == 0, describe(result)
     assert second[0] == 2 and second[1] >= first[1], describe(result)
     assert "no worker is left: begins again from the checkpoint of step" in result.output
     assert [line["restarted"] for line in result.events("LighthouseStarted")] == [False, True]
@@ -79,7 +79,8 @@ def test_a_job_that_loses_all_workers_twice_and_its_lighthouse_ends_with_the_sam
 
 def test_a_job_that_begins_again_in_vain_stops_and_says_so(jobs: Jobs, tmp_path: Path) -> None:
     """Every worker that is started in the place of a lost one dies before its first step."""
-    faults = [Fault(point="update", step=15, worker="w0")]
+    # The checkpoint of step 10 is complete by then, and there is no other.
+    faults = [Fault(point="update", step=19, worker="w0")]
     faults += [Fault(point="verified", worker=f"w{number}") for number in range(1, 4)]
     result = start(jobs, tmp_path, workers=1, faults=faults).wait()
     assert result.exit_code == 3, describe(result)
@@ -90,7 +91,7 @@ def test_a_job_that_begins_again_in_vain_stops_and_says_so(jobs: Jobs, tmp_path:
 @pytest.mark.long
 def test_a_job_that_is_lost_at_the_same_step_each_time_stops_and_says_so(jobs: Jobs, tmp_path: Path) -> None:
     """Each beginning commits some steps, and none that had not been there."""
-    faults = [Fault(point="update", step=15, worker=f"w{number}") for number in range(12)]
+    faults = [Fault(point="update", step=19, worker=f"w{number}") for number in range(12)]
     result = start(jobs, tmp_path, workers=1, faults=faults).wait()
     assert result.exit_code == 3, describe(result)
     assert {step for _, step in restored(result)} == {10} and len(restored(result)) < 12, describe(result)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,16 +26,19 @@ NEVER_MS = "600000"
 @pytest.fixture
 def lighthouse(tmp_path: Path) -> Iterator[str]:
     """The address of torchft's lighthouse behind CRAFT's door."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        bind = f"127.0.0.1:{probe.getsockname()[1]}"
     limits = ("--heartbeat_timeout_ms", NEVER_MS, "--join_timeout_ms", "10000")
     log = tmp_path / "lighthouse.log"
     with log.open("wb") as out:
-        process = subprocess.Popen([*LIGHTHOUSE, *limits, "--bind", bind], stdout=out, stderr=subprocess.STDOUT)
-    try:
-        wait_for(lambda: "is open" in log.read_text() or process.poll() is not None, "the lighthouse is there")
+        command = [*LIGHTHOUSE, *limits, "--bind", "127.0.0.1:0"]
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+
+    def port() -> str | None:
         assert process.poll() is None, log.read_text()
-        yield f"http://{bind}"
+        found = re.search(r"is open on port (\d+)", log.read_text())
+        return found.group(1) if found is not None else None
+
+    try:
+        yield f"http://127.0.0.1:{wait_for(port, 'the lighthouse is there')}"
     finally:
         process.kill()
         process.wait()
@@ -47,14 +50,12 @@ def commits(job: Job, worker_id: str) -> list[dict[str, Any]]:
 
 def strike(job: Job, victim: str, number: signal.Signals) -> float:
     """Send a signal to a worker; returns when w0 committed the first step without it, in seconds since then."""
+    before = commits(job, "w0")[-1]["generation"]
     began = time.time()
     os.kill(job.pids()[victim], number)
 
     def first() -> float | None:
-        return next((line["time"] for line in commits(job, "w0") if line["time"] > began and alone(line)), None)
-
-    def alone(line: dict[str, Any]) -> bool:
-        return bool(line["world_size"] == 1)
+        return next((line["time"] for line in commits(job, "w0") if line["generation"] > before), None)
 
     return wait_for(first, f"w0 goes on without {victim}") - began
 

@@ -38,6 +38,7 @@ def test_the_stack_of_whatever_hangs_names_where(tmp_path: Path, kind: str) -> N
 def test_the_stack_of_a_data_loader_process_is_there_too(tmp_path: Path) -> None:
     with Victim(tmp_path / "loader", "loader") as victim:
         ready(victim)
+        until(lambda: "hang_here" in asyncio.run(dump(victim.pid, victim.stacks)))
         (child,) = procfs.children(victim.pid)
 
         text = asyncio.run(dump(victim.pid, victim.stacks))

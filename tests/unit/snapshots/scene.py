@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -22,8 +21,6 @@ from craft.snapshots.portable import State
 from craft.snapshots.restore import restore
 from craft.snapshots.tiers import Tiers, open_tiers
 from craft.snapshots.writer import Place, Writer
-
-from .travel import wait_until
 
 LIMIT_S = 60.0
 
@@ -118,24 +115,24 @@ def steps_of(tiers: Tiers) -> list[int]:
     return [manifest.step for manifest in candidates(tiers)]
 
 
+S3 = """
+import threading
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+threading.Event().wait()
+"""
+
+
 @contextmanager
 def s3_server() -> Iterator[dict[str, str]]:
     """A real server that speaks S3, and the environment in which it is found; it has the bucket ``bucket``."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
-
-    def answers() -> bool:
-        try:
-            with urllib.request.urlopen(f"{url}/moto-api/", timeout=5):
-                return True
-        except OSError:
-            return False
-
+    server = subprocess.Popen([sys.executable, "-c", S3], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert server.stdout is not None
     try:
-        wait_until(answers)
+        # It is given a port as it begins to listen.
+        url = f"http://127.0.0.1:{int(server.stdout.readline())}"
         with urllib.request.urlopen(urllib.request.Request(f"{url}/bucket", method="PUT"), timeout=5):
             pass
         yield {
@@ -146,7 +143,7 @@ def s3_server() -> Iterator[dict[str, str]]:
         }
     finally:
         server.kill()
-        server.wait()
+        server.communicate()
 
 
 def flip(path: Path, position: int) -> None:
