@@ -43,6 +43,8 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is to leave, if it is."""
     ended: bool = False
     """Whether its process is known to be no more."""
+    digest: str | None = None
+    """Of its whole state after the last step of the job, once it has finished."""
 
 
 class JobState(msgspec.Struct, frozen=True, kw_only=True):

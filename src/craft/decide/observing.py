@@ -53,7 +53,8 @@ def observe(state: JobState, event: AnyEvent) -> JobState:
         state = reached(state, event.worker_id, event.step)
         # Of a job that makes room, its end may be known before its word that it left.
         left = state.preempting is not None and not event.complete
-        return gone(state, event.worker_id, "left" if left else "finished")
+        state = gone(state, event.worker_id, "left" if left else "finished")
+        return changed(state, event.worker_id, digest=event.digest) if event.complete else state
     if isinstance(event, WorkerLeft):
         return _left(reached(state, event.worker_id, event.step), event.worker_id)
     if isinstance(event, WorkerEnded):

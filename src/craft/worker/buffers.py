@@ -22,11 +22,16 @@ class Buffers:
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
         places: dict[int, _Place] = {}
+        self._empty: list[_Place] = []
+        """Those that hold nothing. What is not saved with the module may come and go, like a plain attribute."""
         for root in modules:
             for prefix, module in root.named_modules():
                 for name, buffer in module._buffers.items():
+                    place = _Place(module, name, f"{prefix}.{name}".lstrip("."))
                     if buffer is not None:
-                        places.setdefault(id(buffer), _Place(module, name, f"{prefix}.{name}".lstrip(".")))
+                        places.setdefault(id(buffer), place)
+                    elif name not in module._non_persistent_buffers_set:
+                        self._empty.append(place)
         self._places = list(places.values())
         self._tensors = [each for place in self._places if (each := place.get()) is not None]
         """What is registered at each place; a microbatch may put another tensor there, which ends with it."""
@@ -59,6 +64,9 @@ class Buffers:
     @torch.no_grad()
     def restore(self) -> None:
         """Put the buffers back to what the step began with; before every microbatch."""
+        for place in self._empty:
+            if (buffer := place.get()) is not None:
+                raise ConfigError(_became(place, None, buffer))
         for index, place in enumerate(self._places):
             # Back to the tensor itself first: another one may hang on the graph of the microbatch that made it.
             place.put(self._tensors[index])
@@ -78,10 +86,7 @@ class Buffers:
         """A copy of a buffer, of the kind that every other worker has room for."""
         buffer, committed, place = self._places[index].get(), self._committed[index], self._places[index]
         if buffer is None or buffer.shape != committed.shape or buffer.dtype != committed.dtype:
-            raise ConfigError(
-                f"the buffer {place.full_name} was {_kind(committed)} and became {_kind(buffer)} in the forward pass:"
-                " a buffer keeps its shape and type; what grows or comes and goes belongs into a plain attribute"
-            )
+            raise ConfigError(_became(place, committed, buffer))
         return _copy(buffer)
 
     @property
@@ -118,6 +123,7 @@ class Buffers:
     @torch.no_grad()
     def begin(self) -> None:
         """A step begins: take the buffers as they are, with whatever code between the steps made of them."""
+        self._fill()
         buffers = []
         for place in self._places:
             buffer = place.get()
@@ -127,6 +133,17 @@ class Buffers:
         for index in self._changed():
             self._committed[index] = _copy(buffers[index])
         self._tensors, self._versions = buffers, [each._version for each in buffers]
+
+    def _fill(self) -> None:
+        """Code between the steps may have put something where there was nothing."""
+        for place in [each for each in self._empty if each.get() is not None]:
+            buffer = place.get()
+            assert buffer is not None
+            self._empty.remove(place)
+            self._places.append(place)
+            self._tensors.append(buffer)
+            self._committed.append(_copy(buffer))
+            self._versions.append(buffer._version)
 
 
 class _Place:
@@ -142,6 +159,13 @@ class _Place:
 
     def put(self, tensor: torch.Tensor) -> None:
         self._module._buffers[self._name] = tensor
+
+
+def _became(place: _Place, was: torch.Tensor | None, now: torch.Tensor | None) -> str:
+    return (
+        f"the buffer {place.full_name} was {_kind(was)} and became {_kind(now)} in the forward pass:"
+        " a buffer keeps its shape and type; what grows or comes and goes belongs into a plain attribute"
+    )
 
 
 def _kind(tensor: torch.Tensor | None) -> str:

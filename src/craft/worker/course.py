@@ -21,6 +21,7 @@ from craft.protocol.membership import Generation
 from craft.snapshots.manifest import Manifest
 from craft.snapshots.portable import State
 from craft.worker.gather import gather
+from craft.worker.modes import Modes
 from craft.worker.numbers import Numbers
 from craft.worker.parts import Parts
 from craft.worker.rewind import Rewind, begin_from
@@ -49,6 +50,7 @@ class Course:
         self._voice = parts.voice
         self._activity = parts.activity
         self._modules = parts.modules
+        self._began = Modes.of(parts.modules)
         self._registered = parts.registered
         self._conditions = parts.conditions
         self._source = parts.source
@@ -59,13 +61,14 @@ class Course:
                 target, parts.settings.worker_id, parts.meeting, parts.voice, parts.activity, self.state
             )
             self._rewind = Rewind(
-                target.tiers, parts.commitments, parts.voice, parts.modules, parts.registered, parts.conditions
+                target.tiers, parts.commitments, parts.voice, parts.modules, parts.registered, self.attached
             )
 
     @property
     def attached(self) -> Attached:
         """What travels beside the state."""
-        return Attached(self._conditions, Progress(self._source.skipped, self.numbers.lowered_until))
+        progress = Progress(self._source.skipped, self.numbers.lowered_until)
+        return Attached(self._conditions, progress, self._began, Modes.of(self._modules))
 
     def state(self) -> State:
         """The whole state as it is now, with what travels beside it."""

@@ -6,6 +6,7 @@ the step is committed, with ``start`` and ``hold`` around each microbatch. Failu
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
@@ -29,6 +30,8 @@ from craft.worker.points import reach
 from craft.worker.route import Route
 from craft.worker.routes import route_of
 from craft.worker.voice import Voice
+
+logger = logging.getLogger(__name__)
 
 PROBE = -1
 """In place of a microbatch: microbatch 0 is computed once more, only to compare its bits."""
@@ -92,6 +95,8 @@ class Flight:
         """Whether what is computed now is exchanged bucket by bucket while its backward goes on."""
         self._wait_for_all = False
         """Whether nothing of this step is exchanged before all of it is computed."""
+        self._told = False
+        """Whether it was said that there are no gradients."""
 
     @property
     def step(self) -> int:
@@ -356,6 +361,12 @@ class Flight:
     def _hand_over(self, attempt: Attempt, layout: Layout, generation: int, members: tuple[str, ...]) -> None:
         combined = attempt.combined
         assert combined is not None
+        if combined.total_weight and layout.buckets and not (any(combined.present) or self._told):
+            self._told = True
+            logger.warning(
+                "step %d: no parameter got a gradient. loss.backward() in the inner loop makes them; what is put into p.grad"
+                " by hand is not seen", attempt.step,
+            )  # fmt: skip
         num_present = sum(1 for worker_id in attempt.plan if worker_id is not None)
         scale = num_present / combined.total_weight if combined.total_weight else 1.0
         hand_out(layout, attempt.result, combined.present, scale)

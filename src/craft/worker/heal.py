@@ -148,6 +148,8 @@ class Healing:
         if problem is not None:
             raise ConfigError(problem)
         load(fetched.header, fetched.tensors, self._modules, self._registered)
+        if theirs.modes is not None:
+            theirs.modes.put(self._modules)
         self._reserve = None
         return theirs.progress
 

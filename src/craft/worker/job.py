@@ -25,7 +25,7 @@ from craft.worker.data import Collate
 from craft.worker.devices import between_devices, device_of, make_scales, own_device
 from craft.worker.meeting import Meeting
 from craft.worker.parts import Parts
-from craft.worker.refusals import check_attempts, check_event, check_model, check_registered
+from craft.worker.refusals import check_attempts, check_event, check_model, check_optimizers, check_registered
 from craft.worker.shifted import Shifted
 from craft.worker.sources import make_source
 from craft.worker.start import Conditions
@@ -192,6 +192,8 @@ class Job:
         count = microbatches if microbatches is not None else self._meeting.slots
         source, total_steps, settings = make_source(data, microbatches=count, seed=seed, **more)
         settings |= {"own_loop": True} if own_loop else {}
+        if not own_loop:
+            check_optimizers(self._registered, self._modules)
         connected = between_devices(self._settings.group, self.device)
         logger.info("trains on %s; gradients travel by %s", self.device, "Gloo" if connected is None else "NCCL")
         self._meeting.equip(connected)

@@ -61,8 +61,6 @@ class Joining:
         self._follower.start(settlement)
         fetched = self._follower.wait_state()
         progress = self._healing.load(fetched)
-        for param, wanted in zip(self._params, self._others_train(), strict=True):
-            param.requires_grad_(wanted)
         self._buffers.begin()
         reach("loaded", fetched.level)
         logger.info("took the state as of step %d, %d bytes", fetched.level, fetched.header.total_bytes)

@@ -42,6 +42,19 @@ def check_registered(name: str, item: Any, registered: Mapping[str, Stateful]) -
         raise ConfigError(f"register({name}=...): something else is registered under this name")
 
 
+def check_optimizers(registered: Mapping[str, Stateful], modules: Mapping[str, torch.nn.Module]) -> None:
+    """Raise ConfigError if an optimizer trains what no replicated module has: every worker would train its own."""
+    known = {id(param) for module in modules.values() for param in module.parameters()}
+    for name, item in registered.items():
+        groups = getattr(item, "param_groups", ())
+        for param in (each for group in groups for each in group["params"]):
+            if param.requires_grad and id(param) not in known:
+                raise ConfigError(
+                    f"the optimizer registered as {name} has a parameter of shape {tuple(param.shape)} that is in no module"
+                    " given to job.replicate: every worker would train its own. Replicate the module that it is of"
+                )
+
+
 def check_attempts(data: Any, techniques: Chosen, has_state: bool) -> None:
     """Raise ConfigError, or Refused, unless steps over ``data`` can be taken back, and be tried again by others."""
     if not has_state:

@@ -28,6 +28,7 @@ from craft.snapshots.state import Stateful
 from craft.snapshots.tiers import Tiers
 from craft.worker.calls import exchange
 from craft.worker.commit import Commitments
+from craft.worker.modes import Modes
 from craft.worker.points import reach
 from craft.worker.start import Attached, Conditions, Progress
 from craft.worker.voice import Voice
@@ -78,14 +79,16 @@ class Rewind:
         voice: Voice,
         modules: Mapping[str, torch.nn.Module],
         registered: Mapping[str, Stateful],
-        conditions: Conditions,
+        attached: Attached,
     ) -> None:
+        """``attached``: what is beside the state when the loop begins."""
         self._tiers = tiers
         self._commitments = commitments
         self._voice = voice
         self._modules = modules
         self._registered = registered
-        self._conditions = conditions
+        self._conditions = attached.conditions
+        self._began = attached.began
         self._in_hand: Restored | None = None
         self.rejected = False
         """Whether one was found that cannot be used."""
@@ -228,8 +231,22 @@ class Rewind:
         restored, self._in_hand = self._in_hand, None
         self._loaded = self._commitments.ledger.rewinds
         load(restored.header, restored.tensors, self._modules, self._registered)
+        attached = msgspec.json.decode(restored.header.conditions, type=Attached)
+        self._switch(attached)
         logger.info("took the state of checkpoint %s", restored.manifest.name)
-        return restored.manifest, msgspec.json.decode(restored.header.conditions, type=Attached).progress
+        return restored.manifest, attached.progress
+
+    def _switch(self, attached: Attached) -> None:
+        """Freeze what was frozen, and so on; unless the script begins otherwise than it did: then it means to."""
+        if attached.modes is None or attached.modes == Modes.of(self._modules):
+            return
+        if attached.began == self._began:
+            attached.modes.put(self._modules)
+        else:
+            logger.warning(
+                "the script begins with other parameters frozen, or modules in eval(), than the job of the checkpoint did:"
+                " they stay as the script has them"
+            )
 
 
 def _is_of_course(manifest: Manifest, again: Restoration) -> bool:

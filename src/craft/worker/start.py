@@ -14,6 +14,7 @@ from craft.protocol.errors import ConfigError
 from craft.protocol.events import ParametersUnequal
 from craft.snapshots.state import Leaf, digest, digests
 from craft.worker.gather import gather
+from craft.worker.modes import Modes
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,10 @@ class Attached(msgspec.Struct, frozen=True):
 
     conditions: Conditions
     progress: Progress
+    began: Modes | None = None
+    """What everything was switched to when the loop began, by which a script that was changed since is known."""
+    modes: Modes | None = None
+    """What it is switched to now."""
 
 
 def check_conditions(group: Group | None, worker_ids: Sequence[str], conditions: Conditions) -> None:

@@ -32,6 +32,7 @@ from craft.worker.parts import Parts
 from craft.worker.passive import InWorker, Passive, hooks_of
 from craft.worker.points import reach
 from craft.worker.start import check_conditions, make_equal
+from craft.worker.structure import Structure
 
 if TYPE_CHECKING:
     from craft.worker.attempts import StepAttempt
@@ -63,6 +64,7 @@ class Training:
         self._conditions = parts.conditions
         self._own_loop = parts.own_loop
         exchanged = [] if parts.own_loop else list(parts.modules.values())
+        self._structure = Structure({} if parts.own_loop else parts.modules)
         self._params = parameters_of(exchanged)
         self._buffers = Buffers(exchanged)
         self._exchange = ExchangeThread(voice.broke)
@@ -200,6 +202,7 @@ class Training:
 
     def wants_more(self) -> bool:
         """Whether there is another step; what is due at the boundary before it is done first."""
+        self._structure.check()
         self.course.at_boundary(self.behind, lambda: self.settled(self._regroup(), level=True))
         if self._ended:
             return False
@@ -365,6 +368,7 @@ class Training:
         return watch_gpu(technique.settings, InWorker(technique.name, self.settings, self._voice))
 
     def close(self) -> None:
+        self._structure.close()
         self.passive.close()
         if self._gpu is not None:
             self._gpu.close()

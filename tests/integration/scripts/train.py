@@ -1,4 +1,5 @@
-"""A small job with all that makes bits hard to keep: dropout, batch norm, random data, a schedule, a moving average.
+"""A small job with all that makes bits hard to keep: dropout, batch norm, random data, a schedule, a moving average,
+and switches that no state has: a layer is frozen at times, and another one in ``eval()``.
 
 Its own points for faults: forward and backward (each microbatch), update (after the inner loop of each step).
 """
@@ -52,12 +53,13 @@ class Net(torch.nn.Module):
         self.first = torch.nn.Linear(16, options.width)
         self.norm = torch.nn.BatchNorm1d(options.width)
         self.middle = torch.nn.Linear(options.width, options.width)
+        self.drop = torch.nn.Dropout(0.2)
         self.last = torch.nn.Linear(options.width, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.norm(F.relu(self.first(x)))
         testing.reach("forward", job.step)
-        hidden = F.dropout(F.relu(self.middle(hidden)), 0.2, self.training)
+        hidden = self.drop(F.relu(self.middle(hidden)))
         hidden.register_hook(lambda _: testing.reach("backward", job.step))
         return self.last(hidden)  # type: ignore[no-any-return]
 
@@ -108,3 +110,7 @@ for step in job.steps(
     optimizer.step()
     scheduler.step()
     average.update(model)
+    if step.number % 7 == 3:
+        on = step.number // 7 % 2 == 1
+        model.first.requires_grad_(on)
+        model.drop.train(on)

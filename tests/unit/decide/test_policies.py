@@ -191,6 +191,18 @@ def test_a_spare_that_waits_does_not_keep_a_finished_job_open() -> None:
     assert isinstance(actions[0], Stop) and actions[0].exit_code == EXIT_FINISHED
 
 
+def test_workers_that_finish_with_different_states_have_not_finished_well() -> None:
+    """P1: whatever the cause, nobody is to take such weights for good ones."""
+    state, _ = told(formed("a", "b", "c"), *entered(1, "a", "b", "c"))
+    digests = {"a": "one", "b": "one", "c": "another"}
+
+    _, actions = told(state, *(WorkerFinished(worker_id=each, digest=digest) for each, digest in digests.items()))
+
+    (stop,) = actions
+    assert isinstance(stop, Stop) and stop.exit_code == EXIT_BUG
+    assert "finished with different states (a, b | c)" in stop.reason
+
+
 def test_one_that_finished_before_it_heard_of_a_generation_is_not_waited_for_in_it() -> None:
     """P1: the other holds the last result, and commits it in a generation without the one that ended."""
     state, _ = told(formed("a", "b", "c"), *entered(1, "a", "b", "c"), lost("c"))

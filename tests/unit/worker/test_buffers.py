@@ -252,3 +252,38 @@ def test_in_any_other_microbatch_such_a_change_is_undone(change: Callable[[Holde
     buffers.restore()
 
     assert bits(module.value) == bits(torch.ones(2))
+
+
+class Late(torch.nn.Module):
+    def __init__(self, persistent: bool) -> None:
+        super().__init__()
+        self.register_buffer("table", None, persistent=persistent)
+
+
+def test_a_buffer_that_is_filled_in_the_forward_pass_is_refused_by_name() -> None:
+    module = Late(persistent=True)
+    buffers = Buffers([module])
+    buffers.begin()
+    buffers.restore()
+    module.table = torch.zeros(3)
+    with pytest.raises(ConfigError, match="the buffer table was nothing and became "):
+        buffers.restore()
+
+
+def test_one_that_is_not_saved_may_be_filled_at_any_time_like_a_plain_attribute() -> None:
+    module = Late(persistent=False)
+    buffers = Buffers([module])
+    buffers.begin()
+    module.table = torch.zeros(3)
+    buffers.restore()
+    assert module.table is not None
+
+
+def test_one_that_is_filled_between_the_steps_is_a_buffer_like_any_other_from_then_on() -> None:
+    module = Late(persistent=True)
+    buffers = Buffers([module])
+    module.table = torch.zeros(3)
+    buffers.begin()
+    module.table.add_(1.0)
+    buffers.restore()
+    assert module.table.tolist() == [0.0, 0.0, 0.0]

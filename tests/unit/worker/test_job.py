@@ -293,6 +293,18 @@ def weigh(job: Job, value: float) -> None:
             step.weight(value)
 
 
+def train_another(job: Job) -> None:
+    job.register(sgd=torch.optim.SGD([*job._modules["model"].parameters(), *torch.nn.Linear(3, 2).parameters()]))
+    job.steps(dataset(4), global_batch=4, steps=2)
+
+
+def grow(job: Job) -> None:
+    for step in job.steps(dataset(4), global_batch=4, microbatches=2, steps=2):
+        for _ in step:
+            pass
+        job._modules["model"].head = torch.nn.Linear(3, 2)
+
+
 def call_again(job: Job, call: str) -> None:
     job.steps(dataset(4), global_batch=4, steps=2)
     if call == "steps":
@@ -320,6 +332,16 @@ ONCE = "the loop has begun, and there is one in a script"
         (lambda job: call_again(job, "steps"), f"job.steps() after job.steps(): {ONCE}"),
         (lambda job: call_again(job, "replicate"), f"job.replicate() after job.steps(): {ONCE}"),
         (lambda job: call_again(job, "register"), f"job.register() after job.steps(): {ONCE}"),
+        (
+            train_another,
+            "the optimizer registered as sgd has a parameter of shape (2, 3) that is in no module given to job.replicate:"
+            " every worker would train its own. Replicate the module that it is of",
+        ),
+        (
+            grow,
+            "the parameter model.head.weight was put there after the loop began: it would not be the same on every worker."
+            " Build the whole model before job.replicate; in the loop change values in place, under torch.no_grad()",
+        ),
         (lambda job: job.stop(), "job.stop() before job.steps(): there is no loop to end"),
         (
             lambda job: job.register(thing=7),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from craft.decide.membership import JobState
-from craft.decide.policies.policy import EXIT_BAD_INPUT, EXIT_BUG, EXIT_FINISHED
+from craft.decide.policies.policy import EXIT_BAD_INPUT, EXIT_BUG, EXIT_FINISHED, names
 from craft.protocol.actions import AnyAction, Stop, WindDown
 from craft.protocol.events import (
     AnyEvent,
@@ -71,5 +71,22 @@ class StopPolicy:
         if state.generation is None and (state.having("waiting") or state.absent < state.slots):
             # Nothing has begun yet: the others, who may not even have joined, can still do the whole job.
             return ()
+        if unequal := _unequal(state):
+            return (Stop(reason=unequal, exit_code=EXIT_BUG),)
         reason = f", as asked: {state.winding_down}" if state.winding_down is not None else ""
         return (Stop(reason=f"every worker finished{reason}", exit_code=EXIT_FINISHED),)
+
+
+def _unequal(state: JobState) -> str:
+    """Who finished with another state than the others, in words; nothing, as it should be."""
+    found: dict[str, list[str]] = {}
+    for view in state.having("finished"):
+        if view.digest is not None:
+            found.setdefault(view.digest, []).append(view.member.worker_id)
+    if len(found) <= 1:
+        return ""
+    who = " | ".join(names(worker_ids) for worker_ids in found.values())
+    return (
+        f"the workers finished with different states ({who}): something in the script is not the same on every worker,"
+        " such as state that is not registered, or random numbers drawn between the steps"
+    )

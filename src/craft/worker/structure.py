@@ -1,0 +1,55 @@
+"""Whether the replicated modules are still made of the parameters that the loop began with.
+
+Others would be neither exchanged nor given to those who join. torch tells of every parameter and module that is registered
+anywhere, so that a step in which nothing was costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+from craft.protocol.errors import ConfigError
+
+
+class Structure:
+    """Of the modules of one loop. The main thread asks; whoever registers something is heard on any."""
+
+    def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
+        self._modules = modules
+        self._params = self._now()
+        self._stale = False
+        self._hooks = [
+            register_module_parameter_registration_hook(self._heard),
+            register_module_module_registration_hook(self._heard),
+        ]
+
+    def _heard(self, module: torch.nn.Module, name: str, registered: Any) -> None:
+        self._stale = True
+
+    def _now(self) -> dict[str, torch.nn.Parameter]:
+        return {
+            f"{key}.{name}": param for key, module in self._modules.items() for name, param in module.named_parameters()
+        }
+
+    def check(self) -> None:
+        """Raise ConfigError if a parameter is there that was not when the loop began."""
+        if not self._stale:
+            return
+        self._stale = False
+        for name, param in self._now().items():
+            if self._params.get(name) is not param:
+                raise ConfigError(
+                    f"the parameter {name} was put there after the loop began: it would not be the same on every worker."
+                    " Build the whole model before job.replicate; in the loop change values in place, under torch.no_grad()"
+                )
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
