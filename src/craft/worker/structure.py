@@ -23,7 +23,8 @@ class Structure:
 
     def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
         self._modules = modules
-        self._params = self._now()
+        # Under whatever name: pruning and parametrizations move them.
+        self._params = frozenset(self._now().values())
         self._stale = False
         self._hooks = [
             register_module_parameter_registration_hook(self._heard),
@@ -44,7 +45,7 @@ class Structure:
             return
         self._stale = False
         for name, param in self._now().items():
-            if self._params.get(name) is not param:
+            if param not in self._params:
                 raise ConfigError(
                     f"the parameter {name} was put there after the loop began: it would not be the same on every worker."
                     " Build the whole model before job.replicate; in the loop change values in place, under torch.no_grad()"

@@ -47,4 +47,6 @@ def test_other_modules_and_changes_in_place_are_nobodys_business(
             param.zero_()
     model.double()
     model[0].weight = model[0].weight
+    torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2))
+    model.register_parameter("also", model[0].weight)
     structure.check()
