@@ -48,5 +48,5 @@ def test_other_modules_and_changes_in_place_are_nobodys_business(
     model.double()
     model[0].weight = model[0].weight
     torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2))
-    model.register_parameter("also", model[0].weight)
+    model.register_parameter("also", next(model.parameters()))
     structure.check()
