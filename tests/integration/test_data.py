@@ -132,6 +132,19 @@ def test_streams_without_any_data_are_an_error(jobs: Jobs) -> None:
     assert "the stream ended before it gave any data: there is nothing to train on" in result.output
 
 
+@pytest.mark.long
+def test_steps_that_weigh_nothing_are_steps_like_any_other_at_any_worker_count_P1(jobs: Jobs) -> None:
+    alone = jobs.run(DATA / "masked.py", workers=1)
+    killed = Fault(point="batch", worker="w0", step=5)
+    disturbed = jobs.run(DATA / "masked.py", workers=3, faults=[killed])
+
+    for result in (alone, disturbed):
+        assert_ended(result, 6)
+        assert not result.events("NumbersDiverged")
+    assert len(disturbed.events("WorkerLost")) == 1
+    assert alone.digests == disturbed.digests and len(alone.digests) == 1
+
+
 @pytest.mark.parametrize(("how", "steps"), [("stop-inside", 4), ("stop-outside", 5)])
 def test_a_stop_by_one_worker_ends_all_at_the_same_step(jobs: Jobs, how: str, steps: int) -> None:
     result = jobs.run(DATA / "ends.py", how, workers=3)

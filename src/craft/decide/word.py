@@ -29,7 +29,7 @@ def combine(words: Sequence[Word]) -> Combined:
         stop=next((word.stop for word in words if word.stop is not None), None),
         resend=any(word.resend for word in words),
         ended=bool(records) and not any(record.more for record in records),
-        empty=bool(records) and all(record.weight == 0 and not record.more for record in records),
+        empty=bool(records) and not any(record.data for record in records),
         buffers=words[buffers_from].buffers if buffers_from >= 0 else (),
         buffers_from=buffers_from,
         unequal_digests=_groups([word.digest for word in words]),
@@ -53,14 +53,22 @@ def _due(words: Sequence[Word]) -> tuple[str | None, int]:
 
 
 def _mean_scalars(words: Sequence[Word]) -> tuple[tuple[str, float], ...]:
-    """Mean of each logged scalar over the microbatches that logged it, by their weights."""
-    sums: dict[str, tuple[float, float]] = {}
+    """Mean of each logged scalar over the microbatches that logged it, by their weights; if none weighs anything, plainly."""
+    logged: dict[str, list[tuple[float, float]]] = {}
     records = sorted((record for word in words for record in word.records), key=lambda record: record.microbatch)
     for record in records:
         for name, value in record.scalars:
-            total, weight = sums.get(name, (0.0, 0.0))
-            sums[name] = (total + value * record.weight, weight + record.weight)
-    return tuple((name, total / weight) for name, (total, weight) in sorted(sums.items()) if weight)
+            logged.setdefault(name, []).append((value, record.weight))
+    return tuple((name, _mean(values)) for name, values in sorted(logged.items()))
+
+
+def _mean(values: Sequence[tuple[float, float]]) -> float:
+    # What weighs nothing has no say, not even where it is no number.
+    counted = [each for each in values if each[1]] or [(value, 1.0) for value, _ in values]
+    total = weight = 0.0
+    for value, share in counted:
+        total, weight = total + value * share, weight + share
+    return total / weight
 
 
 def _groups(values: Sequence[bytes]) -> tuple[tuple[int, ...], ...]:

@@ -14,13 +14,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     microbatch: int
     weight: float
-    """Its share in the mean; 0 for a microbatch whose stream has ended."""
+    """Its share in the mean."""
     present: bytes
     """Bitmap over the parameters: which of them got a gradient."""
     scalars: tuple[tuple[str, float], ...] = ()
     """What ``step.log`` was given, in the order of names."""
     more: bool = True
     """Whether its stream has an item for the next step."""
+    data: bool = True
+    """Whether there was anything to compute: not where its stream had ended before."""
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

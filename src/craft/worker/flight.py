@@ -198,7 +198,7 @@ class Flight:
             self.probe_wanted = False
             return
         leaf = self.gradients.hold_empty(microbatch, self._size_of(self.step))
-        self._keep(Record(microbatch=microbatch, weight=0.0, present=leaf.present, more=False))
+        self._keep(Record(microbatch=microbatch, weight=0.0, present=leaf.present, more=False, data=False))
 
     # Of a loop of the script's own, which computes all of its share before anything of it is held.
 
@@ -370,7 +370,9 @@ class Flight:
         num_present = sum(1 for worker_id in attempt.plan if worker_id is not None)
         scale = num_present / combined.total_weight if combined.total_weight else 1.0
         hand_out(layout, attempt.result, combined.present, scale)
-        if self._numbers.look(attempt.step, combined.metrics, layout, attempt.result.tensors):
+        # Where nothing weighs anything, what was logged is for people only.
+        metrics = combined.metrics if combined.total_weight else ()
+        if self._numbers.look(attempt.step, metrics, layout, attempt.result.tensors):
             self._buffers.commit(combined.buffers, attempt.buffers)
         else:
             self._numbers.leave_out([param for bucket in layout.buckets for param in bucket.params])

@@ -251,6 +251,10 @@ class _Leaf:
         param = self._layout.params[index]
         view = self.flats.views[bucket][self._layout.place[index][1]]
         assert param.grad is not None
+        if self.weight == 0:
+            # Nothing of it counts: what was flushed is right.
+            param.grad = None
+            return
         if self.count[index] == 1:
             # Not added to the zeros that stand for an absent one: they would turn -0.0 into 0.0.
             torch.mul(param.grad, self.weight, out=view) if self.weight != 1.0 else view.copy_(param.grad)
@@ -283,13 +287,14 @@ class _Leaf:
             self._flushed(index)
 
     def _fill(self, bucket: Bucket, views: list[torch.Tensor]) -> None:
-        """Move the bucket's gradients into their places. An absent one is +0.0, everywhere and always."""
+        """Move the bucket's gradients into their places. An absent one, and one of weight 0, is +0.0, everywhere and always."""
         sources = []
         for param, view in zip(bucket.params, views, strict=True):
-            if param.grad is None:
-                view.zero_()
-            elif param.grad.is_sparse:
+            if param.grad is not None and param.grad.is_sparse:
                 raise ConfigError("sparse gradients are not supported: build the embedding with sparse=False")
+            if param.grad is None or self.weight == 0:
+                # Not multiplied: what is no number would stay none.
+                view.zero_()
             elif self.weight != 1.0:
                 torch.mul(param.grad, self.weight, out=view)
             else:

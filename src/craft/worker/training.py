@@ -293,7 +293,11 @@ class Training:
         combined = flight.combined
         assert combined is not None and combined.step == number == self.applied
         if combined.empty:
-            raise ConfigError("the stream ended before it gave any data: there is nothing to train on")
+            raise ConfigError(
+                f"no stream has data from step {number} on: there is nothing left to train on"
+                if number
+                else "the stream ended before it gave any data: there is nothing to train on"
+            )
         # The script's update comes next, and the state before it may still be on its way to a joiner or a checkpoint.
         hold_back()
         metrics = dict(combined.metrics)

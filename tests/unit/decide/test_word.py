@@ -79,13 +79,24 @@ def test_scalars_are_averaged_over_the_microbatches_that_logged_them_by_weight()
     assert answer.present == b"\x03"
 
 
+def test_a_scalar_of_weight_0_counts_only_where_none_weighs_more() -> None:
+    none = Record(microbatch=0, weight=0.0, present=b"", scalars=(("loss", float("nan")), ("tokens", 3.0)))
+    also_none = replace(none, microbatch=1, scalars=(("tokens", 4.0),))
+    one = replace(none, microbatch=2, weight=1.0, scalars=(("loss", 2.0),))
+
+    assert combined(replace(WORD, records=(none, also_none, one))).metrics == (("loss", 2.0), ("tokens", 3.5))
+
+
 def test_a_stream_has_ended_when_no_microbatch_has_more() -> None:
     last = Record(microbatch=0, weight=1.0, present=b"", more=False)
-    empty = Record(microbatch=0, weight=0.0, present=b"", more=False)
+    light = replace(last, weight=0.0)
+    empty = replace(light, data=False)
 
     assert combined(replace(WORD, records=(last,))).ended
     assert not combined(replace(WORD, records=(last,))).empty
+    assert not combined(replace(WORD, records=(light,))).empty
     assert combined(replace(WORD, records=(empty,))).empty
+    assert not combined(replace(WORD, records=(empty, replace(light, microbatch=1)))).empty
     assert not combined(WORD).ended
 
 

@@ -40,12 +40,12 @@ def flat(gradients: Gradients, node: Node) -> torch.Tensor:
 
 
 def plain(model: Model, losses: list[torch.Tensor], weight: float = 1.0) -> torch.Tensor:
-    """What plain autograd accumulates, in the order of the buckets; an absent gradient is +0.0."""
+    """What plain autograd accumulates, in the order of the buckets; an absent gradient, or one of weight 0, is +0.0."""
     for param in model.params:
         param.grad = None
     for loss in losses:
         torch.autograd.backward(loss)
-    grads = [torch.zeros_like(param) if param.grad is None else param.grad for param in model.params]
+    grads = [param.grad if param.grad is not None and weight else torch.zeros_like(param) for param in model.params]
     for param in model.params:
         param.grad = None
     return torch.cat([(grad if weight == 1.0 else grad * weight).view(-1) for grad in reversed(grads)])
@@ -209,6 +209,21 @@ def test_a_second_backward_of_a_weighted_microbatch_that_nobody_expected_is_an_e
 
     with pytest.raises(ConfigError, match=r"call backward\(\) once per microbatch, or equally often in each"):
         torch.autograd.backward(model.loss(1))
+
+
+def test_a_microbatch_of_weight_0_is_present_and_counts_for_nothing() -> None:
+    """Not even where its gradient is no number, as that of a mean over no tokens, and however late it comes."""
+    model = Model()
+    gradients = gradients_of(model)
+    hold(gradients, 0, 4, model.loss(0))
+    gradients.start(1, 4, lambda _: None)
+    gradients.weigh(0.0)
+    torch.autograd.backward(model.loss(1) * float("nan"))
+    torch.autograd.backward(-model.loss(1))
+    leaf = gradients.finish()
+
+    assert (leaf.present, leaf.weight, leaf.late) == (bytes([0b111]), 0.0, False)
+    assert [bits(each) for each in leaf.flats.tensors] == [bits(torch.zeros_like(each)) for each in leaf.flats.tensors]
 
 
 def test_a_weight_after_backward_has_begun_is_refused() -> None:

@@ -106,6 +106,28 @@ def test_weighed_by_tokens_the_gradient_is_the_mean_over_all_tokens() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("light", [(3,), (1,), (0, 1, 2, 3)], ids=["last", "middle", "all"])
+def test_a_step_of_weight_0_is_a_step_like_any_other(light: tuple[int, ...]) -> None:
+    """As of tokens that are all masked: its gradient is zero, and what was logged is there."""
+    net = model()
+    job = alone(check_bits=False)
+    job.replicate(net)
+    found: list[bool] = []
+
+    for step in job.steps(dataset(16), global_batch=4, microbatches=2, steps=4):
+        for batch in step:
+            step.weight(0 if step.number in light else 1)
+            loss = loss_of(net, batch) * (float("nan") if step.number in light else 1.0)
+            loss.backward()
+            step.log(loss=loss, three=3)
+        found.append(any(bool(grad.any()) for grad in grads(net)))
+        assert len(grads(net)) == 4
+        assert step.metrics["three"] == 3.0
+
+    assert job.step == 4
+    assert found == [number not in light for number in range(4)]
+
+
 def test_weights_go_with_parameters_that_are_used_only_in_some_microbatches() -> None:
     branches = [torch.nn.Linear(1, 1, bias=False) for _ in range(3)]
     net = torch.nn.ModuleList(branches)
