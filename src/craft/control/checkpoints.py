@@ -84,12 +84,8 @@ class CheckpointBook:
         """The one that the job went on from, the last time that it did."""
         self.branch = 0
         """The newest branch of history that there was."""
-        self.notes: set[AnyNote] = set()
-        """Those of earlier lighthouses: workers repeat them, and they are no news."""
         for line in lines:
-            note = self.take(line)
-            if note is not None:
-                self.notes.add(note)
+            self(line)
 
     def known_to(self, state: JobState) -> JobState:
         """The state of a lighthouse that begins, with what an earlier one journaled."""
@@ -97,15 +93,10 @@ class CheckpointBook:
         return replace(state, checkpoint=self.newest, begun_from=self.begun_from, branch=branch)
 
     def __call__(self, line: dict[str, Any]) -> None:
-        self.take(line)
-
-    def take(self, line: dict[str, Any]) -> AnyNote | None:
-        """Take a line of the journal in; returns the note that it is, if it is one."""
+        """Take a line of the journal in."""
         if line.get("event") not in _NOTES:
-            return None
-        # As it was told: the journal has its own time beside that.
-        told = {**line, "time": line.get("seen", line["time"])}
-        note: AnyNote = msgspec.convert(told, AnyNote, strict=False)
+            return
+        note: AnyNote = msgspec.convert(line, AnyNote, strict=False)
         if isinstance(note, CheckpointWritten | CheckpointRestored | RolledBack):
             self.branch = max(self.branch, note.branch)
         counted = _COUNTED.get(type(note).__name__)
@@ -120,7 +111,6 @@ class CheckpointBook:
             self.status = replace(self.status, restored=note.name)
         elif isinstance(note, IntervalChosen):
             self.status = replace(self.status, interval_s=note.interval_s, reason=note.reason)
-        return note
 
     def _written(self, note: CheckpointWritten, time: float) -> None:
         self.newest = note

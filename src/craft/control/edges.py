@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from craft.control.index import Index
+from craft.control.told import Told, news
 from craft.decide.membership import JobState
 from craft.decide.observing import preempts
 from craft.decide.policies.hang import is_elsewhere, waits
@@ -23,8 +24,8 @@ from craft.protocol.events import (
     ExchangeBroken,
     GenerationEntered,
     PreemptRequested,
-    Recovered,
     ReplacementsEnded,
+    StateDiverged,
     StateGone,
     WorkerEnded,
     WorkerFinished,
@@ -38,6 +39,8 @@ from craft.protocol.messages import Broken, Exited, HostReport, Preemption, Work
 MAX_NUMBER = 2**53
 """Steps and generations are far below this; a larger one is nonsense, and could not be sent on."""
 MAX_NAME_CHARS = 200
+_ANSWERED = (StateDiverged, StateGone)
+"""Of all that is told once for the journal, this decides how the job goes on."""
 
 
 @dataclass
@@ -60,12 +63,12 @@ class Seen:
 class Edges:
     """Remembers what was seen, by worker; ``state`` gives the job's state as of now."""
 
-    def __init__(self, state: Callable[[], JobState], old_news: Collection[object] = ()) -> None:
-        """``old_news``: values that an earlier lighthouse journaled."""
+    def __init__(self, state: Callable[[], JobState], told: Told) -> None:
         self._state = state
+        self._told = told
         self.seen: dict[str, Seen] = {}
         self.index = Index(state)
-        self._values: set[object] = {_news(value) for value in old_news}
+        self._values: set[object] = set()
         """What is journaled once, whoever and however often reports it."""
         self._exited: set[str] = set()
         self._starting: dict[str, set[str]] = {}
@@ -75,11 +78,12 @@ class Edges:
     def events(self, report: HostReport) -> Iterator[AnyEvent]:
         """Yield what is new in ``report``. Entries come before losses: a worker may enter a generation and then die."""
         reports = [_normal(worker, report.host) for worker in report.workers]
+        ended = frozenset(exited.worker_id for exited in report.exited)
         for worker in reports:
             # First of all: the last one to leave a job that makes room says with the same breath what was saved.
             yield from self._once(worker.notes)
         for worker in reports:
-            yield from self._arrived(worker, report.host)
+            yield from self._arrived(worker, report.host, ended)
         for worker in reports:
             # Before its failure: divergence is the cause, and ends the job with its own sentence.
             yield from self._values_of(worker)
@@ -108,7 +112,7 @@ class Edges:
         """Whether some worker takes checkpoints."""
         return any(seen.report.checkpoints for seen in self.seen.values())
 
-    def _arrived(self, report: WorkerReport, host: str) -> Iterator[AnyEvent]:
+    def _arrived(self, report: WorkerReport, host: str, ended: Collection[str]) -> Iterator[AnyEvent]:
         worker_id = report.member.worker_id
         seen = self.seen.get(worker_id)
         if seen is None:
@@ -121,7 +125,8 @@ class Edges:
         if report.joined and not seen.joined:
             seen.joined = True
             self._starting.get(host, set()).discard(worker_id)
-            if self.index.view(worker_id) is None:
+            # One that has ended meanwhile takes no slot.
+            if self.index.view(worker_id) is None and worker_id not in ended:
                 yield WorkerJoined(member=report.member, pid=report.pid)
         if report.generation > seen.generation:
             seen.generation = report.generation
@@ -182,7 +187,6 @@ class Edges:
             )
 
     def _overdue(self, report: WorkerReport) -> Iterator[AnyEvent]:
-        """A finding is news, too, when the others come to wait for this worker, or cease to."""
         worker_id, found = report.member.worker_id, report.overdue
         if found is None or not self.index.lives(worker_id):
             return
@@ -198,7 +202,7 @@ class Edges:
             elsewhere=tuple(other_id for other_id, phase in others if is_elsewhere(phase, found.phase)),
         )
         seen = self.seen[worker_id]
-        if seen.overdue is None or _matter(found) != _matter(seen.overdue):
+        if seen.overdue is None or news(found) != news(seen.overdue):
             seen.overdue = found
             yield found
 
@@ -223,19 +227,11 @@ class Edges:
 
     def _once(self, values: Iterable[AnyEvent | None]) -> Iterator[AnyEvent]:
         for value in values:
-            if value is not None and _news(value) not in self._values:
-                self._values.add(_news(value))
+            if value is None or news(value) in self._values:
+                continue
+            self._values.add(news(value))
+            if value not in self._told or isinstance(value, _ANSWERED):
                 yield value
-
-
-def _news(value: object) -> object:
-    """What makes a value another one than those before: of a recovery, several members may tell, each by its own clock."""
-    return (Recovered, value.generation) if isinstance(value, Recovered) else value
-
-
-def _matter(found: WorkerOverdue) -> tuple[object, ...]:
-    """What makes one finding another one than the last."""
-    return found.phase, found.step, bool(found.waiting), bool(found.elsewhere)
 
 
 def _normal(report: WorkerReport, host: str) -> WorkerReport:

@@ -50,13 +50,19 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag=
     """What it cost, once a step is committed again."""
 
 
-def fault_of(before: JobState, after: JobState, event: AnyEvent, now: float) -> Fault | None:
-    """Return the fault that ``event`` was; None if nothing was lost by it that was not lost already."""
+def fault_of(
+    before: JobState, after: JobState, event: AnyEvent, now: float, known: Iterable[Fault] = ()
+) -> Fault | None:
+    """Return the fault that ``event`` was; None if nothing was lost by it that was not lost already.
+
+    ``known``: the faults until now, those included that an earlier lighthouse saw and this one hears of again.
+    """
     if before.stopping is not None or not isinstance(event, WorkerLost | WorkerFailed | HostLost | WorkerFinished):
         return None
     if isinstance(event, WorkerFailed) and event.refused:
         return None
     lost = _lost(after, event) - {view.member.worker_id for view in before.having("lost", "finished")}
+    lost -= {worker_id for fault in known for worker_id in fault.worker_ids}
     if not lost:
         return None
     number = before.generation.number if before.generation is not None else 0

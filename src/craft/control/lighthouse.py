@@ -24,6 +24,7 @@ from craft.control.meter import Meter, times_in
 from craft.control.sessions import Sessions
 from craft.control.status import AgentStatus, LighthouseStatus, Status, status_of
 from craft.control.techniques import guarded
+from craft.control.told import Told
 from craft.decide.alerts import AlertSettings
 from craft.decide.membership import JobState
 from craft.decide.technique import Chosen
@@ -130,7 +131,7 @@ class Lighthouse:
             grace_s=settings.grace_s,
             faults=faults_in(read_lines(run.journal)),
             meter=Meter(times_in(read_lines(run.journal))) if settings.chooses_by_cost else None,
-            old_news=self.checkpoints.notes,
+            told=Told(read_lines(run.journal)),
         )
         self.heartbeats = Heartbeats(settings.heartbeat_limit_s, around, self)
         self.sessions = Sessions(self.loop, self.dispatch, self.heartbeats)

@@ -8,7 +8,7 @@ One thread calls it; time, timers and chance come in from outside, so that a tes
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -17,6 +17,7 @@ from craft.control.durable import Store, durable_of
 from craft.control.edges import Edges, check
 from craft.control.faults import Fault, costed, fault_of
 from craft.control.meter import LOSSES, Meter
+from craft.control.told import Told
 from craft.decide.applying import apply
 from craft.decide.membership import JobState
 from craft.decide.observing import observe, to_drain
@@ -99,11 +100,9 @@ class Loop:
         grace_s: float = GRACE_S,
         faults: Sequence[Fault] = (),
         meter: Meter | None = None,
-        old_news: Collection[object] = (),
+        told: Told | None = None,
     ) -> None:
-        """``meter``: where answers are chosen by cost. ``faults`` and ``old_news`` (notes of workers) are those that an
-        earlier lighthouse journaled.
-        """
+        """``meter``: where answers are chosen by cost. ``faults`` and ``told`` are what earlier lighthouses journaled."""
         self._state = state
         self._policies = policies
         self._store = store
@@ -113,7 +112,8 @@ class Loop:
         self._faults = list(faults)
         self._meter = meter
         self._watched: set[int] = set()
-        self.edges = Edges(lambda: self._state, old_news)
+        self._told = told if told is not None else Told()
+        self.edges = Edges(lambda: self._state, self._told)
         self._await_deadline()
         if state.restoring and state.restoration is not None:
             # An earlier lighthouse let the job begin again, and was waiting for its workers.
@@ -139,7 +139,8 @@ class Loop:
         known = observe(before, event)
         actions = decide(self._policies, known, event)
         self._state = known
-        self._write("event", event)
+        if event not in self._told:
+            self._write("event", event)
         for action in actions:
             self._carry_out(action)
         followed = actions
@@ -258,7 +259,7 @@ class Loop:
             self.handle(GenerationStuck(generation=generation))
 
     def _account(self, before: JobState, event: AnyEvent) -> None:
-        fault = fault_of(before, self._state, event, self._around.now())
+        fault = fault_of(before, self._state, event, self._around.now(), self._faults)
         if fault is not None:
             self._faults.append(fault)
             self._write("outcome", fault)

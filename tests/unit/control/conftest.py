@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
 from craft.control.durable import Durable, restore
+from craft.control.faults import faults_in
 from craft.control.loop import Loop
+from craft.control.told import Told
 from craft.decide.membership import JobState
 from craft.decide.techniques import defaults
 from craft.protocol.events import WorkerFailed
@@ -54,7 +56,14 @@ class FakeClock:
 class Lab(FakeClock):
     """A loop with everything around it in memory."""
 
-    def __init__(self, slots: int = 2, min_workers: int = 1, durable: Durable | None = None) -> None:
+    def __init__(
+        self,
+        slots: int = 2,
+        min_workers: int = 1,
+        durable: Durable | None = None,
+        journal: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        """``durable`` and the lines of ``journal`` are what an earlier one left."""
         super().__init__()
         self.order: list[str] = []
         """What the loop did to its surroundings, in order."""
@@ -68,6 +77,8 @@ class Lab(FakeClock):
             store=self,
             journal=self,
             around=self,
+            faults=faults_in(journal),
+            told=Told({"time": self.time, **line} for line in journal),
         )
 
     def nonce(self) -> str:
