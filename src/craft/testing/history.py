@@ -78,15 +78,17 @@ def _read(run_dir: Path, hosts: Sequence[Path] = ()) -> Run:
     run = read_run(run_dir) if run_dir.is_dir() else None
     if run is None or not run.journal:
         raise ConfigError(f"{run_dir} is not the directory of a run: it has no journal")
-    commits = dict(run.commits)
+    commits, entries = dict(run.commits), dict(run.entries)
     for host in hosts:
         if not RunDir(host).config.is_file():
             raise ConfigError(f"{host} is not the run directory of a host: it has no config.toml")
-        for worker_id, own in read_run(host).commits.items():
+        there = read_run(host)
+        for worker_id, own in there.commits.items():
             if worker_id in commits:
                 raise ConfigError(f"{host} has steps of {worker_id}, and so has another directory: name each host once")
             commits[worker_id] = own
-    return Run(journal=run.journal, commits=commits)
+        entries |= there.entries
+    return Run(journal=run.journal, commits=commits, entries=entries)
 
 
 def _on_loss(run_dirs: Sequence[Path]) -> str:
@@ -132,13 +134,19 @@ def _coverage(run: Run) -> Iterator[str]:
     for line in events(run, "WorkerFinished"):
         own = run.commits.get(line["worker_id"], ())
         last = own[-1].step if own else None
-        # One that began where the job ends has nothing to write down.
-        done = last == steps - 1 or (last is None and steps == first_step(run) > 0)
+        # One that began where the job ends, or took the state there, has nothing to write down.
+        done = last == steps - 1 or (last is None and (steps == first_step(run) > 0 or _came_at(run, line, steps)))
         if line["complete"] and (line["step"] != steps or not done):
             yield (
                 f"P2: {line['worker_id']} finished after {line['step']} steps, of which the last that it wrote down"
                 f" is {last}, but the job has {steps}"
             )
+
+
+def _came_at(run: Run, finished: Mapping[str, Any], step: int) -> bool:
+    """Whether a worker that finished had no state yet when only the steps before ``step`` were committed."""
+    worker_id = finished["worker_id"]
+    return any(entry.step == step and worker_id in entry.joiners for entry in run.entries.get(worker_id, ()))
 
 
 def _ownership(run: Run) -> Iterator[str]:

@@ -37,10 +37,14 @@ class Files:
             finished("w0"),
         ]
         self.on_loss = "redo"
+        self.entries: dict[str, Lines] = {}
+        """Generations that a worker came into, where a test is about that."""
 
     def write(self) -> Path:
         for worker, lines in self.steps.items():
             write_lines(self.folder / "workers" / worker / "steps.jsonl", lines)
+        for worker, lines in self.entries.items():
+            write_lines(self.folder / "workers" / worker / "generations.jsonl", lines)
         write_lines(self.folder / "metrics.jsonl", self.metrics)
         write_lines(self.folder / "journal.jsonl", self.journal)
         (self.folder / "config.toml").write_text(f'[run]\non_loss = "{self.on_loss}"  # default\n')
@@ -58,6 +62,15 @@ def commit(worker: str, step: int, generation: int, plan: Mapping[str, str | Non
         "plan": plan,
         **more,
     }
+
+
+def joined(worker: str, step: int, generation: int) -> dict[str, Any]:
+    """How a worker without state came into a generation."""
+    times = dict.fromkeys(("time", "told", "met", "entered"), 0.0)
+    none: dict[str, Any] = {name: [] for name in ("lost", "given", "mine", "dropped")}
+    those = {"members": ["w0", worker], "joiners": [worker], "idle": [worker]}
+    flags = {"agreed": True, "commits": False, "retried": False, "aborted": None}
+    return {"generation": generation, "step": step, **times, **none, **those, **flags}
 
 
 def finished(worker: str, digest: str = "d1") -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 from craft.protocol.errors import ConfigError
 from craft.testing.history import check
 
-from .runs import DROPPING, STEPS, Files, commit, finished, spread
+from .runs import DROPPING, STEPS, Files, commit, finished, joined, spread, write_lines
 
 
 def test_an_untouched_run_has_no_violation(files: Files) -> None:
@@ -181,6 +181,20 @@ def test_under_shrink_a_dropped_microbatch_must_be_in_the_journal(files: Files) 
 def test_a_worker_that_joined_late_has_no_earlier_steps(files: Files) -> None:
     del files.steps["w1"][0]
     assert check(files.write(), "d1").violations == ()
+
+
+@pytest.mark.parametrize(("step", "known"), [(STEPS, True), (STEPS - 1, False)])
+def test_a_worker_that_took_the_state_after_the_last_step_wrote_none_down(files: Files, step: int, known: bool) -> None:
+    files.steps["w2"] = []
+    files.entries["w2"] = [joined("w2", step, 3)]
+    files.journal.insert(-1, {"kind": "action", "action": "Propose", "generation": 3, "members": ["w0", "w2"]})
+    files.journal.append(finished("w2"))
+    sentence = "P2: w2 finished after 4 steps, of which the last that it wrote down is None, but the job has 4"
+    expected = () if known else (sentence,)
+    assert check(files.write(), "d1").violations == expected
+    hosts = spread(files)
+    write_lines(hosts[1] / "workers" / "w2" / "generations.jsonl", files.entries["w2"])
+    assert check(files.folder, "d1", hosts).violations == expected
 
 
 def test_the_command_line_says_what_it_found(files: Files) -> None:
