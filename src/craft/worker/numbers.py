@@ -90,9 +90,9 @@ class Numbers(Hooks):
             return None
         # The sums first: they are fast, and finite unless something is wrong. Then for sure. All before any is looked at: a
         # look waits for the device.
-        sums = torch.stack([flat.sum().double() for flat in flats]).tolist() if flats else []
+        sums = torch.stack([_parts(flat).sum().double() for flat in flats]).tolist() if flats else []
         for bucket, flat, total in zip(layout.buckets, flats, sums, strict=True):
-            if not math.isfinite(total) and not bool(torch.isfinite(flat).all()):
+            if not math.isfinite(total) and not bool(torch.isfinite(_parts(flat)).all()):
                 return f"a gradient is not finite (bucket of parameters {bucket.param_indices[0]} to {bucket.param_indices[-1]})"
         return None
 
@@ -138,3 +138,8 @@ class Numbers(Hooks):
         if self._rates:
             for group, rate in zip(optimizer.param_groups, self._rates.pop(), strict=True):
                 group["lr"] = rate
+
+
+def _parts(values: torch.Tensor) -> torch.Tensor:
+    """Real numbers; of complex ones both parts."""
+    return torch.view_as_real(values) if values.is_complex() else values

@@ -54,6 +54,17 @@ def test_gradients_whose_sum_overflows_are_finite_all_the_same() -> None:
     assert model.numbers.look(0, [], model.layout, model.flats)
 
 
+@pytest.mark.parametrize("bad", [complex(0, float("nan")), complex(float("inf"), 0)])
+def test_both_parts_of_complex_gradients_are_looked_at(bad: complex) -> None:
+    model = Model("skip")
+    layout = Layout([torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))], 1 << 20)
+    flats = Flats(layout).tensors
+    flats[0].fill_(complex(1, -1))
+    assert model.numbers.look(0, [], layout, flats)
+    flats[0][1].fill_(bad)
+    assert not model.numbers.look(1, [], layout, flats)
+
+
 def test_with_a_gradient_scaler_only_the_loss_counts() -> None:
     model = Model("skip", torch.amp.GradScaler("cpu"))
     assert model.look(0, gradient=float("inf"))
