@@ -27,6 +27,7 @@ from craft.worker.kept import Kept
 from craft.worker.meeting import Left
 from craft.worker.points import reach
 from craft.worker.reduction import Phase, Reduced, Reductions, listen
+from craft.worker.scalars import checked
 from craft.worker.training import Training
 
 _CALLS = ("all_reduce", "broadcast_object", "barrier")
@@ -131,11 +132,11 @@ class StepAttempt:
             raise
         self._in_phase = False
 
-    def log(self, **scalars: float | torch.Tensor) -> None:
+    def log(self, /, **scalars: float | torch.Tensor) -> None:
         """Log scalars of this microbatch; their mean over all of them is in ``metrics`` afterwards."""
         if self.microbatch is None:
             raise ConfigError("attempt.log(...) belongs into the loop over attempt.microbatches(...)")
-        self.logged |= {name: float(torch.as_tensor(value).detach()) for name, value in scalars.items()}
+        self.logged |= {name: float(value) for name, value in checked("attempt.log", scalars).items()}
 
 
 class Attempts:

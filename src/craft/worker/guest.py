@@ -30,6 +30,7 @@ from craft.worker.activity import Activity
 from craft.worker.channel import Channel
 from craft.worker.chronicle import Committed
 from craft.worker.notes import Notes
+from craft.worker.scalars import checked
 from craft.worker.whereabouts import Whereabouts
 
 logger = logging.getLogger(__name__)
@@ -163,8 +164,9 @@ class Guest:
         """
         self._report(state_gone=self.generation)
 
-    def step(self, committed: int, **metrics: float) -> None:
+    def step(self, committed: int, /, **metrics: float) -> None:
         """So many steps are committed by now: progress for the watchdog, ``craft status`` and ``steps.jsonl``."""
+        logged = {name: float(value) for name, value in checked("guest.step", metrics).items()}
         with self._change:
             entered, self._unsettled = self._unsettled, []
             number, members = (self._acts.number, self._acts.worker_ids) if self._acts else (0, (self.worker_id,))
@@ -173,9 +175,9 @@ class Guest:
         for each in entered:
             self._account.settled(each)
         self._account.committed(
-            Committed(step=committed - 1, branch=0, generation=number, members=members, plan=(), metrics=metrics)
+            Committed(step=committed - 1, branch=0, generation=number, members=members, plan=(), metrics=logged)
         )
-        self._report(urgent=False, step=committed, metrics=metrics, step_s=self._account.step_s)
+        self._report(urgent=False, step=committed, metrics=logged, step_s=self._account.step_s)
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:

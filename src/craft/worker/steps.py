@@ -15,6 +15,7 @@ from craft.worker.flight import PROBE
 from craft.worker.injections import strike
 from craft.worker.meeting import Left
 from craft.worker.points import reach
+from craft.worker.scalars import checked
 
 if TYPE_CHECKING:
     from craft.worker.training import Training
@@ -40,7 +41,7 @@ class Step:
         """The microbatch that is being computed; None outside of the inner loop."""
         self.done = False
         self._entered = False
-        self._scalars: dict[str, Any] = {}
+        self._scalars: dict[str, float | torch.Tensor] = {}
 
     @property
     def _place(self) -> tuple[int, int | None]:
@@ -50,13 +51,13 @@ class Step:
     def _done(self) -> bool:
         return self.done
 
-    def log(self, **scalars: float | torch.Tensor) -> None:
+    def log(self, /, **scalars: float | torch.Tensor) -> None:
         """Log scalars of this microbatch; their mean over the global batch is in ``metrics`` afterwards."""
+        logged = checked("step.log", scalars)
         if self.microbatch is None:
-            self.metrics.update({name: float(value) for name, value in scalars.items()})
-            return
-        for name, value in scalars.items():
-            self._scalars[name] = value.detach() if isinstance(value, torch.Tensor) else value
+            self.metrics.update({name: float(value) for name, value in logged.items()})
+        else:
+            self._scalars |= logged
 
     def weight(self, n: float | torch.Tensor) -> None:
         """Weigh this microbatch in the mean over the global batch, for example by its tokens; before ``backward()``."""

@@ -62,6 +62,16 @@ def test_each_part_of_a_body_has_gradients_metrics_and_random_numbers_of_its_own
     assert len(set(seen)) == len(seen) == 16
 
 
+def test_a_metric_of_an_attempt_has_a_name_of_its_own() -> None:
+    net = model()
+    for attempt in job_of(net).attempts(microbatches=2, steps=1):
+        with attempt:
+            for microbatch in attempt.microbatches(net.parameters()):
+                (net(torch.ones(1, 3)) * microbatch).sum().backward()
+                with pytest.raises(ConfigError, match=r"attempt.log\(step=...\): step is a name of CRAFT's own"):
+                    attempt.log(step=1)
+
+
 def test_a_step_that_is_taken_back_leaves_nothing_behind() -> None:
     net, balance = model(), {"lead": 1.0}
     optimizer = torch.optim.Adam(net.parameters(), lr=0.1)

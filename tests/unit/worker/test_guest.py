@@ -8,6 +8,9 @@ import threading
 import time
 from typing import Any, cast
 
+import pytest
+
+from craft.protocol.errors import ConfigError
 from craft.protocol.events import Recovered
 from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import Directive, Preemption
@@ -73,6 +76,15 @@ def recovers(one: Guest, reports: Reports) -> list[Recovered]:
 def test_outside_of_a_job_a_guest_is_nobodys_and_does_no_harm() -> None:
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120, check=True)
     assert "a loop is either CRAFT's or not" in done.stdout
+
+
+def test_metrics_of_a_guest_have_names_of_their_own() -> None:
+    reports = Reports()
+    one = member(reports, lambda _: None)
+    with pytest.raises(ConfigError, match=r"guest.step\(time=...\): time is a name of CRAFT's own in metrics.jsonl"):
+        one.step(1, time=2.0)
+    one.step(1, committed=3, self=4.0)
+    assert reports.latest["metrics"] == {"committed": 3.0, "self": 4.0}
 
 
 def test_a_generation_that_only_grows_is_entered_before_it_is_current() -> None:

@@ -327,6 +327,14 @@ def grow(job: Job) -> None:
         job._modules["model"].head = torch.nn.Linear(3, 2)
 
 
+def log(job: Job, *, after: bool = False, **scalars: Any) -> None:
+    for step in job.steps(dataset(4), global_batch=4, microbatches=2, steps=2):
+        for _ in step:
+            if not after:
+                step.log(**scalars)
+        step.log(**scalars)
+
+
 def call_again(job: Job, call: str) -> None:
     job.steps(dataset(4), global_batch=4, steps=2)
     if call == "steps":
@@ -338,6 +346,7 @@ def call_again(job: Job, call: str) -> None:
 
 
 NOT_ENDED = "step 0 was not iterated to its end: `for batch in step` must run until it stops by itself"
+OUR_NAME = "is a name of CRAFT's own in metrics.jsonl; call the metric something else"
 ONCE = "the loop has begun, and there is one in a script"
 
 
@@ -351,6 +360,19 @@ ONCE = "the loop has begun, and there is one in a script"
         (lambda job: weigh(job, -1), "step.weight(-1.0): a weight is a finite number of at least 0"),
         (lambda job: weigh(job, float("nan")), "step.weight(nan): a weight is a finite number of at least 0"),
         (lambda job: weigh(job, float("inf")), "step.weight(inf): a weight is a finite number of at least 0"),
+        (lambda job: log(job, step=5.5), f"step.log(step=...): step {OUR_NAME}"),
+        (lambda job: log(job, loss=1.0, time=-1.0), f"step.log(time=...): time {OUR_NAME}"),
+        (lambda job: log(job, branch=3, after=True), f"step.log(branch=...): branch {OUR_NAME}"),
+        (lambda job: log(job, x="1.5"), "step.log(x='1.5'): a metric is one real number"),
+        (lambda job: log(job, x=None), "step.log(x=None): a metric is one real number"),
+        (
+            lambda job: log(job, x=torch.ones(3)),
+            "step.log(x=...): a metric is one real number, not a tensor of shape (3,) and torch.float32",
+        ),
+        (
+            lambda job: log(job, x=torch.ones((), dtype=torch.complex64)),
+            "step.log(x=...): a metric is one real number, not a tensor of shape () and torch.complex64",
+        ),
         (lambda job: call_again(job, "steps"), f"job.steps() after job.steps(): {ONCE}"),
         (lambda job: call_again(job, "replicate"), f"job.replicate() after job.steps(): {ONCE}"),
         (lambda job: call_again(job, "register"), f"job.register() after job.steps(): {ONCE}"),

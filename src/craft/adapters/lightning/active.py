@@ -14,6 +14,7 @@ import time
 from contextlib import ExitStack, suppress
 from typing import Any
 
+from craft.adapters.lightning.logged import named
 from craft.groups import sockets
 from craft.settings.worker import WorkerSettings
 from craft.worker.guest import Change, Guest
@@ -101,8 +102,7 @@ class Active:
 
     def stepped(self, trainer: Any) -> None:
         self._updating, self._between = False, True
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        self.guest.step(trainer.global_step, **metrics)
+        self.guest.step(trainer.global_step, **named(trainer.callback_metrics))
 
     def evaluates(self, begins: bool) -> None:
         if begins:

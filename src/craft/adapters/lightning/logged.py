@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from craft.worker.scalars import RESERVED
 from craft.worker.steps import Step
 
 _IN_STEP = "training_step"
@@ -38,7 +39,7 @@ class Recorder:
             value = getattr(value, "_forward_cache", None)
         if not isinstance(value, torch.Tensor):
             return
-        key = name if fx == _IN_STEP else f"{fx}.{name}"
+        key = _key(fx, name)
         self.known[key] = {"fx": fx, "name": name, "reduce_fx": _name_of(more.get("reduce_fx", "mean"))} | {
             kept: more[kept] for kept in _KEPT if kept in more
         }
@@ -57,6 +58,16 @@ class Recorder:
         for key, value in metrics.items():
             if key in self.known:
                 results.log(value=torch.tensor(value), batch_size=samples, **_arguments(self.known[key]))
+
+
+def _key(fx: str, name: str) -> str:
+    """Under which a value travels, and is in ``metrics.jsonl``: there CRAFT has names of its own, as Lightning's loggers do."""
+    return name if fx == _IN_STEP and name not in RESERVED else f"{fx}.{name}"
+
+
+def named(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Lightning's ``callback_metrics``, where it is not CRAFT that makes steps, under such names."""
+    return {f"callback_metrics.{name}" if name in RESERVED else name: float(each) for name, each in metrics.items()}
 
 
 def _name_of(reduction: Any) -> str:
@@ -92,7 +103,7 @@ def load(results: Any, recorder: Recorder, saved: list[dict[str, Any]]) -> None:
     for each in saved:
         how = dict(each["how"])
         fx, name = how["fx"], how["name"]
-        recorder.known[name if fx == _IN_STEP else f"{fx}.{name}"] = how
+        recorder.known[_key(fx, name)] = how
         results.log(value=torch.tensor(0.0), batch_size=1, **_arguments(how))
         metric = results[f"{fx}.{name}"]
         metric.value = torch.tensor(each["value"])

@@ -70,7 +70,7 @@ class Attend(RankAssignment):
         elif ranks is not None:
             ranks.interrupt(str(change.generation))
 
-    def step(self, committed: int, **metrics: float) -> None:
+    def step(self, committed: int, /, **metrics: float) -> None:
         """So many steps are done: by this CRAFT knows whether this worker gets on. It may be fewer after a restart."""
         self._guest.step(committed, **metrics)
 

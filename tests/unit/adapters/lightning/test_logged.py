@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from craft.adapters.lightning.logged import Recorder, load, save
+from craft.adapters.lightning.logged import Recorder, load, named, save
 
 HOW: dict[str, Any] = {"prog_bar": True, "logger": True, "on_step": True, "on_epoch": True}
 
@@ -46,6 +46,19 @@ def recorded(*values: float) -> tuple[Recorder, Word]:
 def test_values_travel_by_their_name_and_outside_of_training_step_with_that_of_the_hook() -> None:
     _, word = recorded(2.0)
     assert word.values == {"loss_a": 2.0, "on_after_backward.norm": 2.0}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_names_of_crafts_own_travel_with_that_of_the_hook_and_are_logged_as_they_are(results: Any) -> None:
+    """Lightning's loggers take a value called ``step`` for the place on their axis: scripts do log it."""
+    recorder, word, found = Recorder(), Word(), results()
+    for name in ("step", "time", "branch"):
+        recorder.log("training_step", name, torch.tensor(3.0), reduce_fx=torch.mean, **HOW)
+    recorder.tell(word)  # type: ignore[arg-type]
+    assert word.values == {"training_step.step": 3.0, "training_step.time": 3.0, "training_step.branch": 3.0}
+    recorder.put(found, word.values, samples=4)
+    assert set(found.metrics(on_step=False)["callback"]) >= {"step", "time", "branch"}
+    assert named({"step": torch.tensor(2.0), "loss": torch.tensor(1.0)}) == {"callback_metrics.step": 2.0, "loss": 1.0}
 
 
 @pytest.mark.filterwarnings("ignore")
