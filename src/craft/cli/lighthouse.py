@@ -12,6 +12,7 @@ import click
 
 from craft.protocol.errors import ConfigError, CraftError
 from craft.settings.rundir import RunDir
+from craft.telemetry import output
 
 if TYPE_CHECKING:
     from craft.control.lighthouse import LighthouseSettings
@@ -111,6 +112,7 @@ def lighthouse(
       craft run --workers 8 --lighthouse http://HOST:29400 --token-file token train.py    (on each of two hosts)
     """
     parent_pid = os.getppid()
+    output.forgive()
     # Only now: aiohttp takes a while to import, and 'craft --help' must not wait for it.
     from craft.control.lighthouse import LighthouseSettings
     from craft.control.process import Place, end_with_parent, serve
@@ -174,3 +176,7 @@ def _guarded(begin: Callable[[], int]) -> int:
     except CraftError as error:
         click.echo(f"craft lighthouse: {error}", err=True)
         return 2 if isinstance(error, ConfigError) else 1
+    except OSError as error:
+        # A full disk, or one that went away.
+        click.echo(f"craft lighthouse: {error}", err=True)
+        return 1

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from craft.telemetry import output
+
 _COMMANDS = {
     "abort": ("craft.cli.inspect", "abort", "Have all workers come out of what they are blocked in."),
     "chaos": ("craft.cli.chaos", "chaos", "Inject faults into a running job."),
@@ -60,6 +62,7 @@ def main(**_: Any) -> None:
     Example:
       craft run --workers 4 train.py      then, in another terminal, kill -9 one of its workers
     """
+    output.open_standard_files()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from craft.protocol.errors import CraftError
 from craft.settings.run import resolve, write_effective
 from craft.settings.rundir import PREFIX, RunDir
 from craft.settings.techniques import Wishes
+from craft.telemetry import output
 
 
 class _Resume(click.Command):
@@ -139,6 +140,7 @@ def run(
     from craft.agent.supervisor import supervise
     from craft.cli.display import Display
 
+    output.forgive()
     display = Display(place, settings)
     started = time.time()
     try:

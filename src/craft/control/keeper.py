@@ -57,6 +57,8 @@ class _Keeper:
                 return max(code, 0)
             if not self._said[0]:
                 # It never came to serve: whoever started us waits for a word, and must hear that none will come.
+                if code < 0:
+                    logger.error("the lighthouse was %s before it listened", _describe(code))
                 return code if code > 0 else 1
             young = time.monotonic() - began < YOUNG_S
             logger.warning("the serving process ended (%s): starting another one", _describe(code))

@@ -91,6 +91,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Hash over the whole training state, once complete."""
     checkpoints: bool = False
     """Whether this worker takes checkpoints."""
+    unwritten: str = ""
+    """Why it cannot write down its steps, if it cannot."""
 
 
 class Exited(msgspec.Struct, frozen=True, kw_only=True):

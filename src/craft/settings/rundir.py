@@ -124,15 +124,30 @@ def _age_key(path: Path) -> tuple[float, str]:
 def write_private(path: Path, data: bytes) -> None:
     """Replace a file at once and durably, readable by its owner alone: a reader sees the old content or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        write_over(temporary, data)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path)
+
+
+def write_over(path: Path, data: bytes) -> None:
+    """Write a private file in place and durably; what is behind ``data`` stays. It is made if it is not there."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.fchmod(fd, 0o600)
-        os.write(fd, data)
+        while data:
+            # A disk that is nearly full takes a part, and refuses the rest.
+            data = data[os.write(fd, data) :]
         os.fsync(fd)
     finally:
         os.close(fd)
-    os.replace(temporary, path)
-    # Without this, a power cut could bring the old name back after the new content was acted upon.
+
+
+def sync_folder(path: Path) -> None:
+    """Make what was renamed to ``path`` durable: a power cut could bring the old one back after the new one was acted upon."""
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.small_disk import fill, mounted
 
 from craft.protocol.errors import ConfigError
 from craft.settings.rundir import RunDir, find_run, write_private
@@ -31,6 +32,16 @@ def test_the_newest_run_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert find_run().path.name == "craft-run-a"
     assert find_run().read_address() == "http://x:1"
     assert find_run(tmp_path / "other").path == tmp_path / "other"
+
+
+def test_a_write_that_fails_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "64k") as disk:
+        write_private(disk / "address", b"old")
+        fill(disk)
+        with pytest.raises(OSError, match="No space left"):
+            write_private(disk / "address", b"new")
+        assert (disk / "address").read_bytes() == b"old"
+        assert {path.name for path in disk.iterdir()} == {"address", "filler"}
 
 
 def test_without_a_run_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
