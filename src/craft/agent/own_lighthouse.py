@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from craft.protocol.errors import ConfigError, Unreachable
+from craft.protocol.messages import ending
 from craft.settings.run import RunSettings
 from craft.settings.rundir import RunDir
 
@@ -49,7 +50,7 @@ class OwnLighthouse:
             code = await process.wait()
             await self._listening
             said = self._said.decode(errors="replace").strip().removeprefix(_FOR_PEOPLE)
-            raise ConfigError(said or f"the lighthouse did not start: it ended with {code}, and did not say why")
+            raise ConfigError(said or f"the lighthouse did not start: {ending(code)}, and it did not say why")
         self._process = process
 
     async def _listen(self, stream: asyncio.StreamReader) -> None:
@@ -86,7 +87,7 @@ class OwnLighthouse:
         while True:
             assert self._process is not None
             code = await self._process.wait()
-            logger.info("the lighthouse ended with %s: starting it again", code)
+            logger.info("the lighthouse ended (%s): starting it again", ending(code))
             await self._start_again()
             on_start()
 

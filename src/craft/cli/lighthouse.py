@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from craft.cli.numbers import Finite
 from craft.protocol.errors import ConfigError, CraftError
 from craft.settings.rundir import RunDir
 from craft.telemetry import output
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--wait-limit",
-    type=click.FloatRange(min=0),
+    type=Finite(min=0),
     default=None,
     help="Seconds to wait for who takes a lost worker's place, with 'wait' or below --min-workers.  [default: 60]",
 )
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--heartbeat-limit",
-    type=click.FloatRange(min=0.05),
+    type=Finite(min=0.05),
     default=1.0,
     show_default=True,
     help="Seconds of silence after which a host is lost.",

@@ -5,9 +5,15 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-import click
-
 from craft.telemetry import output
+
+_INTERRUPTED = 130
+
+try:
+    import click
+except KeyboardInterrupt:
+    # The one thing here that takes a while.
+    raise SystemExit(_INTERRUPTED) from None
 
 _COMMANDS = {
     "abort": ("craft.cli.inspect", "abort", "Have all workers come out of what they are blocked in."),
@@ -47,6 +53,13 @@ class _Lazy(click.Group):
         module, attribute, _ = _COMMANDS[cmd_name]
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            # Whoever presses Ctrl-C knows why.
+            raise SystemExit(_INTERRUPTED) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

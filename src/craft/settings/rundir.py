@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -165,6 +167,23 @@ def claim(path: Path) -> RunDir:
     if run.journal.exists():
         raise ConfigError(f"{path} holds the files of an earlier job: choose another --dir, or remove it")
     return run.create()
+
+
+def claim_new() -> RunDir:
+    """Return a directory for a new job, named by the time, that nobody else has: several may start in the same second."""
+    stamp = f"{PREFIX}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = itertools.chain((stamp,), (f"{stamp}-{number}" for number in itertools.count(2)))
+    return claim(next(path for path in map(Path, names) if _is_made(path)))
+
+
+def _is_made(path: Path) -> bool:
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise ConfigError(f"cannot make the run directory {path}: {error.strerror}") from None
+    return True
 
 
 def _is_locked(path: Path) -> bool:

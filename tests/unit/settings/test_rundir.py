@@ -7,7 +7,7 @@ import pytest
 from tests.small_disk import fill, mounted
 
 from craft.protocol.errors import ConfigError
-from craft.settings.rundir import RunDir, find_run, write_private
+from craft.settings.rundir import RunDir, claim_new, find_run, write_private
 
 
 def test_a_run_directory_is_private(tmp_path: Path) -> None:
@@ -61,3 +61,8 @@ def test_a_private_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     write_private(path, b"new")
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_jobs_of_the_same_second_have_directories_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert len({claim_new().path for _ in range(5)}) == len(list(tmp_path.glob("craft-run-*"))) == 5
