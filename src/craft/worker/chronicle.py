@@ -141,6 +141,8 @@ class _Metrics:
             if torn:
                 # A full disk cut the last line short: end it, so that it does not swallow the next one.
                 os.write(fd, b"\n")
+                # Perhaps it lacked nothing but its end.
+                last, _ = _last_place(fd)
             self._recent = deque((entry for entry in self._recent if entry[0] > last), maxlen=MAX_WAITING)
         while self._recent:
             line = self._recent[0][1] + b"\n"

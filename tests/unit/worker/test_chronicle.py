@@ -107,6 +107,18 @@ def test_a_line_that_was_torn_does_not_stop_the_next_leader(tmp_path: Path) -> N
     assert [json.loads(line)["step"] for line in whole] == [0, 1, 2]
 
 
+def test_a_line_that_lacks_nothing_but_its_end_is_not_written_twice(tmp_path: Path) -> None:
+    commit(Chronicle(tmp_path, "w0"), 0)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+
+    heir = Chronicle(tmp_path, "w1")
+    commit(heir, 0)
+    commit(heir, 1, ("w1",))
+
+    assert [step for step, _ in metrics(tmp_path)] == [0, 1]
+
+
 def test_without_a_run_directory_nothing_is_written(tmp_path: Path) -> None:
     commit(Chronicle(None, "w0"), 0)
 
