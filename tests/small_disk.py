@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -22,3 +22,12 @@ def mounted(place: Path, size: str) -> Iterator[Path]:
     finally:
         # Lazily: a process of a test that failed may still have a file open there.
         subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill(place: Path) -> Path:
+    """Leave no room in a small disk; returns the file whose removal gives it back."""
+    filler = place / "filler"
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    return filler

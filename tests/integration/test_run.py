@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.small_disk import fill, mounted
 
 from craft.testing import Fault
 from craft.wire.auth import make_token, write_token
@@ -111,6 +112,59 @@ def test_a_wrong_token_is_refused_before_anything_is_started(tmp_path: Path, wat
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr == f"craft run: the lighthouse at {url} does not accept the token in {token}\n"
     assert not list((tmp_path / "run").glob("workers/*"))
+
+
+def test_a_full_disk_is_refused(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "64k") as disk:
+        fill(disk)
+        message = refused(tmp_path, "--dir", str(disk / "run"), str(TRAIN))
+        assert message == f"craft run: cannot write {disk / 'run' / 'config.toml'}: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "why"),
+    [
+        ("CRAFT_ADDRESS", "300.1.1.1", "is no address of this host"),
+        ("CRAFT_ADDRESS", "192.0.2.7", "is no address of this host"),
+        ("CRAFT_HOST", "", "a host needs a name"),
+    ],
+)
+def test_a_host_that_cannot_be_is_refused_by_its_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, why: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    message = refused(tmp_path, "--dir", "run", str(TRAIN))
+    assert f"{variable}={value}: " in message and why in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_lighthouse_that_is_killed_at_its_start_is_told_as_that(jobs: Jobs) -> None:
+    job = jobs.start(TRAIN, workers=1)
+    job.helper("craft.cli.main lighthouse").kill()
+    result = job.wait()
+    assert result.exit_code == 2
+    assert "the lighthouse did not start: killed by SIGKILL" in result.errors, describe(result)
+
+
+# Who listens.
+
+
+def test_a_job_goes_on_when_nobody_reads_what_it_says(jobs: Jobs) -> None:
+    inside = ("bash", "-o", "pipefail", "-c", '"$@" | head -n 1', "bash")
+    result = jobs.run(TRAIN, workers=2, inside=inside)
+    assert (result.exit_code, result.output.count("\n")) == (0, 1), describe(result)
+    assert "Traceback" not in result.errors
+    assert len(result.events("WorkerFinished")) == 2
+
+
+@pytest.mark.parametrize("command", ["events", "status"])
+def test_other_commands_end_quietly_when_nobody_reads(watched: Job, command: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    arguments = [*CRAFT, command, "--dir", str(watched.run_dir)]
+    done = subprocess.run(arguments, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 # How a script ends.

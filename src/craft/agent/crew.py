@@ -91,7 +91,11 @@ class Crew:
     def _request(self, place: int, *, late: bool) -> Fork:
         worker_id = f"{self._settings.worker_prefix}{self._next}"
         self._next += 1
-        self._run_dir.worker(worker_id).mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self._run_dir.worker(worker_id).mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            # Its files are records: it trains without them.
+            logger.error("there is no folder for the files of %s: %s", worker_id, error)
         worker = self._settings.worker_settings(
             worker_id,
             place,

@@ -20,6 +20,7 @@ import msgspec
 
 from craft.agent import kernel
 from craft.settings.cuda import without_cuda
+from craft.telemetry import output
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -116,11 +117,11 @@ class ForkServer:
         self._channel.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
-        log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = _open_log(request.log)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        output.forgive()
         os.environ.update(request.environment)
 
     def _reap(self) -> None:
@@ -170,6 +171,15 @@ class ForkServer:
         # An agent that has gone meanwhile is noticed where its requests are read.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._channel.sendall(msgspec.json.encode(message) + b"\n")
+
+
+def _open_log(path: str) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:
+        # A record: the worker trains without it.
+        print(f"craft: {path} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+        return os.open(os.devnull, os.O_WRONLY)
 
 
 def _kill(pid: int) -> None:

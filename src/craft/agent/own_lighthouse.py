@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import time
 from collections.abc import Callable
 
-from craft.protocol.errors import ConfigError
+from craft.protocol.errors import ConfigError, Unreachable
+from craft.protocol.messages import ending
 from craft.settings.run import RunSettings
 from craft.settings.rundir import RunDir
 
@@ -18,6 +20,9 @@ _START_S = 60.0
 _RESTART_S = 0.1
 _RESTART_LIMIT_S = 30.0
 _OWN_HOST_LIMIT_S = 10.0
+_LAST_WORDS_S = 1.0
+_AT_ONCE = 1 << 16
+_FOR_PEOPLE = "craft lighthouse: "
 
 
 class OwnLighthouse:
@@ -27,21 +32,40 @@ class OwnLighthouse:
         self._settings = settings
         self._run_dir = run_dir
         self._process: asyncio.subprocess.Process | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._said = b""
+        """The end of what the one that was started last has said."""
+        self._told = ""
 
     async def start(self) -> None:
         """Start it; returns when it listens. Raises ConfigError with what it said if it does not."""
-        with self._run_dir.lighthouse_log.open("ab") as log:
-            before = log.tell()
-            process = await asyncio.create_subprocess_exec(
-                *self._command(), stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
-            )
-        assert process.stdout is not None
+        process = await asyncio.create_subprocess_exec(
+            *self._command(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True
+        )
+        assert process.stdout is not None and process.stderr is not None
+        self._said = b""
+        self._listening = asyncio.create_task(self._listen(process.stderr))
         line = await asyncio.wait_for(process.stdout.readline(), _START_S)
         if not line:
-            await process.wait()
-            said = self._run_dir.lighthouse_log.read_bytes()[before:].decode(errors="replace").strip()
-            raise ConfigError(said.removeprefix("craft lighthouse: ") or "the lighthouse did not start")
+            code = await process.wait()
+            await self._listening
+            said = self._said.decode(errors="replace").strip().removeprefix(_FOR_PEOPLE)
+            raise ConfigError(said or f"the lighthouse did not start: {ending(code)}, and it did not say why")
         self._process = process
+
+    async def _listen(self, stream: asyncio.StreamReader) -> None:
+        """Keep what it says in its log, and say what is for people: the log may be on the very disk that is full."""
+        half = b""
+        while data := await stream.read(_AT_ONCE):
+            self._said = (self._said + data)[-_AT_ONCE:]
+            with contextlib.suppress(OSError), self._run_dir.lighthouse_log.open("ab") as log:
+                log.write(data)
+            *lines, half = (half + data).split(b"\n")
+            for line in lines if self._process is not None else ():
+                text = line.decode(errors="replace")
+                if text.startswith(_FOR_PEOPLE) and text != self._told:
+                    self._told = text
+                    logger.error("%s", text)
 
     def _command(self) -> list[str]:
         settings = self._settings
@@ -63,7 +87,7 @@ class OwnLighthouse:
         while True:
             assert self._process is not None
             code = await self._process.wait()
-            logger.info("the lighthouse ended with %s: starting it again", code)
+            logger.info("the lighthouse ended (%s): starting it again", ending(code))
             await self._start_again()
             on_start()
 
@@ -76,10 +100,13 @@ class OwnLighthouse:
                 return await self.start()
             except ConfigError as error:
                 if time.monotonic() > deadline:
-                    raise
+                    raise Unreachable(f"the lighthouse cannot be started again: {error}") from None
                 logger.warning("the lighthouse does not start, and is tried again: %s", error)
 
     async def end(self) -> None:
         if self._process is not None and self._process.returncode is None:
             self._process.terminate()
             await self._process.wait()
+        if self._listening is not None:
+            # What it said last is on its way.
+            await asyncio.wait((self._listening,), timeout=_LAST_WORDS_S)

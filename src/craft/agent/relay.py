@@ -79,6 +79,12 @@ class Relay:
     def reports(self) -> dict[str, WorkerReport]:
         return {report.member.worker_id: report for report in self.report.workers}
 
+    def unwritten(self) -> str:
+        """Why a worker that lives cannot write down its steps; empty: all can."""
+        ended = {each.worker_id for each in self.report.exited}
+        living = (report for report in self.report.workers if report.member.worker_id not in ended)
+        return next((report.unwritten for report in living if report.unwritten), "")
+
     def carried_bytes(self) -> int:
         """How much memory a worker that joins should set aside; 0 while nobody here knows."""
         return max((report.carried_bytes for report in self.report.workers), default=0)

@@ -7,6 +7,7 @@ a handler, stuck in the kernel) is described by what the kernel says about it in
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from pathlib import Path
@@ -15,6 +16,8 @@ import msgspec
 
 from craft.agent import procfs
 from craft.wire.activity import STACKS_SIGNAL
+
+logger = logging.getLogger(__name__)
 
 MAX_BYTES = 16 * 1024
 _LIMIT_S = 0.5
@@ -130,8 +133,12 @@ def append_to_log(path: Path, heading: str, text: str) -> None:
     """Put a dump at the end of a worker's log, in one write: the worker may be writing, too."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S")
     data = f"\n--- {stamp} craft: {heading}\n{text}\n--- end of stacks\n".encode()
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, data)
-    finally:
-        os.close(fd)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, data)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        # What is done about the worker does not depend on it.
+        logger.error("stacks cannot be written to %s: %s", path, error)

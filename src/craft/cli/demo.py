@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from craft.telemetry import output
+
 if TYPE_CHECKING:
     from craft.agent.supervisor import Supervisor
     from craft.cli.display import Display
@@ -34,6 +36,7 @@ def demo(workers: int, kills: int, steps: int, seed: int | None) -> None:
     """
     if kills >= workers:
         raise click.UsageError(f"--kills {kills} of {workers} workers leaves nobody to go on: at most {workers - 1}")
+    output.forgive()
     folder = Path(tempfile.mkdtemp(prefix="craft-demo-"))
     try:
         click.echo(f"1. A character-level transformer, {workers} workers, {steps} steps, undisturbed.\n")

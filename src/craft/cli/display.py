@@ -37,6 +37,9 @@ class Display:
         self._journal = Tail(run_dir.journal)
         self._faults = 0
         self._stopping = False
+        self._unwritten = ""
+        self._steps = 0
+        """As last reported: where a disk was full, it is not in the files."""
         self._last = (time.monotonic(), 0)
         self._rate = 0.0
         self._printed = 0.0
@@ -47,11 +50,14 @@ class Display:
         """Bring the display up to date."""
         self._show_events()
         relay = supervisor.relay
+        if relay is not None:
+            self._show_unwritten(relay.unwritten())
         leader = (
             max(relay.reports().values(), key=lambda report: report.step, default=None) if relay is not None else None
         )
         if leader is None or leader.step == 0:
             return
+        self._steps = leader.step
         now = time.monotonic()
         if self._first_commit is None:
             self._explain_cost(leader)
@@ -111,6 +117,13 @@ class Display:
             if text and not self._stopping:
                 self.say(f"{clock(line['time'])}  {text}")
 
+    def _show_unwritten(self, trouble: str) -> None:
+        if trouble and not self._unwritten:
+            self.say(f"{clock(time.time())}  {trouble}. Training goes on; what cannot be written down waits")
+        elif self._unwritten and not trouble:
+            self.say(f"{clock(time.time())}  what happens can be written down again")
+        self._unwritten = trouble
+
     def say(self, text: str) -> None:
         """Print a line above the progress bar."""
         self._console.print(text, markup=False)
@@ -126,7 +139,7 @@ class Display:
         if outcome.traceback:
             self.say(outcome.traceback.rstrip())
         run = read_run(self._run_dir.path)
-        steps = max((commits[-1].step + 1 for commits in run.commits.values() if commits), default=0)
+        steps = max((self._steps, *(commits[-1].step + 1 for commits in run.commits.values() if commits)))
         costs = fault_costs(run)
         word = "finished" if outcome.exit_code == 0 else f"ended with exit code {outcome.exit_code}"
         self.say(f"craft: {word}: {outcome.reason}")

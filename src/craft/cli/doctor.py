@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from craft.cli.explained import EXIT_PROBLEM, explained
+from craft.cli.numbers import Finite
 
 if TYPE_CHECKING:
     from craft.protocol.fitness import Finding, Torch
@@ -24,7 +25,9 @@ _LIMIT_S = 120.0
 )
 @click.option("--token-file", type=click.Path(path_type=Path, exists=True), help="Look at this token, too.")
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="That are to run here.")
-@click.option("--params", type=float, help="Say what holding the gradients of so many parameters costs, such as 1e9.")
+@click.option(
+    "--params", type=Finite(min=0), help="Say what holding the gradients of so many parameters costs, such as 1e9."
+)
 @click.option("--dtype", default="float32", show_default=True, help="Of the gradients.")
 @click.option("--microbatches", type=click.IntRange(min=1), help="Of a step; as many as workers if it is not given.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from craft.cli.numbers import Finite
 from craft.protocol.errors import ConfigError, CraftError
 from craft.settings.rundir import RunDir
+from craft.telemetry import output
 
 if TYPE_CHECKING:
     from craft.control.lighthouse import LighthouseSettings
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--wait-limit",
-    type=click.FloatRange(min=0),
+    type=Finite(min=0),
     default=None,
     help="Seconds to wait for who takes a lost worker's place, with 'wait' or below --min-workers.  [default: 60]",
 )
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--heartbeat-limit",
-    type=click.FloatRange(min=0.05),
+    type=Finite(min=0.05),
     default=1.0,
     show_default=True,
     help="Seconds of silence after which a host is lost.",
@@ -111,6 +113,7 @@ def lighthouse(
       craft run --workers 8 --lighthouse http://HOST:29400 --token-file token train.py    (on each of two hosts)
     """
     parent_pid = os.getppid()
+    output.forgive()
     # Only now: aiohttp takes a while to import, and 'craft --help' must not wait for it.
     from craft.control.lighthouse import LighthouseSettings
     from craft.control.process import Place, end_with_parent, serve
@@ -174,3 +177,7 @@ def _guarded(begin: Callable[[], int]) -> int:
     except CraftError as error:
         click.echo(f"craft lighthouse: {error}", err=True)
         return 2 if isinstance(error, ConfigError) else 1
+    except OSError as error:
+        # A full disk, or one that went away.
+        click.echo(f"craft lighthouse: {error}", err=True)
+        return 1

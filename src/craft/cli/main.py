@@ -5,7 +5,15 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-import click
+from craft.telemetry import output
+
+_INTERRUPTED = 130
+
+try:
+    import click
+except KeyboardInterrupt:
+    # The one thing here that takes a while.
+    raise SystemExit(_INTERRUPTED) from None
 
 _COMMANDS = {
     "abort": ("craft.cli.inspect", "abort", "Have all workers come out of what they are blocked in."),
@@ -46,6 +54,13 @@ class _Lazy(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            # Whoever presses Ctrl-C knows why.
+            raise SystemExit(_INTERRUPTED) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, _COMMANDS[name][2]) for name in self.list_commands(ctx)])
@@ -60,6 +75,7 @@ def main(**_: Any) -> None:
     Example:
       craft run --workers 4 train.py      then, in another terminal, kill -9 one of its workers
     """
+    output.open_standard_files()
 
 
 if __name__ == "__main__":

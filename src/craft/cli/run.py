@@ -10,8 +10,9 @@ import click
 
 from craft.protocol.errors import CraftError
 from craft.settings.run import resolve, write_effective
-from craft.settings.rundir import PREFIX, RunDir
+from craft.settings.rundir import RunDir
 from craft.settings.techniques import Wishes
+from craft.telemetry import output
 
 
 class _Resume(click.Command):
@@ -139,6 +140,7 @@ def run(
     from craft.agent.supervisor import supervise
     from craft.cli.display import Display
 
+    output.forgive()
     display = Display(place, settings)
     started = time.time()
     try:
@@ -153,9 +155,9 @@ def run(
 
 def _new_run_dir(path: Path | None) -> RunDir:
     """The run directory for a new job; one that holds a job already is refused."""
-    from craft.settings.rundir import claim
+    from craft.settings.rundir import claim, claim_new
 
-    return claim(path or Path(f"{PREFIX}-{time.strftime('%Y%m%d-%H%M%S')}"))
+    return claim_new() if path is None else claim(path)
 
 
 def _refuse(error: CraftError) -> int:

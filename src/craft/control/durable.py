@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 from pathlib import Path
 from typing import Protocol
 
@@ -17,9 +20,12 @@ from craft.protocol.actions import Stop
 from craft.protocol.errors import ConfigError
 from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import CheckpointWish, Preemption, Restoration
-from craft.settings.rundir import write_private
+from craft.settings.rundir import sync_folder, write_over
+
+logger = logging.getLogger(__name__)
 
 _KEPT_GONE = 256
+_ROOM = 16 * 1024
 
 
 class Durable(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,13 +59,43 @@ class Store(Protocol):
 
 
 class DurableFile:
-    """One small file, replaced as a whole."""
+    """One small file, replaced as a whole.
+
+    Two files take turns: what is saved is written over the one before the last, and then gets the name. So the room for it is
+    there already: a disk that others filled does not keep a job from going on without a lost worker, or from ending.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._next = path.with_name(f".{path.name}.next")
+        self._last = path.with_name(f".{path.name}.last")
 
     def save(self, durable: Durable) -> None:
-        write_private(self._path, msgspec.json.encode(durable))
+        data = msgspec.json.encode(durable)
+        write_over(self._next, data.ljust(self._room_for(len(data))) + b"\n")
+        # A second name for what is replaced: its room is not given back, and is that of the next one.
+        self._last.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            # Not there yet, or a file system without hard links.
+            os.link(self._path, self._last)
+        os.replace(self._next, self._path)
+        sync_folder(self._path)
+        try:
+            if self._last.exists():
+                os.replace(self._last, self._next)
+            else:
+                write_over(self._next, b" " * self._path.stat().st_size)
+        except OSError as error:
+            # It is saved all the same.
+            logger.warning("there is no room yet to make the next generation durable: %s", error)
+
+    def _room_for(self, size: int) -> int:
+        """As many bytes as are there, if they are enough; else enough for a while."""
+        try:
+            there = self._next.stat().st_size - 1
+        except FileNotFoundError:
+            there = _ROOM
+        return there if there >= size else 2 * size
 
     def load(self) -> Durable | None:
         """Return what was saved last, or None if nothing was."""

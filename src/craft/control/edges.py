@@ -6,7 +6,6 @@ later event of the same report is judged by what the earlier one led to.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -34,7 +33,7 @@ from craft.protocol.events import (
     WorkerLost,
     WorkerOverdue,
 )
-from craft.protocol.messages import Broken, Exited, HostReport, Preemption, WorkerReport
+from craft.protocol.messages import Broken, Exited, HostReport, Preemption, WorkerReport, ending
 
 MAX_NUMBER = 2**53
 """Steps and generations are far below this; a larger one is nonsense, and could not be sent on."""
@@ -259,11 +258,8 @@ def _ending(exited: Exited, seen: Seen | None) -> WorkerFinished | WorkerLost:
 def describe_exit(exited: Exited) -> str:
     """How a process ended, in words."""
     if exited.signal is not None:
-        try:
-            return f"killed by {signal.Signals(exited.signal).name}"
-        except ValueError:
-            return f"killed by signal {exited.signal}"
-    return "ended in an unknown way" if exited.exit_code is None else f"exit code {exited.exit_code}"
+        return ending(-exited.signal)
+    return "ended in an unknown way" if exited.exit_code is None else ending(exited.exit_code)
 
 
 def check(report: HostReport, index: Index) -> None:

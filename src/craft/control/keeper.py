@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 
 from craft.control.process import end_with_parent
+from craft.protocol.messages import ending
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +58,11 @@ class _Keeper:
                 return max(code, 0)
             if not self._said[0]:
                 # It never came to serve: whoever started us waits for a word, and must hear that none will come.
+                if code < 0:
+                    logger.error("the lighthouse was %s before it listened", ending(code))
                 return code if code > 0 else 1
             young = time.monotonic() - began < YOUNG_S
-            logger.warning("the serving process ended (%s): starting another one", _describe(code))
+            logger.warning("the serving process ended (%s): starting another one", ending(code))
             if young and delay_s and self._told_to_end(delay_s):
                 return 0
             delay_s = min(max(2 * delay_s, FIRST_DELAY_S), LONGEST_DELAY_S) if young else 0.0
@@ -106,7 +109,3 @@ class _Keeper:
     def _told_to_end(self, delay_s: float) -> bool:
         """Wait, but not for longer than until a signal comes."""
         return signal.sigtimedwait(_WATCHED - {signal.SIGCHLD}, delay_s) is not None
-
-
-def _describe(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"

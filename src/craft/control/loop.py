@@ -7,7 +7,6 @@ One thread calls it; time, timers and chance come in from outside, so that a tes
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -50,8 +49,6 @@ from craft.protocol.events import (
     WorkerLost,
 )
 from craft.protocol.messages import HostReport, WorkerReport
-
-logger = logging.getLogger(__name__)
 
 GRACE_S = 0.25
 """How long a broken generation is left alone: within it, a death would have shown."""
@@ -140,7 +137,7 @@ class Loop:
         actions = decide(self._policies, known, event)
         self._state = known
         if event not in self._told:
-            self._write("event", event)
+            self._journal.write("event", event)
         for action in actions:
             self._carry_out(action)
         followed = actions
@@ -216,9 +213,9 @@ class Loop:
         self._state = changed
         self._set_timer(action)
         if made is not None:
-            self._write("action", action, generation=made.number, name=made.name)
+            self._journal.write("action", action, generation=made.number, name=made.name)
         else:
-            self._write("action", action)
+            self._journal.write("action", action)
 
     def _set_timer(self, action: AnyAction) -> None:
         """Some actions ask to be reminded."""
@@ -262,16 +259,9 @@ class Loop:
         fault = fault_of(before, self._state, event, self._around.now(), self._faults)
         if fault is not None:
             self._faults.append(fault)
-            self._write("outcome", fault)
+            self._journal.write("outcome", fault)
         if isinstance(event, Recovered):
             again = self._state.restoration
             faults, cost = costed(self._faults, event, after=again.after if again is not None else 0)
             self._faults = list(faults)
-            self._write("outcome", cost)
-
-    def _write(self, kind: str, value: msgspec.Struct, **more: Any) -> None:
-        try:
-            self._journal.write(kind, value, **more)
-        except OSError as error:
-            # The journal is a record; the job must not end because a disk is full.
-            logger.error("the journal cannot be written: %s", error)
+            self._journal.write("outcome", cost)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -24,7 +25,7 @@ from craft.control.lighthouse import Lighthouse, LighthouseSettings
 from craft.control.server import make_app
 from craft.protocol.errors import ConfigError, CraftError
 from craft.settings.rundir import RunDir, write_private
-from craft.wire.auth import ensure_token, write_token
+from craft.wire.auth import ensure_token
 from craft.wire.tls import own_certificate, server_context
 
 SHUTDOWN_LIMIT_S = 0.5
@@ -98,12 +99,12 @@ def _serve_locked(
     token = ensure_token(token_file if token_file is not None else run.token)
     if token_file is not None:
         # A copy, so that the run directory is all that 'craft status' and the others need.
-        write_token(run.token, token)
+        _write_again(run.token, token.encode() + b"\n")
     tls = None
     if place.tls is not None:
         tls = server_context(*place.tls)
         # So is this: with it they know the lighthouse again, whatever name they reach it under.
-        write_private(run.certificate, own_certificate(place.tls[0]))
+        _write_again(run.certificate, own_certificate(place.tls[0]))
     asyncio.run(_serve(run, settings, token, listener, _url(place, listener), tls, say))
 
 
@@ -144,7 +145,7 @@ async def _serve(
         )
         # asyncio takes one number for the kernel's queue and for how many it accepts in a row.
         listener.listen(BACKLOG)
-        write_private(run.address, url.encode() + b"\n")
+        _write_again(run.address, url.encode() + b"\n")
         say(f"lighthouse listening on {url}, run directory {run.path}")
         waiting = asyncio.ensure_future(ended.wait())
         await asyncio.wait((waiting, lighthouse.broken), return_when=asyncio.FIRST_COMPLETED)
@@ -185,9 +186,20 @@ def _lock(run: RunDir) -> int:
             f"the run directory {run.path} has a living lighthouse already (pid {pid or 'unknown'}):"
             " use that one, end it, or name another directory with --dir"
         ) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    # For people. Over what is there: the lock holds without it, also where a disk is full.
+    with contextlib.suppress(OSError):
+        os.ftruncate(fd, os.pwrite(fd, f"{os.getpid()}\n".encode(), 0))
     return fd
+
+
+def _write_again(path: Path, data: bytes) -> None:
+    """Write a file that an earlier lighthouse of this run wrote most likely just so: then a full disk is no reason to end."""
+    if path.exists() and path.read_bytes() == data:
+        path.chmod(0o600)
+        # 'craft status' without --dir takes the run whose lighthouse was started last.
+        os.utime(path)
+    else:
+        write_private(path, data)
 
 
 def _listen(place: Place, run: RunDir) -> socket.socket:

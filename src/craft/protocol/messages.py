@@ -7,6 +7,8 @@ whose ``sequence`` is old; a worker ignores a directive whose generation is.
 
 from __future__ import annotations
 
+import signal
+
 import msgspec
 
 from craft.protocol.events import (
@@ -91,6 +93,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Hash over the whole training state, once complete."""
     checkpoints: bool = False
     """Whether this worker takes checkpoints."""
+    unwritten: str = ""
+    """Why it cannot write down its steps, if it cannot."""
 
 
 class Exited(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +104,16 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None
     signal: int | None
     time: float
+
+
+def ending(code: int) -> str:
+    """How a process ended, in words; a negative code is that of the signal that killed it."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
 
 
 class Preemption(msgspec.Struct, frozen=True, kw_only=True):

@@ -239,6 +239,10 @@ def _check(settings: RunSettings, refused: Refuse) -> None:
         raise refused("min_workers", f"must be between 1 and --workers {settings.workers}")
     if settings.resume is not None and settings.resume != "auto" and not settings.resume.isdigit():
         raise refused("resume", "give the number of a step, or auto")
+    if not settings.host:
+        raise refused("host", "a host needs a name")
+    if (trouble := _not_here(settings.address)) is not None:
+        raise refused("address", f"{settings.address!r} is no address of this host ({trouble})")
     if settings.threads < 1:
         raise refused("threads", "a worker needs at least 1 thread")
     if settings.lighthouse is not None and settings.token_file is None:
@@ -249,6 +253,17 @@ def _check(settings: RunSettings, refused: Refuse) -> None:
         raise ConfigError("--tls-ca is for a lighthouse at https://: name one with --lighthouse")
     if not settings.as_module and not Path(settings.script).is_file():
         raise ConfigError(f"there is no script {settings.script}: give the path of a Python file (or a module with -m)")
+
+
+def _not_here(address: str) -> str | None:
+    """Why workers cannot listen on an address; None: they can."""
+    try:
+        family, _, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.bind(place)
+    except (OSError, UnicodeError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None
 
 
 def for_lighthouse(flags: Mapping[str, Any], config: Path | None, wishes: Wishes, *, effective: bool) -> Chosen:
@@ -289,7 +304,10 @@ def write_effective(path: Path, resolved: Resolved) -> None:
             lines.append(f"{name} = {toml(value)}  # {resolved.origins.get(name, 'flag')}")
     alerts = resolved.settings.techniques.get(Alerts)
     rules = write_alerts(alerts.settings) if alerts is not None else ""
-    path.write_text("\n".join(lines) + "\n" + to_toml(resolved.choice) + rules)
+    try:
+        path.write_text("\n".join(lines) + "\n" + to_toml(resolved.choice) + rules)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
 
 def read_effective(path: Path) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,15 +126,30 @@ def _age_key(path: Path) -> tuple[float, str]:
 def write_private(path: Path, data: bytes) -> None:
     """Replace a file at once and durably, readable by its owner alone: a reader sees the old content or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        write_over(temporary, data)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path)
+
+
+def write_over(path: Path, data: bytes) -> None:
+    """Write a private file in place and durably; what is behind ``data`` stays. It is made if it is not there."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.fchmod(fd, 0o600)
-        os.write(fd, data)
+        while data:
+            # A disk that is nearly full takes a part, and refuses the rest.
+            data = data[os.write(fd, data) :]
         os.fsync(fd)
     finally:
         os.close(fd)
-    os.replace(temporary, path)
-    # Without this, a power cut could bring the old name back after the new content was acted upon.
+
+
+def sync_folder(path: Path) -> None:
+    """Make what was renamed to ``path`` durable: a power cut could bring the old one back after the new one was acted upon."""
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)
@@ -150,6 +167,23 @@ def claim(path: Path) -> RunDir:
     if run.journal.exists():
         raise ConfigError(f"{path} holds the files of an earlier job: choose another --dir, or remove it")
     return run.create()
+
+
+def claim_new() -> RunDir:
+    """Return a directory for a new job, named by the time, that nobody else has: several may start in the same second."""
+    stamp = f"{PREFIX}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = itertools.chain((stamp,), (f"{stamp}-{number}" for number in itertools.count(2)))
+    return claim(next(path for path in map(Path, names) if _is_made(path)))
+
+
+def _is_made(path: Path) -> bool:
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise ConfigError(f"cannot make the run directory {path}: {error.strerror}") from None
+    return True
 
 
 def _is_locked(path: Path) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+
+from craft.telemetry.record import Record
 
 T = TypeVar("T")
 
@@ -20,11 +22,7 @@ class Journal:
     """Appends lines to ``journal.jsonl`` and hands each to whoever listens. One thread owns it."""
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        size = os.fstat(self._fd).st_size
-        if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            # A power cut tore the last line: end it, so that it does not swallow the next one.
-            os.write(self._fd, b"\n")
+        self._record = Record(path)
         self._now = now
         self._listeners: list[Callable[[dict[str, Any]], None]] = []
 
@@ -40,13 +38,12 @@ class Journal:
             # ``time`` is when the line was written, so that lines are in the order of their times.
             fields["seen"] = fields.pop("time")
         line = {"time": round(self._now(), 6), "kind": kind, **fields, **more}
-        # One write call: a line is there whole or not at all, whatever is killed.
-        os.write(self._fd, json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        self._record.add(json.dumps(line, separators=(",", ":")).encode())
         for listener in list(self._listeners):
             listener(line)
 
     def close(self) -> None:
-        os.close(self._fd)
+        self._record.close()
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -54,13 +51,15 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
     with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                continue
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue
+        yield from _parsed(line for line in file if line.endswith(b"\n"))
+
+
+def _parsed(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue
 
 
 def last_lines(path: Path, number: int, kind: type[T]) -> list[T]:
@@ -101,4 +100,4 @@ class Tail:
         if not whole:
             return []
         self._offset += len(whole) + 1
-        return [json.loads(line) for line in whole.split(b"\n")]
+        return list(_parsed(whole.split(b"\n")))

@@ -20,7 +20,10 @@ def make_token() -> str:
 
 def write_token(path: Path, token: str) -> None:
     """Write the token with mode 0600, whole or not at all."""
-    write_private(path, token.encode() + b"\n")
+    try:
+        write_private(path, token.encode() + b"\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write the token file {path}: {error.strerror}") from None
 
 
 def read_token(path: Path) -> str:

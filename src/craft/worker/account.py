@@ -23,11 +23,12 @@ class Account:
         worker_id: str,
         note: Callable[[Recovered], None],
         samples: Callable[[int, int], int | None],
+        unwritten: Callable[[str], None],
     ) -> None:
-        """``samples(step, microbatch)``: how many there are in it, if that is known."""
+        """``samples(step, microbatch)``: how many there are in it, if that is known; ``unwritten``: see ``Chronicle``."""
         self.step_s = 0.0
         """From commit to commit, smoothed."""
-        self._chronicle = Chronicle(run_dir, worker_id)
+        self._chronicle = Chronicle(run_dir, worker_id, unwritten)
         self._setbacks = Setbacks(worker_id, note, samples)
         self._last_commit: float | None = None
 

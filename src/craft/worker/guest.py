@@ -76,7 +76,13 @@ class Guest:
         self._whereabouts = Whereabouts(activity)
         run_dir = settings.run_dir if channel is not None else None
         self._notes = Notes(self._report)
-        self._account = Account(run_dir, settings.worker_id, self._notes.add, lambda step, microbatch: None)
+        self._account = Account(
+            run_dir,
+            settings.worker_id,
+            self._notes.add,
+            lambda step, microbatch: None,
+            lambda trouble: self._report(unwritten=trouble),
+        )
         # Guards what follows: the channel's thread and those of the script meet here.
         self._change = threading.Condition()
         self._generation: Generation | None = None

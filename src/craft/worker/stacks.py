@@ -8,6 +8,7 @@ keeps the GIL. But it looks at frames that may be changing at that very moment, 
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import sys
 import threading
@@ -15,6 +16,8 @@ from pathlib import Path
 from types import FrameType
 
 from craft.wire.activity import STACKS_SIGNAL
+
+logger = logging.getLogger(__name__)
 
 MAX_CHARS = 16 * 1024
 
@@ -27,7 +30,11 @@ def register(path: Path | None) -> None:
     if path is None:
         return
     # Kept open for the life of the process: the handler can open nothing.
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        logger.error("stacks of this worker cannot be written: %s", error)
+        return
     faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True, chain=False)
 
 

@@ -69,7 +69,7 @@ class Training:
         self._buffers = Buffers(exchanged)
         self._exchange = ExchangeThread(voice.broke)
         self._digest = RotatingDigest(settings.digest_bytes)
-        self._account = Account(settings.run_dir, settings.worker_id, voice.note, parts.source.samples)
+        self._account = Account(settings.run_dir, settings.worker_id, voice.note, parts.source.samples, voice.unwritten)
         self.course = Course(parts)
         self._pacing = Pacing(techniques, parts.activity, lambda: commitments.ledger, voice.note, voice.emit)
         own = {**self.course.hooks, Stragglers.name: self._pacing}

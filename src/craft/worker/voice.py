@@ -69,6 +69,10 @@ class Voice:
         """Tell of something, for the journal; any thread may."""
         self._notes.add(event)
 
+    def unwritten(self, trouble: str) -> None:
+        """What is written down of this worker cannot be, and why; or all can be again."""
+        self.report(unwritten=trouble)
+
     def unequal(self, found: ParametersUnequal) -> None:
         self.report(unequal=found)
 

@@ -240,19 +240,6 @@ def test_a_worker_id_cannot_be_used_on_two_hosts(running: Lab, worker: MakeWorke
         running.report(worker("w0"), host="b")
 
 
-def test_a_full_disk_for_the_journal_does_not_end_the_job(
-    make_lab: type[Lab], worker: MakeWorker, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Full(make_lab):  # type: ignore[valid-type, misc]
-        def write(self, *_: object, **__: object) -> None:
-            raise OSError("no space left")
-
-    lab = Full()
-    lab.report(worker("w0"), worker("w1"))
-    assert lab.generation == 1
-    assert "no space left" in caplog.text
-
-
 def test_a_restarted_loop_never_uses_a_number_again_P3(
     running: Lab, make_lab: type[Lab], worker: MakeWorker, dead: MakeExit
 ) -> None:

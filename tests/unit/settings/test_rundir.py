@@ -4,9 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.small_disk import fill, mounted
 
 from craft.protocol.errors import ConfigError
-from craft.settings.rundir import RunDir, find_run, write_private
+from craft.settings.rundir import RunDir, claim_new, find_run, write_private
 
 
 def test_a_run_directory_is_private(tmp_path: Path) -> None:
@@ -33,6 +34,16 @@ def test_the_newest_run_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert find_run(tmp_path / "other").path == tmp_path / "other"
 
 
+def test_a_write_that_fails_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "64k") as disk:
+        write_private(disk / "address", b"old")
+        fill(disk)
+        with pytest.raises(OSError, match="No space left"):
+            write_private(disk / "address", b"new")
+        assert (disk / "address").read_bytes() == b"old"
+        assert {path.name for path in disk.iterdir()} == {"address", "filler"}
+
+
 def test_without_a_run_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="craft run"):
@@ -50,3 +61,8 @@ def test_a_private_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     write_private(path, b"new")
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_jobs_of_the_same_second_have_directories_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert len({claim_new().path for _ in range(5)}) == len(list(tmp_path.glob("craft-run-*"))) == 5

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.small_disk import fill, mounted
 
+from craft.telemetry.journal import read_lines
 from craft.worker.chronicle import Chronicle, Committed
 
 MEMBERS = ("w0", "w1", "w2")
@@ -105,6 +107,18 @@ def test_a_line_that_was_torn_does_not_stop_the_next_leader(tmp_path: Path) -> N
     assert [json.loads(line)["step"] for line in whole] == [0, 1, 2]
 
 
+def test_a_line_that_lacks_nothing_but_its_end_is_not_written_twice(tmp_path: Path) -> None:
+    commit(Chronicle(tmp_path, "w0"), 0)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+
+    heir = Chronicle(tmp_path, "w1")
+    commit(heir, 0)
+    commit(heir, 1, ("w1",))
+
+    assert [step for step, _ in metrics(tmp_path)] == [0, 1]
+
+
 def test_without_a_run_directory_nothing_is_written(tmp_path: Path) -> None:
     commit(Chronicle(None, "w0"), 0)
 
@@ -116,3 +130,23 @@ def test_files_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
 
     for path in (tmp_path / "metrics.jsonl", tmp_path / "workers" / "w0" / "steps.jsonl"):
         assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_full_disk_is_told_once_and_nothing_is_missing_in_the_end(tmp_path: Path) -> None:
+    told: list[str] = []
+    with mounted(tmp_path / "disk", "256k") as disk:
+        chronicle = Chronicle(disk, "w0", told.append)
+        commit(chronicle, 0)
+        filler = fill(disk)
+        for step in range(1, 300):
+            commit(chronicle, step)
+        (trouble,) = told
+        assert "cannot be written: No space left on device" in trouble
+        filler.unlink()
+        for step in range(300, 310):
+            commit(chronicle, step)
+        chronicle.complete()
+        assert told == [trouble, ""]
+        steps = [line["step"] for line in read_lines(disk / "workers" / "w0" / "steps.jsonl")]
+        assert steps == list(range(310))
+        assert [line["step"] for line in read_lines(disk / "metrics.jsonl")] == list(range(310))
