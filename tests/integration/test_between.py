@@ -62,6 +62,22 @@ def test_a_joiner_that_catches_up_hears_what_the_others_heard_P1(jobs: Jobs, ref
     assert {line["worker_id"] for line in result.events("WorkerFinished")} & {"w3", "w4"}, describe(result)
 
 
+def test_a_joiner_that_dies_between_the_steps_before_it_computes_anything_holds_nobody_up_P1(
+    jobs: Jobs, references: References
+) -> None:
+    """Who computes what stays the same without it, though the group is another."""
+    steps = ("--steps", "30")
+    faults = [
+        Fault(point="before_all_reduce", step=6, rank=1),
+        Fault(point="before_barrier", worker="w2", occurrence=2),
+    ]
+    result = jobs.run(
+        SCRIPT, *steps, "--pause", "0.05", workers=2, faults=faults, environment={"CRAFT_MAX_RESTARTS": "20"}
+    )
+    assert len(result.struck) == 2, describe(result)
+    result.assert_exact(references.digest_of(SCRIPT, *steps, workers=1), faults=2, steps=30)
+
+
 @pytest.mark.parametrize(
     ("kind", "at", "sentence"),
     [

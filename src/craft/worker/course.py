@@ -50,7 +50,7 @@ class Course:
         self._voice = parts.voice
         self._activity = parts.activity
         self._modules = parts.modules
-        self._began = Modes.of(parts.modules)
+        self._began = Modes.of(parts.modules, parts.registered)
         self._registered = parts.registered
         self._conditions = parts.conditions
         self._source = parts.source
@@ -68,7 +68,7 @@ class Course:
     def attached(self) -> Attached:
         """What travels beside the state."""
         progress = Progress(self._source.skipped, self.numbers.lowered_until)
-        return Attached(self._conditions, progress, self._began, Modes.of(self._modules))
+        return Attached(self._conditions, progress, self._began, Modes.of(self._modules, self._registered))
 
     def state(self) -> State:
         """The whole state as it is now, with what travels beside it."""

@@ -234,6 +234,9 @@ class Flight:
     def _start_attempt(self) -> None:
         """Make ready for the exchange of the step in flight, under the plan as it is now."""
         ledger, layout = self._commitments.ledger, self.gradients.layout
+        if self._route is not None and self._route.group is not self._commitments.group:
+            # A generation was entered between the steps. What the old group was to receive into may still be written to.
+            self._route, self._result = None, None
         if self._route is None or self._route.owners != ledger.owners:
             commitments = self._commitments
             self._route = route_of(commitments.group, commitments.hosts, layout, ledger.owners)

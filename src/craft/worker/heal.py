@@ -147,9 +147,9 @@ class Healing:
         )
         if problem is not None:
             raise ConfigError(problem)
-        load(fetched.header, fetched.tensors, self._modules, self._registered)
         if theirs.modes is not None:
-            theirs.modes.put(self._modules)
+            theirs.modes.put(self._modules, self._registered)
+        load(fetched.header, fetched.tensors, self._modules, self._registered)
         self._reserve = None
         return theirs.progress
 

@@ -230,22 +230,22 @@ class Rewind:
             return None
         restored, self._in_hand = self._in_hand, None
         self._loaded = self._commitments.ledger.rewinds
-        load(restored.header, restored.tensors, self._modules, self._registered)
         attached = msgspec.json.decode(restored.header.conditions, type=Attached)
         self._switch(attached)
+        load(restored.header, restored.tensors, self._modules, self._registered)
         logger.info("took the state of checkpoint %s", restored.manifest.name)
         return restored.manifest, attached.progress
 
     def _switch(self, attached: Attached) -> None:
         """Freeze what was frozen, and so on; unless the script begins otherwise than it did: then it means to."""
-        if attached.modes is None or attached.modes == Modes.of(self._modules):
+        if attached.modes is None or attached.modes == Modes.of(self._modules, self._registered):
             return
         if attached.began == self._began:
-            attached.modes.put(self._modules)
+            attached.modes.put(self._modules, self._registered)
         else:
             logger.warning(
-                "the script begins with other parameters frozen, or modules in eval(), than the job of the checkpoint did:"
-                " they stay as the script has them"
+                "the script begins with other parameters frozen, other modules in eval(), or other groups of its optimizers than"
+                " the job of the checkpoint did: they stay as the script has them"
             )
 
 

@@ -60,6 +60,10 @@ class Route:
         self._words_due: list[Pending] = []
         self._signals_due: list[Pending] = []
 
+    @property
+    def group(self) -> Lines | None:
+        return self._group
+
     def _lay_out(self) -> None:
         """Cut the buckets into chunks, and make room for what is received of them."""
         owners_of_chunks = 1 if self._sums_all else self._size

@@ -12,6 +12,9 @@ import torch
 from craft.adapters.lightning import leading, logged
 from craft.adapters.travel import Travel
 
+_UNSAID = ("_last_checkpoint_saved", "_last_global_step_saved")
+"""What ``ModelCheckpoint`` goes by and leaves out of its state."""
+
 
 class Progress:
     """The fit loop's counters at a step boundary. While a step is computed, those of the boundary before it."""
@@ -127,7 +130,8 @@ class Surroundings:
     def _callbacks(self) -> dict[str, Any]:
         found = {}
         for callback in self._trainer.callbacks:
-            state = callback.state_dict()
+            # By these ModelCheckpoint decides, on each worker for itself, whether all are to save.
+            state = callback.state_dict() | {name: vars(callback)[name] for name in _UNSAID if name in vars(callback)}
             if state and self._travel.allows(callback.state_key, state):
                 found[callback.state_key] = state
         return found

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 
 from craft.adapters.lightning.loader import StepLoader
 from craft.protocol.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 def check(trainer: Any, device: torch.device) -> None:
@@ -23,6 +26,12 @@ def check(trainer: Any, device: torch.device) -> None:
             "Trainer(sync_batchnorm=True) exchanges statistics inside the forward pass and so would make a microbatch depend"
             " on who computes the others: leave it out"
         )
+    for callback in trainer.callbacks:
+        if _is_a(callback, "StochasticWeightAveraging", "WeightAveraging", "ModelPruning"):
+            raise ConfigError(
+                f"{type(callback).__name__} has a state that is not in the module: a worker that joins, or a job that goes on,"
+                ' would begin without it. Not under strategy="craft"; a moving average can be kept in buffers of the module'
+            )
     if any(type(each).__name__ == "GradientAccumulationScheduler" for each in trainer.callbacks):
         raise ConfigError(
             "GradientAccumulationScheduler changes the size of a step on the way, and a job's microbatches never change:"
@@ -48,3 +57,20 @@ def check_fit(trainer: Any, loader: StepLoader | None) -> None:
             "Trainer(reload_dataloaders_every_n_epochs=...) changes the data on the way, and a job's order of data is fixed at"
             " its first step: leave it out"
         )
+
+
+def warn_of_what_stays(trainer: Any) -> None:
+    """Say what is saved by code of the script's own, which nobody asks for a worker that joins."""
+    for each in (trainer.lightning_module, *trainer.callbacks):
+        base = next(kind for kind in type(each).__mro__ if kind.__name__ in ("LightningModule", "Callback"))
+        for name in ("on_save_checkpoint", "on_load_checkpoint"):
+            if getattr(type(each), name) is not getattr(base, name):
+                logger.warning(
+                    "%s.%s is for Lightning's own checkpoints: what it keeps comes neither to a worker that joins nor into"
+                    " those of CRAFT. Keep it in buffers, or in state_dict() of the callback", type(each).__name__, name,
+                )  # fmt: skip
+                break
+
+
+def _is_a(callback: Any, *names: str) -> bool:
+    return any(kind.__name__ in names for kind in type(callback).__mro__)

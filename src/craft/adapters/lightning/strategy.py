@@ -109,6 +109,7 @@ class CraftStrategy(Worker):
         trainer: Any = self.lightning_module.trainer  # type: ignore[union-attr]
         loader = self._loader
         refusals.check_fit(trainer, loader)
+        refusals.warn_of_what_stays(trainer)
         assert loader is not None
         job, seed = self._job, global_seed()
         self._progress, self._surroundings = Progress(trainer), Surroundings(trainer, self._recorder)
@@ -224,10 +225,10 @@ def _steps_left(trainer: Any) -> int:
     """How many steps the fit loop will make at most."""
     limits = [_ENDLESS]
     if trainer.fit_loop.max_epochs not in (None, -1):
-        epochs = trainer.fit_loop.max_epochs - trainer.fit_loop.epoch_progress.current.processed
-        limits.append(
-            epochs * trainer.num_training_batches - trainer.fit_loop.epoch_loop.batch_progress.current.completed
-        )
+        epoch = trainer.fit_loop.epoch_progress.current
+        # In a checkpoint from the end of an epoch that epoch counts, and its batches are still there.
+        begun = trainer.fit_loop.epoch_loop.batch_progress.current.completed if epoch.ready > epoch.processed else 0
+        limits.append((trainer.fit_loop.max_epochs - epoch.processed) * trainer.num_training_batches - begun)
     if trainer.max_steps != -1:
         limits.append(trainer.max_steps - trainer.global_step)
     return int(min(limits))
