@@ -68,6 +68,17 @@ def test_a_lost_worker_is_replaced_and_the_job_is_back_at_full_strength_P1(repla
     assert result.run.commits["w3"][0].step > 5
 
 
+def test_layers_are_frozen_and_trained_again_in_every_step_while_somebody_catches_up_P1(replaced: Replaced) -> None:
+    """A joiner that has not come to that code yet takes part in exchanges of what the others train."""
+    slow = Fault(point="loaded", kind="sleep", seconds=0.5, worker="w3")
+    job = replaced.start("--switch-every", "1", faults=[slow])
+    job.reach_step(5)
+    job.kill("w1")
+    result = replaced.finish(job, joined=1)
+    result.assert_exact(replaced.reference("--switch-every", "1"), faults=1, steps=STEPS)
+    assert {line["worker_id"] for line in result.events("WorkerFinished")} == {"w0", "w2", "w3"}
+
+
 def test_the_job_outlives_every_worker_it_began_with_P1(replaced: Replaced) -> None:
     job = replaced.start()
     for number, worker in enumerate(FIRST, start=1):

@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from craft.decide.word import combine
-from craft.groups.group import Lines
+from craft.groups.group import Lines, Pending
 from craft.protocol.errors import GroupError, LeftBehind
 from craft.protocol.membership import Generation
 from craft.protocol.word import Combined, Word
@@ -45,6 +45,8 @@ class Attempt:
         self.buffers: torch.Tensor | None = None
         """Filled by the owner of microbatch 0 before it finishes; by the exchange for all others."""
         self.buffers_like: Callable[[tuple[int, ...]], torch.Tensor] = lambda _: torch.empty(0)
+        self.told: list[Pending] = []
+        """What was told to followers as it began."""
         self.reductions: tuple[Any, ...] = ()
         """In a loop of the script's own, of one that did not keep pace: what the others reduced on their way to it."""
         self.complete = False

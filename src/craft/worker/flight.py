@@ -18,6 +18,7 @@ from craft.protocol.errors import BitsDiffer
 from craft.protocol.membership import DROPPED, Generation, Settlement
 from craft.protocol.word import Combined, Record, Word
 from craft.snapshots.state import Leaf, RotatingDigest
+from craft.worker import tidings
 from craft.worker.bits import check_bits, hash_of
 from craft.worker.buffers import Buffers
 from craft.worker.commit import Commitments
@@ -246,6 +247,7 @@ class Flight:
         attempt.under = self._commitments.generation
         attempt.plan = tuple(None if owner == DROPPED else ledger.members[owner] for owner in ledger.owners)
         attempt.buffers_like = self._buffers.empty_like
+        attempt.told = tidings.tell(self._commitments.group, ledger, layout)
         self._attempt = attempt
 
     def _exchange_held(self) -> bool:

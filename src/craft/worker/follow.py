@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
@@ -21,6 +21,7 @@ from craft.protocol.errors import BitsDiffer, GroupError, SnapshotAborted, Snaps
 from craft.protocol.membership import DROPPED, Generation, Settlement
 from craft.protocol.word import Combined, Word
 from craft.snapshots.fetch import Fetched
+from craft.worker import tidings
 from craft.worker.commit import Commitments
 from craft.worker.exchange import Attempt
 from craft.worker.gradients import Flats, Gradients
@@ -57,7 +58,7 @@ class Follower:
     def __init__(
         self,
         commitments: Commitments,
-        layout: Callable[[], Layout],
+        layout: Callable[[Sequence[bool] | None], Layout],
         buffers_like: Callable[[tuple[int, ...]], torch.Tensor],
         size_of: Callable[[int], int],
         fetch: Fetch,
@@ -65,7 +66,9 @@ class Follower:
         on_broken: Callable[[Exception], None],
         listen: Callable[[Commitments], tuple[Reduced, ...]] | None = None,
     ) -> None:
-        """``listen`` takes what the others reduce before the end of a step, where the loop is the script's own."""
+        """``layout``: of what the others train, as of the last settlement unless it is given. ``listen`` takes what they reduce
+        before the end of a step, where the loop is the script's own.
+        """
         self._commitments = commitments
         self._layout = layout
         self._buffers_like = buffers_like
@@ -161,7 +164,7 @@ class Follower:
     def _begin(self, settlement: Settlement) -> None:
         """A generation is settled: if the state is not whole, fetch it as of this one."""
         self._route = None
-        self._gradients = Gradients(self._layout(), hooked=False)
+        self._gradients = Gradients(self._layout(None), hooked=False)
         if self._commitments.ledger.whole:
             return
         with self._change:
@@ -229,6 +232,13 @@ class Follower:
         """Take part in one step, without a microbatch of one's own."""
         commitments = self._commitments
         commitments.ledger = books.begin(commitments.ledger, self._size_of(commitments.step))
+        try:
+            self._lay_out()
+        except GroupError as error:
+            self._on_broken(error)
+            commitments.await_move()
+            self._regroup(None)
+            return
         attempt = self._attempt()
         if self._heard(attempt) and attempt.finish(self._word):
             combined = attempt.combined
@@ -248,6 +258,15 @@ class Follower:
             self._on_broken(attempt.error)
         commitments.await_move()
         self._regroup(attempt)
+
+    def _lay_out(self) -> None:
+        """Code between the steps may have frozen or unfrozen parameters, and here it has not run yet."""
+        assert self._gradients is not None
+        before = self._gradients.layout
+        trained = tidings.hear(self._commitments.group, self._commitments.ledger, before)
+        if trained != before.trainable:
+            self._route = None
+            self._gradients = Gradients(self._layout(trained), hooked=False)
 
     def _word(self) -> Word:
         ledger = self._commitments.ledger

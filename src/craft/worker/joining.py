@@ -70,8 +70,9 @@ class Joining:
         bits = int.from_bytes(self._commitments.trained, "little")
         return [bool(bits >> index & 1) for index in range(len(self._params))]
 
-    def _layout_of_the_others(self) -> Layout:
-        trained = self._others_train() if self._commitments.trained else None
+    def _layout_of_the_others(self, trained: Sequence[bool] | None) -> Layout:
+        if trained is None and self._commitments.trained:
+            trained = self._others_train()
         return Layout(self._params, self._bucket_bytes, trained)
 
     @property

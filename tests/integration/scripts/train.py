@@ -24,6 +24,7 @@ parser.add_argument("--steps", type=int, default=10)
 parser.add_argument("--width", type=int, default=64, help="of the hidden layers; 2000 makes messages of several MB")
 parser.add_argument("--loaders", type=int, default=0, help="loader processes of each worker")
 parser.add_argument("--slow-until", type=Path, help="every microbatch takes longer until this file is there")
+parser.add_argument("--switch-every", type=int, default=7, help="steps after which a layer is frozen, or trained again")
 parser.add_argument("--nan-at", type=int, help="the loss of this step is no number")
 options = parser.parse_args()
 
@@ -110,7 +111,7 @@ for step in job.steps(
     optimizer.step()
     scheduler.step()
     average.update(model)
-    if step.number % 7 == 3:
-        on = step.number // 7 % 2 == 1
+    if step.number % options.switch_every == options.switch_every // 2:
+        on = step.number // options.switch_every % 2 == 1
         model.first.requires_grad_(on)
         model.drop.train(on)
