@@ -59,9 +59,10 @@ def tormented(jobs: Jobs, references: References, tmp_path: Path) -> Tormented:
     ("kind", "words"),
     [
         ("kill", "killed by SIGKILL"),
-        ("stop", "stopped by a signal"),
+        # Those that are long are faults of test_hangs.py and test_exactness.py, too.
+        pytest.param("stop", "stopped by a signal", marks=pytest.mark.long),
         ("hang", "computing microbatch"),
-        ("raise", "InjectedError: an error was injected into step"),
+        pytest.param("raise", "InjectedError: an error was injected into step", marks=pytest.mark.long),
     ],
 )
 def test_a_fault_that_costs_a_worker_is_carried_out_once_and_recovered_from_P1(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from .jobs import Jobs, References
 
 LLAMA = Path(__file__).parents[2] / "examples" / "llama" / "train_craft.py"
 
 
+@pytest.mark.long
 def test_a_llama_in_bfloat16_loses_a_worker_and_not_a_bit_P1(jobs: Jobs, references: References) -> None:
     arguments = ("--steps", "10", "--length", "16")
     job = jobs.start(LLAMA, *arguments, workers=3)

@@ -70,7 +70,7 @@ def save_until(store: Path, local: Path | None, last_change: int, counted: Path)
     counted.write_text(str(next(changes)))
 
 
-@pytest.mark.parametrize("tiers", ["one store", "two stores"])
+@pytest.mark.parametrize("tiers", [pytest.param("one store", marks=pytest.mark.long), "two stores"])
 def test_a_writer_killed_at_any_change_of_a_file_leaves_what_is_whole(
     folder: Path, nursery: Nursery, tiers: str
 ) -> None:

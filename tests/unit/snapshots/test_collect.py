@@ -135,7 +135,7 @@ def hold(root: Path, kind: str) -> None:
         signal.pause()
 
 
-@pytest.mark.parametrize("kind", ["writing", "collecting"])
+@pytest.mark.parametrize("kind", ["writing", pytest.param("collecting", marks=pytest.mark.long)])
 def test_whoever_is_killed_holds_nobody_up(tmp_path: Path, kind: str) -> None:
     with crew(tmp_path) as members:
         members.save(1)
