@@ -126,6 +126,8 @@ def _age_key(path: Path) -> tuple[float, str]:
 def write_private(path: Path, data: bytes) -> None:
     """Replace a file at once and durably, readable by its owner alone: a reader sees the old content or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # One of this process id may have been killed right here: in containers they come again.
+    temporary.unlink(missing_ok=True)
     try:
         write_over(temporary, data)
         os.replace(temporary, path)

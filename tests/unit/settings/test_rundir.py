@@ -66,3 +66,9 @@ def test_a_private_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
 def test_jobs_of_the_same_second_have_directories_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert len({claim_new().path for _ in range(5)}) == len(list(tmp_path.glob("craft-run-*"))) == 5
+
+
+def test_what_a_killed_process_of_the_same_id_left_half_written_is_not_in_the_file(tmp_path: Path) -> None:
+    (tmp_path / f".address.{os.getpid()}").write_bytes(b"http://127.0.0.1:65535 and more")
+    write_private(tmp_path / "address", b"short\n")
+    assert (tmp_path / "address").read_bytes() == b"short\n"
