@@ -22,6 +22,8 @@ MAX_OVERHEAD = 1.10
 MAX_COPIES = 1.0
 MAX_SNAPSHOT = 1.05
 LARGE_PARAMS = 953_223_168
+LIMIT_S = 480.0
+"""Of a run with all parts."""
 
 
 def lines(result: dict[str, Any]) -> Iterator[str]:
@@ -36,6 +38,8 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
         elif "faults" in part:
             yield from _fault_lines(name, part)
             yield f"{name}: {_bits(result, name)}"
+    if "took_s" in result:
+        yield f"all of it took {result['took_s']:.0f} s"
     if "bandwidths" in result:
         found = {key: value for key, value in result["bandwidths"].items() if key != "took_s"}
         yield "bandwidths in GB/s: " + ", ".join(f"{key} {value:.1f}" for key, value in found.items())
@@ -136,6 +140,8 @@ def _bits(result: dict[str, Any], name: str) -> str:
 
 def checks(result: dict[str, Any]) -> Iterator[Check]:
     """The bars, for whatever was measured."""
+    if "took_s" in result:
+        yield Check("time", f"{result['took_s']:.0f} s", f"at most {LIMIT_S:.0f} s", result["took_s"] <= LIMIT_S)
     for name, part in result.items():
         if not isinstance(part, dict) or "failed" in part:
             continue

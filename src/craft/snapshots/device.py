@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import mmap
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -21,6 +22,8 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 _PIECE_BYTES = 16 << 20
 """So many are copied at a time, and the next ones wait: less than a millisecond, for whoever comes in between."""
+_REST = 2.0
+"""Where nobody waits for them, pieces are so many times as far apart as one takes: the exchange uses the same link."""
 
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 _under_way: list[_Passage] = []
@@ -34,8 +37,15 @@ def stream_of(device: torch.device) -> torch.cuda.Stream:
     return _streams[device]
 
 
+def hurry() -> None:
+    """Somebody waits for what is being copied: what remains of it is copied at full speed. On the main thread."""
+    for passage in _under_way:
+        passage.hurry()
+
+
 def hold_back() -> None:
     """Let the current stream wait until everything that is being copied has been."""
+    hurry()
     while _under_way:
         _under_way.pop().await_begun()
     for device, stream in _streams.items():
@@ -63,14 +73,14 @@ class Copies:
         """Copy with ``begin``; ``steady``: only the script's update code changes ``source``, so there is time until then."""
         (self._steady if steady else self._others).setdefault(source.device, []).append((source, out))
 
-    def begin(self) -> Copied:
-        """Begin all copies; what is returned waits for them."""
+    def begin(self, *, gently: bool = False) -> Copied:
+        """Begin all copies; what is returned waits for them. ``gently``: there is time until they are held back for."""
         steady, others = self._steady, self._others
         self._steady, self._others = {}, {}
         if not steady and not others:
             return at_once
         marks = [_copy_at_once(device, pairs) for device, pairs in others.items()]
-        passages = [_Passage(device, pairs) for device, pairs in steady.items()]
+        passages = [_Passage(device, pairs, gently=gently) for device, pairs in steady.items()]
         _under_way.extend(passages)
         return _Wait(marks, passages)
 
@@ -101,7 +111,7 @@ class _Passage:
     All of them at once would be a queue in which everything that the training wants to know of the device has to wait.
     """
 
-    def __init__(self, device: torch.device, pairs: Sequence[Pair]) -> None:
+    def __init__(self, device: torch.device, pairs: Sequence[Pair], *, gently: bool) -> None:
         self._stream = stream_of(device)
         self._stream.wait_stream(torch.cuda.current_stream(device))
         # Held until they are copied: nobody else may get the memory of the sources.
@@ -109,6 +119,7 @@ class _Passage:
         # Guards what follows.
         self._change = threading.Condition()
         self._copied = 0
+        self._hurried = not gently
         self._begun = False
         self._over = False
         self._error: BaseException | None = None
@@ -119,12 +130,15 @@ class _Passage:
             before: tuple[torch.cuda.Event, int] | None = None
             size = 0
             for piece in _pieces(self._pairs):
+                began = time.monotonic()
                 size += sum(source.numel() for source, _ in piece)
                 with torch.cuda.stream(self._stream):
                     for source, out in piece:
                         out.copy_(source, non_blocking=True)
                 # One is under way while the next is made ready.
                 before = self._reach(before, (_mark(self._stream), size))
+                with self._change:
+                    self._change.wait_for(lambda: self._hurried, _REST * (time.monotonic() - began))
             with self._change:
                 self._begun = True
                 self._change.notify_all()
@@ -146,6 +160,12 @@ class _Passage:
                 self._copied = before[1]
                 self._change.notify_all()
         return now
+
+    def hurry(self) -> None:
+        """Somebody waits from now on."""
+        with self._change:
+            self._hurried = True
+            self._change.notify_all()
 
     def await_begun(self) -> None:
         """Wait until all copies are on the stream."""

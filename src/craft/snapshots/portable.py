@@ -140,9 +140,12 @@ class State:
             self._memory[index] = memory_of(self.tensors[index])
         return self._memory[index]
 
-    def copied(self) -> Copied:
-        """What returns when all that was copied so far is there: at once, unless it comes from a device."""
-        return self._copies.begin()
+    def copied(self, *, gently: bool = False) -> Copied:
+        """What returns when all that was copied so far is there: at once, unless it comes from a device.
+
+        ``gently``: nobody is in a hurry, and the copies are to leave the link to the device to others for most of the time.
+        """
+        return self._copies.begin(gently=gently)
 
 
 def _names(modules: Mapping[str, torch.nn.Module]) -> dict[str, int]:

@@ -5,10 +5,29 @@ The first touch of memory can cost more than what is then written there. A threa
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from pathlib import Path
 
 from craft.snapshots.device import Room, uses_devices
 from craft.snapshots.memory import carve, room
+
+_SHARE = 16
+"""Of the memory that is free on the host, one process takes at most such a part long before it needs it."""
+
+
+def can_wait_there(size: int) -> bool:
+    """Whether this host has so much memory to spare that ``size`` bytes may be set aside just in case."""
+    return size * _SHARE <= _available_bytes()
+
+
+def _available_bytes() -> int:
+    """What could be taken without anything having to be written to disk; 0 where the system does not tell."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return 0
 
 
 class Reserve:

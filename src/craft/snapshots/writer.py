@@ -22,7 +22,7 @@ from craft.protocol.events import AnyNote
 from craft.snapshots.collect import apply_keep
 from craft.snapshots.copier import Copier
 from craft.snapshots.cutting import Chunk, assign, cut
-from craft.snapshots.device import Copied, Room, uses_devices
+from craft.snapshots.device import Copied, Room, hurry, uses_devices
 from craft.snapshots.entries import Entry
 from craft.snapshots.local import Pin
 from craft.snapshots.manifest import Manifest, Numbered, Part, Ref, seal
@@ -139,7 +139,7 @@ class Writer:
                 filled += end - start
             copied.append((number, view[first:filled]))
         with self._change:
-            self._taken = _Taken(place, state.header, copied, state.copied(), time.time())
+            self._taken = _Taken(place, state.header, copied, state.copied(gently=True), time.time())
             self._last = Last(place, written=False, complete=False)
             self._hurried = False
             self._change.notify_all()
@@ -148,6 +148,7 @@ class Writer:
     def wait(self, timeout_s: float) -> bool:
         """Wait until what was taken is written, and listed if this was the last share, in every tier; whether it is."""
         give_up = time.monotonic() + timeout_s
+        hurry()
         with self._change:
             self._hurried = True
             self._change.notify_all()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import threading
 from collections.abc import Iterable
 from typing import Literal
 
@@ -9,10 +12,12 @@ import torch
 
 from craft.groups.gloo import GlooGroup
 from craft.groups.nccl import NcclGroup
-from craft.groups.nccl_calls import NcclError, unique_id
+from craft.groups.nccl_calls import Communicator, NcclError, unique_id
 from craft.protocol.errors import ConfigError, GroupBroken
 from craft.settings.nccl import prepare
 from craft.worker.gather import gather
+
+logger = logging.getLogger(__name__)
 
 _OF_HARDWARE = (
     "uncorrectable ecc error",
@@ -75,6 +80,22 @@ def is_hardware_fault(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+@functools.cache
+def warm_up(device: torch.device) -> None:
+    """Let NCCL do what it does once in a process, on a thread beside whatever the script does before its first step."""
+    prepare(torch.cuda.device_count())
+    threading.Thread(target=_use_once, args=(device,), name="craft-nccl", daemon=True).start()
+
+
+def _use_once(device: torch.device) -> None:
+    try:
+        torch.cuda.init()
+        Communicator(unique_id(), 0, 1, device).abort()
+    except (NcclError, RuntimeError) as error:
+        # The first group will say so, too, to somebody who can do something about it.
+        logger.info("NCCL could not be made ready beforehand: %s", error)
 
 
 def connect_devices(gloo: GlooGroup, device: torch.device) -> NcclGroup:

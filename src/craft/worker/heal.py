@@ -20,7 +20,7 @@ from craft.snapshots.donor import Donor
 from craft.snapshots.fetch import Fetched, fetch
 from craft.snapshots.pace import num_lanes
 from craft.snapshots.portable import carried_bytes, load
-from craft.snapshots.reserve import Reserve
+from craft.snapshots.reserve import Reserve, can_wait_there
 from craft.snapshots.state import Stateful
 from craft.worker.commit import Commitments
 from craft.worker.course import Course
@@ -61,6 +61,8 @@ class Healing:
         self._serving = False
         self._state_bytes = 0
         """How large the state is, once that is known."""
+        self._early = False
+        """Whether room for a stripe is to be made before anybody is lost."""
         self._helping = False
         """Whether some member does not keep pace yet."""
         if donor is not None:
@@ -76,7 +78,11 @@ class Healing:
         members = len(self._commitments.ledger.members)
         if self._donor is not None and self._state_bytes and members < self._commitments.slots:
             # Somebody will come for a stripe, and the first touch of memory would cost a step more than its copy does.
-            self._donor.reserve(-(-self._state_bytes // members) + _STRIPE_SLACK)
+            self._donor.reserve(self._stripe_bytes(members))
+
+    def _stripe_bytes(self, donors: int) -> int:
+        """How much room the largest stripe takes if there are so many donors."""
+        return -(-self._state_bytes // donors) + _STRIPE_SLACK
 
     def give(self) -> None:
         """The state is that of the last commit: copy what is wanted of it, if anything is."""
@@ -99,6 +105,8 @@ class Healing:
         """Find out how large the state is; return how much memory a joiner should set aside."""
         header = self._course.state().header
         self._state_bytes = header.total_bytes
+        # To pin memory holds the device up for longer than to touch it, and a step while somebody joins has enough to do.
+        self._early = bool(header.on_device)
         return carried_bytes(header)
 
     def _release(self) -> None:
@@ -112,8 +120,16 @@ class Healing:
         if self._donor is not None:
             self._donor.forget()
 
-    def committed(self) -> None:
-        """A step was committed: once every member keeps pace, nobody needs anything from the past."""
+    def committed(self, *, computed: bool) -> None:
+        """A step was committed, and some of it ``computed`` here or not.
+
+        Once every member keeps pace, nobody needs anything from the past.
+        """
+        if computed and self._early and self._donor is not None:
+            self._early = False
+            size = self._stripe_bytes(max(1, self._commitments.slots - 1))
+            if can_wait_there(size):
+                self._donor.reserve(size)
         if self._helping and not self._commitments.ledger.idle:
             self._helping = False
             self._release()

@@ -22,7 +22,7 @@ from craft.worker.attempts import Attempts, numbers
 from craft.worker.channel import Channel
 from craft.worker.commit import Commitments
 from craft.worker.data import Collate
-from craft.worker.devices import between_devices, device_of, make_scales, own_device
+from craft.worker.devices import between_devices, device_of, make_scales, own_device, warm_up
 from craft.worker.meeting import Meeting
 from craft.worker.parts import Parts
 from craft.worker.refusals import check_attempts, check_event, check_model, check_optimizers, check_registered
@@ -343,7 +343,13 @@ class Job:
     @property
     def device(self) -> torch.device:
         """Where this worker computes: where its model is; before there is one, a GPU of its host, or the CPU if it has none."""
-        return self._device or own_device(self._settings.local_rank)
+        if self._device is not None:
+            return self._device
+        device = own_device(self._settings.local_rank)
+        if device.type == "cuda" and self._settings.group != "gloo":
+            # The script is about to build its model there.
+            warm_up(device)
+        return device
 
     @property
     def step(self) -> int:

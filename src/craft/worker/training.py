@@ -314,7 +314,7 @@ class Training:
         self.activity.committed()
         self.activity.now(Phase.UPDATING, number)
         flight.probe_wanted = False
-        self.healing.committed()
+        self.healing.committed(computed=ledger.worker_id in flight.plan)
         if number == STATE_IS_BUILT and self._voice.is_heard:
             self._voice.report(urgent=False, carried_bytes=self.healing.measure())
         self._ended = combined.ended or combined.stop is not None
