@@ -48,8 +48,8 @@ def cross_entropy(*given: Any) -> torch.Tensor:
 
 
 def abort(communicator: Communicator) -> None:
-    """As where the device does not answer any more."""
-    if is_the_one():
+    """As where the device does not answer any more; of a group, not of what only made NCCL ready."""
+    if threading.current_thread().name.startswith("craft-abort-") and is_the_one():
         threading.Event().wait()
     whole_abort(communicator)
 
