@@ -1,0 +1,52 @@
+"""Whoever follows hears what is trained from the first that keeps pace, and nobody else waits for anything."""
+
+from __future__ import annotations
+
+import torch
+from tests.unit.worker.members import together
+
+from craft.decide.ledger import Ledger
+from craft.groups.gloo import GlooGroup
+from craft.groups.group import Pending
+from craft.worker import tidings
+from craft.worker.layout import Layout
+
+MEMBERS = ("w0", "w1", "w2", "w3")
+
+
+def layout_of(*trained: bool) -> Layout:
+    return Layout([torch.nn.Parameter(torch.zeros(3), requires_grad=each) for each in trained], 1 << 20)
+
+
+def wait(pending: list[Pending]) -> None:
+    for each in pending:
+        each.wait()
+
+
+def test_followers_hear_it_and_one_that_has_just_caught_up_takes_it_and_knows_better() -> None:
+    now, before = [True, False, True] * 3, [True] * 9
+
+    def act(group: GlooGroup) -> tuple[bool, ...]:
+        ledger = Ledger(worker_id=MEMBERS[group.rank], members=MEMBERS, idle=frozenset({"w0", "w3"}))
+        if group.rank == 0:
+            # All take it for a follower still.
+            wait(tidings.tell(group, ledger, layout_of(*now)))
+            return tuple(now)
+        if group.rank == 3:
+            return tidings.hear(group, ledger, layout_of(*before))
+        told = tidings.tell(group, ledger, layout_of(*now))
+        assert len(told) == (2 if group.rank == 1 else 0)
+        wait(told)
+        return tuple(now)
+
+    assert together(4, act) == [tuple(now)] * 4
+
+
+def test_where_nobody_follows_nothing_is_sent() -> None:
+    def act(group: GlooGroup) -> int:
+        ledger = Ledger(worker_id=MEMBERS[group.rank], members=MEMBERS[:2])
+        return len(tidings.tell(group, ledger, layout_of(True)))
+
+    assert together(2, act) == [0, 0]
+    assert tidings.tell(None, Ledger(worker_id="w0", members=("w0",)), layout_of(True)) == []
+    assert tidings.hear(None, Ledger(worker_id="w0", members=("w0",)), layout_of(True, False)) == (True, False)
