@@ -45,8 +45,8 @@ class Attempt:
         self.buffers: torch.Tensor | None = None
         """Filled by the owner of microbatch 0 before it finishes; by the exchange for all others."""
         self.buffers_like: Callable[[tuple[int, ...]], torch.Tensor] = lambda _: torch.empty(0)
-        self.told: list[Pending] = []
-        """What was told to followers as it began."""
+        self._told: list[Pending] = []
+        """What was told to followers as it began; kept until it ends."""
         self.reductions: tuple[Any, ...] = ()
         """In a loop of the script's own, of one that did not keep pace: what the others reduced on their way to it."""
         self.complete = False
@@ -69,6 +69,13 @@ class Attempt:
         """Whether the whole result is here, and is one that may be committed."""
         word = self.combined
         return self.complete and word is not None and not (word.resend or word.unequal_digests or word.unequal_probes)
+
+    def tell(self, send: Callable[[], list[Pending]]) -> None:
+        """Tell followers what ``send`` says, before anything else: one of them may be gone already, as anybody may later."""
+        try:
+            self._told = send()
+        except GroupError as error:
+            self.error = _bare(error)
 
     def overlap(self, bucket: int) -> None:
         """Exchange a bucket that is ready, and those that waited for it; on the exchange thread."""

@@ -247,7 +247,7 @@ class Flight:
         attempt.under = self._commitments.generation
         attempt.plan = tuple(None if owner == DROPPED else ledger.members[owner] for owner in ledger.owners)
         attempt.buffers_like = self._buffers.empty_like
-        attempt.told = tidings.tell(self._commitments.group, ledger, layout)
+        attempt.tell(lambda: tidings.tell(self._commitments.group, ledger, layout))
         self._attempt = attempt
 
     def _exchange_held(self) -> bool:

@@ -17,7 +17,10 @@ _TAG = 63
 
 
 def tell(group: Lines | None, ledger: Ledger, layout: Layout) -> list[Pending]:
-    """Called by every member that is not a follower, as an attempt begins; what is returned is to be kept until it ends."""
+    """Called by every member that is not a follower, as an attempt begins; what is returned is to be kept until it ends.
+
+    Raises GroupError if a connection has ended.
+    """
     if group is None or not ledger.idle or not layout.params:
         return []
     data = torch.frombuffer(bytearray(bitmap(layout.trainable)), dtype=torch.uint8)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
 import torch
-from tests.unit.worker.members import together
+from tests.unit.worker.members import LIMIT_S, together
 
 from craft.decide.ledger import Ledger
 from craft.groups.gloo import GlooGroup
 from craft.groups.group import Pending
+from craft.protocol.word import Word
 from craft.worker import tidings
+from craft.worker.exchange import Attempt
+from craft.worker.gradients import Flats, Gradients
 from craft.worker.layout import Layout
 
 MEMBERS = ("w0", "w1", "w2", "w3")
@@ -50,3 +57,25 @@ def test_where_nobody_follows_nothing_is_sent() -> None:
     assert together(2, act) == [0, 0]
     assert tidings.tell(None, Ledger(worker_id="w0", members=("w0",)), layout_of(True)) == []
     assert tidings.hear(None, Ledger(worker_id="w0", members=("w0",)), layout_of(True, False)) == (True, False)
+
+
+def test_a_follower_that_is_gone_breaks_the_attempt_and_not_the_script() -> None:
+    left = threading.Event()
+
+    def act(group: GlooGroup) -> str:
+        ledger = Ledger(worker_id=MEMBERS[group.rank], members=MEMBERS[:2], idle=frozenset({"w1"}))
+        if group.rank == 1:
+            group.close()
+            left.set()
+            return ""
+        assert left.wait(LIMIT_S)
+        layout = layout_of(True)
+        route = cast(Any, SimpleNamespace(begin=lambda: None))
+        attempts = [Attempt(0, group, route, Gradients(layout), Flats(layout))]
+        # Until the closed connection is noticed, sends may seem to succeed.
+        while attempts[-1].error is None:
+            attempts.append(Attempt(0, group, route, Gradients(layout), Flats(layout)))
+            attempts[-1].tell(lambda: tidings.tell(group, ledger, layout))
+        return "" if attempts[-1].finish(lambda: Word(step=0)) else "broken"
+
+    assert together(2, act) == ["broken", ""]
