@@ -68,6 +68,25 @@ def test_a_lost_worker_is_replaced_and_the_job_is_back_at_full_strength_P1(repla
     assert result.run.commits["w3"][0].step > 5
 
 
+def test_whoever_joins_and_computes_other_bits_is_kept_out_P1(replaced: Replaced) -> None:
+    """What the script changed in its loop, and nothing carries, is not there on a worker that comes later."""
+    drifts = ("--drift-at", "2", "--switch-every", "1000")
+    job = replaced.start(*drifts, environment={"CRAFT_MAX_RESTARTS": "2"})
+    job.reach_step(5)
+    job.kill("w1")
+    kept_out = "WorkerFailed"
+    wait_for(
+        lambda: sum(line.get("event") == kept_out for line in job.journal()) == 2, "two have come and were kept out"
+    )
+    result = replaced.finish(job)
+    result.assert_exact(replaced.reference(*drifts), faults=3, steps=STEPS)
+    for failed in result.events("WorkerFailed"):
+        assert "has other bits here" in failed["error"] and "register_state" in failed["error"]
+    assert all(not commit.microbatches for worker in ("w3", "w4") for commit in result.run.commits.get(worker, ()))
+    (exhausted,) = result.events("ReplacementsEnded")
+    assert "--max-restarts is 2" in exhausted["reason"]
+
+
 def test_layers_are_frozen_and_trained_again_in_every_step_while_somebody_catches_up_P1(replaced: Replaced) -> None:
     """A joiner that has not come to that code yet takes part in exchanges of what the others train."""
     slow = Fault(point="loaded", kind="sleep", seconds=0.5, worker="w3")

@@ -144,22 +144,20 @@ class Crew:
         log, stacks = self._run_dir.log(worker_id), self._run_dir.stacks(worker_id)
         self._watchdog.add(worker_id, pid, self._activity(worker_id), stacks, log)
 
-    def ended(self, message: Ended, *, commits: bool, replace: bool) -> None:
+    def ended(self, message: Ended, *, worked: bool, replace: bool) -> None:
         """A worker's process is no more; ``replace``: whether somebody is to take its place."""
         self._living.pop(message.worker_id, None)
         self._watchdog.remove(message.worker_id)
         self._activity(message.worker_id).unlink(missing_ok=True)
         place = self._places.pop(message.worker_id)
         if replace and not self._closed:
-            self._replace(message.worker_id, place, commits=commits)
+            self._replace(message.worker_id, place, worked=worked)
         if not self._living and not self._awaited:
             self.all_ended.set()
 
-    def _replace(self, worker_id: str, place: int, *, commits: bool) -> None:
+    def _replace(self, worker_id: str, place: int, *, worked: bool) -> None:
         before = self._restarts.exhausted
-        self._restarts, delay_s = worker_ended(
-            self._restarts, commits=commits, max_restarts=self._settings.max_restarts
-        )
+        self._restarts, delay_s = worker_ended(self._restarts, worked=worked, max_restarts=self._settings.max_restarts)
         if delay_s is not None:
             loop = asyncio.get_running_loop()
             task = loop.create_task(self._start_later(delay_s, worker_id, place))

@@ -247,7 +247,7 @@ class Supervisor:
         report = self.relay.reports().get(message.worker_id)
         self._crew.ended(
             message,
-            commits=report is not None and report.step > 0,
+            worked=report is not None and report.step > 0 and not report.behind,
             replace=self._replaces(message),
         )
         self.relay.ended(

@@ -10,7 +10,7 @@ AT_ONCE_S = 0.04
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 60.0
 MOST_YOUNG = 8
-"""So many workers that die in a row before they have committed anything show that the next one will, too."""
+"""So many workers that die in a row before they have had a part in anything show that the next one will, too."""
 
 
 class Restarts(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,17 +19,17 @@ class Restarts(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 0
     """Workers started in the place of others."""
     young: int = 0
-    """Workers that died in a row without a commit."""
+    """Workers that died in a row without having had a part in a step."""
     exhausted: str | None = None
     """Why no more are started, if none are."""
 
 
-def worker_ended(restarts: Restarts, *, commits: bool, max_restarts: int) -> tuple[Restarts, float | None]:
-    """A worker was lost; ``commits``: whether it had committed any step. Returns the delay of the next, None: there is none.
+def worker_ended(restarts: Restarts, *, worked: bool, max_restarts: int) -> tuple[Restarts, float | None]:
+    """A worker was lost; ``worked``: whether it had had a part in any step. Returns the delay of the next, None: there is none.
 
     One that had done its work is replaced at once. One that dies young is tried again ever later, and not for ever.
     """
-    young = 0 if commits else restarts.young + 1
+    young = 0 if worked else restarts.young + 1
     restarts = replace(restarts, young=young)
     if restarts.exhausted is not None:
         return restarts, None
@@ -37,7 +37,7 @@ def worker_ended(restarts: Restarts, *, commits: bool, max_restarts: int) -> tup
         reason = f"--max-restarts is {max_restarts}" + (", and as many were started" if max_restarts else "")
         return replace(restarts, exhausted=reason), None
     if young >= MOST_YOUNG:
-        reason = f"{young} workers in a row died before they committed a step: the next one would, too"
+        reason = f"{young} workers in a row died before they had a part in a step: the next one would, too"
         return replace(restarts, exhausted=reason), None
     delay_s = AT_ONCE_S if young <= 1 else min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (young - 2))
     return replace(restarts, count=restarts.count + 1), delay_s

@@ -40,6 +40,7 @@ def combine(words: Sequence[Word]) -> Combined:
         leave=any(word.leave for word in words),
         wish=wish,
         busy_us=tuple(word.busy_us for word in words),
+        sample=next((word.sample for word in words if word.sample), b""),
     )
 
 

@@ -95,6 +95,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Whether this worker takes checkpoints."""
     unwritten: str = ""
     """Why it cannot write down its steps, if it cannot."""
+    behind: bool = False
+    """Whether it has only caught up with others so far: its steps are theirs."""
 
 
 class Exited(msgspec.Struct, frozen=True, kw_only=True):

@@ -58,6 +58,8 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """How often this member has gone back to a checkpoint: one that joined meanwhile may not know that all have."""
     busy_us: int = 0
     """How long a microbatch took here, loading and computing, on average over this step; 0: there was none."""
+    sample: bytes = b""
+    """Hash of a part of the gradient of microbatch 0, from who computed it, while somebody catches up and compares it."""
 
 
 class Combined(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,3 +94,4 @@ class Combined(msgspec.Struct, frozen=True, kw_only=True):
     """The wish that ``save`` answers, if it does."""
     busy_us: tuple[int, ...] = ()
     """Of each rank."""
+    sample: bytes = b""

@@ -84,9 +84,12 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "Certificates by which that of a lighthouse at https:// is verified; by default those this machine trusts."
         ),
     ] = None
-    check_bits: Annotated[bool, says("Compare the bits of one microbatch between all workers in the first step.")] = (
-        True
-    )
+    check_bits: Annotated[
+        bool,
+        says(
+            "Compare the bits of one microbatch between all workers in the first step, and of whoever joins with the others."
+        ),
+    ] = True
     digest_bytes: Annotated[
         int,
         msgspec.Meta(ge=0),

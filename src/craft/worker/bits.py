@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 
 from blake3 import blake3
 
-from craft.protocol.errors import BitsDiffer
+from craft.protocol.errors import BitsDiffer, ConfigError
 from craft.protocol.word import Combined
 from craft.snapshots.state import tensor_bytes
 from craft.worker.gradients import Flats
+
+_SAMPLED = 1 << 14
+"""Of each bucket."""
 
 
 def hash_of(flats: Flats) -> bytes:
@@ -18,6 +21,28 @@ def hash_of(flats: Flats) -> bytes:
     for tensor in flats.tensors:
         hasher.update(memoryview(tensor_bytes(tensor)))
     return bytes(hasher.digest(length=16))
+
+
+def sample_of(flats: Flats) -> bytes:
+    """A digest of some elements of a gradient, from all over each bucket: it takes no time that shows in a step."""
+    hasher = blake3()
+    for tensor in flats.tensors:
+        hasher.update(memoryview(tensor_bytes(tensor[:: max(1, tensor.numel() // _SAMPLED)])))
+    return bytes(hasher.digest(length=16))
+
+
+def check_sample(own: bytes, combined: Combined) -> None:
+    """Raise ConfigError if a worker that has only just joined computes other bits than those who trained all the time.
+
+    Nothing that it computed counts yet. Either is empty where it was not taken.
+    """
+    if own and combined.sample and own != combined.sample:
+        raise ConfigError(
+            f"microbatch 0 of step {combined.step} has other bits here than on those who have trained so far, though this"
+            " worker has their state: the script changes something in its loop that is neither replicated nor registered"
+            " (an attribute, such as a dropout rate; a counter), or this device computes differently. Register it"
+            " (job.register_state), or set it from step.number in every step; --no-check-bits lets such workers in"
+        )
 
 
 def check_bits(combined: Combined, members: Sequence[str], names: Callable[[int], Sequence[str]]) -> None:

@@ -19,7 +19,7 @@ from craft.protocol.membership import DROPPED, Generation, Settlement
 from craft.protocol.word import Combined, Record, Word
 from craft.snapshots.state import Leaf, RotatingDigest
 from craft.worker import tidings
-from craft.worker.bits import check_bits, hash_of
+from craft.worker.bits import check_bits, check_sample, hash_of, sample_of
 from craft.worker.buffers import Buffers
 from craft.worker.commit import Commitments
 from craft.worker.exchange import Attempt, ExchangeThread
@@ -68,6 +68,8 @@ class Flight:
         self.under: Generation | None = None
         """The generation in which its result came about: the same on every worker, whenever each of them committed it."""
         self.probe_wanted = False
+        self.compares = False
+        """Whether a worker that joins compares bits with the others before anything that it computes counts."""
         self.num_computed = 0
         """Microbatches that the script computed here since the last commit."""
         self.undo: Callable[[], None] = lambda: None
@@ -90,6 +92,8 @@ class Flight:
         self._route: Route | None = None
         self._result: Flats | None = None
         self._probe = b""
+        self._sample = b""
+        """Of microbatch 0, if it was computed here: what is told to whoever catches up, or was found while catching up."""
         self._state_digest: Callable[[], bytes] = bytes
         self._late = False
         self._overlaps = False
@@ -122,6 +126,7 @@ class Flight:
         """Look at the state as of the last commit, and take part in the exchange from here on."""
         if self._digest.due(self.step):
             self._digest.refresh(self._leaves())
+        self._sample = b""
         # Now, while the state is that of the last commit: forward changes buffers.
         self._state_digest = self._digest.take(self.step)
         self._commitments.ledger = books.begin(self._commitments.ledger, self._size_of(self.step))
@@ -153,7 +158,7 @@ class Flight:
         """The user's code computes ``microbatch`` now."""
         last = self._commitments.ledger.pending == (microbatch,)
         # What is to be hashed must not be overwritten by the result meanwhile.
-        hashed = self.gradients.in_place and self.probe_wanted and microbatch == 0
+        hashed = self.gradients.in_place and self._hasher(microbatch) is not None
         self._overlaps = last and not (self._wait_for_all or hashed)
         lent = self._result if self.gradients.in_place and (last or microbatch == PROBE) else None
         self._buffers.restore()
@@ -175,13 +180,15 @@ class Flight:
     def hold(self, microbatch: int, scalars: dict[str, float], more: bool) -> None:
         """The user's code is done with ``microbatch``: its gradient is ours until the step is committed."""
         self.num_computed += 1
-        if microbatch == PROBE:
-            # A joiner that only warms up has nobody to compare it with.
-            self._probe = self.gradients.discard(hash_of if self.probe_wanted else None)
+        hasher = self._hasher(microbatch)
+        leaf = None if microbatch == PROBE else self.gradients.finish(hasher)
+        digest = leaf.digest if leaf is not None else self.gradients.discard(hasher)
+        if hasher is hash_of:
+            self._probe = digest
+        elif hasher is sample_of:
+            self._sample = digest
+        if leaf is None:
             return
-        leaf = self.gradients.finish(hash_of if microbatch == 0 and self.probe_wanted else None)
-        if leaf.digest:
-            self._probe = leaf.digest
         self._keep(
             Record(
                 microbatch=microbatch,
@@ -192,6 +199,14 @@ class Flight:
             )
         )
         self._late = self._late or (leaf.late and self._overlaps)
+
+    def _hasher(self, microbatch: int) -> Callable[[Flats], bytes] | None:
+        """What is to be known of the gradient of ``microbatch``, if anything is. A joiner that warms up computes PROBE."""
+        if microbatch not in (0, PROBE):
+            return None
+        if self.probe_wanted:
+            return hash_of
+        return sample_of if self.compares and (microbatch == PROBE or self._commitments.ledger.idle) else None
 
     def hold_empty(self, microbatch: int) -> None:
         """The microbatch's stream has ended: it weighs nothing."""
@@ -309,6 +324,7 @@ class Flight:
             probe=self._probe,
             buffers=changed,
             rewinds=self._commitments.ledger.rewinds,
+            sample=self._sample,
             **self._extra_word(self.step),
         )
 
@@ -354,11 +370,13 @@ class Flight:
         self._records.clear()
         self._attempt = None
         self._late = self._wait_for_all = False
-        self._probe = b""
+        self._probe = self._sample = b""
         reach("committed", attempt.step)
 
     def replay(self, result: Result) -> None:
         """Hand over the result of a step that was committed while this worker's state was on the way."""
+        own, self._sample = self._sample, b""
+        check_sample(own, result.combined)
         self._hand_over(result.attempt, result.layout, result.generation, result.members)
         reach("replayed", result.attempt.step)
 

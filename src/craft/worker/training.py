@@ -88,11 +88,11 @@ class Training:
         commitments.record = self._account.entered
         commitments.trainable = lambda: bitmap(trainable_of(self._params))
         self.flight = self._new_flight()
-        self.flight.probe_wanted = settings.check_bits and not parts.own_loop
+        self.flight.probe_wanted = self.flight.compares
 
     def _new_flight(self) -> Flight:
         layout = Layout(self._params, self.bucket_bytes)
-        return Flight(
+        flight = Flight(
             self.commitments,
             self._exchange,
             Gradients(layout, hold=self.settings.hold),
@@ -105,6 +105,8 @@ class Training:
             self.course.numbers,
             self._word,
         )
+        flight.compares = self.settings.check_bits and not self._own_loop
+        return flight
 
     def _word(self, step: int) -> dict[str, Any]:
         """What else goes into the word of ``step``."""
@@ -185,6 +187,7 @@ class Training:
 
     def _join(self, settlement: Settlement) -> None:
         """The others are on their way."""
+        self._voice.report(urgent=False, behind=True)
         self._joining = Joining(
             self.commitments,
             self.healing,
@@ -283,6 +286,7 @@ class Training:
     def _caught_up(self, step: int) -> None:
         """From ``step`` on this worker takes part in the exchange itself."""
         self._joining = None
+        self._voice.report(urgent=False, behind=False)
         self.commitments.ledger = books.keeps_pace(self.commitments.ledger)
         self._digest.restart(self.applied + 1)
         logger.info("keeps pace with the others from step %d on", step)

@@ -25,6 +25,7 @@ parser.add_argument("--width", type=int, default=64, help="of the hidden layers;
 parser.add_argument("--loaders", type=int, default=0, help="loader processes of each worker")
 parser.add_argument("--slow-until", type=Path, help="every microbatch takes longer until this file is there")
 parser.add_argument("--switch-every", type=int, default=7, help="steps after which a layer is frozen, or trained again")
+parser.add_argument("--drift-at", type=int, help="after this step, a dropout rate changes that nothing registers")
 parser.add_argument("--nan-at", type=int, help="the loss of this step is no number")
 options = parser.parse_args()
 
@@ -111,6 +112,8 @@ for step in job.steps(
     optimizer.step()
     scheduler.step()
     average.update(model)
+    if step.number == options.drift_at:
+        model.drop.p = 0.4
     if step.number % options.switch_every == options.switch_every // 2:
         on = step.number // options.switch_every % 2 == 1
         model.first.requires_grad_(on)

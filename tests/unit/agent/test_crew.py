@@ -48,7 +48,7 @@ class Host:
 
     def loses(self, worker_id: str) -> None:
         ended = Ended(worker_id=worker_id, exit_code=None, signal=9, time=0.0)
-        self.crew.ended(ended, commits=True, replace=True)
+        self.crew.ended(ended, worked=True, replace=True)
 
 
 def told(folder: Path, on_loss: LossAnswer, story: Callable[[Host], Awaitable[None]]) -> None:

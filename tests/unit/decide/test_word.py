@@ -122,3 +122,8 @@ def test_of_several_wishes_for_a_checkpoint_the_oldest_goes_first_whatever_else_
     assert (combined(periodic, second).save, combined(periodic, second).wish) == ("zebra", 2)
     assert (combined(periodic, WORD).save, combined(periodic, WORD).wish) == ("", 0)
     assert combined(WORD, replace(WORD, save="", wish=3)).save == ""
+
+
+def test_what_a_joiner_compares_with_is_that_of_whoever_computed_microbatch_0() -> None:
+    assert combined(WORD, replace(WORD, sample=b"bits"), WORD).sample == b"bits"
+    assert combined(WORD, WORD).sample == b""
