@@ -29,6 +29,7 @@ from craft.snapshots.tiers import Tiers
 from craft.worker.calls import exchange
 from craft.worker.commit import Commitments
 from craft.worker.modes import Modes
+from craft.worker.one_store import check_one_store
 from craft.worker.points import reach
 from craft.worker.start import Attached, Conditions, Progress
 from craft.worker.voice import Voice
@@ -203,11 +204,12 @@ class Rewind:
                 logger.warning("the checkpoint was made with %s=%r, this job has %r: bits may differ", key, was, now)
 
     def check_writable(self) -> None:
-        """Raise Refused if nothing can be written there: better now than when the first one is due."""
+        """Raise Refused if nothing can be written there, or not by all to one place: better now than when the first is due."""
         try:
             for store in self._tiers.nearest_first:
                 with store.writing(self._commitments.ledger.worker_id):
                     pass
+            check_one_store(self._tiers.durable, self._commitments)
         except SnapshotError as error:
             raise Refused(f"checkpoints cannot be written: {error}") from error
 
