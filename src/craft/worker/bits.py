@@ -25,7 +25,7 @@ def check_bits(combined: Combined, members: Sequence[str], names: Callable[[int]
     if combined.unequal_probes:
         raise BitsDiffer(
             f"microbatch 0 of step {combined.step} gave different bits on {_groups(members, combined.unequal_probes)}:"
-            " they need the same kind of device, thread count and torch version, and deterministic kernels"
+            " they need the same data, the same kind of device, thread count and torch version, and deterministic kernels"
             " (torch.use_deterministic_algorithms(True)); or switch the check off with --no-check-bits"
         )
     if combined.unequal_digests:
