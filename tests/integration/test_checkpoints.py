@@ -377,3 +377,14 @@ def test_how_often_is_chosen_from_what_it_costs_and_shown(jobs: Jobs, tmp_path: 
     status = job.client.get_status()
     assert status["checkpoints"]["interval_s"] and "failures are taken to be" in status["checkpoints"]["reason"]
     job.end()
+
+
+def test_going_back_from_bad_numbers_never_leads_forward_to_what_another_course_left_P3(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    options = into(tmp_path / "store", "--checkpoint-keep", "9")
+    assert jobs.run(TRAIN, "--steps", "40", workers=1, options=options).exit_code == 0
+    options = (*options, "--resume", "10", "--on-divergence", "rollback")
+    result = jobs.run(TRAIN, "--steps", "40", "--nan-at", "15", workers=1, options=options)
+    # The same step is bad every time, until that is enough.
+    assert {(event["left_at"], event["step"]) for event in result.events("RolledBack")} == {(16, 10)}, describe(result)

@@ -156,10 +156,17 @@ class Rewind:
         new = max((self._commitments.ledger.branch, *(each.branch for each in found))) + 1
         names = []
         for each in found:
+            if next_branch and not self._is_behind(each):
+                continue
             if wanted is None or each.step == wanted:
                 # Beside newer ones it is a course of its own: they must not be taken for what follows it.
                 names.append((each.name, new if next_branch or each.order < found[0].order else each.branch))
         return _Offer(tuple(names)), found
+
+    def _is_behind(self, manifest: Manifest) -> bool:
+        """Whether to go there is to go back: a place may hold another course, that came further than this one has."""
+        ledger = self._commitments.ledger
+        return manifest.branch <= ledger.branch and manifest.step <= self._commitments.step
 
     def _exchange(self, data: bytes) -> list[bytes]:
         return exchange(self._commitments, data)
