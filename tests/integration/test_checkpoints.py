@@ -178,7 +178,40 @@ def test_a_job_with_another_seed_does_not_go_on(jobs: Jobs, tmp_path: Path) -> N
     assert "the checkpoint is of a job with seed=1, and this one has seed=2" in result.output
 
 
+def to_places(folder: Path, place: str) -> Path:
+    """A script whose workers take checkpoints in places of their own, as hosts with disks of their own do."""
+    script = folder / "train.py"
+    joins = "job = craft.join()\n"
+    text = TRAIN.read_text()
+    assert text.count(joins) == 1
+    choice = f"job.checkpoints({str(folder)!r} + '/' + str({place}), every='10 steps')\n"
+    script.write_text(text.replace(joins, joins + choice))
+    return script
+
+
+def test_workers_that_do_not_see_one_place_are_refused_P7(jobs: Jobs, tmp_path: Path) -> None:
+    result = jobs.run(to_places(tmp_path, "job.worker_id"), workers=2)
+    assert result.exit_code == 2, describe(result)
+    assert f"{tmp_path / 'w1'} of w1 is another place than that of w0" in result.output
+    assert not list(tmp_path.glob("w*/parts/*"))
+
+
 # While the job goes on.
+
+
+def test_that_a_latecomer_writes_to_another_place_is_told_P7(
+    jobs: Jobs, references: References, tmp_path: Path
+) -> None:
+    """Training goes on; but nobody is to believe that there are checkpoints."""
+    script, hurry = to_places(tmp_path, "job.worker_id == 'w2'"), tmp_path / "hurry"
+    steps = ("--steps", "150")
+    job = jobs.start(
+        script, *steps, "--slow-until", str(hurry), workers=2, faults=[Fault(point="update", step=5, rank=1)],
+        environment={"CRAFT_MAX_RESTARTS": "1"},
+    )  # fmt: skip
+    wait_for(lambda: "do all hosts see it?" in job.files.with_suffix(".out").read_text(), "it is told")
+    hurry.touch()
+    job.wait().assert_exact(references.digest(*steps, workers=1), faults=1)
 
 
 def test_a_worker_that_dies_while_a_checkpoint_is_written_costs_no_more_than_that_checkpoint_P1_P7(
@@ -344,3 +377,14 @@ def test_how_often_is_chosen_from_what_it_costs_and_shown(jobs: Jobs, tmp_path: 
     status = job.client.get_status()
     assert status["checkpoints"]["interval_s"] and "failures are taken to be" in status["checkpoints"]["reason"]
     job.end()
+
+
+def test_going_back_from_bad_numbers_never_leads_forward_to_what_another_course_left_P3(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    options = into(tmp_path / "store", "--checkpoint-keep", "9")
+    assert jobs.run(TRAIN, "--steps", "40", workers=1, options=options).exit_code == 0
+    options = (*options, "--resume", "10", "--on-divergence", "rollback")
+    result = jobs.run(TRAIN, "--steps", "40", "--nan-at", "15", workers=1, options=options)
+    # The same step is bad every time, until that is enough.
+    assert {(event["left_at"], event["step"]) for event in result.events("RolledBack")} == {(16, 10)}, describe(result)

@@ -66,7 +66,7 @@ def test_bits_that_depend_on_the_worker_are_found_in_the_first_step(jobs: Jobs) 
 
     assert result.exit_code == 1, describe(result)
     assert "microbatch 0 of step 0 gave different bits on w" in result.output, describe(result)
-    assert " | w1: they need the same kind of device" in result.output
+    assert " | w1: they need the same data, the same kind of device" in result.output
     assert "Traceback" not in result.output
     (diverged,) = result.events("StateDiverged")
     assert diverged["step"] == 0

@@ -329,3 +329,29 @@ def test_a_worker_killed_while_another_is_drained_P1_P3(replaced: Replaced) -> N
         job.kill(victim)
         job.wait_for_committing(len(job.committing()) + 1)
     replaced.finish(job).assert_exact(replaced.reference(), faults=2, steps=STEPS)
+
+
+# Hosts that come to a job on its way.
+
+
+def test_a_host_that_comes_later_and_whose_script_fails_does_not_end_the_job_P1(
+    replaced: Replaced, jobs: Jobs, tmp_path: Path
+) -> None:
+    """Its workers are not those that the others waited for, though its agent starts them as its first."""
+    script = tmp_path / "unmounted.py"
+    script.write_text("raise FileNotFoundError('/data')\n")
+    job = replaced.start()
+    job.reach_step(5)
+    address = (
+        "--lighthouse",
+        (job.run_dir / "address").read_text().strip(),
+        "--token-file",
+        str(job.run_dir / "token"),
+    )
+    other = jobs.start(script, workers=1, options=address, environment={"CRAFT_HOST": "other"})
+    wait_for(lambda: "FileNotFoundError" in (job.run_dir / "journal.jsonl").read_text(), "it has failed")
+    job.reach_step(job.steps() + 5)
+    result = replaced.finish(job)
+    result.assert_exact(replaced.reference(), faults=1, steps=STEPS)
+    assert [line["late"] for line in result.events("WorkerFailed")] == [True]
+    other.wait()

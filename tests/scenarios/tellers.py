@@ -101,7 +101,7 @@ def _event(line: Line) -> AnyEvent:
             late, everywhere = line.text("late") == "yes", line.text("everywhere") == "yes"
             return WorkerFailed(
                 worker_id=worker, error=error, traceback="...", step=step, microbatch=microbatch, late=late,
-                everywhere=everywhere,
+                everywhere=everywhere, refused=line.text("refused") == "yes",
             )  # fmt: skip
         case "finish":
             complete = line.text("complete", "yes") == "yes"

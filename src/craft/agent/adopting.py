@@ -76,13 +76,6 @@ class Adopter(Supervisor):
         self._follow(request.pid, functools.partial(self._worker_ended, worker_id))
         return Adopted(environment=environment)
 
-    def _has_begun(self) -> bool:
-        """Whether the job is on its way: whoever comes now is nobody that the others wait for."""
-        directive = self.relay.directive if self.relay is not None else None
-        if directive is not None:
-            return directive.generation is not None
-        return bool(self._found.get("generation"))
-
     def _follow(self, pid: int, ended: Callable[[How], None]) -> None:
         """Have ``ended`` called when a process, which is not ours to wait for, is no more."""
         loop = asyncio.get_running_loop()

@@ -71,13 +71,13 @@ class Crew:
     def living(self) -> frozenset[str]:
         return frozenset(self._living)
 
-    def begin(self, writer: asyncio.StreamWriter) -> None:
-        """The fork server is ready: start all workers of this host, and its spares."""
+    def begin(self, writer: asyncio.StreamWriter, *, late: bool) -> None:
+        """The fork server is ready: start all workers of this host, and its spares; ``late``: to a job on its way."""
         self._writer = writer
         if self._settings.max_restarts == 0:
             self._give_up("--max-restarts is 0")
         for place in range(self._settings.workers + self._settings.spares):
-            self._start(place, late=place >= self._settings.workers)
+            self._start(place, late=late or place >= self._settings.workers)
 
     def _start(self, place: int, *, late: bool) -> None:
         if self._closed or self._writer is None:

@@ -227,7 +227,14 @@ class Supervisor:
         if self._over.done():
             return
         assert self._fork_writer is not None
-        self._crew.begin(self._fork_writer)
+        self._crew.begin(self._fork_writer, late=self._has_begun())
+
+    def _has_begun(self) -> bool:
+        """Whether the job is on its way: whoever comes now is nobody that the others wait for."""
+        directive = self.relay.directive if self.relay is not None else None
+        if directive is not None:
+            return directive.generation is not None or directive.restoration is not None
+        return bool(self._found.get("generation"))
 
     def _first_number(self) -> int:
         """Past every worker that an earlier agent of this host started: ids are never used twice."""

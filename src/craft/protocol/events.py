@@ -86,7 +86,7 @@ class WorkerFailed(Event, frozen=True, kw_only=True, tag=True):
     microbatch: int | None = None
     """The microbatch it computed; None outside of the inner loop."""
     late: bool = False
-    """Whether it was started after the others: as a spare, or in the place of a lost one."""
+    """Whether it was started after the others: as a spare, in the place of a lost one, or by a host that came later."""
     refused: bool = False
     """Whether it is no bug: the job cannot be started like this."""
     everywhere: bool = False

@@ -23,7 +23,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     local_rank: int | None = None
     """Its place on its host, and the number of its GPU there; whoever replaces it has the same."""
     late: bool = False
-    """Whether it was started as a spare, or in the place of a lost worker."""
+    """Whether it was started as a spare, in the place of a lost worker, or by a host that came to a job on its way."""
     guest: bool = False
     """Whether its loop is not CRAFT's: what becomes of a step is for others to say."""
     since: int = 0

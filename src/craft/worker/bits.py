@@ -40,8 +40,8 @@ def check_sample(own: bytes, combined: Combined) -> None:
         raise ConfigError(
             f"microbatch 0 of step {combined.step} has other bits here than on those who have trained so far, though this"
             " worker has their state: the script changes something in its loop that is neither replicated nor registered"
-            " (an attribute, such as a dropout rate; a counter), or this device computes differently. Register it"
-            " (job.register_state), or set it from step.number in every step; --no-check-bits lets such workers in"
+            " (an attribute, such as a dropout rate; a counter), or this host has other data or another kind of device."
+            " Register it (job.register_state), or set it from step.number in every step; --no-check-bits lets such workers in"
         )
 
 
@@ -50,7 +50,7 @@ def check_bits(combined: Combined, members: Sequence[str], names: Callable[[int]
     if combined.unequal_probes:
         raise BitsDiffer(
             f"microbatch 0 of step {combined.step} gave different bits on {_groups(members, combined.unequal_probes)}:"
-            " they need the same kind of device, thread count and torch version, and deterministic kernels"
+            " they need the same data, the same kind of device, thread count and torch version, and deterministic kernels"
             " (torch.use_deterministic_algorithms(True)); or switch the check off with --no-check-bits"
         )
     if combined.unequal_digests:

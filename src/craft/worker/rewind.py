@@ -29,6 +29,7 @@ from craft.snapshots.tiers import Tiers
 from craft.worker.calls import exchange
 from craft.worker.commit import Commitments
 from craft.worker.modes import Modes
+from craft.worker.one_store import check_one_store
 from craft.worker.points import reach
 from craft.worker.start import Attached, Conditions, Progress
 from craft.worker.voice import Voice
@@ -155,10 +156,17 @@ class Rewind:
         new = max((self._commitments.ledger.branch, *(each.branch for each in found))) + 1
         names = []
         for each in found:
+            if next_branch and not self._is_behind(each):
+                continue
             if wanted is None or each.step == wanted:
                 # Beside newer ones it is a course of its own: they must not be taken for what follows it.
                 names.append((each.name, new if next_branch or each.order < found[0].order else each.branch))
         return _Offer(tuple(names)), found
+
+    def _is_behind(self, manifest: Manifest) -> bool:
+        """Whether to go there is to go back: a place may hold another course, that came further than this one has."""
+        ledger = self._commitments.ledger
+        return manifest.branch <= ledger.branch and manifest.step <= self._commitments.step
 
     def _exchange(self, data: bytes) -> list[bytes]:
         return exchange(self._commitments, data)
@@ -203,11 +211,12 @@ class Rewind:
                 logger.warning("the checkpoint was made with %s=%r, this job has %r: bits may differ", key, was, now)
 
     def check_writable(self) -> None:
-        """Raise Refused if nothing can be written there: better now than when the first one is due."""
+        """Raise Refused if nothing can be written there, or not by all to one place: better now than when the first is due."""
         try:
             for store in self._tiers.nearest_first:
                 with store.writing(self._commitments.ledger.worker_id):
                     pass
+            check_one_store(self._tiers.durable, self._commitments)
         except SnapshotError as error:
             raise Refused(f"checkpoints cannot be written: {error}") from error
 

@@ -38,6 +38,8 @@ _FIRST_S = 10.0
 """With ``auto``, the first one comes after so long: it shows what one costs."""
 _CHANGED = 1.25
 """A choice that differs by less is not worth telling."""
+_SETTLED = 3
+"""When everybody's share has been written for so many steps, one that is not known to be complete will never be."""
 _END_LIMIT_S = 600.0
 """How long a worker that is done waits for its share to be written."""
 
@@ -87,6 +89,9 @@ class Saving(Hooks):
         self._due: list[Due] = []
         self._open: Due | None = None
         """Taken, and not known to be complete."""
+        self._idle = 0
+        """For how many steps nobody has been writing a share of it."""
+        self._tiers = target.tiers
         self._again: str | None = None
         """One with this tag is to be taken as soon as possible, because another one came to nothing."""
         self._members: tuple[str, ...] = ()
@@ -145,6 +150,7 @@ class Saving(Hooks):
             self._choose(leads)
         if self._open is not None and self.saved >= (self._open.branch, self._open.step):
             self._open = None
+        self._give_up_if_apart(combined.busy, leads)
         self._leaves = combined.leave
         if combined.save is None and not combined.leave:
             return
@@ -207,7 +213,7 @@ class Saving(Hooks):
         self._writer.take(self._state(), place)
         self._stall_s = time.perf_counter() - began
         logger.info("copies its share of checkpoint %s; that held the step up for %.3f s", due.name, self._stall_s)
-        self._open, self._last = due, time.monotonic()
+        self._open, self._idle, self._last = due, 0, time.monotonic()
         reach("saved", due.step)
         # Somebody may have been lost since it was agreed upon.
         self._give_up_if_lost()
@@ -247,6 +253,16 @@ class Saving(Hooks):
         if self._members[0] == self._worker_id:
             gone = ", ".join(worker_id for worker_id in due.members if worker_id not in self._members)
             reason = f"{gone} was lost before it was known to be complete: another one is taken"
+            self._voice.note(CheckpointAbandoned(name=due.name, step=due.step, reason=reason))
+
+    def _give_up_if_apart(self, busy: bool, leads: bool) -> None:
+        """What everybody has written, and nobody has listed, is in several places; where it is copied on, that says nothing."""
+        self._idle = 0 if busy or self._tiers.local is not None else self._idle + 1
+        if self._open is None or self._idle < _SETTLED:
+            return
+        due, self._open = self._open, None
+        if leads:
+            reason = f"all shares are written or given up, and {self._tiers.url} does not have them all: do all hosts see it?"
             self._voice.note(CheckpointAbandoned(name=due.name, step=due.step, reason=reason))
 
     def went_back(self, branch: int, step: int) -> None:

@@ -61,7 +61,7 @@ def told(folder: Path, on_loss: LossAnswer, story: Callable[[Host], Awaitable[No
         _, writer = await asyncio.open_connection(sock=ours)
         reader, other = await asyncio.open_connection(sock=theirs)
         crew = Crew(settings, RunDir(folder), folder, "key", Watchdog(settings.hang_limits), lambda _: None, lambda: 0)
-        crew.begin(writer)
+        crew.begin(writer, late=False)
         host = Host(crew, reader)
         assert [await host.forked(), await host.forked()] == ["w0", "w1"]
         await story(host)

@@ -36,6 +36,9 @@ class StopPolicy:
 
     def _failed(self, state: JobState, event: WorkerFailed) -> tuple[AnyAction, ...]:
         """An exception is a fault like any other, unless it is plain that it would come again."""
+        if event.late and event.refused and state.having("member"):
+            # The others were not: it lacks what they have, such as a package or a disk.
+            return ()
         if event.refused:
             return (Stop(reason=event.error, exit_code=EXIT_BAD_INPUT),)
         if event.everywhere:
