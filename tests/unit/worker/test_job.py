@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -450,3 +451,22 @@ def test_the_same_model_and_the_same_object_may_be_given_twice() -> None:
     assert job.replicate(job.replicate(net)) is net
     job.register(optimizer=optimizer)
     job.register(optimizer=optimizer)
+
+
+def test_what_is_drawn_before_the_inner_loop_depends_on_the_step_alone() -> None:
+    """P1: one that joins, or goes on from a checkpoint, has drawn other numbers until then than the others have."""
+
+    def drawn(others: int) -> list[tuple[float, float]]:
+        net, found = model(), []
+        job = alone()
+        job.replicate(net)
+        torch.rand(others)
+        for step in job.steps(dataset(8), global_batch=4, steps=4):
+            found.append((torch.rand(()).item(), random.random()))
+            for batch in step:
+                train(net, batch)
+            torch.rand(others)
+        return found
+
+    assert drawn(others=1) == drawn(others=2)
+    assert len(set(drawn(others=1))) == 4
