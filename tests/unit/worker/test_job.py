@@ -429,6 +429,16 @@ def test_a_model_whose_forward_exchanges_statistics_is_refused_by_the_name_of_th
     )
 
 
+@pytest.mark.parametrize("kind", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+def test_an_embedding_whose_forward_changes_its_weight_is_refused(kind: type[torch.nn.Module]) -> None:
+    alone().replicate(kind(3, 2))
+
+    with pytest.raises(
+        ConfigError, match="0 is an embedding with max_norm, which changes its weight inside the forward"
+    ):
+        alone().replicate(torch.nn.Sequential(kind(3, 2, max_norm=1.0)))
+
+
 def test_a_model_that_is_wrapped_already_is_refused() -> None:
     dist: Any = torch.distributed
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
