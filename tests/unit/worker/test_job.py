@@ -480,3 +480,26 @@ def test_what_is_drawn_before_the_inner_loop_depends_on_the_step_alone() -> None
 
     assert drawn(others=1) == drawn(others=2)
     assert len(set(drawn(others=1))) == 4
+
+
+def test_an_evaluation_leaves_module_buffers_as_they_were_and_each_batch_begins_with_them() -> None:
+    """P1: who scores which batch depends on how many workers there are. Also of a module that is only registered."""
+    net, average = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3)
+    job = alone()
+    job.replicate(net)
+    job.register(average=average)
+
+    def means() -> list[list[float]]:
+        return [module.state_dict()["running_mean"].tolist() for module in (net, average)]
+
+    def score(batch: Batch) -> dict[str, float]:
+        seen.append(means())
+        return {"n": float((net(batch[0]) + average(batch[0])).sum())}
+
+    for step in job.steps(dataset(8), global_batch=4, steps=1):
+        for x, _ in step:
+            net(x).sum().backward()
+        seen = [means()]
+        job.evaluate(dataset(8), score, batch_size=4)
+
+    assert [*seen, means()] == [seen[0]] * 4
