@@ -239,6 +239,7 @@ def _unlike(mine: Entry | None, theirs: Entry | None) -> str:
 
 def _load_item(name: str, item: Stateful, node: Node, builder: Builder) -> None:
     own = item.state_dict()
+    defaults = dict(getattr(item, "defaults", {}))
     try:
         item.load_state_dict(builder.build(name, node, own))
     except ConfigError:
@@ -250,6 +251,8 @@ def _load_item(name: str, item: Stateful, node: Node, builder: Builder) -> None:
     if isinstance(item, torch.optim.Optimizer):
         # Built anew, since load_state_dict may have changed the containers it was given.
         _put_back(item, builder.build(name, node, own))
+        # torch adds to these, and so to groups that are added later: they would not be those of workers that loaded nothing.
+        item.defaults = defaults
 
 
 def _put_back(optimizer: torch.optim.Optimizer, sent: Any) -> None:

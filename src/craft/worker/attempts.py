@@ -192,6 +192,8 @@ class Attempts:
         """Give tries at a step until one is committed."""
         for number in itertools.count():
             attempt = self._training.current = StepAttempt(self, step, number)
+            # Whoever begins here, as one that joins does, has drawn nothing in the steps before.
+            seeds.seed_all(seeds.derive(self._training.seed, seeds.BEGIN, step))
             yield attempt
             if not attempt.entered:
                 raise ConfigError(f"an attempt at step {step} was not entered: write `with attempt:`")

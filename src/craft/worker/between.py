@@ -96,6 +96,7 @@ def evaluate(
     num_batches = -(-length // batch_size)
     scored: dict[int, _Scored] = {}
     own: dict[int, _Scored] = {}
+    buffers = training.buffers_now()
     while len(scored) < num_batches:
         missing = [batch for batch in range(num_batches) if batch not in scored]
         for batch in _share(training, missing):
@@ -103,6 +104,8 @@ def evaluate(
                 training.activity.now(Phase.EVALUATING, microbatch=batch)
                 indices = range(batch * batch_size, min(length, (batch + 1) * batch_size))
                 own[batch] = _score(training, dataset, score, batch, indices, collate)
+                # What a module that is not in eval() makes of its buffers is for that batch alone.
+                buffers.restore()
                 reach("scored", training.applied)
         parts = gather(training, "evaluate", msgspec.msgpack.encode(list(own.values())))
         for part in parts:

@@ -54,9 +54,11 @@ def check_bits(combined: Combined, members: Sequence[str], names: Callable[[int]
             " (torch.use_deterministic_algorithms(True)); or switch the check off with --no-check-bits"
         )
     if combined.unequal_digests:
+        compared = names(combined.step)
+        more = f" or {len(compared) - 4} more" if len(compared) > 4 else ""
         raise BitsDiffer(
             f"after {combined.step} steps the state differs between {_groups(members, combined.unequal_digests)}"
-            f" (in or near {', '.join(names(combined.step)[:4])}):"
+            f" (in or near {', '.join(compared[:4])}{more}):"
             " code between the steps must do the same on every worker"
         )
 

@@ -23,6 +23,12 @@ def check_model(model: torch.nn.Module) -> None:
                 f"{name or 'the model'} is a SyncBatchNorm, which exchanges statistics inside the forward pass and so"
                 " would make a microbatch depend on who computes the others: use BatchNorm or GroupNorm instead"
             )
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.max_norm is not None:
+            raise ConfigError(
+                f"{name or 'the model'} is an embedding with max_norm, which changes its weight inside the forward pass and so"
+                " would give every worker another one: leave max_norm out, and after the optimizer's step,"
+                " under torch.no_grad(), do weight.copy_(weight.renorm(2, 0, max_norm))"
+            )
         if isinstance(module, torch.nn.parallel.DistributedDataParallel):
             raise ConfigError(
                 "the model is wrapped in DistributedDataParallel: pass the plain module, CRAFT replaces it"

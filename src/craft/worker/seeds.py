@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-DATA, COMPUTE, UPDATE, ORDER, EVALUATE = "data", "compute", "update", "order", "evaluate"
+DATA, BEGIN, COMPUTE, UPDATE, ORDER, EVALUATE = "data", "begin", "compute", "update", "order", "evaluate"
 
 
 def derive(seed: int, purpose: str, *place: int) -> int:

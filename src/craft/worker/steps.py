@@ -118,6 +118,8 @@ class Steps:
             while training.wants_more():
                 step = Step(training, training.applied)
                 training.current = step
+                # Whoever begins here, as one that joins does, has drawn nothing in the steps before.
+                seeds.seed_all(seeds.derive(training.seed, seeds.BEGIN, step.number))
                 yield step
                 if training.finished:
                     break

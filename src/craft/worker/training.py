@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from craft.decide import ledger as books
 from craft.decide.technique import Chosen, Moment
 from craft.decide.techniques import GpuHealth, Stragglers
@@ -139,6 +141,11 @@ class Training:
     def leaves(self) -> list[Leaf]:
         """The whole training state."""
         return [*module_leaves(self._modules), *registered_leaves(self._registered)]
+
+    def buffers_now(self) -> Buffers:
+        """Those of all modules, also of registered ones, as they are now."""
+        items = (*self._modules.values(), *self._registered.values())
+        return Buffers([each for each in items if isinstance(each, torch.nn.Module)])
 
     def start(self) -> None:
         """Meet the others, and make sure that all begin from the same state under the same conditions."""

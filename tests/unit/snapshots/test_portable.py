@@ -79,6 +79,26 @@ def test_state_of_an_optimizer_keeps_its_order_in_memory() -> None:
     assert mine.stride() == theirs.stride() != mine.contiguous().stride()
 
 
+class Descent(torch.optim.Optimizer):
+    """One of the script's own, without the settings that torch's have."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+
+def test_groups_that_are_added_to_an_optimizer_after_it_loaded_a_state_are_those_of_the_others() -> None:
+    donor, joiner = (
+        Job(lambda model: {"optimizer": Descent(list(model.parameters())[:2])}, seed, torch.float32) for seed in (1, 2)
+    )
+
+    fetched = moved(State(donor.modules, donor.items, b""))
+    load(fetched.header, fetched.tensors, joiner.modules, joiner.items)
+    for job in (donor, joiner):
+        job.items["optimizer"].add_param_group({"params": list(job.model[3].parameters())})
+
+    assert joiner.digest() == donor.digest()
+
+
 def test_each_tensor_that_arrives_has_a_storage_of_its_own() -> None:
     """Saving one would otherwise write all of them to disk."""
     fetched = moved(State({}, {"item": Registered({"a": torch.rand(3), "b": torch.rand(1000)})}, b""))

@@ -204,3 +204,20 @@ def test_a_loop_that_is_left_by_a_break_ends_with_the_script() -> None:
             break
     finish(job)
     assert job.step == 3
+
+
+def test_what_is_drawn_before_a_body_depends_on_the_step_alone() -> None:
+    """P1: one that joins, and one that tries again, has drawn other numbers until then."""
+
+    def drawn(others: int) -> list[float]:
+        found = []
+        torch.rand(others)
+        for attempt in job_of(model()).attempts(microbatches=2, steps=3):
+            found.append(torch.rand(()).item())
+            with attempt:
+                for _ in attempt.microbatches():
+                    pass
+            torch.rand(others)
+        return found
+
+    assert drawn(others=1) == drawn(others=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -428,6 +429,16 @@ def test_a_model_whose_forward_exchanges_statistics_is_refused_by_the_name_of_th
     )
 
 
+@pytest.mark.parametrize("kind", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+def test_an_embedding_whose_forward_changes_its_weight_is_refused(kind: type[torch.nn.Module]) -> None:
+    alone().replicate(kind(3, 2))
+
+    with pytest.raises(
+        ConfigError, match="0 is an embedding with max_norm, which changes its weight inside the forward"
+    ):
+        alone().replicate(torch.nn.Sequential(kind(3, 2, max_norm=1.0)))
+
+
 def test_a_model_that_is_wrapped_already_is_refused() -> None:
     dist: Any = torch.distributed
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -450,3 +461,45 @@ def test_the_same_model_and_the_same_object_may_be_given_twice() -> None:
     assert job.replicate(job.replicate(net)) is net
     job.register(optimizer=optimizer)
     job.register(optimizer=optimizer)
+
+
+def test_what_is_drawn_before_the_inner_loop_depends_on_the_step_alone() -> None:
+    """P1: one that joins, or goes on from a checkpoint, has drawn other numbers until then than the others have."""
+
+    def drawn(others: int) -> list[tuple[float, float]]:
+        net, found = model(), []
+        job = alone()
+        job.replicate(net)
+        torch.rand(others)
+        for step in job.steps(dataset(8), global_batch=4, steps=4):
+            found.append((torch.rand(()).item(), random.random()))
+            for batch in step:
+                train(net, batch)
+            torch.rand(others)
+        return found
+
+    assert drawn(others=1) == drawn(others=2)
+    assert len(set(drawn(others=1))) == 4
+
+
+def test_an_evaluation_leaves_module_buffers_as_they_were_and_each_batch_begins_with_them() -> None:
+    """P1: who scores which batch depends on how many workers there are. Also of a module that is only registered."""
+    net, average = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3)
+    job = alone()
+    job.replicate(net)
+    job.register(average=average)
+
+    def means() -> list[list[float]]:
+        return [module.state_dict()["running_mean"].tolist() for module in (net, average)]
+
+    def score(batch: Batch) -> dict[str, float]:
+        seen.append(means())
+        return {"n": float((net(batch[0]) + average(batch[0])).sum())}
+
+    for step in job.steps(dataset(8), global_batch=4, steps=1):
+        for x, _ in step:
+            net(x).sum().backward()
+        seen = [means()]
+        job.evaluate(dataset(8), score, batch_size=4)
+
+    assert [*seen, means()] == [seen[0]] * 4

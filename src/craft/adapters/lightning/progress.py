@@ -155,6 +155,8 @@ class Surroundings:
 def restore(callback: Any, state: dict[str, Any]) -> None:
     """Load a callback's state, whole: some leave out what they save, and would hand the next worker another state."""
     callback.load_state_dict(state)
+    own = callback.state_dict()
     for name, value in state.items():
-        if name in vars(callback):
+        # What is saved in another form, as an enumeration's value, is not what the attribute holds.
+        if name in vars(callback) and own.get(name, vars(callback)[name]) is vars(callback)[name]:
             setattr(callback, name, value)

@@ -21,3 +21,14 @@ def test_a_callback_hands_on_the_state_that_it_was_given(package: str) -> None:
     taken = callbacks.ModelCheckpoint(dirpath="/nowhere", monitor="val_loss", save_top_k=2)
     restore(taken, given.state_dict())
     assert taken.state_dict() == given.state_dict()
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_a_callback_that_saves_an_attribute_in_another_form_can_be_asked_for_its_state_again(package: str) -> None:
+    callbacks: Any = importlib.import_module(f"{package}.callbacks")
+    given, taken = (callbacks.EarlyStopping("val_loss") for _ in range(2))
+    given.wait_count = 2
+
+    restore(taken, given.state_dict())
+
+    assert taken.state_dict() == given.state_dict()
