@@ -196,6 +196,26 @@ def test_workers_that_do_not_see_one_place_are_refused_P7(jobs: Jobs, tmp_path: 
     assert not list(tmp_path.glob("w*/parts/*"))
 
 
+@pytest.mark.long
+def test_a_job_that_was_taken_for_dead_leaves_the_place_to_the_one_that_goes_on_P1_P7(
+    jobs: Jobs, references: References, tmp_path: Path
+) -> None:
+    store, hurry = tmp_path / "store", tmp_path / "hurry"
+    steps = ("--steps", "300")
+    first = jobs.start(TRAIN, *steps, "--slow-until", str(hurry), workers=1, options=into(store))
+    wait_for(lambda: manifests(store), "a checkpoint")
+    second = jobs.run(TRAIN, *steps, workers=1, options=into(store, "--resume"))
+    listed = manifests(store)
+    hurry.touch()
+    left = first.wait()
+
+    reference = references.digest(*steps, workers=1)
+    second.assert_exact(reference, faults=0)
+    left.assert_exact(reference, faults=0)
+    assert any("belongs to another job" in failed["error"] for failed in left.events("CheckpointFailed"))
+    assert manifests(store) == listed
+
+
 # While the job goes on.
 
 

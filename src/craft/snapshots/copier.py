@@ -39,9 +39,13 @@ _CLOSE_S = 10.0
 class Copier:
     """``keep`` is the number of checkpoints without a tag that stay in the durable store."""
 
-    def __init__(self, local: LocalStore, durable: Store, worker_id: str, keep: int, notes: Notes) -> None:
+    def __init__(
+        self, local: LocalStore, durable: Store, worker_id: str, keep: int, notes: Notes, owner: str = ""
+    ) -> None:
+        """``owner``: the id of the job whose the durable store must be."""
         self._local = local
         self._durable = durable
+        self._owner = owner
         self._worker_id = worker_id
         self._keep = keep
         self._notes = notes
@@ -111,7 +115,7 @@ class Copier:
             self._copy(part)
         except Exception as error:  # noqa: BLE001  (the edge of a thread: it becomes an event)
             tries += 1
-            pause_s = retry_after(tries)
+            pause_s = retry_after(tries, error)
             self._notes.failed(part.name, part.step, error, tries, pause_s)
             if pause_s is not None:
                 return tries, pause_s
@@ -137,7 +141,7 @@ class Copier:
         return next((part for part in reversed(waiting) if _mark(part) in begun), None)
 
     def _copy(self, part: Part) -> None:
-        _, manifest = write_share(self._durable, self._worker_id, lambda adding: self._add(adding, part))
+        _, manifest = write_share(self._durable, self._worker_id, lambda adding: self._add(adding, part), self._owner)
         if manifest is not None:
             self._notes.written(manifest, self._durable.url, time.time() - manifest.time)
             apply_keep(self._durable, self._keep)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from craft.protocol.errors import BitsDiffer
+from craft.snapshots.ownership import StoreTaken
 
 T = TypeVar("T")
 
@@ -45,9 +46,12 @@ def lower_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
-def retry_after(tries: int) -> float | None:
-    """Seconds until the next try, after so many that failed; None: there is none."""
-    return min(_LONGEST_S, _FIRST_S * 2 ** (tries - 1)) if tries < _MAX_TRIES else None
+def retry_after(tries: int, error: Exception) -> float | None:
+    """Seconds until the next try, after so many that failed, the last one by ``error``; None: there is none."""
+    # Members whose states differ will not agree by trying again, nor will a place become this job's.
+    if tries >= _MAX_TRIES or isinstance(error, BitsDiffer | StoreTaken):
+        return None
+    return min(_LONGEST_S, _FIRST_S * 2.0 ** (tries - 1))
 
 
 def insist(
@@ -64,8 +68,7 @@ def insist(
             return call()
         except Exception as error:  # noqa: BLE001  (the edge of a thread: it becomes an event)
             tries += 1
-            # Members whose states differ will not agree by trying again.
-            retry_s = None if isinstance(error, BitsDiffer) else retry_after(tries)
+            retry_s = retry_after(tries, error)
             failed(error, tries, retry_s)
             if retry_s is None or ended(retry_s):
                 return None

@@ -24,14 +24,17 @@ from craft.snapshots.manifest import (
     read_part,
     seal,
 )
+from craft.snapshots.ownership import check_owner
 from craft.snapshots.pace import lower_priority
 from craft.snapshots.store import Adding, Store, StoreBusy
 
 T = TypeVar("T")
 
 
-def write_share(store: Store, who: str, write: Callable[[Adding], Part]) -> tuple[Part, Manifest | None]:
-    """Write the share of one member: ``write`` adds its chunks and says what they are.
+def write_share(
+    store: Store, who: str, write: Callable[[Adding], Part], owner: str = ""
+) -> tuple[Part, Manifest | None]:
+    """Write the share of one member: ``write`` adds its chunks and says what they are. ``owner``: whose the store must be.
 
     Returns its part, and the manifest if the checkpoint is complete and this call is the one that says so.
     """
@@ -43,6 +46,8 @@ def write_share(store: Store, who: str, write: Callable[[Adding], Part]) -> tupl
         finally:
             adding.discard()
         path = part_path(part.name, part.part, part.of)
+        if owner:
+            check_owner(store, owner)
         guard.check()
         store.put(path, seal(part))
         try:

@@ -17,6 +17,8 @@ class Tiers(NamedTuple):
 
     local: LocalStore | None
     durable: Store
+    owner: str = ""
+    """The id of the job, by which the durable one is its own; empty: nobody looks."""
 
     @property
     def url(self) -> str:
@@ -28,6 +30,6 @@ class Tiers(NamedTuple):
         return (self.durable,) if self.local is None else (self.local, self.durable)
 
 
-def open_tiers(url: str, local: str | None = None) -> Tiers:
+def open_tiers(url: str, local: str | None = None, owner: str = "") -> Tiers:
     """Return the stores at a URL and, if given, in a directory of this host."""
-    return Tiers(LocalStore(local) if local else None, open_store(url))
+    return Tiers(LocalStore(local) if local else None, open_store(url), owner)

@@ -81,7 +81,10 @@ class Writer:
         self._keep = keep
         self._notes = Notes(worker_id, on_event)
         self._local = tiers.local
-        self._copier = Copier(tiers.local, tiers.durable, worker_id, keep, self._notes) if tiers.local else None
+        self._owner = tiers.owner if tiers.local is None else ""
+        self._copier = (
+            Copier(tiers.local, tiers.durable, worker_id, keep, self._notes, tiers.owner) if tiers.local else None
+        )
         self.stall_s = 0.0
         """How long the last ``take`` held the main thread up."""
         self.write_s = 0.0
@@ -241,7 +244,7 @@ class Writer:
             return part
 
         try:
-            part, manifest = write_share(self._store, self._worker_id, write)
+            part, manifest = write_share(self._store, self._worker_id, write, self._owner)
         except BaseException:
             for pin in pins:
                 pin.release()

@@ -14,6 +14,7 @@ from craft.protocol.errors import ConfigError
 from craft.protocol.events import Event
 from craft.settings.worker import WorkerSettings
 from craft.snapshots.donor import Donor
+from craft.snapshots.ownership import job_of
 from craft.snapshots.reserve import Reserve
 from craft.snapshots.state import Stateful
 from craft.worker import between
@@ -212,7 +213,7 @@ class Job:
             source=Shifted(source, total_steps, by_passes=more["steps"] is None),
             seed=seed,
             conditions=Conditions.here(self.device, settings | self._settings.shared() | self._techniques.shared()),
-            target=choose_target(self._asked, self._techniques),
+            target=choose_target(self._asked, self._techniques, job_of(self._settings.state_key_bytes)),
             own_loop=own_loop,
         )
         self._training = Training(parts)

@@ -22,6 +22,7 @@ from craft.protocol.events import CheckpointRejected
 from craft.protocol.messages import Restoration
 from craft.snapshots.listing import candidates
 from craft.snapshots.manifest import Manifest, place_of_name
+from craft.snapshots.ownership import StoreTaken, check_owner, claim
 from craft.snapshots.portable import load
 from craft.snapshots.restore import Restored, restore
 from craft.snapshots.state import Stateful
@@ -60,7 +61,7 @@ class _Offer(msgspec.Struct, frozen=True, array_like=True):
     names: tuple[tuple[str, int], ...] = ()
     """The newest first, each with the branch that goes on from it."""
     problem: str = ""
-    """Why it finds nothing, if the store does not answer."""
+    """Why it has nothing to offer, if something is in the way."""
 
 
 class _Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -120,7 +121,7 @@ class Rewind:
         offer, found = self._offer(wanted, next_branch, again) if leads else (_Offer(), [])
         offer = msgspec.json.decode(self._exchange(msgspec.json.encode(offer))[0], type=_Offer)
         if offer.problem:
-            return f"{self.url} does not say which checkpoints there are: {offer.problem}"
+            return offer.problem
         reasons: list[str] = []
         for name, branch in offer.names:
             problem = self._read(name, branch, next_branch)
@@ -146,9 +147,13 @@ class Rewind:
 
     def _offer(self, wanted: int | None, next_branch: bool, again: Restoration | None) -> tuple[_Offer, list[Manifest]]:
         try:
+            if next_branch or (again is not None and again.checkpoint is not None):
+                check_owner(self._tiers.durable, self._tiers.owner)
             found = self.listed()
-        except SnapshotError as error:
+        except StoreTaken as error:
             return _Offer(problem=str(error)), []
+        except SnapshotError as error:
+            return _Offer(problem=f"{self.url} does not say which checkpoints there are: {error}"), []
         if again is not None:
             own = [each for each in found if _is_of_course(each, again) and wanted in (None, each.step)]
             return _Offer(tuple((each.name, again.branch) for each in own)), found
@@ -220,6 +225,14 @@ class Rewind:
         except SnapshotError as error:
             raise Refused(f"checkpoints cannot be written: {error}") from error
 
+    def claim(self) -> None:
+        """The job begins here: from now on nobody else is to write there. Raises Refused if that cannot be said."""
+        if self._commitments.ledger.rank == 0:
+            try:
+                claim(self._tiers.durable, self._tiers.owner)
+            except SnapshotError as error:
+                raise Refused(f"checkpoints cannot be written: {error}") from error
+
     def check_fresh(self) -> None:
         """Raise Refused if a job that begins anew would write among the checkpoints of another one."""
         listed = self.listed()
@@ -283,10 +296,12 @@ def begin_from(resume: str | None, rewind: Rewind | None, ledger: Ledger, again:
     try:
         if resume is None:
             rewind.check_fresh()
+            rewind.claim()
             return
         wanted = None if resume == "auto" else int(resume)
         problem = rewind.prepare(wanted, next_branch=False)
         if problem is None:
+            rewind.claim()
             rewind.go()
             return
         listed = rewind.listed()
@@ -300,6 +315,7 @@ def begin_from(resume: str | None, rewind: Rewind | None, ledger: Ledger, again:
         raise Refused(
             f"--resume: {problem}: repair or remove what is there, or start without --resume in another place"
         )
+    rewind.claim()
 
 
 def _begin_again(resume: str | None, rewind: Rewind | None, ledger: Ledger, again: Restoration) -> None:
@@ -312,7 +328,10 @@ def _begin_again(resume: str | None, rewind: Rewind | None, ledger: Ledger, agai
     # A course of its own that has no checkpoint yet begins where it began.
     wanted = int(resume) if again.checkpoint is None and resume is not None and resume != "auto" else None
     problem = rewind.prepare(wanted, next_branch=False, again=again)
+    if problem is not None and (again.checkpoint is not None or rewind.rejected):
+        raise SnapshotMissing(f"the job cannot begin again: {problem}")
+    if again.checkpoint is None:
+        # Whoever began before may not have come to this.
+        rewind.claim()
     if problem is None:
         rewind.go()
-    elif again.checkpoint is not None or rewind.rejected:
-        raise SnapshotMissing(f"the job cannot begin again: {problem}")

@@ -31,23 +31,27 @@ class Target(NamedTuple):
     keep: int
 
     @classmethod
-    def of(cls, url: str, every: str, keep: int, local: str | None) -> Target:
+    def of(cls, url: str, every: str, keep: int, local: str | None, owner: str = "") -> Target:
         if not isinstance(keep, int) or keep < 1:
             raise ConfigError(f"job.checkpoints(keep={keep!r}): at least 1 must be kept")
         if not url:
             raise ConfigError("job.checkpoints(''): say where checkpoints go: a path, or such as s3://bucket/job")
         try:
-            return cls(open_tiers(url, local), parse_every(every), keep)
+            return cls(open_tiers(url, local, owner), parse_every(every), keep)
         except ConfigError as error:
             raise Refused(str(error)) from error
 
 
-def choose_target(asked: Asked, techniques: Chosen) -> Target | None:
-    """Return where checkpoints go, None if none are taken; raise Refused if what else is chosen needs some."""
+def choose_target(asked: Asked, techniques: Chosen, owner: str = "") -> Target | None:
+    """Return where checkpoints of the job ``owner`` go, None if none are taken.
+
+    Raises Refused if what else is chosen needs some.
+    """
     technique, divergence = techniques.get(Checkpoints), techniques.get(Divergence)
     if technique is not None and (url := technique.settings.url or asked.url) is not None:
         given = technique.settings
-        return Target.of(url, given.every or asked.every, given.keep or asked.keep, given.local or asked.local)
+        every, keep, local = given.every or asked.every, given.keep or asked.keep, given.local or asked.local
+        return Target.of(url, every, keep, local, owner)
     if technique is None and asked.url is not None:
         logger.warning("technique checkpoints is switched off: job.checkpoints(%r) does nothing", asked.url)
     if divergence is not None and divergence.settings.answer == "rollback":
