@@ -146,6 +146,20 @@ def test_a_worker_of_one_torchrun_dies_and_those_of_the_other_go_on_P1_P2_P3(
 
 
 @pytest.mark.timeout(300)
+def test_workers_that_a_torchrun_starts_when_the_job_is_over_end_as_it_did(
+    torchruns: Torchruns, tmp_path: Path
+) -> None:
+    """As after a death shortly before the end: the others have finished when torchrun has started its workers again."""
+    torchruns.light(workers=2)
+    subprocess.run([*CRAFT, "stop", "--dir", str(torchruns.run_dir)], check=True, timeout=60)
+    torchruns.start("a", TRAIN, workers=2, restarts=0, by=TORCHRUN)
+    assert torchruns.wait("a") == 0, torchruns.tell()
+    said = (tmp_path / "a.out").read_text()
+    assert said.count("craft: the job is over: stopped by a person") == 2, torchruns.tell()
+    wait_for(lambda: len(torchruns.processes()) <= 1, "the agent ends with its torchrun", 30)
+
+
+@pytest.mark.timeout(300)
 def test_what_a_worker_left_in_its_error_file_is_in_the_journal(torchruns: Torchruns) -> None:
     torchruns.light(workers=1)
     torchruns.start("a", TRAIN, "--fail-at", "2", workers=1, restarts=0, by=WITH_EVENTS)

@@ -1,8 +1,8 @@
 """The agent of workers that torchrun started: it adopts them, and starts nobody. Run as a process by the first of them.
 
-Its life: from the first worker to the end of torchrun and of all its workers, or of the job. It sees them die by their
-pidfds, and how by what the kernel keeps of them. Who comes in the place of a lost worker is
-torchrun's business.
+Its life: from the first worker to the end of torchrun and of all its workers. It sees them die by their pidfds, and how by
+what the kernel keeps of them. Who comes in the place of a lost worker is torchrun's business; one that comes when the job
+is over hears how it ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -46,14 +46,14 @@ class Adopter(Supervisor):
         super().__init__(settings, run_dir, lambda _: None)
         self._folder = folder
         self._torchrun_pid = torchrun_pid
-        self._torchrun_lives = True
+        self._torchrun_over = asyncio.Event()
 
     async def _serve_forks(self) -> None:
-        """Take on whoever asks, until the job is over."""
+        """Take on whoever asks, for as long as this agent is there."""
         self._follow(self._torchrun_pid, self._torchrun_ended)
         server = await asyncio.start_unix_server(self._adopt, path=str(self._folder / "adopt"))
         async with server:
-            await asyncio.shield(self._over)
+            await server.serve_forever()
 
     async def _start_workers(self) -> None:
         """They come by themselves."""
@@ -113,15 +113,23 @@ class Adopter(Supervisor):
 
     async def _see_out(self, outcome: Outcome) -> Outcome:
         await self._crew.wait(_BY_ITSELF_S)
-        return await super()._see_out(outcome)
+        outcome = await super()._see_out(outcome)
+        assert self.relay is not None
+        if self.relay.directive is not None and self.relay.directive.stopping:
+            # torchrun may be about to start its workers again: they end as the job did, and so does torchrun.
+            ended = asyncio.ensure_future(self._torchrun_over.wait())
+            either: set[asyncio.Future[Any]] = {ended, self._interrupted}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+        return outcome
 
     def _torchrun_ended(self, how: How) -> None:
-        self._torchrun_lives = False
+        self._torchrun_over.set()
         self._exhausted("torchrun has ended")
         self._look_for_the_end()
 
     def _look_for_the_end(self) -> None:
-        if not self._torchrun_lives and not self._crew.living:
+        if self._torchrun_over.is_set() and not self._crew.living:
             self._finish(Outcome(exit_code=0, reason="torchrun has ended, and its workers"))
 
 

@@ -80,7 +80,10 @@ class ForkServer:
                 os.read(self._wake_read, 4096)
                 self._reap()
             if self._channel.fileno() in ready:
-                data = self._channel.recv(1 << 16)
+                data = b""
+                # Reset: the agent ended, and had not read all that was sent to it.
+                with contextlib.suppress(ConnectionResetError):
+                    data = self._channel.recv(1 << 16)
                 if not data:
                     break
                 *lines, pending = (pending + data).split(b"\n")

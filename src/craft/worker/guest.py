@@ -16,10 +16,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from typing import NoReturn
 
 import msgspec
 
 from craft.protocol.entries import Entered
+from craft.protocol.errors import StateLost
 from craft.protocol.events import CheckpointWritten, ConditionSeen
 from craft.protocol.membership import Generation
 from craft.protocol.messages import Directive
@@ -37,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 FREE_LIMIT_S = 10.0
 """Who is blocked comes out within milliseconds, as a rule; a busy machine may need seconds."""
+_END_LIMIT_S = 60.0
+"""So long one that had the job begin again waits to be ended with all others."""
+_INSIST_S = 0.2
 _MAX_WHAT_CHARS = 100
 _MAX_DETAIL_CHARS = 1000
 
@@ -95,6 +100,8 @@ class Guest:
         """Whether it leaves a job that goes on, or that makes room: to end is not to finish then."""
         self._leaves_alone = False
         """The same, as of when the loop last asked: by that it ends, whatever comes while it does."""
+        self._gave_up = False
+        """Whether it has said that nobody can go on, and has not gone on itself since then."""
         self._aborts: list[Abort] = []
         self._acts: Generation | None = None
         """The generation that steps are written down under: the one before until what was under way there is aborted."""
@@ -167,7 +174,10 @@ class Guest:
         """Nobody of this generation can go on: have the job begin again from what was saved last, in new processes.
 
         Without a checkpoint, or where nobody is started in the place of others, the job ends and says so. Can be repeated.
+        Returns at once: a script that then comes to its end waits there to be ended, and has not finished.
         """
+        with self._change:
+            self._gave_up = True
         self._report(state_gone=self.generation)
 
     def step(self, committed: int, /, **metrics: float) -> None:
@@ -177,6 +187,7 @@ class Guest:
             entered, self._unsettled = self._unsettled, []
             number, members = (self._acts.number, self._acts.worker_ids) if self._acts else (0, (self.worker_id,))
             self._steps = committed
+            self._gave_up = False
         self._whereabouts.stepped(committed)
         for each in entered:
             self._account.settled(each)
@@ -216,6 +227,8 @@ class Guest:
 
     def finish(self) -> None:
         """The script came to its end. Called by whoever ran it."""
+        if self._gave_up:
+            self._await_end()
         self._whereabouts.end()
         self._account.complete()
         with self._change:
@@ -226,6 +239,15 @@ class Guest:
         else:
             # Without a digest: the state is the framework's, and nobody has compared it.
             self._report(complete=True)
+
+    def _await_end(self) -> NoReturn:
+        """Be ended with all others. A generation that was made meanwhile is given up like the one before."""
+        deadline = time.monotonic() + _END_LIMIT_S
+        with self.paused("the job is to begin again"):
+            while time.monotonic() < deadline:
+                self.begin_again()
+                time.sleep(_INSIST_S)
+        raise StateLost(f"guest.begin_again(): the job did not begin again within {_END_LIMIT_S:g} s")
 
     @property
     def place(self) -> int | None:

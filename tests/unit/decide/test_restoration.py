@@ -53,6 +53,18 @@ def test_a_job_begins_again_from_the_newest_checkpoint_of_its_own_course() -> No
     assert basis(observe(own, begun(10, 1, "0-10"))) == Basis("0-10", 10)
 
 
+def test_guests_that_saved_nothing_are_told_what_would_have_helped_them() -> None:
+    state = JobState(slots=1, reached=3)
+    joined = WorkerJoined(member=Member(worker_id="w0", guest=True))
+    state = observe(state, joined)
+    for action in decide(POLICIES, state, joined):
+        state = apply(state, action, nonce="n")
+    (stop,) = decide(POLICIES, state, StateGone(generation=1))
+    assert isinstance(stop, Stop) and stop.reason.endswith(
+        "from one that guest.saved() had told of the job would have gone on"
+    )
+
+
 def _joins(name: str, late: bool) -> AnyEvent:
     return WorkerJoined(member=Member(worker_id=name, host=f"h{NAMES.index(name) % 2}", late=late))
 

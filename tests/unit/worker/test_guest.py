@@ -187,6 +187,28 @@ def test_one_whose_drain_was_given_up_finishes_like_any_other() -> None:
     assert reports.latest["complete"] and "left" not in reports.latest
 
 
+def test_one_that_had_the_job_begin_again_waits_for_its_end_and_does_not_finish() -> None:
+    reports = Reports()
+    one = member(reports, lambda _: None)
+    one.begin_again()
+    threading.Thread(target=one.finish, daemon=True).start()
+    one.direct(Directive(sequence=2, generation=generation(2, "w0")))
+    deadline = time.monotonic() + 30.0
+    while reports.latest.get("state_gone") != 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert "complete" not in reports.latest and "left" not in reports.latest
+
+
+def test_one_that_went_on_after_all_finishes_like_any_other() -> None:
+    reports = Reports()
+    one = member(reports, lambda _: None)
+    one.begin_again()
+    one.step(3)
+    one.finish()
+    assert reports.latest["complete"] is True
+
+
 def test_many_conditions_push_no_other_note_out() -> None:
     reports = Reports()
     one = member(reports, lambda change: None)

@@ -62,8 +62,8 @@ class RestorePolicy:
             return ()
         found = basis(state)
         if found is None:
-            hint = "and there is no checkpoint to begin again from: with --checkpoints the job would have gone on by itself"
-            return (Stop(reason=f"{why}, {hint}", exit_code=EXIT_GIVEN_UP),)
+            reason = f"{why}, and there is no checkpoint to begin again from: {_hint(state)}"
+            return (Stop(reason=reason, exit_code=EXIT_GIVEN_UP),)
         if in_vain(state, found.checkpoint) and state.restoration and state.restoration.tries >= self._settings.tries:
             return (Stop(reason=f"{why}: {_vain(state, found)}", exit_code=EXIT_GIVEN_UP),)
         restore = Restore(
@@ -141,3 +141,10 @@ def _vain(state: JobState, found: Basis) -> str:
         f"came no further than before, to step {furthest}" if furthest > found.step else "committed nothing beyond it"
     )
     return f"the job began {times} times from {_place(found)} and {came}{last}"
+
+
+def _hint(state: JobState) -> str:
+    """What would have helped: of guests CRAFT saves nothing by itself."""
+    if state.generation is not None and all(member.guest for member in state.generation.members):
+        return "from one that guest.saved() had told of the job would have gone on"
+    return "with --checkpoints the job would have gone on by itself"
