@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from craft.settings.rundir import RunDir
 
-from .jobs import SCRIPTS, TRAIN, Jobs, References, Result, wait_for
+from .jobs import SCRIPTS, TRAIN, Jobs, References, Result, describe, wait_for
 
 HANGS = SCRIPTS / "hangs.py"
 QUICK = {"CRAFT_HANG_LIMIT_S": "1.5", "CRAFT_FIRST_STEP_LIMIT_S": "4", "CRAFT_MAX_RESTARTS": "20"}
@@ -90,3 +91,23 @@ def test_a_worker_that_a_person_declares_failed_is_ended_and_replaced_P1(jobs: J
     assert [action["action"] for action in answer["actions"]] == ["Fence", "Reconfigure"]
     wait_for(lambda: "w3" in job.pids() or job.process.poll() is not None, "a replacement has joined")
     job.wait().assert_exact(references.digest("--steps", "150", workers=1), faults=1)
+
+
+def test_one_that_is_stopped_before_it_joins_is_ended_and_replaced_P1(
+    jobs: Jobs, references: References, tmp_path: Path
+) -> None:
+    """Nobody waits for it; but its place would stay empty, and the job would never see it end."""
+    script = tmp_path / "late.py"
+    stops = "import os, runpy, signal\nif os.environ['CRAFT_WORKER_ID'] == 'w2': os.kill(os.getpid(), signal.SIGSTOP)\n"
+    script.write_text(f"{stops}runpy.run_path({str(TRAIN)!r}, run_name='__main__')\n")
+    steps, hurry = ("--steps", "100"), tmp_path / "hurry"
+    job = jobs.start(
+        script, *steps, "--slow-until", str(hurry), workers=2, environment={"CRAFT_MAX_RESTARTS": "2"}
+    )  # fmt: skip
+    job.reach_step(3)
+    job.kill("w1")
+    job.wait_for_committing(3)
+    hurry.touch()
+    result = job.wait()
+    assert result.exit_code == 0 and result.digest == references.digest(*steps, workers=1), describe(result)
+    assert not result.run.commits.get("w2")

@@ -102,7 +102,7 @@ class Supervisor:
             )
             self._room = Room(self.relay, self._crew, self._settings, self._made_room)
             self._injections = Injections(self._settings.host, self._crew.signal)
-            self._watch_over = WatchOver(self._watchdog, self.relay)
+            self._watch_over = WatchOver(self._watchdog, self.relay, self._stopped)
             self._looks = Looks(self._watchdog, self.relay, self._run_dir)
             self.relay.on_look, self.relay.on_told = self._looks.ask, self._looks.told
             self._watchdog.ask_worker = self._looks.own_stacks
@@ -279,6 +279,14 @@ class Supervisor:
             self._crew.close()
         if directive.stopping:
             self._finish(Outcome(exit_code=directive.exit_code, reason=directive.reason, traceback=directive.traceback))
+
+    def _stopped(self, worker_id: str) -> None:
+        """A worker is stopped. Of one that has not joined a job on its way, the others know nothing: nobody else will end it."""
+        assert self.relay is not None
+        report = self.relay.reports().get(worker_id)
+        if self._has_begun() and (report is None or not report.joined):
+            logger.warning("%s was stopped before it joined the others, and is ended", worker_id)
+            self._crew.signal(worker_id, signal.SIGKILL)
 
     def _end_fenced(self, worker_id: str) -> None:
         self._crew.signal(worker_id, signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from craft.agent.relay import Relay
 from craft.agent.watch import Suspect, Watchdog
@@ -12,9 +13,11 @@ from craft.protocol.events import WorkerOverdue
 class WatchOver:
     """Lives on the agent's event loop; ``look`` is called ten times a second."""
 
-    def __init__(self, watchdog: Watchdog, relay: Relay) -> None:
+    def __init__(self, watchdog: Watchdog, relay: Relay, on_stopped: Callable[[str], None]) -> None:
+        """``on_stopped`` is called with whoever is stopped by a signal."""
         self._watchdog = watchdog
         self._relay = relay
+        self._on_stopped = on_stopped
         self._examined: dict[str, str] = {}
         """For each suspect the phase in which it was looked at from close up."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -54,3 +57,5 @@ class WatchOver:
             stack=stack,
         )
         self._relay.found(suspect.worker_id, found)
+        if overdue.cause == "stopped":
+            self._on_stopped(suspect.worker_id)
