@@ -116,8 +116,8 @@ def evaluate(
 
 
 def _share(training: Training, batches: list[int]) -> list[int]:
-    """Those of ``batches`` that this worker scores: none while it catches up."""
-    if training.behind:
+    """Those of ``batches`` that this worker scores: none while it takes the others' results."""
+    if not training.calls.takes_part(training.behind, training.is_followed):
         return []
     ranks, position = taking_part(training.commitments)
     return batches[position :: len(ranks)]

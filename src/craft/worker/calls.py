@@ -56,11 +56,18 @@ class Calls:
         name = f"{step}/{number}"
         # Only those who stand where the others do can tell from each other's calls whether they make the same.
         self._name = call if step == self._commitments.step else ""
-        parts = self._recall(name, data, followed) if behind else self._call(data)
+        parts = self._call(data) if self.takes_part(behind, followed) else self._recall(name, data, followed)
         self._place = (step, number + 1)
         if self._donor is not None and self._commitments.ledger.idle:
             self._donor.remember(name, msgspec.msgpack.encode(parts))
         return parts
+
+    def takes_part(self, behind: bool, followed: Callable[[], bool]) -> bool:
+        """Whether this worker makes calls with the others. One that catches up does if nobody who kept pace is left: those who
+        were behind go on by themselves.
+        """
+        ledger = self._commitments.ledger
+        return not behind or not (followed() or ledger.worker_id in ledger.idle)
 
     def _call(self, data: bytes) -> list[bytes]:
         commitments = self._commitments
@@ -103,11 +110,10 @@ class Calls:
         while True:
             if not followed() and commitments.moved:
                 self._regroup()
+            if self.takes_part(True, followed):
+                return self._call(data)
             generation, ledger = commitments.generation, commitments.ledger
             assert generation is not None
-            if not followed() and ledger.worker_id not in ledger.idle:
-                # Nobody who kept pace is left: those who were behind go on by themselves.
-                return self._call(data)
             # The one of the lowest rank has been there for the longest, and knows them all.
             oldest = next(each for each in generation.members if each.worker_id not in ledger.idle)
             try:
@@ -120,7 +126,9 @@ class Calls:
 
     def _ask(self, member: Member, name: str, generation: Generation, followed: Callable[[], bool]) -> bytes:
         def outdated() -> bool:
-            return self._commitments.generation is not generation or (not followed() and self._commitments.moved)
+            moved = self._commitments.generation is not generation or (not followed() and self._commitments.moved)
+            # It may be this very worker that was asked: its thread settled that it goes on by itself, and is about to end.
+            return moved or self.takes_part(True, followed)
 
         return recall((member.address, member.state_port), name, self._key, outdated, _SILENCE_S)
 
