@@ -16,7 +16,7 @@ import torch
 
 from craft.decide import ledger as books
 from craft.groups.group import Group
-from craft.protocol.errors import CallsDiffer, GroupError, SnapshotError, Unreachable
+from craft.protocol.errors import CallsDiffer, GroupError, LeftBehind, SnapshotError, Unreachable
 from craft.protocol.membership import Generation, Member
 from craft.snapshots.donor import Donor
 from craft.snapshots.fetch import recall
@@ -46,17 +46,20 @@ class Calls:
         self._name = ""
         """The call that the script is in."""
 
-    def gather(self, call: str, data: bytes, step: int, behind: bool, followed: Callable[[], bool]) -> list[bytes]:
+    def gather(
+        self, call: str, data: bytes, step: int, under: int, behind: bool, followed: Callable[[], bool]
+    ) -> list[bytes]:
         """Return the bytes of every member that takes part in ``call``, in the order of ranks.
 
-        ``step`` is the number of committed steps here; ``behind``: this worker catches up, and takes the others' result.
-        ``followed()``: whether a thread of its own follows generations meanwhile; if not, that is to be done here.
+        ``step`` is the number of committed steps here, the last of them with a result of generation ``under``; ``behind``: this
+        worker catches up, and takes the others' result. ``followed()``: whether a thread of its own follows generations
+        meanwhile; if not, that is to be done here.
         """
         number = self._place[1] if self._place[0] == step else 0
         name = f"{step}/{number}"
         # Only those who stand where the others do can tell from each other's calls whether they make the same.
         self._name = call if step == self._commitments.step else ""
-        parts = self._call(data) if self.takes_part(behind, followed) else self._recall(name, data, followed)
+        parts = self._call(data) if self.takes_part(behind, followed) else self._recall(name, under, data, followed)
         self._place = (step, number + 1)
         if self._donor is not None and self._commitments.ledger.idle:
             self._donor.remember(name, msgspec.msgpack.encode(parts))
@@ -104,7 +107,7 @@ class Calls:
         if group is not None:
             barrier(group, ranks, position, _ROUND)
 
-    def _recall(self, name: str, data: bytes, followed: Callable[[], bool]) -> list[bytes]:
+    def _recall(self, name: str, under: int, data: bytes, followed: Callable[[], bool]) -> list[bytes]:
         """Ask those who keep pace for the result of a call that they made, or are about to make."""
         commitments = self._commitments
         while True:
@@ -116,6 +119,11 @@ class Calls:
             assert generation is not None
             # The one of the lowest rank has been there for the longest, and knows them all.
             oldest = next(each for each in generation.members if each.worker_id not in ledger.idle)
+            if oldest.since > under:
+                raise LeftBehind(
+                    f"nobody is left who knows what call {name} returned: all who keep pace came later, and this worker has not"
+                    " caught up with that: another one will come"
+                )
             try:
                 found = self._ask(oldest, name, generation, followed)
                 return msgspec.msgpack.decode(found, type=list[bytes])
