@@ -118,9 +118,9 @@ def evaluate(
 
 
 def _share(training: Training, batches: list[int]) -> list[int]:
-    """Those of ``batches`` that this worker scores: none while it takes the others' results."""
-    if not training.calls.takes_part(training.behind, training.is_followed):
-        return []
+    """Those of ``batches`` that this worker scores: while it catches up none, unless it is left alone with them."""
+    if training.behind:
+        return batches if training.calls.left_alone(training.is_followed) else []
     ranks, position = taking_part(training.commitments)
     return batches[position :: len(ranks)]
 

@@ -45,6 +45,8 @@ class Calls:
         """(step, number of calls made since its commit)."""
         self._name = ""
         """The call that the script is in."""
+        self._alone = False
+        """Whether this worker, which catches up, makes calls by itself."""
 
     def gather(
         self, call: str, data: bytes, step: int, under: int, behind: bool, followed: Callable[[], bool]
@@ -59,18 +61,21 @@ class Calls:
         name = f"{step}/{number}"
         # Only those who stand where the others do can tell from each other's calls whether they make the same.
         self._name = call if step == self._commitments.step else ""
-        parts = self._call(data) if self.takes_part(behind, followed) else self._recall(name, under, data, followed)
+        self._alone = self._alone and behind
+        parts = self._recall(name, under, data, followed) if behind else self._call(data)
         self._place = (step, number + 1)
         if self._donor is not None and self._commitments.ledger.idle:
             self._donor.remember(name, msgspec.msgpack.encode(parts))
         return parts
 
-    def takes_part(self, behind: bool, followed: Callable[[], bool]) -> bool:
-        """Whether this worker makes calls with the others. One that catches up does if nobody who kept pace is left: those who
-        were behind go on by themselves.
+    def left_alone(self, followed: Callable[[], bool]) -> bool:
+        """Of one that catches up: whether nobody who kept pace is left.
+
+        Until it has caught up it then makes calls by itself: others who were behind, too, may be at other places.
         """
         ledger = self._commitments.ledger
-        return not behind or not (followed() or ledger.worker_id in ledger.idle)
+        self._alone = self._alone or not (followed() or ledger.worker_id in ledger.idle)
+        return self._alone
 
     def _call(self, data: bytes) -> list[bytes]:
         commitments = self._commitments
@@ -113,8 +118,8 @@ class Calls:
         while True:
             if not followed() and commitments.moved:
                 self._regroup()
-            if self.takes_part(True, followed):
-                return self._call(data)
+            if self.left_alone(followed):
+                return [data]
             generation, ledger = commitments.generation, commitments.ledger
             assert generation is not None
             # The one of the lowest rank has been there for the longest, and knows them all.
@@ -136,7 +141,7 @@ class Calls:
         def outdated() -> bool:
             moved = self._commitments.generation is not generation or (not followed() and self._commitments.moved)
             # It may be this very worker that was asked: its thread settled that it goes on by itself, and is about to end.
-            return moved or self.takes_part(True, followed)
+            return moved or self.left_alone(followed)
 
         return recall((member.address, member.state_port), name, self._key, outdated, _SILENCE_S)
 
