@@ -78,6 +78,53 @@ def test_a_joiner_that_dies_between_the_steps_before_it_computes_anything_holds_
     result.assert_exact(references.digest_of(SCRIPT, *steps, workers=1), faults=2, steps=30)
 
 
+@pytest.mark.parametrize("spares", ["0", "1"])
+def test_a_joiner_that_is_left_alone_in_an_evaluation_goes_on_by_itself_P1(
+    jobs: Jobs, references: References, spares: str
+) -> None:
+    """It waits for the others' scores and computes its own instead; with a spare, it has the state for that one, too."""
+    steps = ("--steps", "40")
+    faults = [
+        Fault(point="before_all_reduce", step=6, rank=1),
+        Fault(point="loaded", kind="sleep"),
+        Fault(point="before_evaluate", kind="sleep", seconds=1.0, worker="w0", after_file="struck/1"),
+        Fault(point="scored", worker="w0", after_file="struck/2"),
+    ]
+    result = jobs.run(
+        SCRIPT, *steps, "--pause", "0.05",
+        workers=2,
+        options=("--spares", spares),
+        faults=faults,
+        environment={"CRAFT_MAX_RESTARTS": "20"},
+    )  # fmt: skip
+    assert len(result.struck) == 4, describe(result)
+    result.assert_exact(references.digest_of(SCRIPT, *steps, workers=1), faults=2, steps=40)
+
+
+def test_two_joiners_that_are_left_alone_at_different_steps_do_not_mix_their_calls_P1(
+    jobs: Jobs, references: References
+) -> None:
+    """Both catch up, one in front of the other, when the last one that kept pace is lost, and with it what its calls returned."""
+    steps = ("--steps", "40")
+    faults = [
+        Fault(point="before_evaluate", step=5, worker="w1"),
+        Fault(point="before_evaluate", step=5, worker="w2"),
+        Fault(point="loaded", kind="sleep", seconds=2.5, worker="w4"),
+        Fault(point="loaded", kind="sleep", seconds=1.0, worker="w3"),
+        Fault(point="replayed", kind="sleep", seconds=1.0, worker="w3", occurrence=2),
+        Fault(point="before_evaluate", worker="w0", after_file="struck/4"),
+    ]
+    result = jobs.run(
+        SCRIPT, *steps, "--pause", "0.02",
+        workers=3,
+        options=("--spares", "2"),
+        faults=faults,
+        environment={"CRAFT_MAX_RESTARTS": "20"},
+    )  # fmt: skip
+    assert len(result.struck) == 6, describe(result)
+    result.assert_exact(references.digest_of(SCRIPT, *steps, workers=1), faults=3, steps=40)
+
+
 @pytest.mark.parametrize(
     ("kind", "at", "sentence"),
     [

@@ -260,6 +260,23 @@ def test_with_wait_the_replacement_computes_what_the_lost_worker_would_have_P1(r
     assert not retried or set(first.microbatches) == set(retried[0]["given"])
 
 
+def test_with_wait_two_that_come_for_one_microbatch_hold_nobody_up_P1(jobs: Jobs, references: References) -> None:
+    """With fewer microbatches than workers, one of them computes nothing, and yet keeps pace at once."""
+    sizes = ("--steps", "30", "--microbatches", "2")
+    result = jobs.run(
+        TRAIN, *sizes,
+        workers=3,
+        options=("--on-loss", "wait", "--spares", "2"),
+        # The second one dies on its way into the generation in which somebody takes the place of the first.
+        faults=[Fault(point="forward", step=5, worker="w1"), Fault(point="entering", step=5, worker="w2")],
+        environment=REPLACE,
+    )  # fmt: skip
+    assert len(result.struck) == 2, describe(result)
+    result.assert_exact(references.digest(*sizes, workers=1), faults=2, steps=30)
+    made = [line for line in result.run.journal if line.get("action") == "Reconfigure"]
+    assert not any(line["again"] for line in made), "they waited for each other" + describe(result)
+
+
 def test_with_wait_and_nobody_to_come_the_survivors_go_on(replaced: Replaced) -> None:
     job = replaced.start(options=("--on-loss", "wait"), environment={"CRAFT_MAX_RESTARTS": "1"})
     job.reach_step(5)

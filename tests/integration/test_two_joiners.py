@@ -38,3 +38,25 @@ def test_a_joiner_that_lags_behind_enters_the_generation_of_the_next_joiner_with
     times = sorted(commit.time for commit in result.run.commits["w0"])
     pauses = [after - before for before, after in itertools.pairwise(times)]
     assert max(pauses) < 10, "the others waited for each other" + describe(result)
+
+
+def test_a_joiner_that_lags_behind_gives_the_state_to_the_next_one_when_nobody_else_is_left_P1(
+    jobs: Jobs, references: References
+) -> None:
+    """A spare takes the place of the last one that kept pace, and is in the generation in which that shows."""
+    job = jobs.start(
+        TRAIN, "--steps", str(STEPS),
+        workers=2,
+        options=("--spares", "2"),
+        environment={"CRAFT_MAX_RESTARTS": "50"},
+        faults=[
+            Fault(point="update", step=5, worker="w1"),
+            Fault(point="loaded", kind="sleep", seconds=1.0),
+            Fault(point="forward", worker="w0", after_file="struck/1"),
+        ],
+    )  # fmt: skip
+    result = job.wait()
+    assert len(result.struck) == 3, describe(result)
+    result.assert_exact(references.digest("--steps", str(STEPS), workers=1), faults=2, steps=STEPS)
+    made = [line for line in result.run.journal if line.get("action") == "Reconfigure"]
+    assert not any(line["again"] for line in made), "one of them waited in vain" + describe(result)

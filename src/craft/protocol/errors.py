@@ -16,7 +16,7 @@ CraftError
 │   ├── SnapshotCorrupt  a checksum or the authentication failed
 │   └── SnapshotAborted  this worker gave up the transfer itself
 ├── Fenced               the job goes on without this worker; it must end
-├── LeftBehind           all went back to a checkpoint without this worker; it must end
+├── LeftBehind           what this worker needs to catch up with the others is gone; it must end
 ├── StateLost            nobody who is left has the training state
 ├── BitsDiffer           two workers computed different bits where they must be equal
 ├── InjectedError        what a fault raises that somebody wanted to see
@@ -111,7 +111,7 @@ class Fenced(CraftError):
 
 
 class LeftBehind(CraftError):
-    """The others went back to a checkpoint, and this worker, which joined meanwhile, did not."""
+    """The others went back to a checkpoint while this worker joined, or those who knew what it needs to catch up are lost."""
 
 
 class StateLost(CraftError):

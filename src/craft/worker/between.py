@@ -40,8 +40,10 @@ def gather(training: Training, call: str, data: bytes) -> list[bytes]:
             " inner loop: there all workers are at the same place"
         )
     training.activity.now(Phase.CALLING, training.applied - 1)
+    under = training.flight.under
+    assert under is not None
     try:
-        return training.calls.gather(call, data, training.applied, training.behind, training.is_followed)
+        return training.calls.gather(call, data, training.applied, under.number, training.behind, training.is_followed)
     finally:
         training.activity.now(Phase.UPDATING, training.applied - 1)
 
@@ -116,9 +118,9 @@ def evaluate(
 
 
 def _share(training: Training, batches: list[int]) -> list[int]:
-    """Those of ``batches`` that this worker scores: none while it catches up."""
+    """Those of ``batches`` that this worker scores: while it catches up none, unless it is left alone with them."""
     if training.behind:
-        return []
+        return batches if training.calls.left_alone(training.is_followed) else []
     ranks, position = taking_part(training.commitments)
     return batches[position :: len(ranks)]
 

@@ -16,7 +16,7 @@ import torch
 
 from craft.decide import ledger as books
 from craft.groups.group import Group
-from craft.protocol.errors import CallsDiffer, GroupError, SnapshotError, Unreachable
+from craft.protocol.errors import CallsDiffer, GroupError, LeftBehind, SnapshotError, Unreachable
 from craft.protocol.membership import Generation, Member
 from craft.snapshots.donor import Donor
 from craft.snapshots.fetch import recall
@@ -45,22 +45,37 @@ class Calls:
         """(step, number of calls made since its commit)."""
         self._name = ""
         """The call that the script is in."""
+        self._alone = False
+        """Whether this worker, which catches up, makes calls by itself."""
 
-    def gather(self, call: str, data: bytes, step: int, behind: bool, followed: Callable[[], bool]) -> list[bytes]:
+    def gather(
+        self, call: str, data: bytes, step: int, under: int, behind: bool, followed: Callable[[], bool]
+    ) -> list[bytes]:
         """Return the bytes of every member that takes part in ``call``, in the order of ranks.
 
-        ``step`` is the number of committed steps here; ``behind``: this worker catches up, and takes the others' result.
-        ``followed()``: whether a thread of its own follows generations meanwhile; if not, that is to be done here.
+        ``step`` is the number of committed steps here, the last of them with a result of generation ``under``; ``behind``: this
+        worker catches up, and takes the others' result. ``followed()``: whether a thread of its own follows generations
+        meanwhile; if not, that is to be done here.
         """
         number = self._place[1] if self._place[0] == step else 0
         name = f"{step}/{number}"
         # Only those who stand where the others do can tell from each other's calls whether they make the same.
         self._name = call if step == self._commitments.step else ""
-        parts = self._recall(name, data, followed) if behind else self._call(data)
+        self._alone = self._alone and behind
+        parts = self._recall(name, under, data, followed) if behind else self._call(data)
         self._place = (step, number + 1)
         if self._donor is not None and self._commitments.ledger.idle:
             self._donor.remember(name, msgspec.msgpack.encode(parts))
         return parts
+
+    def left_alone(self, followed: Callable[[], bool]) -> bool:
+        """Of one that catches up: whether nobody who kept pace is left.
+
+        Until it has caught up it then makes calls by itself: others who were behind, too, may be at other places.
+        """
+        ledger = self._commitments.ledger
+        self._alone = self._alone or not (followed() or ledger.worker_id in ledger.idle)
+        return self._alone
 
     def _call(self, data: bytes) -> list[bytes]:
         commitments = self._commitments
@@ -97,19 +112,23 @@ class Calls:
         if group is not None:
             barrier(group, ranks, position, _ROUND)
 
-    def _recall(self, name: str, data: bytes, followed: Callable[[], bool]) -> list[bytes]:
+    def _recall(self, name: str, under: int, data: bytes, followed: Callable[[], bool]) -> list[bytes]:
         """Ask those who keep pace for the result of a call that they made, or are about to make."""
         commitments = self._commitments
         while True:
             if not followed() and commitments.moved:
                 self._regroup()
+            if self.left_alone(followed):
+                return [data]
             generation, ledger = commitments.generation, commitments.ledger
             assert generation is not None
-            if not followed() and ledger.worker_id not in ledger.idle:
-                # Nobody who kept pace is left: those who were behind go on by themselves.
-                return self._call(data)
             # The one of the lowest rank has been there for the longest, and knows them all.
             oldest = next(each for each in generation.members if each.worker_id not in ledger.idle)
+            if oldest.since > under:
+                raise LeftBehind(
+                    f"nobody is left who knows what call {name} returned: all who keep pace came later, and this worker has not"
+                    " caught up with that: another one will come"
+                )
             try:
                 found = self._ask(oldest, name, generation, followed)
                 return msgspec.msgpack.decode(found, type=list[bytes])
@@ -120,7 +139,9 @@ class Calls:
 
     def _ask(self, member: Member, name: str, generation: Generation, followed: Callable[[], bool]) -> bytes:
         def outdated() -> bool:
-            return self._commitments.generation is not generation or (not followed() and self._commitments.moved)
+            moved = self._commitments.generation is not generation or (not followed() and self._commitments.moved)
+            # It may be this very worker that was asked: its thread settled that it goes on by itself, and is about to end.
+            return moved or self.left_alone(followed)
 
         return recall((member.address, member.state_port), name, self._key, outdated, _SILENCE_S)
 

@@ -2,7 +2,7 @@
 
 It takes every result as it comes and acknowledges it at once, so that nobody waits for the joiner, and queues it. The
 main thread loads the state when that is whole, then replays the queued results through the script's own update code. Once
-it has caught up, or once the joiner is to compute something, the thread ends and the main thread takes its place.
+it has caught up, or once the others count on the joiner, the thread ends and the main thread takes its place.
 """
 
 from __future__ import annotations
@@ -220,9 +220,9 @@ class Follower:
             return self._change.wait_for(lambda: self._state is not None, _LOOK_S)
 
     def _has_nothing_to_take(self) -> bool:
-        """Whether all steps are over, or the next one cannot end before this worker has computed something."""
+        """Whether all steps are over, or the others count on this worker in the next one, as on any that keeps pace."""
         ledger = self._commitments.ledger
-        if self._size_of(ledger.level) == 0 or (ledger.owners and ledger.pending):
+        if self._size_of(ledger.level) == 0 or ledger.worker_id not in ledger.idle:
             return True
         with self._change:
             last = self._results[-1].combined if self._results else None

@@ -36,7 +36,7 @@ _SILENCE_S = 60.0
 
 
 class Healing:
-    """Owned by the main thread, except for ``fetch``."""
+    """Owned by the main thread, except for ``fetch``; while a joiner catches up, the thread that follows calls ``settled``."""
 
     def __init__(
         self,

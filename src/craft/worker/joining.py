@@ -41,6 +41,7 @@ class Joining:
     ) -> None:
         self._commitments = commitments
         self._healing = healing
+        self._voice = voice
         self._params = params
         self._buffers = buffers
         self._bucket_bytes = bucket_bytes
@@ -51,7 +52,7 @@ class Joining:
             buffers.empty_like,
             size_of,
             healing.fetch,
-            lambda settlement: voice.settled(settlement, commitments.ledger.generation),
+            self._settled,
             commitments.broke,
             listen if own_loop else None,
         )
@@ -65,6 +66,11 @@ class Joining:
         reach("loaded", fetched.level)
         logger.info("took the state as of step %d, %d bytes", fetched.level, fetched.header.total_bytes)
         return fetched.level, progress
+
+    def _settled(self, settlement: Settlement) -> None:
+        """On the thread that follows. Where nobody who kept pace is left, those who join come to this worker for the state."""
+        self._voice.settled(settlement, self._commitments.ledger.generation)
+        self._healing.settled(settlement)
 
     def _others_train(self) -> list[bool]:
         bits = int.from_bytes(self._commitments.trained, "little")

@@ -287,6 +287,9 @@ class Training:
     def _keep_pace(self) -> None:
         """A joiner has caught up, which the others do not know yet: with the word of this step it tells them."""
         self._caught_up(self.applied)
+        # Nobody who kept pace may be left: then those who join wait for what is here. Warming up has changed the buffers.
+        self._buffers.restore()
+        self.healing.give()
         # What was replayed last may have said that all enter a generation at this boundary.
         self.flight.keep_pace()
 

@@ -21,6 +21,7 @@ from craft import testing
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=10)
+parser.add_argument("--microbatches", type=int, default=8)
 parser.add_argument("--width", type=int, default=64, help="of the hidden layers; 2000 makes messages of several MB")
 parser.add_argument("--loaders", type=int, default=0, help="loader processes of each worker")
 parser.add_argument("--slow-until", type=Path, help="every microbatch takes longer until this file is there")
@@ -96,7 +97,12 @@ average = MovingAverage(model)
 model = job.replicate(model)
 job.register(optimizer=optimizer, scheduler=scheduler, average=average)
 for step in job.steps(
-    Noisy(), global_batch=32, microbatches=8, steps=options.steps, seed=1, num_workers=options.loaders
+    Noisy(),
+    global_batch=32,
+    microbatches=options.microbatches,
+    steps=options.steps,
+    seed=1,
+    num_workers=options.loaders,
 ):
     optimizer.zero_grad()
     for x, y in step:
