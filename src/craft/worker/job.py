@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -220,14 +221,21 @@ class Job:
         self._voice.report(microbatches=count)
         return self._training
 
-    def checkpoints(self, url: str, *, every: str = "auto", keep: int = 3, local: str | None = None) -> None:
+    def checkpoints(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        every: str = "auto",
+        keep: int = 3,
+        local: str | os.PathLike[str] | None = None,
+    ) -> None:
         """Take checkpoints into ``url``, a path or such as ``s3://bucket/job``; before ``job.steps``.
 
         ``every``: "auto", "500 steps", "10 min". ``keep``: how many stay, besides those with a tag. ``local``: a fast directory
         of each host to which they are written first. What ``craft run`` was given comes before what is said here.
         """
         self._not_training("checkpoints")
-        self._asked = Asked(url, every, keep, local)
+        self._asked = Asked(os.fspath(url), str(every), keep, os.fspath(local) if local is not None else None)
 
     def checkpoint(self, tag: str | None = None) -> None:
         """Take a checkpoint of the state as it is when this step is over, at the end of the loop's body.

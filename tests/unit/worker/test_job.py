@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -386,6 +387,10 @@ ONCE = "the loop has begun, and there is one in a script"
             grow,
             "the parameter model.head.weight was put there after the loop began: it would not be the same on every worker."
             " Build the whole model before job.replicate; in the loop change values in place, under torch.no_grad()",
+        ),
+        (
+            lambda job: (job.checkpoints(Path("somewhere"), every=500), job.steps([0], global_batch=1, steps=1)),
+            "every='500': say 'auto', or such as '500 steps', '30 s', '10 min' or '1 h'",
         ),
         (lambda job: job.stop(), "job.stop() before job.steps(): there is no loop to end"),
         (
