@@ -18,7 +18,7 @@ from craft.testing.history import check
 
 from .soak import SCRIPT, Soak
 
-MINUTES = float(os.environ.get("SOAK_MINUTES", "0.7"))
+MINUTES = float(os.environ.get("SOAK_MINUTES", "0.5"))
 EVERY_S = float(os.environ.get("SOAK_EVERY_S", "5"))
 """Mean time between two faults."""
 SEED = int(os.environ.get("SOAK_SEED", "7"))

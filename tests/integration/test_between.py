@@ -78,7 +78,7 @@ def test_a_joiner_that_dies_between_the_steps_before_it_computes_anything_holds_
     result.assert_exact(references.digest_of(SCRIPT, *steps, workers=1), faults=2, steps=30)
 
 
-@pytest.mark.parametrize("spares", ["0", "1"])
+@pytest.mark.parametrize("spares", [pytest.param("0", marks=pytest.mark.long), "1"])
 def test_a_joiner_that_is_left_alone_in_an_evaluation_goes_on_by_itself_P1(
     jobs: Jobs, references: References, spares: str
 ) -> None:

@@ -61,7 +61,7 @@ def tormented(jobs: Jobs, references: References, tmp_path: Path) -> Tormented:
         ("kill", "killed by SIGKILL"),
         # Those that are long are faults of test_hangs.py and test_exactness.py, too.
         pytest.param("stop", "stopped by a signal", marks=pytest.mark.long),
-        ("hang", "computing microbatch"),
+        pytest.param("hang", "computing microbatch", marks=pytest.mark.long),
         pytest.param("raise", "InjectedError: an error was injected into step", marks=pytest.mark.long),
     ],
 )

@@ -219,6 +219,7 @@ def test_a_job_that_was_taken_for_dead_leaves_the_place_to_the_one_that_goes_on_
 # While the job goes on.
 
 
+@pytest.mark.long
 def test_that_a_latecomer_writes_to_another_place_is_told_P7(
     jobs: Jobs, references: References, tmp_path: Path
 ) -> None:

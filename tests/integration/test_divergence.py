@@ -36,7 +36,7 @@ def test_by_default_it_is_told_and_nothing_else(jobs: Jobs) -> None:
     ("name", "arguments"),
     [
         ("skip", ("--finite-loss",)),
-        ("lower-lr", ()),
+        pytest.param("lower-lr", (), marks=pytest.mark.long),
         pytest.param("skip", (), marks=pytest.mark.long),
         pytest.param("lower-lr", ("--finite-loss",), marks=pytest.mark.long),
     ],

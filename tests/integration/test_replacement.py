@@ -146,10 +146,9 @@ def test_two_workers_lost_at_the_same_instant_are_both_replaced_P1(replaced: Rep
     "point",
     [
         "opened",
-        "fetched",
         "loaded",
         "replayed",
-        *(pytest.param(point, marks=pytest.mark.long) for point in ("join", "entering", "claimed", "batch")),
+        *(pytest.param(point, marks=pytest.mark.long) for point in ("join", "entering", "claimed", "fetched", "batch")),
     ],
 )
 def test_a_joiner_that_dies_on_the_way_does_no_harm_and_is_followed_by_another_P1(

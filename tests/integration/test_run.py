@@ -138,10 +138,12 @@ def test_a_host_that_cannot_be_is_refused_by_its_variable(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_lighthouse_that_is_killed_at_its_start_is_told_as_that(jobs: Jobs) -> None:
-    job = jobs.start(TRAIN, workers=1)
-    job.helper("craft.cli.main lighthouse").kill()
-    result = job.wait()
+def test_a_lighthouse_that_is_killed_at_its_start_is_told_as_that(jobs: Jobs, tmp_path: Path) -> None:
+    """By itself, as soon as its interpreter runs: from outside it could come too late."""
+    killed = "if 'lighthouse' in sys.orig_argv: os.kill(os.getpid(), signal.SIGKILL)\n"
+    (tmp_path / "sitecustomize.py").write_text("import os, signal, sys\n" + killed)
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    result = jobs.run(TRAIN, workers=1, environment={"PYTHONPATH": path})
     assert result.exit_code == 2
     assert "the lighthouse did not start: killed by SIGKILL" in result.errors, describe(result)
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from craft.protocol.errors import ConfigError
+from craft.protocol.errors import ConfigError, StateLost
 from craft.protocol.events import Recovered
 from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import Directive, Preemption
@@ -187,17 +187,32 @@ def test_one_whose_drain_was_given_up_finishes_like_any_other() -> None:
     assert reports.latest["complete"] and "left" not in reports.latest
 
 
-def test_one_that_had_the_job_begin_again_waits_for_its_end_and_does_not_finish() -> None:
+def test_one_that_had_the_job_begin_again_waits_for_its_end_and_does_not_finish(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("craft.worker.guest._END_LIMIT_S", 4.0)
     reports = Reports()
     one = member(reports, lambda _: None)
     one.begin_again()
-    threading.Thread(target=one.finish, daemon=True).start()
+    ended: list[BaseException] = []
+
+    def finish() -> None:
+        try:
+            one.finish()
+        except StateLost as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=finish, daemon=True)
+    thread.start()
     one.direct(Directive(sequence=2, generation=generation(2, "w0")))
     deadline = time.monotonic() + 30.0
     while reports.latest.get("state_gone") != 2:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert "complete" not in reports.latest and "left" not in reports.latest
+    # Where nobody ends it, it says so.
+    thread.join(60)
+    assert len(ended) == 1 and "did not begin again" in str(ended[0])
 
 
 def test_one_that_went_on_after_all_finishes_like_any_other() -> None:
