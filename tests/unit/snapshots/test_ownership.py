@@ -23,6 +23,10 @@ def test_whoever_claims_it_last_has_it(tmp_path: Path) -> None:
     check_owner(store, "second")
     with pytest.raises(StoreTaken, match="belongs to another job, which began there after this one"):
         check_owner(store, "first")
+    # What nobody can read keeps nobody out: the next job to begin there writes it anew.
+    for rubbish in (b"", b"\xff\x00", b"{}", b'{"job": 7}'):
+        store.put("owner", rubbish)
+        check_owner(store, "first")
 
 
 @pytest.mark.parametrize("near", [None, "near"])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
+from tests.unit.worker.test_job import alone
 
 from craft.groups import nccl_calls
 from craft.protocol.errors import ConfigError
+from craft.worker import devices
 from craft.worker.commit import decode_entry
 from craft.worker.devices import between_devices, device_of, is_hardware_fault, make_scales, own_device
 
@@ -81,3 +83,24 @@ def test_workers_of_a_host_take_its_gpus_in_turn(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [own_device(place) for place in range(3)] == [torch.device("cuda", number) for number in (0, 1, 0)]
+
+
+@pytest.mark.parametrize(("group", "begun"), [("auto", [torch.device("cuda", 0)]), ("gloo", [])])
+def test_nccl_is_made_ready_when_a_script_asks_for_its_gpu_unless_it_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, group: str, begun: list[torch.device]
+) -> None:
+    found: list[torch.device] = []
+    monkeypatch.setattr("craft.worker.job.own_device", lambda _: torch.device("cuda", 0))
+    monkeypatch.setattr("craft.worker.job.warm_up", found.append)
+    assert alone(group=group).device == torch.device("cuda", 0)
+    assert found == begun
+
+
+def test_what_goes_wrong_while_nccl_is_made_ready_is_left_to_the_first_group_to_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("no device")
+
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    devices._use_once(torch.device("cuda", 0))
