@@ -35,6 +35,8 @@ def check_one_store(store: Store, commitments: Commitments) -> None:
     finally:
         if own:
             store.remove([own])
+    # Who refuses ends the job, and so the first one, perhaps before it has removed what it put there.
+    exchange(commitments, b"")
     for worker_id, url in zip(ledger.members, elsewhere, strict=True):
         if url:
             raise Refused(
