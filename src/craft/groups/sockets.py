@@ -16,6 +16,8 @@ from pathlib import Path
 
 _LOOP = "gloo_tcp_loop"
 """The name that Gloo gives to the thread that waits for a group's connections."""
+_OPEN_HERE = (1, 8)
+"""Of TCP's states, as Linux numbers them: established, and closed by the peer alone."""
 _LOOK_AGAIN_S = 0.001
 _LOOKS = 200
 
@@ -46,12 +48,15 @@ def listening_addresses() -> set[tuple[str, int]]:
 
 
 def connections(own_port: int, peer_addresses: Collection[tuple[str, int]]) -> list[socket.socket]:
-    """Return duplicates of the connections that were accepted on ``own_port`` or lead to one of ``peer_addresses``."""
+    """Return duplicates of the connections that were accepted on ``own_port`` or lead to one of ``peer_addresses``.
+
+    Not of those that were cut: Gloo may hold them for long, and their ports are given to others meanwhile.
+    """
     found = []
     for copy in _sockets():
         try:
-            listening = copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            ours = not listening and (
+            state = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+            ours = state in _OPEN_HERE and (
                 copy.getsockname()[1] == own_port or _numeric(copy.getpeername()) in peer_addresses
             )
         except OSError:

@@ -79,6 +79,26 @@ def test_neither_listening_nor_foreign_sockets_are_found(connection: Connection)
     assert sockets.connections(-1, {("127.0.0.1", 1)}) == []
 
 
+def test_a_connection_that_was_cut_is_not_found_though_its_port_is_used_again(connection: Connection) -> None:
+    """Gloo holds connections of an aborted group for a while; a newer group may listen where the old one did."""
+    server, client, accepted = connection
+    port = server.getsockname()[1]
+    sockets.cut(sockets.connections(port, set()))
+    assert client.recv(1) == b""
+
+    with socket.create_connection(server.getsockname()), server.accept()[0] as newer:
+        assert names(sockets.connections(port, set())) == {ends_of(newer)}
+    assert accepted.fileno() != -1
+
+
+def test_a_connection_that_the_peer_ended_is_found(connection: Connection) -> None:
+    server, client, accepted = connection
+    client.close()
+    assert accepted.recv(1) == b""
+
+    assert names(sockets.connections(server.getsockname()[1], set())) == {ends_of(accepted)}
+
+
 def test_sockets_that_are_not_tcp_are_left_alone() -> None:
     left, right = socket.socketpair()
     with left, right, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
