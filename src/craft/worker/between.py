@@ -40,10 +40,12 @@ def gather(training: Training, call: str, data: bytes) -> list[bytes]:
             " inner loop: there all workers are at the same place"
         )
     training.activity.now(Phase.CALLING, training.applied - 1)
-    under = training.flight.under
-    assert under is not None
+    last = training.handover.last
+    assert last is not None
     try:
-        return training.calls.gather(call, data, training.applied, under.number, training.behind, training.is_followed)
+        return training.calls.gather(
+            call, data, training.applied, last.under.number, training.behind, training.is_followed
+        )
     finally:
         training.activity.now(Phase.UPDATING, training.applied - 1)
 

@@ -113,9 +113,9 @@ class Commitments:
         """The newest generation for which this worker is ready. Nobody waits at a step boundary for memory to be there."""
         return self._meeting.ready if self.prepared() else self.ledger.generation
 
-    def agree(self, combined: Combined | None) -> bool:
+    def agree(self, combined: Combined) -> bool:
         """Whether ``combined``, the word of the step just committed, says that all enter a prepared generation now."""
-        if combined is None or combined.ready <= self.ledger.generation:
+        if combined.ready <= self.ledger.generation:
             return False
         self._meeting.agree(combined.ready)
         return self.moved

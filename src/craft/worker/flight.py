@@ -6,36 +6,27 @@ the step is committed, with ``start`` and ``hold`` around each microbatch. Failu
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-import torch
-
 from craft.decide import ledger as books
 from craft.protocol.errors import BitsDiffer
-from craft.protocol.membership import DROPPED, Generation, Settlement
+from craft.protocol.membership import DROPPED, Settlement
 from craft.protocol.word import Combined, Record, Word
-from craft.snapshots.state import Leaf, RotatingDigest
 from craft.worker import tidings
-from craft.worker.bits import check_bits, check_sample, hash_of, sample_of
+from craft.worker.bits import PROBE, Bits
 from craft.worker.buffers import Buffers
 from craft.worker.commit import Commitments
 from craft.worker.exchange import Attempt, ExchangeThread
 from craft.worker.follow import Result
-from craft.worker.gradients import Flats, Gradients, hand_out
+from craft.worker.gradients import Flats, Gradients
+from craft.worker.handover import Handover
 from craft.worker.layout import Layout
-from craft.worker.numbers import Numbers
 from craft.worker.points import reach
 from craft.worker.route import Route
 from craft.worker.routes import route_of
 from craft.worker.voice import Voice
-
-logger = logging.getLogger(__name__)
-
-PROBE = -1
-"""In place of a microbatch: microbatch 0 is computed once more, only to compare its bits."""
 
 
 class Flight:
@@ -47,29 +38,16 @@ class Flight:
         exchange: ExchangeThread,
         gradients: Gradients,
         buffers: Buffers,
-        digest: RotatingDigest,
-        leaves: Callable[[], list[Leaf]],
+        bits: Bits,
+        handover: Handover,
         size_of: Callable[[int], int],
         on_settled: Callable[[Settlement, bool], None],
         voice: Voice,
-        numbers: Numbers,
         extra_word: Callable[[int], dict[str, Any]],
     ) -> None:
         """``on_settled(settlement, level)``: whether the state here is that of the step that goes on, or an update is due."""
         self.gradients = gradients
         self.stop_reason: str | None = None
-        self.combined: Combined | None = None
-        """The word of the step that was committed last."""
-        self.plan: tuple[str | None, ...] = ()
-        """Who computed which microbatch of that step; None for one that was dropped."""
-        self.members: tuple[str, ...] = ()
-        self.generation = 0
-        """Under which generation that step was committed, and its members."""
-        self.under: Generation | None = None
-        """The generation in which its result came about: the same on every worker, whenever each of them committed it."""
-        self.probe_wanted = False
-        self.compares = False
-        """Whether a worker that joins compares bits with the others before anything that it computes counts."""
         self.num_computed = 0
         """Microbatches that the script computed here since the last commit."""
         self.undo: Callable[[], None] = lambda: None
@@ -79,33 +57,32 @@ class Flight:
         self._commitments = commitments
         self._exchange = exchange
         self._buffers = buffers
-        self._digest = digest
-        self._leaves = leaves
+        self._bits = bits
+        self._handover = handover
         self._size_of = size_of
         self._on_settled = on_settled
         self._voice = voice
-        self._numbers = numbers
         self._extra_word = extra_word
         """Gives what else goes into the word of a step."""
         self._records: dict[int, Record] = {}
         self._attempt: Attempt | None = None
         self._route: Route | None = None
         self._result: Flats | None = None
-        self._probe = b""
-        self._sample = b""
-        """Of microbatch 0, if it was computed here: what is told to whoever catches up, or was found while catching up."""
-        self._state_digest: Callable[[], bytes] = bytes
         self._late = False
         self._overlaps = False
         """Whether what is computed now is exchanged bucket by bucket while its backward goes on."""
         self._wait_for_all = False
         """Whether nothing of this step is exchanged before all of it is computed."""
-        self._told = False
-        """Whether it was said that there are no gradients."""
 
     @property
     def step(self) -> int:
         return self._commitments.step
+
+    def lay_out(self, gradients: Gradients) -> None:
+        """Code between the steps froze or unfroze parameters: from here on others are exchanged."""
+        self.gradients.detach()
+        self.gradients = gradients
+        self._route, self._result = None, None
 
     def begin(self) -> None:
         """A step begins; enter a newer generation first, if there is one."""
@@ -114,7 +91,8 @@ class Flight:
 
     def keep_pace(self) -> None:
         """Do at a step boundary what all do there, and take part in the step that begins."""
-        if not self._commitments.agree(self.combined):
+        last = self._handover.last
+        if last is None or not self._commitments.agree(last.combined):
             # Before anything else: what this worker was to compute is its own, and must not be taken for lost. Unless all
             # enter a generation here that they prepared for: then the step is planned anew, and nothing is.
             self._commitments.ledger = books.begin(self._commitments.ledger, self._size_of(self.step))
@@ -124,11 +102,7 @@ class Flight:
 
     def take_up(self) -> None:
         """Look at the state as of the last commit, and take part in the exchange from here on."""
-        if self._digest.due(self.step):
-            self._digest.refresh(self._leaves())
-        self._sample = b""
-        # Now, while the state is that of the last commit: forward changes buffers.
-        self._state_digest = self._digest.take(self.step)
+        self._bits.look(self.step)
         self._commitments.ledger = books.begin(self._commitments.ledger, self._size_of(self.step))
         self._start_attempt()
 
@@ -141,24 +115,18 @@ class Flight:
                 if self.step > step:
                     return None
                 self._start_attempt()
-            if self._probe_due():
+            if self._bits.probe_due(self._commitments.ledger):
                 return PROBE
             if self._commitments.ledger.pending:
                 return self._commitments.ledger.pending[0]
             if self._exchange_held():
                 return None
 
-    def _probe_due(self) -> bool:
-        ledger = self._commitments.ledger
-        alone = len(ledger.members) == 1
-        # The owner of microbatch 0 computes it anyway; a retry has no use for the comparison.
-        return self.probe_wanted and not (self._probe or ledger.held or alone or 0 in ledger.share)
-
     def start(self, microbatch: int, weight: float) -> None:
         """The user's code computes ``microbatch`` now."""
         last = self._commitments.ledger.pending == (microbatch,)
         # What is to be hashed must not be overwritten by the result meanwhile.
-        hashed = self.gradients.in_place and self._hasher(microbatch) is not None
+        hashed = self.gradients.in_place and self._bits.hasher(microbatch, self._commitments.ledger) is not None
         self._overlaps = last and not (self._wait_for_all or hashed)
         lent = self._result if self.gradients.in_place and (last or microbatch == PROBE) else None
         self._buffers.restore()
@@ -180,13 +148,10 @@ class Flight:
     def hold(self, microbatch: int, scalars: dict[str, float], more: bool) -> None:
         """The user's code is done with ``microbatch``: its gradient is ours until the step is committed."""
         self.num_computed += 1
-        hasher = self._hasher(microbatch)
+        hasher = self._bits.hasher(microbatch, self._commitments.ledger)
         leaf = None if microbatch == PROBE else self.gradients.finish(hasher)
         digest = leaf.digest if leaf is not None else self.gradients.discard(hasher)
-        if hasher is hash_of:
-            self._probe = digest
-        elif hasher is sample_of:
-            self._sample = digest
+        self._bits.found(hasher, digest)
         if leaf is None:
             return
         self._keep(
@@ -200,18 +165,10 @@ class Flight:
         )
         self._late = self._late or (leaf.late and self._overlaps)
 
-    def _hasher(self, microbatch: int) -> Callable[[Flats], bytes] | None:
-        """What is to be known of the gradient of ``microbatch``, if anything is. A joiner that warms up computes PROBE."""
-        if microbatch not in (0, PROBE):
-            return None
-        if self.probe_wanted:
-            return hash_of
-        return sample_of if self.compares and (microbatch == PROBE or self._commitments.ledger.idle) else None
-
     def hold_empty(self, microbatch: int) -> None:
         """The microbatch's stream has ended: it weighs nothing."""
         if microbatch == PROBE:
-            self.probe_wanted = False
+            self._bits.probe_wanted = False
             return
         leaf = self.gradients.hold_empty(microbatch, self._size_of(self.step))
         self._keep(Record(microbatch=microbatch, weight=0.0, present=leaf.present, more=False, data=False))
@@ -284,7 +241,7 @@ class Flight:
             self._commitments.all_acknowledged(attempt.combined)
             if self._commitments.ledger.idle != idle:
                 # Somebody keeps pace from here on: all look at the same slices of the state from the next step on.
-                self._digest.restart(self.step)
+                self._bits.restart(self.step)
             self._committed(attempt)
             self.waited_s = route.waited_s
             return True
@@ -320,11 +277,9 @@ class Flight:
             able=self._commitments.ledger.able,
             stop=self.stop_reason,
             resend=self._late,
-            digest=self._state_digest(),
-            probe=self._probe,
             buffers=changed,
             rewinds=self._commitments.ledger.rewinds,
-            sample=self._sample,
+            **self._bits.told(),
             **self._extra_word(self.step),
         )
 
@@ -342,7 +297,7 @@ class Flight:
         # What the old group was to receive into may still be written to.
         self._route, self._result = None, None
         settlement = self._commitments.regroup(self._size_of)
-        self._state_digest = bytes
+        self._bits.regrouped()
         commits = self._commitments.ledger.worker_id in settlement.commits
         if commits:
             assert attempt is not None
@@ -357,7 +312,7 @@ class Flight:
 
     def _compare_bits(self, combined: Combined) -> None:
         try:
-            check_bits(combined, self._commitments.ledger.members, self._digest.names)
+            self._bits.check(combined, self._commitments.ledger.members)
         except BitsDiffer as error:
             self._voice.diverged(error, combined.step, self._commitments.ledger.members)
             raise
@@ -370,36 +325,15 @@ class Flight:
         self._records.clear()
         self._attempt = None
         self._late = self._wait_for_all = False
-        self._probe = self._sample = b""
+        self._bits.committed()
         reach("committed", attempt.step)
 
     def replay(self, result: Result) -> None:
         """Hand over the result of a step that was committed while this worker's state was on the way."""
-        own, self._sample = self._sample, b""
-        check_sample(own, result.combined)
+        self._bits.check_replayed(result.combined)
         self._hand_over(result.attempt, result.layout, result.generation, result.members)
         reach("replayed", result.attempt.step)
 
-    @torch.no_grad()
     def _hand_over(self, attempt: Attempt, layout: Layout, generation: int, members: tuple[str, ...]) -> None:
-        combined = attempt.combined
-        assert combined is not None
-        if combined.total_weight and layout.buckets and not (any(combined.present) or self._told):
-            self._told = True
-            logger.warning(
-                "step %d: no parameter got a gradient. loss.backward() in the inner loop makes them; what is put into p.grad"
-                " by hand is not seen", attempt.step,
-            )  # fmt: skip
-        num_present = sum(1 for worker_id in attempt.plan if worker_id is not None)
-        scale = num_present / combined.total_weight if combined.total_weight else 1.0
-        hand_out(layout, attempt.result, combined.present, scale)
-        # Where nothing weighs anything, what was logged is for people only.
-        metrics = combined.metrics if combined.total_weight else ()
-        if self._numbers.look(attempt.step, metrics, layout, attempt.result.tensors):
-            self._buffers.commit(combined.buffers, attempt.buffers)
-        else:
-            self._numbers.leave_out([param for bucket in layout.buckets for param in bucket.params])
-            self._buffers.commit((), None)
-        self.combined, self.plan, self.under = combined, attempt.plan, attempt.under
-        self.generation, self.members = generation, members
+        self._handover.give(attempt, layout, generation, members)
         self.num_computed, self.waited_s = 0, 0.0

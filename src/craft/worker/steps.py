@@ -10,8 +10,8 @@ import torch
 from craft.protocol.activity import Phase
 from craft.protocol.errors import ConfigError
 from craft.worker import seeds
+from craft.worker.bits import PROBE
 from craft.worker.data import ENDED
-from craft.worker.flight import PROBE
 from craft.worker.injections import strike
 from craft.worker.meeting import Left
 from craft.worker.points import reach

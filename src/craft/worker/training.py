@@ -15,16 +15,18 @@ from craft.protocol.errors import ConfigError, GroupError
 from craft.protocol.events import StopRequested
 from craft.protocol.membership import Settlement
 from craft.snapshots.device import hold_back
-from craft.snapshots.state import Leaf, RotatingDigest, digest, module_leaves, registered_leaves
+from craft.snapshots.state import Leaf, digest, module_leaves, registered_leaves
 from craft.worker.account import Account
+from craft.worker.bits import PROBE, Bits
 from craft.worker.buffers import Buffers
 from craft.worker.calls import Calls
 from craft.worker.chronicle import Committed
 from craft.worker.course import STATE_IS_BUILT, Course
 from craft.worker.exchange import ExchangeThread
-from craft.worker.flight import PROBE, Flight
+from craft.worker.flight import Flight
 from craft.worker.gather import gather
 from craft.worker.gradients import Gradients
+from craft.worker.handover import Handover
 from craft.worker.heal import Healing
 from craft.worker.health import GpuWatch, watch_gpu
 from craft.worker.joining import Joining
@@ -70,7 +72,7 @@ class Training:
         self._params = parameters_of(exchanged)
         self._buffers = Buffers(exchanged)
         self._exchange = ExchangeThread(voice.broke)
-        self._digest = RotatingDigest(settings.digest_bytes)
+        self._bits = Bits(settings.check_bits and not parts.own_loop, settings.digest_bytes, self.leaves)
         self._account = Account(settings.run_dir, settings.worker_id, voice.note, parts.source.samples, voice.unwritten)
         self.course = Course(parts)
         self._pacing = Pacing(techniques, parts.activity, lambda: commitments.ledger, voice.note, voice.emit)
@@ -89,26 +91,22 @@ class Training:
         """Whether the loop has come to its end."""
         commitments.record = self._account.entered
         commitments.trainable = lambda: bitmap(trainable_of(self._params))
-        self.flight = self._new_flight()
-        self.flight.probe_wanted = self.flight.compares
-
-    def _new_flight(self) -> Flight:
-        layout = Layout(self._params, self.bucket_bytes)
-        flight = Flight(
-            self.commitments,
+        self.handover = Handover(self._buffers, self.course.numbers)
+        self.flight = Flight(
+            commitments,
             self._exchange,
-            Gradients(layout, hold=self.settings.hold),
+            self._new_gradients(),
             self._buffers,
-            self._digest,
-            self.leaves,
-            self.source.size_of,
+            self._bits,
+            self.handover,
+            parts.source.size_of,
             self.settled,
-            self._voice,
-            self.course.numbers,
+            voice,
             self._word,
         )
-        flight.compares = self.settings.check_bits and not self._own_loop
-        return flight
+
+    def _new_gradients(self) -> Gradients:
+        return Gradients(Layout(self._params, self.bucket_bytes), hold=self.settings.hold)
 
     def _word(self, step: int) -> dict[str, Any]:
         """What else goes into the word of ``step``."""
@@ -180,7 +178,7 @@ class Training:
     def _follow(self) -> None:
         if self.course.follow():
             self._voice.report(total_steps=self.total_steps)
-            self._digest.restart(self.applied)
+            self._bits.restart(self.applied)
             self._ended = False
 
     def _compare(self) -> None:
@@ -208,7 +206,7 @@ class Training:
         self.course.applied, progress = self._joining.take_state(settlement)
         self.healing.measure()
         self.course.take(progress)
-        self.flight.probe_wanted = False
+        self._bits.probe_wanted = False
 
     def wants_more(self) -> bool:
         """Whether there is another step; what is due at the boundary before it is done first."""
@@ -224,10 +222,7 @@ class Training:
         # No longer the script's code: whoever waits here, for a generation to be entered, waits for others.
         self.activity.now(Phase.EXCHANGING, self.applied)
         if not self.flight.gradients.layout.fits():
-            # Code between the steps froze or unfroze parameters, and does so on every worker.
-            self.flight.gradients.detach()
-            before, self.flight = self.flight, self._new_flight()
-            self.flight.probe_wanted, self.flight.combined = before.probe_wanted, before.combined
+            self.flight.lay_out(self._new_gradients())
         if self._joining is not None:
             self._buffers.begin()
             return
@@ -298,14 +293,14 @@ class Training:
         self._joining = None
         self._voice.report(urgent=False, behind=False)
         self.commitments.ledger = books.keeps_pace(self.commitments.ledger)
-        self._digest.restart(self.applied + 1)
+        self._bits.restart(self.applied + 1)
         logger.info("keeps pace with the others from step %d on", step)
 
     def committed(self, number: int) -> dict[str, float]:
         """A step was committed: write it down and report it. Returns its metrics."""
-        flight, ledger = self.flight, self.commitments.ledger
-        combined = flight.combined
-        assert combined is not None and combined.step == number == self.applied
+        outcome, ledger = self.handover.last, self.commitments.ledger
+        assert outcome is not None and outcome.combined.step == number == self.applied
+        combined = outcome.combined
         if combined.empty:
             raise ConfigError(
                 f"no stream has data from step {number} on: there is nothing left to train on"
@@ -319,26 +314,24 @@ class Training:
             Committed(
                 step=number,
                 branch=ledger.branch,
-                generation=flight.generation,
-                members=flight.members,
-                plan=flight.plan,
+                generation=outcome.generation,
+                members=outcome.members,
+                plan=outcome.plan,
                 metrics=metrics,
             )
         )
         self.activity.committed()
         self.activity.now(Phase.UPDATING, number)
-        flight.probe_wanted = False
-        self.healing.committed(computed=ledger.worker_id in flight.plan)
+        self.healing.committed(computed=ledger.worker_id in outcome.plan)
         if number == STATE_IS_BUILT and self._voice.is_heard:
             self._voice.report(urgent=False, carried_bytes=self.healing.measure())
         self._ended = combined.ended or combined.stop is not None
-        assert flight.under is not None
         self.course.applied = number + 1
-        self.passive.reach("after_commit", step=number, metrics=metrics, word=combined, under=flight.under)
-        self.course.prepare(number, flight.under)
+        self.passive.reach("after_commit", step=number, metrics=metrics, word=combined, under=outcome.under)
+        self.course.prepare(number, outcome.under)
         if combined.stop is not None:
             self._voice.emit(StopRequested(reason=combined.stop))
-        times = self._pacing.committed(flight.waited_s)
+        times = self._pacing.committed(self.flight.waited_s)
         self._voice.report(urgent=False, step=number + 1, metrics=metrics, step_s=self._account.step_s, times=times)
         return metrics
 
@@ -404,7 +397,7 @@ class Training:
         if self.commitments.entered is not None:
             self._account.settled(self.commitments.entered)
         # Whether it was in a step or still before its first one: from here on all look at the same slices.
-        self._digest.restart(settlement.level + 1)
+        self._bits.restart(settlement.level + 1)
         self.healing.settled(settlement)
         self.passive.reach("generation_change", lost=self.commitments.lost)
         if level:

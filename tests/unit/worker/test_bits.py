@@ -6,13 +6,17 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from craft.decide.ledger import Ledger
 from craft.decide.word import combine
 from craft.protocol.errors import BitsDiffer, ConfigError
 from craft.protocol.word import Word
-from craft.worker.bits import check_bits, check_sample, sample_of
+from craft.snapshots.state import Leaf
+from craft.worker.bits import PROBE, Bits, check_bits, check_sample, hash_of, sample_of
 from craft.worker.gradients import Flats
 from craft.worker.layout import Layout
 
+OWNER = Ledger(worker_id="w0", members=("w0", "w1"), owners=(0, 1))
+OTHER = replace(OWNER, worker_id="w1")
 LAYOUT = Layout([torch.nn.Parameter(torch.zeros(size)) for size in (100, 70_000, 3)], 1 << 16)
 
 
@@ -50,3 +54,57 @@ def test_how_much_of_the_state_was_compared_is_said_beside_the_first_names(compa
         check_bits(combined, ("w0", "w1", "w2"), lambda _: list(compared))
 
     assert f"after 7 steps the state differs between w0, w2 | w1 (in or near {told}):" in str(caught.value)
+
+
+def test_in_the_first_step_everybody_computes_microbatch_0_and_later_nobody_else_does() -> None:
+    bits = Bits(True, 0, list)
+
+    assert bits.probe_due(OTHER) and not bits.probe_due(OWNER)
+    assert not bits.probe_due(replace(OTHER, members=("w1",)))
+    assert bits.hasher(PROBE, OTHER) is bits.hasher(0, OWNER) is hash_of
+    bits.found(hash_of, b"probe")
+    assert not bits.probe_due(OTHER) and bits.told()["probe"] == b"probe"
+
+    bits.committed()
+    assert not bits.probe_due(OTHER) and bits.told() == {"digest": b"", "probe": b"", "sample": b""}
+
+
+def test_a_sample_is_taken_only_while_somebody_catches_up() -> None:
+    bits = Bits(True, 0, list)
+    bits.committed()
+
+    assert bits.hasher(0, OWNER) is None
+    assert bits.hasher(0, replace(OWNER, idle=frozenset({"w1"}))) is sample_of
+    assert bits.hasher(1, replace(OWNER, idle=frozenset({"w1"}))) is None
+    assert bits.hasher(PROBE, OTHER) is sample_of
+
+
+def test_a_joiner_compares_its_sample_once() -> None:
+    bits = Bits(True, 0, list)
+    combined = combine([Word(step=7, sample=b"theirs")])
+    bits.found(sample_of, b"own")
+
+    with pytest.raises(ConfigError):
+        bits.check_replayed(combined)
+    bits.check_replayed(combined)
+
+
+def test_without_the_check_nothing_of_a_gradient_is_hashed() -> None:
+    bits = Bits(False, 0, list)
+
+    assert not bits.probe_due(OTHER)
+    assert bits.hasher(0, replace(OWNER, idle=frozenset({"w1"}))) is bits.hasher(PROBE, OTHER) is None
+
+
+def test_what_is_told_of_the_state_is_as_it_was_before_forward_changed_it() -> None:
+    tensor = torch.zeros(4)
+    bits = Bits(False, 1 << 10, lambda: [Leaf("a", tensor)])
+    bits.look(0)
+    before = bits.told()["digest"]
+    tensor.fill_(1.0)
+    assert bits.told()["digest"] == before != b""
+
+    bits.regrouped()
+    assert bits.told()["digest"] == b""
+    bits.look(0)
+    assert bits.told()["digest"] not in (before, b"")
