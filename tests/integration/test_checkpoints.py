@@ -213,6 +213,7 @@ def test_a_job_that_was_taken_for_dead_leaves_the_place_to_the_one_that_goes_on_
     second.assert_exact(reference, faults=0)
     left.assert_exact(reference, faults=0)
     assert any("belongs to another job" in failed["error"] for failed in left.events("CheckpointFailed"))
+    assert not left.events("CheckpointAbandoned")
     assert manifests(store) == listed
 
 

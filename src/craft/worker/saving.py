@@ -261,7 +261,9 @@ class Saving(Hooks):
         if self._open is None or self._idle < _SETTLED:
             return
         due, self._open = self._open, None
-        if leads:
+        last = self._writer.last
+        # Why its own share was given up has been told.
+        if leads and (last is None or last.written):
             reason = f"all shares are written or given up, and {self._tiers.url} does not have them all: do all hosts see it?"
             self._voice.note(CheckpointAbandoned(name=due.name, step=due.step, reason=reason))
 
