@@ -15,7 +15,7 @@ from craft.worker.attempts import StepAttempt
 from craft.worker.job import finish
 from craft.worker.kept import Kept
 
-from .test_job import alone, dataset, grads, loss_of, model
+from .alone import alone, dataset, grads, loss_of, model
 
 
 def job_of(net: torch.nn.Module) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
-from tests.unit.worker.test_job import alone
+from tests.unit.worker.alone import alone
 
 from craft.groups import nccl_calls
 from craft.protocol.errors import ConfigError

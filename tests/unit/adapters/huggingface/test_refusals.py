@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.worker.test_job import alone
+from tests.unit.worker.alone import alone
 from torch.utils.data import DataLoader, IterableDataset
 
 from craft.adapters.huggingface import refusals
