@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.jobs import Job, Jobs, References, describe, wait_for
-from tests.integration.test_checkpoints import kill_all, manifests
+from tests.integration.stores import kill_all, manifests
 from tests.small_disk import mounted
 
 from craft.snapshots.listing import candidates
