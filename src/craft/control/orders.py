@@ -11,7 +11,7 @@ from aiohttp import web
 from craft.control.guards import answer, refusal
 from craft.control.injections import InjectionRequest, Injections
 from craft.control.loop import Loop
-from craft.decide.observing import preempts, to_drain
+from craft.decide.observing import drains, preempts
 from craft.decide.technique import Chosen
 from craft.protocol.actions import AnyAction
 from craft.protocol.errors import MalformedMessage
@@ -159,7 +159,7 @@ class Orders:
         event = DrainRequested(
             worker_id=wanted.worker_id, host=wanted.host, reason=wanted.reason, deadline_s=wanted.deadline_s
         )
-        already = not to_drain(self._loop.state, event)
+        already = not drains(self._loop.state, event, time.time())
         return outcome(event, () if already else self._loop.handle(event), already)
 
 

@@ -248,6 +248,17 @@ def test_preempt_is_carried_out_once_and_stop_then_changes_nothing(play: Play) -
     play(story)
 
 
+def test_a_drain_is_news_again_only_with_less_time(play: Play) -> None:
+    async def story(place: Place) -> None:
+        takes_checkpoints(place)
+        for deadline_s, already in ((None, False), (None, True), (60, False), (60, True), (5, False), (60, True)):
+            order = {"action": "drain", "worker_id": "w1", "deadline_s": deadline_s}
+            code, answer = await place.ask("POST", "/v1/actions", json=order)
+            assert (code, answer["already"]) == (200, already), deadline_s
+
+    play(story)
+
+
 @pytest.mark.parametrize("settings", [LighthouseSettings(workers=2, techniques=without("preemption"))])
 def test_an_order_that_no_technique_answers_is_refused(play: Play) -> None:
     async def story(place: Place) -> None:
