@@ -259,6 +259,18 @@ def test_a_drain_is_news_again_only_with_less_time(play: Play) -> None:
     play(story)
 
 
+@pytest.mark.parametrize("order", [{"worker_id": "b-w0"}, {"host": "b"}])
+def test_a_drain_of_those_who_are_starting_is_refused_with_the_reason(play: Play, order: dict[str, str]) -> None:
+    async def story(place: Place) -> None:
+        starting = WorkerReport(member=Member(worker_id="b-w0", host="b"), pid=1)
+        place.lighthouse.loop.handle_report(HostReport(host="b", pid=1, sequence=2, workers=(starting,)))
+        code, answer = await place.ask("POST", "/v1/actions", json={"action": "drain", **order})
+        assert (code, answer["field"]) == (409, *order)
+        assert "is starting" in answer["error"]
+
+    play(story)
+
+
 @pytest.mark.parametrize("settings", [LighthouseSettings(workers=2, techniques=without("preemption"))])
 def test_an_order_that_no_technique_answers_is_refused(play: Play) -> None:
     async def story(place: Place) -> None:
