@@ -277,6 +277,11 @@ def test_an_order_that_no_technique_answers_is_refused(play: Play) -> None:
         takes_checkpoints(place)
         code, answer = await place.ask("POST", "/v1/actions", json={"action": "preempt"})
         assert (code, answer["field"]) == (409, "action") and "no technique that is on" in answer["error"]
+        labels = {"alertname": "Rack", "craft_answer": "preempt"}
+        alert = {"status": "firing", "labels": labels, "startsAt": "2026-11-15T11:00:00Z", "fingerprint": "f"}
+        group = {"version": "4", "groupKey": "g", "alerts": [alert]}
+        code, answer = await place.ask("POST", "/v1/alerts", json=group)
+        assert (code, answer["outcomes"][0]["event"]["answer"]) == (200, "report")
         assert not place.lighthouse.loop.state.preempting
         code, _ = await place.ask("POST", "/v1/actions", json={"action": "checkpoint"})
         assert code == 200
