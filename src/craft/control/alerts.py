@@ -69,18 +69,29 @@ class Alerts:
     """Takes notices in, on the lighthouse's thread."""
 
     def __init__(
-        self, loop: Loop, book: AlertBook, settings: AlertSettings, now: Callable[[], float] = time.monotonic
+        self,
+        loop: Loop,
+        book: AlertBook,
+        settings: AlertSettings,
+        *,
+        preempts: bool,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``preempts``: whether a technique is on that sees a preemption through."""
         self.settings = settings
         self._loop = loop
         self._book = book
+        self._preempts = preempts
         self._now = now
         self._bucket = Bucket(EVENTS_PER_S, BURST, now())
 
     def take(self, notices: Sequence[Notice]) -> web.Response:
         """Carry out what is new, and say what came of each."""
         state, saves = self._loop.state, self._loop.edges.checkpoints
-        events = [event_of(each, self.settings, state, saves=saves, now=time.time()) for each in notices]
+        events = [
+            event_of(each, self.settings, state, saves=saves, preempts=self._preempts, now=time.time())
+            for each in notices
+        ]
         new = sum(not self._book.has(event) for event in events)
         pause_s = self._bucket.pause_s(new, self._now())
         if pause_s:

@@ -41,6 +41,8 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     """Workers that ended or left: their agents may say so once more, and it is no news."""
     draining: tuple[tuple[str, str], ...] = ()
     """Workers that are to leave, and why."""
+    leave_by: tuple[tuple[str, float], ...] = ()
+    """Those of them that count as lost from a certain time on, in seconds since 1970."""
     winding_down: str | None = None
     preempting: Preemption | None = None
     wishes: tuple[CheckpointWish, ...] = ()
@@ -125,6 +127,11 @@ def durable_of(state: JobState) -> Durable:
             for view in state.having("waiting", "member")
             if view.draining is not None
         ),
+        leave_by=tuple(
+            (view.member.worker_id, view.leave_by)
+            for view in state.having("waiting", "member")
+            if view.leave_by is not None
+        ),
         winding_down=state.winding_down,
         preempting=state.preempting,
         wishes=state.wishes,
@@ -145,11 +152,16 @@ def restore(fresh: JobState, durable: Durable | None) -> JobState:
     inside = {view.member.worker_id for view in known}
     joiners = durable.upcoming.members if durable.upcoming is not None else ()
     living = [*known, *(WorkerView(member=member) for member in joiners if member.worker_id not in inside | lost)]
-    leaving = dict(durable.draining)
+    leaving, leave_by = dict(durable.draining), dict(durable.leave_by)
+
+    def reminded(view: WorkerView) -> WorkerView:
+        worker_id = view.member.worker_id
+        return replace(view, draining=leaving.get(worker_id), leave_by=leave_by.get(worker_id))
+
     return replace(
         state,
         workers=(
-            *(replace(view, draining=leaving.get(view.member.worker_id)) for view in living),
+            *map(reminded, living),
             *(WorkerView(member=member, standing="lost") for member in durable.lost),
             *(
                 WorkerView(member=Member(worker_id=worker_id), standing="lost", ended=True)

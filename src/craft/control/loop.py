@@ -19,7 +19,7 @@ from craft.control.meter import LOSSES, Meter
 from craft.control.told import Told
 from craft.decide.applying import apply
 from craft.decide.membership import JobState
-from craft.decide.observing import observe, to_drain
+from craft.decide.observing import drains, observe
 from craft.decide.policies import Policy, decide
 from craft.protocol.actions import (
     AnyAction,
@@ -112,6 +112,9 @@ class Loop:
         self._told = told if told is not None else Told()
         self.edges = Edges(lambda: self._state, self._told)
         self._await_deadline()
+        for view in state.having("waiting", "member"):
+            if view.leave_by is not None:
+                self._await_leaving(view.member.worker_id, view.leave_by - around.now())
         if state.restoring and state.restoration is not None:
             # An earlier lighthouse let the job begin again, and was waiting for its workers.
             around.later(state.restoration.limit_s, lambda: self._end_hold(state.holding))
@@ -188,7 +191,7 @@ class Loop:
         event = DrainRequested(
             worker_id=asked.worker_id, host=asked.host, reason=asked.reason, deadline_s=asked.deadline_s
         )
-        return self.handle(event) if to_drain(self._state, event) else ()
+        return self.handle(event) if drains(self._state, event, self._around.now()) else ()
 
     def lose_host(self, host: str, reason: str) -> tuple[AnyAction, ...]:
         """Go on without all workers of a host; does nothing if none of them is left."""
@@ -203,7 +206,7 @@ class Loop:
         return actions
 
     def _carry_out(self, action: AnyAction) -> None:
-        changed = apply(self._state, action, self._around.nonce())
+        changed = apply(self._state, action, self._around.nonce(), self._around.now())
         if isinstance(action, _KEPT):
             # Durable before anyone is told: a restarted lighthouse must never use the number again.
             self._store.save(durable_of(changed))
@@ -227,9 +230,12 @@ class Loop:
             held = self._state.holding
             self._around.later(action.limit_s, lambda: self._end_hold(held))
         elif isinstance(action, Drain) and action.deadline_s is not None:
-            self._around.later(action.deadline_s, lambda: self._end_drain(action.worker_id))
+            self._await_leaving(action.worker_id, action.deadline_s)
         elif isinstance(action, Preempt):
             self._await_deadline()
+
+    def _await_leaving(self, worker_id: str, limit_s: float) -> None:
+        self._around.later(max(0.0, limit_s), lambda: self._end_drain(worker_id))
 
     def _await_deadline(self) -> None:
         """Of a job that makes room; also of one that was told so by an earlier lighthouse."""
@@ -243,7 +249,10 @@ class Loop:
             self.handle(HoldExpired(generation=generation))
 
     def _end_drain(self, worker_id: str) -> None:
-        if self.edges.index.lives(worker_id):
+        if self._state.recovering:
+            # It may have left while no lighthouse was there: the agents are about to say so.
+            self._await_leaving(worker_id, GRACE_S)
+        elif self.edges.index.lives(worker_id):
             self.handle(DrainExpired(worker_id=worker_id))
 
     def _end_preemption(self, deadline: float) -> None:

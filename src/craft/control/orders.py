@@ -11,7 +11,7 @@ from aiohttp import web
 from craft.control.guards import answer, refusal
 from craft.control.injections import InjectionRequest, Injections
 from craft.control.loop import Loop
-from craft.decide.observing import preempts, to_drain
+from craft.decide.observing import drains, preempts
 from craft.decide.technique import Chosen
 from craft.protocol.actions import AnyAction
 from craft.protocol.errors import MalformedMessage
@@ -152,15 +152,24 @@ class Orders:
             raise MalformedMessage("give exactly one of worker_id and host", "worker_id")
         views = self._loop.state.workers
         if all(wanted.worker_id != view.member.worker_id and wanted.host != view.member.host for view in views):
-            what, name, field = (
-                ("worker", wanted.worker_id, "worker_id") if wanted.worker_id else ("host", wanted.host, "host")
-            )
-            return refusal(404, f"there is no {what} {name!r}", field=field)
+            return self._nobody_leaves(wanted)
         event = DrainRequested(
             worker_id=wanted.worker_id, host=wanted.host, reason=wanted.reason, deadline_s=wanted.deadline_s
         )
-        already = not to_drain(self._loop.state, event)
+        already = not drains(self._loop.state, event, time.time())
         return outcome(event, () if already else self._loop.handle(event), already)
+
+    def _nobody_leaves(self, wanted: ActionRequest) -> web.Response:
+        """The refusal of a drain of those who have not joined: they are not known, or starting."""
+        edges = self._loop.edges
+        if wanted.worker_id is not None:
+            who, field, starting = f"worker {wanted.worker_id!r}", "worker_id", wanted.worker_id in edges.seen
+        else:
+            who, field, starting = f"host {wanted.host!r}", "host", bool(edges.starting(wanted.host or ""))
+        if not starting:
+            return refusal(404, f"there is no {who}", field=field)
+        message = f"{who} is starting: whoever has not joined cannot leave. Ask again then, or 'craft fail' the worker"
+        return refusal(409, message, field=field)
 
 
 def check_reason(reason: str) -> None:

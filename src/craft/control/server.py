@@ -17,6 +17,7 @@ from craft.control.notices import STRUCTURED, of_alertmanager, of_cloud_event, o
 from craft.control.openapi import description
 from craft.control.orders import ActionRequest, Orders, check_reason, outcome
 from craft.protocol.errors import MalformedMessage
+from craft.protocol.events import PreemptRequested
 from craft.protocol.messages import FailureReport
 from craft.telemetry.metrics import CONTENT_TYPE, Sample, registry_of, render
 from craft.wire.codec import MAX_MESSAGE_BYTES, decode_as
@@ -50,7 +51,8 @@ class Handlers:
         self._lighthouse = lighthouse
         self._loop = lighthouse.loop
         self._orders = Orders(self._loop, Injections(lighthouse), lighthouse.settings.techniques)
-        self._alerts = Alerts(self._loop, lighthouse.alerts, lighthouse.settings.alerts)
+        preempts = lighthouse.settings.techniques.answer(PreemptRequested)
+        self._alerts = Alerts(self._loop, lighthouse.alerts, lighthouse.settings.alerts, preempts=preempts)
         self._registry = registry_of(self._sample)
 
     async def healthz(self, request: web.Request) -> web.StreamResponse:

@@ -85,6 +85,11 @@ class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
     rules: tuple[AlertRule, ...] = ()
     hooks: dict[str, Hook] = {}
 
+    def answers(self) -> frozenset[str]:
+        """All that may be done by them."""
+        of_hooks = {answer for hook in self.hooks.values() for answer in (hook.answer, *hook.answers.values())}
+        return frozenset({rule.answer for rule in self.rules} | of_hooks)
+
 
 def matches(wanted: str, value: str) -> bool:
     """Whether a value is the wanted one."""
@@ -92,9 +97,12 @@ def matches(wanted: str, value: str) -> bool:
 
 
 def event_of(
-    notice: Notice, settings: AlertSettings, state: JobState, *, saves: bool, now: float
+    notice: Notice, settings: AlertSettings, state: JobState, *, saves: bool, preempts: bool, now: float
 ) -> AlertFired | AlertResolved:
-    """Return the event that ``notice`` becomes; ``saves``: whether some worker takes checkpoints."""
+    """Return the event that ``notice`` becomes.
+
+    ``saves``: whether some worker takes checkpoints; ``preempts``: whether a technique is on that sees a preemption through.
+    """
     said = {"source": notice.source, "name": notice.name, "fingerprint": notice.fingerprint}
     if notice.resolved:
         return AlertResolved(**said, starts_at=notice.starts_at, labels=notice.labels)
@@ -106,6 +114,8 @@ def event_of(
         note = f"nothing to {answer}: its labels name no worker and no host that is in this job now"
     elif answer in _SAVING and not saves:
         note = f"no {answer}: no worker takes checkpoints"
+    elif answer == "preempt" and not preempts:
+        note = "no preempt: no technique that is on answers it"
     reason = f"alert {notice.name}" + (f": {notice.summary}" if notice.summary else "")
     return AlertFired(
         **said,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from msgspec.structs import replace
@@ -31,8 +32,11 @@ _KEPT_WISHES = 64
 """Workers take the checkpoints of so many wishes one after the other; nobody has more of them before the first is taken."""
 
 
-def apply(state: JobState, action: AnyAction, nonce: str) -> JobState:
-    """Return what is wanted after ``action``; ``nonce`` names the generation that it may make."""
+def apply(state: JobState, action: AnyAction, nonce: str, now: float = 0.0) -> JobState:
+    """Return what is wanted after ``action``; ``nonce`` names the generation that it may make.
+
+    ``now``: in seconds since 1970; who has a limited time to do something has it from then on.
+    """
     if isinstance(action, Reconfigure):
         made = _make(state, action.members, nonce)
         retries = state.retries + 1 if action.again else 0
@@ -56,7 +60,7 @@ def apply(state: JobState, action: AnyAction, nonce: str) -> JobState:
     if isinstance(action, Probe):
         return replace(state, probing=action.generation)
     if isinstance(action, Drain):
-        return changed(state, action.worker_id, draining=action.reason)
+        return _leaving(state, action, now)
     if isinstance(action, WindDown):
         return replace(state, winding_down=state.winding_down or action.reason)
     if isinstance(action, Preempt):
@@ -69,6 +73,14 @@ def apply(state: JobState, action: AnyAction, nonce: str) -> JobState:
         return state if state.stopping is not None else replace(state, stopping=action)
     # Watch, DeclareLost and RequestDrain change nothing by themselves: events follow from them.
     return state
+
+
+def _leaving(state: JobState, action: Drain, now: float) -> JobState:
+    view = state.view(action.worker_id)
+    leave_by = view.leave_by if view is not None else None
+    if action.deadline_s is not None:
+        leave_by = min(now + action.deadline_s, leave_by if leave_by is not None else math.inf)
+    return changed(state, action.worker_id, draining=action.reason, leave_by=leave_by)
 
 
 def _make(state: JobState, worker_ids: Iterable[str], nonce: str) -> Generation:

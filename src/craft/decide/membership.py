@@ -41,6 +41,8 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     """Whether this lighthouse heard it come: only then nothing is missed in ``entered``."""
     draining: str | None = None
     """Why it is to leave, if it is."""
+    leave_by: float | None = None
+    """When it counts as lost if it has not left, in seconds since 1970."""
     ended: bool = False
     """Whether its process is known to be no more."""
     digest: str | None = None

@@ -93,10 +93,23 @@ def observe(state: JobState, event: AnyEvent) -> JobState:
 
 def to_drain(state: JobState, event: DrainRequested) -> tuple[str, ...]:
     """The living workers that ``event`` is about, and that were not to leave already."""
+    return tuple(view.member.worker_id for view in _subjects(state, event) if view.draining is None)
+
+
+def drains(state: JobState, event: DrainRequested, now: float) -> bool:
+    """Whether a wish that workers leave changes anything: some were to stay, or have less time now."""
+    if to_drain(state, event):
+        return True
+    return event.deadline_s is not None and any(
+        view.leave_by is None or now + event.deadline_s < view.leave_by for view in _subjects(state, event)
+    )
+
+
+def _subjects(state: JobState, event: DrainRequested) -> tuple[WorkerView, ...]:
     return tuple(
-        view.member.worker_id
+        view
         for view in state.having("waiting", "member")
-        if (view.member.worker_id == event.worker_id or view.member.host == event.host) and view.draining is None
+        if view.member.worker_id == event.worker_id or view.member.host == event.host
     )
 
 

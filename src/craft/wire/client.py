@@ -27,13 +27,17 @@ class Client:
 
     def __init__(self, url: str, token: str, timeout_s: float = TIMEOUT_S, tls: ssl.SSLContext | None = None) -> None:
         """``tls`` is for https:// alone; by default its certificate must be of an authority that this machine trusts."""
-        parts = urlsplit(url)
+        wrong = f"{url!r} is not a lighthouse's URL"
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise ConfigError(f"{wrong}: {error}") from None
         if parts.scheme not in ("http", "https") or parts.hostname is None:
-            raise ConfigError(f"{url!r} is not a lighthouse's URL: it must look like http://HOST:PORT")
+            raise ConfigError(f"{wrong}: it must look like http://HOST:PORT")
         try:
             port = parts.port or (80 if parts.scheme == "http" else 443)
         except ValueError:
-            raise ConfigError(f"{url!r} is not a lighthouse's URL: its port is not a number up to 65535") from None
+            raise ConfigError(f"{wrong}: its port is not a number up to 65535") from None
         self.url = url
         self._host, self._port = parts.hostname, port
         self._token = token

@@ -248,12 +248,40 @@ def test_preempt_is_carried_out_once_and_stop_then_changes_nothing(play: Play) -
     play(story)
 
 
+def test_a_drain_is_news_again_only_with_less_time(play: Play) -> None:
+    async def story(place: Place) -> None:
+        takes_checkpoints(place)
+        for deadline_s, already in ((None, False), (None, True), (60, False), (60, True), (5, False), (60, True)):
+            order = {"action": "drain", "worker_id": "w1", "deadline_s": deadline_s}
+            code, answer = await place.ask("POST", "/v1/actions", json=order)
+            assert (code, answer["already"]) == (200, already), deadline_s
+
+    play(story)
+
+
+@pytest.mark.parametrize("order", [{"worker_id": "b-w0"}, {"host": "b"}])
+def test_a_drain_of_those_who_are_starting_is_refused_with_the_reason(play: Play, order: dict[str, str]) -> None:
+    async def story(place: Place) -> None:
+        starting = WorkerReport(member=Member(worker_id="b-w0", host="b"), pid=1)
+        place.lighthouse.loop.handle_report(HostReport(host="b", pid=1, sequence=2, workers=(starting,)))
+        code, answer = await place.ask("POST", "/v1/actions", json={"action": "drain", **order})
+        assert (code, answer["field"]) == (409, *order)
+        assert "is starting" in answer["error"]
+
+    play(story)
+
+
 @pytest.mark.parametrize("settings", [LighthouseSettings(workers=2, techniques=without("preemption"))])
 def test_an_order_that_no_technique_answers_is_refused(play: Play) -> None:
     async def story(place: Place) -> None:
         takes_checkpoints(place)
         code, answer = await place.ask("POST", "/v1/actions", json={"action": "preempt"})
         assert (code, answer["field"]) == (409, "action") and "no technique that is on" in answer["error"]
+        labels = {"alertname": "Rack", "craft_answer": "preempt"}
+        alert = {"status": "firing", "labels": labels, "startsAt": "2026-11-15T11:00:00Z", "fingerprint": "f"}
+        group = {"version": "4", "groupKey": "g", "alerts": [alert]}
+        code, answer = await place.ask("POST", "/v1/alerts", json=group)
+        assert (code, answer["outcomes"][0]["event"]["answer"]) == (200, "report")
         assert not place.lighthouse.loop.state.preempting
         code, _ = await place.ask("POST", "/v1/actions", json={"action": "checkpoint"})
         assert code == 200

@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from craft.decide.alerts import AlertRule, AlertSettings, Target, aim, event_of
+from craft.decide.alerts import AlertRule, AlertSettings, Hook, Target, aim, event_of
 from craft.decide.membership import JobState, WorkerView
 from craft.decide.policies import AlertPolicy
+from craft.decide.technique import Chosen
+from craft.decide.techniques import defaults
+from craft.decide.techniques.alerts import Alerts
 from craft.protocol.actions import Drain, Preempt
 from craft.protocol.alerts import Notice
+from craft.protocol.errors import ConfigError
 from craft.protocol.events import AlertFired
 from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import Preemption
@@ -65,9 +69,11 @@ def test_labels_name_a_worker_or_a_host_that_is_there(
     assert aim(target, labels, JOB) == whom
 
 
-def _event(settings: AlertSettings, *, saves: bool = True, wanted: str | None = None, **labels: str) -> AlertFired:
+def _event(
+    settings: AlertSettings, *, saves: bool = True, preempts: bool = True, wanted: str | None = None, **labels: str
+) -> AlertFired:
     notice = Notice(source="alertmanager", name="Xid", fingerprint="f", labels=labels, wanted=wanted, where="$.x")
-    event = event_of(notice, settings, JOB, saves=saves, now=1.0)
+    event = event_of(notice, settings, JOB, saves=saves, preempts=preempts, now=1.0)
     assert isinstance(event, AlertFired)
     return event
 
@@ -97,7 +103,25 @@ def test_an_answer_that_cannot_be_given_is_a_report_that_says_why() -> None:
     )
     unsaved = _event(AlertSettings(), wanted="preempt", saves=False)
     assert (unsaved.answer, unsaved.note) == ("report", "no preempt: no worker takes checkpoints")
+    off = _event(AlertSettings(), wanted="preempt", preempts=False)
+    assert (off.answer, off.note) == ("report", "no preempt: no technique that is on answers it")
     assert _event(AlertSettings(), wanted="preempt").answer == "preempt"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        AlertSettings(rules=(AlertRule(answer="preempt"),)),
+        AlertSettings(hooks={"pager": Hook(answer="preempt")}),
+        AlertSettings(hooks={"pager": Hook(value="state", answers={"down": "preempt"})}),
+    ],
+)
+def test_rules_that_preempt_need_the_technique_that_sees_it_through_P8(settings: AlertSettings) -> None:
+    chosen = defaults(Alerts(settings))
+    chosen.check()
+    without = Chosen([each for name, each in chosen.by_name.items() if name != "preemption"])
+    with pytest.raises(ConfigError, match=r"technique alerts: .*let preemption be on"):
+        without.check()
 
 
 RUNNING = replace(

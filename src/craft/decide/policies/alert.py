@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from craft.decide.membership import JobState
-from craft.decide.observing import observe, to_drain
+from craft.decide.observing import drains, observe
 from craft.decide.policies.abort import AbortPolicy
 from craft.decide.policies.checkpoint import CheckpointPolicy
 from craft.decide.policies.drain import DrainPolicy
@@ -48,7 +48,7 @@ class AlertPolicy:
             drain = DrainRequested(
                 worker_id=event.worker_id, host=event.host, reason=event.reason, deadline_s=event.deadline_s
             )
-            return drain if to_drain(state, drain) else None
+            return drain if drains(state, drain, event.time) else None
         if event.answer == "preempt":
             deadline = None if event.deadline_s is None else event.time + event.deadline_s
             return PreemptRequested(reason=event.reason, deadline=deadline)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from craft.decide.alerts import AlertSettings
 from craft.decide.policies.alert import AlertPolicy
 from craft.decide.policies.policy import Policy
 from craft.decide.technique import Technique
-from craft.protocol.events import AlertFired, AlertResolved
+from craft.protocol.events import AlertFired, AlertResolved, PreemptRequested
 
 
 class Alerts(Technique[AlertSettings]):
@@ -20,6 +21,13 @@ class Alerts(Technique[AlertSettings]):
     before = ()
     emits = (AlertFired, AlertResolved)
     answers = (AlertFired,)
+
+    def objection(self, others: Mapping[str, Technique[Any]]) -> str | None:
+        if "preempt" not in self.settings.answers() or any(
+            PreemptRequested in each.answers for each in others.values()
+        ):
+            return None
+        return "a rule or hook has the answer preempt, so let preemption be on"
 
     def policies(self) -> Sequence[Policy]:
         return (AlertPolicy(),)
