@@ -51,12 +51,16 @@ def test_a_worker_that_dies_in_a_call_is_left_out_of_it_P1_P3(
     result.assert_exact(reference, faults=1, steps=STEPS)
 
 
-def test_a_joiner_that_catches_up_hears_what_the_others_heard_P1(jobs: Jobs, references: References) -> None:
+def test_a_joiner_that_catches_up_hears_what_the_others_heard_P1(
+    jobs: Jobs, references: References, tmp_path: Path
+) -> None:
     steps = ("--steps", "60")
     faults = [Fault(point="before_all_reduce", step=6, rank=1), Fault(point="called", rank=0, occurrence=60)]
-    result = jobs.run(
-        SCRIPT, *steps, "--pause", "0.01", workers=3, faults=faults, environment={"CRAFT_MAX_RESTARTS": "20"}
-    )
+    slow = ("--slow-until", str(tmp_path / "hurry"), "--slow-s", "0.01")
+    job = jobs.start(SCRIPT, *steps, *slow, workers=3, faults=faults, environment={"CRAFT_MAX_RESTARTS": "20"})
+    job.wait_for_committing(5)
+    (tmp_path / "hurry").touch()
+    result = job.wait()
     assert len(result.struck) == 2, describe(result)
     result.assert_exact(references.digest_of(SCRIPT, *steps, workers=1), faults=2, steps=60)
     assert {line["worker_id"] for line in result.events("WorkerFinished")} & {"w3", "w4"}, describe(result)
@@ -71,9 +75,8 @@ def test_a_joiner_that_dies_between_the_steps_before_it_computes_anything_holds_
         Fault(point="before_all_reduce", step=6, rank=1),
         Fault(point="before_barrier", worker="w2", occurrence=2),
     ]
-    result = jobs.run(
-        SCRIPT, *steps, "--pause", "0.05", workers=2, faults=faults, environment={"CRAFT_MAX_RESTARTS": "20"}
-    )
+    slow = ("--slow-until", "run/struck/1")
+    result = jobs.run(SCRIPT, *steps, *slow, workers=2, faults=faults, environment={"CRAFT_MAX_RESTARTS": "20"})
     assert len(result.struck) == 2, describe(result)
     result.assert_exact(references.digest_of(SCRIPT, *steps, workers=1), faults=2, steps=30)
 
@@ -91,7 +94,7 @@ def test_a_joiner_that_is_left_alone_in_an_evaluation_goes_on_by_itself_P1(
         Fault(point="scored", worker="w0", after_file="struck/2"),
     ]
     result = jobs.run(
-        SCRIPT, *steps, "--pause", "0.05",
+        SCRIPT, *steps, "--slow-until", "run/struck/3",
         workers=2,
         options=("--spares", spares),
         faults=faults,
@@ -115,7 +118,7 @@ def test_two_joiners_that_are_left_alone_at_different_steps_do_not_mix_their_cal
         Fault(point="before_evaluate", worker="w0", after_file="struck/4"),
     ]
     result = jobs.run(
-        SCRIPT, *steps, "--pause", "0.02",
+        SCRIPT, *steps, "--slow-until", "run/struck/5", "--slow-s", "0.02",
         workers=3,
         options=("--spares", "2"),
         faults=faults,

@@ -40,7 +40,8 @@ def test_a_job_that_is_lost_again_and_again_ends_with_the_same_bits_P1_P7(
 ) -> None:
     store = tmp_path / "store"
     for after in (12, 25, 40):
-        job = jobs.start(TRAIN, *STEPS, workers=3, options=into(store, "--resume"))
+        slow = ("--slow-until", str(tmp_path / "never"))
+        job = jobs.start(TRAIN, *STEPS, *slow, workers=3, options=into(store, "--resume"))
         come_to(job, after)
         kill_all(job)
     result = jobs.run(TRAIN, *STEPS, workers=3, options=into(store, "--resume"))
@@ -71,7 +72,7 @@ def test_the_newest_one_that_is_whole_is_used_and_a_damaged_one_is_named_P7(
     jobs: Jobs, references: References, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
-    start_and_lose_all(jobs, store, after=35)
+    start_and_lose_all(jobs, store, complete=2)
     before, newest = manifests(store)[-2:]
     only = set(newest.read_text().split('"')) - set(before.read_text().split('"'))
     chunk = next(path for path in store.glob("chunks/*/*") if path.name in only and path.stat().st_size > 1000)

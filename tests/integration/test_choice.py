@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from craft.testing import Fault
+
 from .jobs import TRAIN, Job, Jobs, References, Result, describe, wait_for
 
 
@@ -31,10 +33,8 @@ def reason(result: Result) -> str:
 def test_near_the_end_of_a_job_nobody_is_started_in_the_place_of_a_lost_worker_and_it_says_why_P1(
     jobs: Jobs, references: References, tmp_path: Path
 ) -> None:
-    job = start(jobs, tmp_path, 60)
-    job.reach_step(48)
-    job.kill("w1")
-    result = job.wait()
+    (tmp_path / "hurry").touch()
+    result = start(jobs, tmp_path, 60, faults=[Fault(point="update", step=48, worker="w1")]).wait()
     result.assert_exact(references.digest("--steps", "60"), faults=1, steps=60)
     said = reason(result)
     assert "1 survivor redoes its microbatches; to redo costs" in said, describe(result)

@@ -27,18 +27,22 @@ def test_the_number_of_workers_does_not_change_a_bit_P1(references: References, 
 
 
 @pytest.mark.parametrize("seed", range(NUM_KILL_RUNS))
-def test_kills_at_random_moments_do_not_change_a_bit_P1_P2_P3(jobs: Jobs, references: References, seed: int) -> None:
+def test_kills_at_random_moments_do_not_change_a_bit_P1_P2_P3(
+    jobs: Jobs, references: References, tmp_path: Path, seed: int
+) -> None:
     """One to three of four workers die, each at a moment of its own."""
     chance = random.Random(seed)
     # Early enough to be there before the job ends by itself.
     kills = sorted((chance.randrange(KILL_STEPS // 2), chance.random()) for _ in range(chance.randint(1, 3)))
-    job = jobs.start(TRAIN, "--steps", str(KILL_STEPS))
+    hurry = tmp_path / "hurry"
+    job = jobs.start(TRAIN, "--steps", str(KILL_STEPS), "--slow-until", str(hurry))
     living = ["w0", "w1", "w2", "w3"]
     for step, share in kills:
         job.reach_step(step)
         # Anywhere within the next steps.
         time.sleep(0.03 * share)
         job.kill(living.pop(chance.randrange(len(living))))
+    hurry.touch()
     expected = references.digest("--steps", str(KILL_STEPS))
     job.wait().assert_exact(expected, faults=len(kills), steps=KILL_STEPS)
 

@@ -20,7 +20,7 @@ from .jobs import SCRIPTS, TRAIN, Job, Jobs, Result, wait_for
 
 HANGS = SCRIPTS / "hangs.py"
 COLLECTIVES = SCRIPTS / "collectives.py"
-QUICK = {"CRAFT_HANG_LIMIT_S": "1.5", "CRAFT_FIRST_STEP_LIMIT_S": "4"}
+QUICK = {"CRAFT_HANG_LIMIT_S": "1.5", "CRAFT_FIRST_STEP_LIMIT_S": "60"}
 
 PATIENT = {"CRAFT_HANG_LIMIT_S": "100", "CRAFT_STOP_LIMIT_S": "100"}
 
@@ -35,12 +35,17 @@ def outcomes(result: Result, name: str) -> list[dict[str, Any]]:
     return [line for line in result.run.journal if line.get("outcome") == name]
 
 
-def test_what_a_killed_worker_cost_is_what_the_others_wrote_down_and_craft_why_tells_it(jobs: Jobs) -> None:
-    job = jobs.start(TRAIN, "--steps", "80", workers=3, environment={"CRAFT_MAX_RESTARTS": "20"})
+def test_what_a_killed_worker_cost_is_what_the_others_wrote_down_and_craft_why_tells_it(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    slow = ("--slow-until", str(tmp_path / "hurry"))
+    job = jobs.start(TRAIN, "--steps", "80", *slow, workers=3, environment={"CRAFT_MAX_RESTARTS": "20"})
     job.reach_step(10)
     job.kill("w1")
     wait_for(lambda: any(line.get("outcome") == "Cost" for line in job.journal()), "its cost is known")
     while_it_runs = craft("why", run_dir=job.run_dir)
+    job.wait_for_committing(4)
+    (tmp_path / "hurry").touch()
     result = job.wait()
 
     (cost,), (told,) = outcomes(result, "Cost"), result.events("Recovered")

@@ -31,7 +31,7 @@ def assert_freed_at_once(result: Result, generation: list[dict[str, Any]]) -> No
     (freed,) = said(result.run_dir, "w0", "freed")
     decided = generation[0]["time"]
     # Seen in a run that was looked at: 2 ms. What is asserted is what a busy machine may add to it.
-    assert aborted["told"] - decided < 5.0 and freed["freed"] - decided < 5.0, describe(result)
+    assert aborted["told"] - decided < 20.0 and freed["freed"] - decided < 20.0, describe(result)
 
 
 def test_a_guest_that_dies_is_replaced_and_others_are_drained_and_stopped(jobs: Jobs, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_guest_that_dies_is_replaced_and_others_are_drained_and_stopped(jobs: 
 
 
 def test_a_guest_that_hangs_is_told_from_the_one_that_waits_for_it(jobs: Jobs, tmp_path: Path) -> None:
-    limits = {"CRAFT_HANG_LIMIT_S": "1.5", "CRAFT_FIRST_STEP_LIMIT_S": "4"}
+    limits = {"CRAFT_HANG_LIMIT_S": "1.5", "CRAFT_FIRST_STEP_LIMIT_S": "60"}
     job = jobs.start(GUESTS, "--store", str(tmp_path / "store"), "--hang-at", "20", workers=2, environment=limits)
     wait_for(lambda: said(job.run_dir, "w0", "freed") or job.process.poll() is not None, "the other one was freed")
     job.client.stop(reason="seen enough")

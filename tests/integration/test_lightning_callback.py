@@ -42,7 +42,7 @@ def assert_freed_at_once(result: Result) -> None:
     freed = said(result.run_dir, "freed")
     assert sorted(freed) == ["w0", "w2"], describe(result)
     # Measured: below 0.05 s. What is asserted is what a busy machine may add to it.
-    assert max(line["time"] for line in freed.values()) - lost["time"] < 2.0, describe(result)
+    assert max(line["time"] for line in freed.values()) - lost["time"] < 10.0, describe(result)
 
 
 def start(jobs: Jobs, saved: Path, *arguments: str, **environment: str) -> Job:
@@ -70,7 +70,7 @@ def test_a_killed_rank_of_ddp_frees_the_others_and_the_job_begins_again_where_th
 
 @pytest.mark.long
 def test_a_rank_of_ddp_that_hangs_is_told_from_those_that_wait_for_it(jobs: Jobs, tmp_path: Path) -> None:
-    limits = {"CRAFT_HANG_LIMIT_S": "1.5", "CRAFT_FIRST_STEP_LIMIT_S": "6"}
+    limits = {"CRAFT_HANG_LIMIT_S": "1.5", "CRAFT_FIRST_STEP_LIMIT_S": "60"}
     result = start(jobs, tmp_path / "saved", "--hang-at", "10", **limits).wait()
     assert_began_again(result, tmp_path / "saved")
     (lost,) = result.events("WorkerLost")

@@ -287,16 +287,19 @@ def has_ended(job: Job, worker: str) -> bool:
     return worker not in job.pids()
 
 
-def test_a_reported_worker_is_fenced_and_the_others_go_on_exactly_P1_P3(jobs: Jobs, references: References) -> None:
+def test_a_reported_worker_is_fenced_and_the_others_go_on_exactly_P1_P3(
+    jobs: Jobs, references: References, tmp_path: Path
+) -> None:
     """First the leader, then another."""
-    steps = ("--steps", "60")
-    job = jobs.start(TRAIN, *steps, workers=3)
+    steps, hurry = ("--steps", "60"), tmp_path / "hurry"
+    job = jobs.start(TRAIN, *steps, "--slow-until", str(hurry), workers=3)
     for rank, reason in ((0, "its fan is loud"), (1, "its fan is silent")):
         job.reach_step(job.steps() + 10)
         victim = job.members()[rank]
         answer = job.client.report_failure(worker_id=victim, reason=reason)
         assert [action["action"] for action in answer["actions"]] == ["Fence", "Reconfigure"]
-        wait_for(functools.partial(has_ended, job, victim), "the fenced worker ends", 10)
+        wait_for(functools.partial(has_ended, job, victim), "the fenced worker ends")
+    hurry.touch()
     result = job.wait()
     result.assert_exact(references.digest(*steps), faults=2, steps=60)
     assert "its fan is loud" in result.output and "its fan is silent" in result.output

@@ -45,7 +45,7 @@ def test_a_joiner_that_lags_behind_gives_the_state_to_the_next_one_when_nobody_e
 ) -> None:
     """A spare takes the place of the last one that kept pace, and is in the generation in which that shows."""
     job = jobs.start(
-        TRAIN, "--steps", str(STEPS),
+        TRAIN, "--steps", str(STEPS), "--slow-until", "run/struck/2",
         workers=2,
         options=("--spares", "2"),
         environment={"CRAFT_MAX_RESTARTS": "50"},

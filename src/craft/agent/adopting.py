@@ -51,6 +51,9 @@ class Adopter(Supervisor):
     async def _serve_forks(self) -> None:
         """Take on whoever asks, for as long as this agent is there."""
         self._follow(self._torchrun_pid, self._torchrun_ended)
+        if self._found.get("exit_code") is not None:
+            # The job was over before this agent came: whoever is taken on until it hears so would leave as if all were well.
+            await asyncio.shield(self._over)
         server = await asyncio.start_unix_server(self._adopt, path=str(self._folder / "adopt"))
         async with server:
             await server.serve_forever()

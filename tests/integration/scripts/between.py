@@ -4,6 +4,7 @@ import argparse
 import faulthandler
 import signal
 import time
+from pathlib import Path
 
 import torch
 from torch.utils.data import TensorDataset
@@ -13,7 +14,8 @@ from craft import testing
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=12)
-parser.add_argument("--pause", type=float, default=0.0, help="seconds of sleep in every microbatch")
+parser.add_argument("--slow-until", type=Path, help="every microbatch takes --slow-s longer until this file is there")
+parser.add_argument("--slow-s", type=float, default=0.05, help="ten times as much from the middle on")
 options = parser.parse_args()
 faulthandler.register(signal.SIGUSR1, all_threads=True)
 testing.arm()
@@ -50,8 +52,9 @@ job.register(optimizer=optimizer, heard=heard)
 for step in job.steps(train, global_batch=16, microbatches=4, steps=options.steps, seed=3):
     optimizer.zero_grad()
     for x, y in step:
-        if options.pause:
-            time.sleep(options.pause)
+        if options.slow_until is not None and not options.slow_until.exists():
+            # Whoever a test waits for comes before the end, on however slow a machine.
+            time.sleep(options.slow_s if step.number < options.steps // 2 else 10 * options.slow_s)
         loss = (model(x) - y).pow(2).mean()
         loss.backward()
         step.log(loss=loss)

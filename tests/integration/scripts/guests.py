@@ -37,7 +37,7 @@ def say(**what: Any) -> None:
 def abort(change: craft.Change) -> None:
     connections = abort_gloo()
     say(aborted=change.generation, lost=change.lost, told=change.told, at=time.time(), connections=connections)
-    guest.free_or_end(limit_s=2.0)
+    guest.free_or_end(limit_s=5.0)
 
 
 guest = craft.attend(abort)

@@ -51,7 +51,8 @@ for attempt in job.attempts():
         job.barrier()
         done += 1
     if arguments.slow_until is not None and not arguments.slow_until.exists():
-        time.sleep(0.3)
+        # Whoever a test waits for comes before the end, on however slow a machine.
+        time.sleep(0.3 if done < arguments.steps - 4 else 5.0)
     if done >= arguments.steps:
         break
 print(f"done {done}")

@@ -110,7 +110,7 @@ def test_no_answer_is_waited_for_no_longer_than_the_limit_and_the_loop_goes_on(t
         process.stdout.readline()
 
         async def ask() -> tuple[str, int]:
-            ticks, task = 0, asyncio.create_task(dump(process.pid, path, 0.3))
+            ticks, task = 0, asyncio.create_task(dump(process.pid, path, 1.0))
             while not task.done():
                 ticks += 1
                 await asyncio.sleep(0.01)
@@ -119,8 +119,8 @@ def test_no_answer_is_waited_for_no_longer_than_the_limit_and_the_loop_goes_on(t
         began = time.monotonic()
         text, ticks = asyncio.run(ask())
 
-        assert text.startswith("no Python stack: no answer within 0.3 s")
-        assert time.monotonic() - began < 5
+        assert text.startswith("no Python stack: no answer within 1 s")
+        assert time.monotonic() - began < 20
         assert ticks > 5
         process.stdin.close()
 
