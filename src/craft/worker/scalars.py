@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,24 @@ from craft.protocol.errors import ConfigError
 
 RESERVED = frozenset({"step", "branch", "time"})
 """Names of what ``metrics.jsonl`` itself says of every step."""
+
+_ASIDE = "\0"
+"""With this begins, in the control word, what an adapter says of a microbatch in words: no metric of a script's does."""
+
+
+def aside(text: str) -> str:
+    """Return the name under which ``text`` travels among the scalars of a microbatch."""
+    return _ASIDE + text
+
+
+def asides(metrics: Iterable[tuple[str, float]]) -> tuple[str, ...]:
+    """Return what was said by any microbatch of a step, in the order of texts."""
+    return tuple(name.removeprefix(_ASIDE) for name, _ in metrics if name.startswith(_ASIDE))
+
+
+def shown(metrics: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Return the metrics of a step without what was said."""
+    return {name: value for name, value in metrics if not name.startswith(_ASIDE)}
 
 
 def checked(call: str, scalars: Mapping[str, Any]) -> dict[str, float | torch.Tensor]:

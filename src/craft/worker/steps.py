@@ -15,7 +15,7 @@ from craft.worker.flight import PROBE
 from craft.worker.injections import strike
 from craft.worker.meeting import Left
 from craft.worker.points import reach
-from craft.worker.scalars import checked
+from craft.worker.scalars import aside, asides, checked
 
 if TYPE_CHECKING:
     from craft.worker.training import Training
@@ -42,6 +42,7 @@ class Step:
         self.done = False
         self._entered = False
         self._scalars: dict[str, float | torch.Tensor] = {}
+        self._asides: tuple[str, ...] = ()
 
     @property
     def _place(self) -> tuple[int, int | None]:
@@ -101,8 +102,20 @@ class Step:
             flight.hold(microbatch, scalars, microbatch == PROBE or source.more(self.number + 1, place))
             training.passive.reach("after_backward", microbatch=place)
         self.metrics = training.committed(self.number)
+        assert flight.combined is not None
+        self._asides = asides(flight.combined.metrics)
         self.done = True
         seeds.seed_all(seeds.derive(training.seed, seeds.UPDATE, self.number))
+
+
+def say_aside(step: Step, text: str) -> None:
+    """For adapters: have ``text`` travel with the microbatch that is being computed, beside what it logs."""
+    step._scalars[aside(text)] = 0.0
+
+
+def said_aside(step: Step) -> tuple[str, ...]:
+    """What was said in whichever microbatch of a step whose inner loop has ended: the same on every worker."""
+    return step._asides
 
 
 class Steps:

@@ -33,6 +33,7 @@ from craft.worker.pacing import Pacing
 from craft.worker.parts import Parts
 from craft.worker.passive import InWorker, Passive, hooks_of
 from craft.worker.points import reach
+from craft.worker.scalars import shown
 from craft.worker.start import check_conditions, make_equal
 from craft.worker.structure import Structure
 
@@ -314,7 +315,7 @@ class Training:
             )
         # The script's update comes next, and the state before it may still be on its way to a joiner or a checkpoint.
         hold_back()
-        metrics = dict(combined.metrics)
+        metrics = shown(combined.metrics)
         self._account.committed(
             Committed(
                 step=number,
