@@ -70,6 +70,7 @@ class CraftStrategy(Worker):
         trainer._signal_connector.register_signal_handlers = _nothing
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing
         if trainer.state.fn == "fit":
+            refusals.check_only_fit(trainer, self._job)
             if self._job.rank < 0:
                 # The others have made this check, and wait for nobody.
                 trainer.num_sanity_val_steps = 0
