@@ -34,12 +34,13 @@ class Recorder:
         """Of the microbatch that is being computed."""
         self._new: dict[str, dict[str, Any]] = {}
         """What that logged and is not known yet."""
+        self._updated: list[Any] = []
+        """Metrics that it updated, and did not ask for a value."""
 
     def log(self, fx: str, name: str, value: Any, **more: Any) -> None:
         """As that of Lightning's results."""
         if not isinstance(value, torch.Tensor):
-            # A torchmetrics.Metric: what it gave for this microbatch.
-            value = getattr(value, "_forward_cache", None)
+            value = self._of_microbatch(value)
         if not isinstance(value, torch.Tensor):
             return
         key = _key(fx, name)
@@ -49,6 +50,14 @@ class Recorder:
             }
         self.values[key] = value.detach().float().mean()
 
+    def _of_microbatch(self, metric: Any) -> Any:
+        """What a torchmetrics.Metric gave for this microbatch; where it was only updated, what that comes to."""
+        given = getattr(metric, "_forward_cache", None)
+        if given is None and getattr(metric, "update_called", False):
+            self._updated.append(metric)
+            return metric.compute()
+        return given
+
     def reset(self, *_: Any, **__: Any) -> None:
         """Nothing is kept here from one microbatch to the next."""
 
@@ -57,7 +66,10 @@ class Recorder:
         step.log(**self.values)
         for how in self._new.values():
             say_aside(step, json.dumps(how, sort_keys=True))
-        self.values, self._new = {}, {}
+        for metric in self._updated:
+            # Over more than one microbatch it would depend on which of them fell to this worker.
+            metric.reset()
+        self.values, self._new, self._updated = {}, {}, []
 
     def put(self, results: Any, metrics: Mapping[str, float], samples: int, asides: Iterable[str] = ()) -> None:
         """Log the means over the global batch, as each was logged in a microbatch, by whomever."""

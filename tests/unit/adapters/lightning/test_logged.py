@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchmetrics
 
 from craft.adapters.lightning.logged import Recorder, load, named, save
 from craft.worker.scalars import asides
@@ -110,3 +111,17 @@ def test_how_a_value_is_logged_is_said_until_everybody_knows(results: Any) -> No
     recorder.log("training_step", "loss_a", torch.tensor(1.0), reduce_fx=torch.mean, **HOW)
     recorder.tell(again)  # type: ignore[arg-type]
     assert again.asides == ()
+
+
+@pytest.mark.parametrize("how", ["called", "updated"])
+def test_a_metric_counts_with_each_microbatch_whether_it_is_called_or_only_updated(how: str) -> None:
+    """``update()`` and then ``self.log("acc", self.acc)`` is how torchmetrics has it: nothing was logged of that."""
+    metric, recorder, found = torchmetrics.MeanMetric(), Recorder(), []
+    for value in (1.0, 3.0):
+        (metric if how == "called" else metric.update)(torch.tensor(value))
+        word = Word()
+        recorder.log("training_step", "mean", metric, reduce_fx=torch.mean, **HOW)
+        recorder.log("training_step", "again", metric, reduce_fx=torch.mean, **HOW)
+        recorder.tell(word)  # type: ignore[arg-type]
+        found.append(word.values)
+    assert found == [{"mean": value, "again": value} for value in (1.0, 3.0)]
