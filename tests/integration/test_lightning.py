@@ -70,7 +70,7 @@ def test_a_trainer_goes_on_through_losses_and_joins_with_the_same_bits_P1_P2_P3(
     end = the_end(result)
     assert (end["global_step"], end["epoch"], end["seen"]) == (STEPS, 3, STEPS)
     assert sorted(end["metrics"]) == [
-        "grad_norm", "lr-AdamW", "train_loss", "train_loss_epoch", "train_loss_step", "val_acc", "val_loss",
+        "grad_norm", "lr-AdamW", "outlier_loss", "train_loss", "train_loss_epoch", "train_loss_step", "val_acc", "val_loss",
     ]  # fmt: skip
     assert end["rate"] < 0.001, "the schedule is at its end"
     kept = sorted(file.name for file in (result.run_dir.parent / "logs").rglob("*.ckpt"))

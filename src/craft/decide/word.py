@@ -41,6 +41,7 @@ def combine(words: Sequence[Word]) -> Combined:
         wish=wish,
         busy_us=tuple(word.busy_us for word in words),
         sample=next((word.sample for word in words if word.sample), b""),
+        said=tuple(sorted({text for record in records for text in record.said})),
     )
 
 

@@ -23,6 +23,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Whether its stream has an item for the next step."""
     data: bool = True
     """Whether there was anything to compute: not where its stream had ended before."""
+    said: tuple[str, ...] = ()
+    """What an adapter has to say of it to all workers, in words."""
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -95,3 +97,5 @@ class Combined(msgspec.Struct, frozen=True, kw_only=True):
     busy_us: tuple[int, ...] = ()
     """Of each rank."""
     sample: bytes = b""
+    said: tuple[str, ...] = ()
+    """Of whichever microbatch, each once, in the order of words."""

@@ -6,7 +6,7 @@ the step is committed, with ``start`` and ``hold`` around each microbatch. Failu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -145,7 +145,7 @@ class Flight:
             self._route.flushed(bucket)
             self._exchange.give(self._attempt, bucket)
 
-    def hold(self, microbatch: int, scalars: dict[str, float], more: bool) -> None:
+    def hold(self, microbatch: int, scalars: dict[str, float], more: bool, said: Sequence[str] = ()) -> None:
         """The user's code is done with ``microbatch``: its gradient is ours until the step is committed."""
         self.num_computed += 1
         hasher = self._bits.hasher(microbatch, self._commitments.ledger)
@@ -161,6 +161,7 @@ class Flight:
                 present=leaf.present,
                 scalars=tuple(sorted(scalars.items())),
                 more=more,
+                said=tuple(said),
             )
         )
         self._late = self._late or (leaf.late and self._overlaps)

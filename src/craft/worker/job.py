@@ -390,6 +390,11 @@ def slots_of(job: Job) -> int:
     return job._meeting.slots
 
 
+def has_trained(job: Job) -> bool:
+    """Whether the job's one loop has begun, or is over. No business of the script's."""
+    return job._training is not None
+
+
 def may_go_back(job: Job) -> bool:
     """Whether the job goes back to a checkpoint where numbers are not finite. No business of the script's."""
     divergence = job._techniques.get(Divergence)

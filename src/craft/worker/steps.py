@@ -42,6 +42,8 @@ class Step:
         self.done = False
         self._entered = False
         self._scalars: dict[str, float | torch.Tensor] = {}
+        self._said: list[str] = []
+        """Of this microbatch, by an adapter."""
 
     @property
     def _place(self) -> tuple[int, int | None]:
@@ -82,7 +84,7 @@ class Step:
         flight, source = training.flight, training.source
         while (microbatch := training.next_microbatch()) is not None:
             place = 0 if microbatch == PROBE else microbatch
-            self.microbatch, self._scalars = place, {}
+            self.microbatch, self._scalars, self._said = place, {}, []
             training.activity.now(Phase.LOADING, self.number, place)
             data = source.fetch(self.number, place)
             if data is ENDED:
@@ -98,11 +100,24 @@ class Step:
             yield data
             self.microbatch = None
             scalars = {name: float(value) for name, value in self._scalars.items()}
-            flight.hold(microbatch, scalars, microbatch == PROBE or source.more(self.number + 1, place))
+            more = microbatch == PROBE or source.more(self.number + 1, place)
+            flight.hold(microbatch, scalars, more, self._said)
             training.passive.reach("after_backward", microbatch=place)
         self.metrics = training.committed(self.number)
         self.done = True
         seeds.seed_all(seeds.derive(training.seed, seeds.UPDATE, self.number))
+
+
+def say_aside(step: Step, text: str) -> None:
+    """For adapters: have ``text`` travel with the microbatch that is being computed, beside what it logs."""
+    step._said.append(text)
+
+
+def said_aside(step: Step) -> tuple[str, ...]:
+    """What was said in whichever microbatch of a step whose inner loop has ended: the same on every worker."""
+    last = step._training.handover.last
+    assert step.done and last is not None
+    return last.combined.said
 
 
 class Steps:

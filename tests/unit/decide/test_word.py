@@ -23,6 +23,7 @@ def records_and_owners(draw: st.DrawFn) -> tuple[list[Record], list[int], list[i
             present=bytes([draw(st.integers(0, 255))]),
             scalars=draw(scalars),
             more=draw(st.booleans()),
+            said=tuple(draw(st.lists(st.text(max_size=2), max_size=2))),
         )
         for microbatch in range(size)
     ]

@@ -10,6 +10,7 @@ import torch
 import torch.distributed
 
 from craft.protocol import events
+from craft.worker.steps import said_aside, say_aside
 
 from .alone import Batch, alone, dataset, grads, loss_of, model, train
 
@@ -111,6 +112,21 @@ def test_metrics_are_means_over_the_samples() -> None:
             step.log(mean=batch.float().mean(), constant=2.0)
 
     assert step.metrics == {"constant": pytest.approx(2.0), "mean": pytest.approx(3.0)}
+
+
+def test_what_an_adapter_says_of_a_microbatch_is_beside_the_metrics_of_its_step() -> None:
+    job = alone()
+    job.replicate(model())
+    found = []
+
+    for step in job.steps(list(range(8)), global_batch=4, microbatches=2, steps=2, shuffle=False):
+        for index in step:
+            step.log(mean=index.float().mean())
+            if 3 in index:
+                say_aside(step, "a three")
+        found.append((said_aside(step), sorted(step.metrics)))
+
+    assert found == [(("a three",), ["mean"]), ((), ["mean"])]
 
 
 @pytest.mark.parametrize("when", ["before the inner loop", "after it"])

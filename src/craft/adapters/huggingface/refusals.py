@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from craft.protocol.errors import ConfigError
-from craft.worker.job import Job, may_go_back
+from craft.worker.job import Job, has_trained, may_go_back
 
 _ORDERS = ("random", "sequential")
 
@@ -69,6 +69,11 @@ def _reasons(trainer: Any, job: Job, trial: Any) -> list[tuple[bool, str]]:
         (
             args.save_on_each_node,
             "TrainingArguments(save_on_each_node=True): under CraftTrainer one worker writes; leave it out",
+        ),
+        (
+            has_trained(job),
+            "a second train() in one script: a job has one, and its order of data goes on through all of it. Give the first more"
+            " epochs or steps, or run a script for each with craft run",
         ),
         (trial is not None, "hyperparameter_search trains many models, and a job trains one: run a job for each"),
         (

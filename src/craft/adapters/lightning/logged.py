@@ -7,13 +7,14 @@ Lightning's results while a microbatch is computed, and after the step's commit 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 from craft.worker.scalars import RESERVED
-from craft.worker.steps import Step
+from craft.worker.steps import Step, say_aside
 
 _IN_STEP = "training_step"
 _KEPT = ("prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "rank_zero_only")
@@ -28,22 +29,34 @@ class Recorder:
         self.batch_size: int | None = None
         self.dataloader_idx: int | None = None
         self.known: dict[str, dict[str, Any]] = {}
-        """By its name in the word: how it was logged when that was seen last."""
+        """By its name in the word: how it is logged. The same on every worker, also where no microbatch of its own logged it."""
         self.values: dict[str, torch.Tensor] = {}
         """Of the microbatch that is being computed."""
+        self._new: dict[str, dict[str, Any]] = {}
+        """What that logged and is not known yet."""
+        self._updated: list[Any] = []
+        """Metrics that it updated, and did not ask for a value."""
 
     def log(self, fx: str, name: str, value: Any, **more: Any) -> None:
         """As that of Lightning's results."""
         if not isinstance(value, torch.Tensor):
-            # A torchmetrics.Metric: what it gave for this microbatch.
-            value = getattr(value, "_forward_cache", None)
+            value = self._of_microbatch(value)
         if not isinstance(value, torch.Tensor):
             return
         key = _key(fx, name)
-        self.known[key] = {"fx": fx, "name": name, "reduce_fx": _name_of(more.get("reduce_fx", "mean"))} | {
-            kept: more[kept] for kept in _KEPT if kept in more
-        }
+        if key not in self.known:
+            self._new[key] = {"fx": fx, "name": name, "reduce_fx": _name_of(more.get("reduce_fx", "mean"))} | {
+                kept: more[kept] for kept in _KEPT if kept in more
+            }
         self.values[key] = value.detach().float().mean()
+
+    def _of_microbatch(self, metric: Any) -> Any:
+        """What a torchmetrics.Metric gave for this microbatch; where it was only updated, what that comes to."""
+        given = getattr(metric, "_forward_cache", None)
+        if given is None and getattr(metric, "update_called", False):
+            self._updated.append(metric)
+            return metric.compute()
+        return given
 
     def reset(self, *_: Any, **__: Any) -> None:
         """Nothing is kept here from one microbatch to the next."""
@@ -51,10 +64,17 @@ class Recorder:
     def tell(self, step: Step) -> None:
         """Have what was logged travel with the microbatch."""
         step.log(**self.values)
-        self.values = {}
+        for how in self._new.values():
+            say_aside(step, json.dumps(how, sort_keys=True))
+        for metric in self._updated:
+            # Over more than one microbatch it would depend on which of them fell to this worker.
+            metric.reset()
+        self.values, self._new, self._updated = {}, {}, []
 
-    def put(self, results: Any, metrics: Mapping[str, float], samples: int) -> None:
-        """Log the means over the global batch, as each was logged in a microbatch."""
+    def put(self, results: Any, metrics: Mapping[str, float], samples: int, said: Iterable[str] = ()) -> None:
+        """Log the means over the global batch, as each was logged in a microbatch, by whomever."""
+        for how in map(json.loads, said):
+            self.known.setdefault(_key(how["fx"], how["name"]), how)
         for key, value in metrics.items():
             if key in self.known:
                 results.log(value=torch.tensor(value), batch_size=samples, **_arguments(self.known[key]))

@@ -9,6 +9,7 @@ import torch
 
 from craft.adapters.lightning.loader import StepLoader
 from craft.protocol.errors import ConfigError
+from craft.worker.job import Job, has_trained
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,22 @@ def check(trainer: Any, device: torch.device) -> None:
             "GradientAccumulationScheduler changes the size of a step on the way, and a job's microbatches never change:"
             " use Trainer(accumulate_grad_batches=...)"
         )
+
+
+def check_only_fit(trainer: Any, job: Job) -> None:
+    """Before the model is set up for a fit."""
+    if has_trained(job):
+        raise ConfigError(
+            "a second trainer.fit() in one script: a job has one, and its order of data goes on through all of it. Give the first"
+            " more epochs, or run a script for each with craft run"
+        )
+    for callback in trainer.callbacks:
+        if _is_a(callback, "LearningRateFinder", "BatchSizeFinder"):
+            # Those of a Tuner are of these classes, too.
+            raise ConfigError(
+                f"{type(callback).__name__} (by itself, or Tuner's) trains before the fit, and a job trains once: find the value"
+                ' in a script of its own, without strategy="craft", and set it here'
+            )
 
 
 def check_fit(trainer: Any, loader: StepLoader | None) -> None:

@@ -23,7 +23,7 @@ from craft.adapters.lightning.progress import Progress, Surroundings
 from craft.adapters.lightning.worker import Worker
 from craft.protocol.errors import ConfigError
 from craft.settings.lightning import global_seed
-from craft.worker.steps import Driven, Step
+from craft.worker.steps import Driven, Step, said_aside
 
 _ENDLESS = 1 << 40
 
@@ -70,6 +70,7 @@ class CraftStrategy(Worker):
         trainer._signal_connector.register_signal_handlers = _nothing
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing
         if trainer.state.fn == "fit":
+            refusals.check_only_fit(trainer, self._job)
             if self._job.rank < 0:
                 # The others have made this check, and wait for nobody.
                 trainer.num_sanity_val_steps = 0
@@ -163,7 +164,7 @@ class CraftStrategy(Worker):
             self._compute(step, closure)
         self._microbatch = None
         self._follow_leader()
-        self._recorder.put(self._results, step.metrics, self._results.batch_size)
+        self._recorder.put(self._results, step.metrics, self._results.batch_size, said_aside(step))
         loss = torch.tensor(step.metrics.get("loss", float("nan")))
         # What hooks after the step get: the same on every worker, one that had no microbatch included.
         loop: Any = self.lightning_module.trainer.fit_loop.epoch_loop.automatic_optimization  # type: ignore[union-attr]

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.worker.alone import alone
+from tests.unit.worker.alone import alone, has_trained
 from torch.utils.data import DataLoader, IterableDataset
 
 from craft.adapters.huggingface import refusals
 from craft.protocol.errors import ConfigError
+from craft.worker.job import Job
 
 ARGUMENTS: dict[str, Any] = {
     "world_size": 1,
@@ -32,10 +33,10 @@ OWN = {
 }
 
 
-def check(changed: dict[str, Any], trial: Any = None) -> None:
+def check(changed: dict[str, Any], trial: Any = None, job: Job | None = None) -> None:
     args = SimpleNamespace(**{name: changed.get(name, value) for name, value in ARGUMENTS.items()})
     own = {name: changed.get(name, value) for name, value in OWN.items()}
-    refusals.check(SimpleNamespace(args=args, **own), alone(), trial)
+    refusals.check(SimpleNamespace(args=args, **own), job or alone(), trial)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:3"])
@@ -79,3 +80,8 @@ class Endless(IterableDataset[int]):
 def test_data_without_numbers_is_refused() -> None:
     with pytest.raises(ConfigError, match="IterableDataset"):
         refusals.check_data(DataLoader(Endless(), batch_size=2))
+
+
+def test_a_second_train_is_refused_in_words_of_the_trainers() -> None:
+    with pytest.raises(ConfigError, match=r"a second train\(\) in one script"):
+        check({}, job=has_trained())

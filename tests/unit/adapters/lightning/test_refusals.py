@@ -10,6 +10,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch import callbacks
+from tests.unit.worker.alone import alone, has_trained
 
 from craft.adapters.lightning import refusals
 from craft.adapters.lightning.strategy import _steps_left
@@ -29,6 +30,19 @@ def trainer_with(*given: L.Callback) -> L.Trainer:
 def test_callbacks_whose_state_nobody_would_have_are_refused_by_name(callback: L.Callback) -> None:
     with pytest.raises(ConfigError, match=f"{type(callback).__name__} has a state that is not in the module"):
         refusals.check(trainer_with(callback), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("callback", [callbacks.LearningRateFinder(), callbacks.BatchSizeFinder()])
+def test_callbacks_that_train_before_the_fit_are_refused_by_name(callback: L.Callback) -> None:
+    """They left a job that had ended after their own few steps, and a file that one worker had removed before another read it."""
+    with pytest.raises(ConfigError, match=f"{type(callback).__name__} .* find the value in a script of its own"):
+        refusals.check_only_fit(trainer_with(callback), alone())
+
+
+def test_a_second_fit_is_refused_in_words_of_lightnings() -> None:
+    with pytest.raises(ConfigError, match=r"a second trainer\.fit\(\) in one script"):
+        refusals.check_only_fit(trainer_with(), has_trained())
+    refusals.check_only_fit(trainer_with(), alone())
 
 
 def test_what_code_of_the_scripts_own_keeps_in_checkpoints_is_told(caplog: pytest.LogCaptureFixture) -> None:
