@@ -229,6 +229,22 @@ def test_a_latecomer_that_raises_before_its_first_step_does_not_stop_the_job(rep
 # Spares, and waiting.
 
 
+def test_a_job_that_is_done_does_not_wait_for_one_that_is_still_starting(
+    jobs: Jobs, references: References, tmp_path: Path
+) -> None:
+    """A script may read data for minutes before it joins: in vain, once the others are done."""
+    script, began = tmp_path / "reads.py", tmp_path / "began"
+    reads = f"if os.environ['CRAFT_WORKER_ID'] == 'w2':\n    open({str(began)!r}, 'w').close()\n    time.sleep(600)\n"
+    script.write_text(f"import os, runpy, time\n{reads}runpy.run_path({str(TRAIN)!r}, run_name='__main__')\n")
+    steps, hurry = ("--steps", "100"), tmp_path / "hurry"
+    job = jobs.start(script, *steps, "--slow-until", str(hurry), workers=2, environment=REPLACE)
+    job.reach_step(3)
+    job.kill("w1")
+    wait_for(began.exists, "another one is started")
+    hurry.touch()
+    job.wait().assert_exact(references.digest(*steps, workers=1), faults=1)
+
+
 def test_a_spare_takes_the_slot_of_a_lost_worker_in_the_very_next_generation_P1(replaced: Replaced) -> None:
     job = replaced.start(options=("--spares", "1"))
     job.reach_step(5)

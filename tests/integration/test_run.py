@@ -210,10 +210,21 @@ def assert_all_gone(job: Job, limit_s: float = 15) -> None:
 def assert_interrupted(result: Result, code: int, name: str) -> None:
     assert result.exit_code == code, describe(result)
     assert f"interrupted by {name}" in result.output
+    # Whoever was ended because of it was not lost.
+    assert not [line for line in result.run.journal if line.get("outcome") == "Fault"], describe(result)
     assert "Traceback" not in describe(result)
 
 
 def test_ctrl_c_ends_a_job_with_everything_it_started(running: Job) -> None:
+    running.interrupt()
+    assert_interrupted(running.wait(), 130, "SIGINT")
+
+
+@pytest.mark.long
+def test_ctrl_c_ends_a_job_whose_lighthouse_is_stopped(running: Job) -> None:
+    for process in running.processes():
+        if "craft.cli.main lighthouse" in " ".join(process.cmdline()):
+            process.suspend()
     running.interrupt()
     assert_interrupted(running.wait(), 130, "SIGINT")
 

@@ -114,6 +114,9 @@ class Adopter(Supervisor):
         else:
             end()
 
+    def _end_starting(self) -> None:
+        """They end by themselves, and torchrun is to see how."""
+
     async def _see_out(self, outcome: Outcome) -> Outcome:
         await self._crew.wait(_BY_ITSELF_S)
         outcome = await super()._see_out(outcome)

@@ -21,6 +21,7 @@ _RESTART_S = 0.1
 _RESTART_LIMIT_S = 30.0
 _OWN_HOST_LIMIT_S = 10.0
 _LAST_WORDS_S = 1.0
+_END_S = 5.0
 _AT_ONCE = 1 << 16
 _FOR_PEOPLE = "craft lighthouse: "
 
@@ -36,6 +37,7 @@ class OwnLighthouse:
         self._said = b""
         """The end of what the one that was started last has said."""
         self._told = ""
+        self._wanted = True
 
     async def start(self) -> None:
         """Start it; returns when it listens. Raises ConfigError with what it said if it does not."""
@@ -87,6 +89,8 @@ class OwnLighthouse:
         while True:
             assert self._process is not None
             code = await self._process.wait()
+            if not self._wanted:
+                return
             logger.info("the lighthouse ended (%s): starting it again", ending(code))
             await self._start_again()
             on_start()
@@ -104,9 +108,15 @@ class OwnLighthouse:
                 logger.warning("the lighthouse does not start, and is tried again: %s", error)
 
     async def end(self) -> None:
+        self._wanted = False
         if self._process is not None and self._process.returncode is None:
             self._process.terminate()
-            await self._process.wait()
+            try:
+                await asyncio.wait_for(self._process.wait(), _END_S)
+            except asyncio.TimeoutError:
+                # Stopped by somebody, or a disk that does not answer.
+                self._process.kill()
+                await self._process.wait()
         if self._listening is not None:
             # What it said last is on its way.
             await asyncio.wait((self._listening,), timeout=_LAST_WORDS_S)

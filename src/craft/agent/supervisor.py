@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 _START_S = 60.0
 _TICK_S = 0.1
 _ASK_AGAIN_S = 0.1
+_ANSWER_S = 2.0
 _TERMINATED = 143
 
 
@@ -282,11 +284,14 @@ class Supervisor:
 
     def _stopped(self, worker_id: str) -> None:
         """A worker is stopped. Of one that has not joined a job on its way, the others know nothing: nobody else will end it."""
-        assert self.relay is not None
-        report = self.relay.reports().get(worker_id)
-        if self._has_begun() and (report is None or not report.joined):
+        if self._has_begun() and not self._has_joined(worker_id):
             logger.warning("%s was stopped before it joined the others, and is ended", worker_id)
             self._crew.signal(worker_id, signal.SIGKILL)
+
+    def _has_joined(self, worker_id: str) -> bool:
+        assert self.relay is not None
+        report = self.relay.reports().get(worker_id)
+        return report is not None and report.joined
 
     def _end_fenced(self, worker_id: str) -> None:
         self._crew.signal(worker_id, signal.SIGKILL)
@@ -301,7 +306,10 @@ class Supervisor:
 
     async def _see_out(self, outcome: Outcome) -> Outcome:
         """The job is over: let workers come to the end of their scripts after a good end; else end them."""
+        if self._interrupted.done() and self._lighthouse is not None:
+            await self._end_lighthouse(self._lighthouse, outcome.reason)
         if outcome.exit_code == 0:
+            self._end_starting()
             ended = asyncio.ensure_future(self._crew.all_ended.wait())
             either: set[asyncio.Future[Any]] = {ended, self._interrupted}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -314,6 +322,18 @@ class Supervisor:
             await self._crew.end(LEAVE_S)
         self._watch(self)
         return outcome
+
+    async def _end_lighthouse(self, lighthouse: OwnLighthouse, reason: str) -> None:
+        """Before the workers end: it would take each of them for one that was lost."""
+        with contextlib.suppress(CraftError):
+            await asyncio.to_thread(Client(self.url, self.token, _ANSWER_S).stop, reason)
+        await lighthouse.end()
+
+    def _end_starting(self) -> None:
+        """Whoever has not come to the others by now would only hear that it is too late, perhaps in minutes."""
+        for worker_id in self._crew.living:
+            if not self._has_joined(worker_id):
+                self._crew.signal(worker_id, signal.SIGTERM)
 
     def _all_left(self) -> bool:
         assert self.relay is not None
