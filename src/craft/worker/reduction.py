@@ -14,7 +14,8 @@ on it does, all know from the commit before it. After a loss the communicator is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 import torch
@@ -128,15 +129,20 @@ class Reductions:
 
     def call(self, name: str, data: bytes) -> list[bytes]:
         """Return the bytes of everybody who keeps pace; like a reduction it counts for nothing until the step is committed."""
-        commitments = self._commitments
-        try:
-            parts = exchange_named(commitments, name, data, "in the body of an attempt")
-        except GroupError as error:
-            commitments.broke(error)
-            raise
-        if self._speaks:
-            self._send(_encode(Reduced((), b"", (), (), b"", tuple(parts))))
+        with self._telling():
+            parts = exchange_named(self._commitments, name, data, "in the body of an attempt")
+            if self._speaks:
+                self._send(_encode(Reduced((), b"", (), (), b"", tuple(parts))))
         return parts
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """If the group breaks within, that is told: nobody else may see it."""
+        try:
+            yield
+        except GroupError as error:
+            self._commitments.broke(error)
+            raise
 
     def _take_buffers(self, changed: tuple[int, ...], packed: torch.Tensor | None) -> None:
         self._buffers.commit(changed, packed)
@@ -168,12 +174,9 @@ class Reductions:
         peers = [rank for rank in range(among.size) if rank != among.rank]
         own = torch.frombuffer(bytearray(signature), dtype=torch.uint8)
         theirs = [torch.zeros_like(own) for _ in peers]
-        try:
+        with self._telling():
             due = [among.recv(each, peer, _SIGNATURE) for peer, each in zip(peers, theirs, strict=True)]
             among.wait_all([*due, *(among.send(own, peer, _SIGNATURE) for peer in peers)])
-        except GroupError as error:
-            self._commitments.broke(error)
-            raise
         if not all(torch.equal(own, each) for each in theirs):
             raise ConfigError(
                 f"step {self._commitments.step}: workers reduce different gradients in the same place: the body of an"
@@ -198,7 +201,8 @@ class Reductions:
                 buffers=combined.buffers,
                 packed=_bytes(packed) if combined.buffers and packed is not None else b"",
             )
-            self._send(_encode(reduced))
+            with self._telling():
+                self._send(_encode(reduced))
 
     @property
     def _speaks(self) -> bool:
@@ -221,12 +225,9 @@ class Reductions:
         group = self._commitments.group
         if group is None or not self._speaks:
             return
-        try:
+        with self._telling():
             self._send(b"")
             group.wait_all([pending for _, pending in self._told])
-        except GroupError as error:
-            self._commitments.broke(error)
-            raise
         self._told = []
 
     def replay(self, phase: Phase, reduced: Reduced) -> dict[str, float]:
