@@ -36,7 +36,12 @@ def test_a_callback_that_saves_an_attribute_in_another_form_can_be_asked_for_its
 
 
 def trainer_of(package: str) -> Any:
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     trainer = importlib.import_module(package).Trainer(accelerator="cpu", max_epochs=3, **quiet)
     trainer.strategy.model = torch.nn.Linear(1, 1)
     trainer.fit_loop.max_batches = 4
@@ -46,7 +51,9 @@ def trainer_of(package: str) -> Any:
 
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
-def test_a_worker_that_joins_between_epochs_is_no_longer_inside_the_checkpoint_that_the_fit_began_from(package: str) -> None:
+def test_a_worker_that_joins_between_epochs_is_no_longer_inside_the_checkpoint_that_the_fit_began_from(
+    package: str,
+) -> None:
     saved = trainer_of(package).fit_loop
     saved.epoch_progress.increment_ready()
     saved.epoch_progress.increment_started()

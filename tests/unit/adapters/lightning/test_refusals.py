@@ -62,6 +62,8 @@ def test_how_long_a_job_is_does_not_depend_on_the_checkpoint_that_a_worker_finds
     """One that joins may find a newer one, as with ``ckpt_path="last"``: it would be refused for another number of steps."""
     epochs = SimpleNamespace(current=SimpleNamespace(ready=done, processed=done))
     progress = SimpleNamespace(current=SimpleNamespace(completed=done))
-    fit = SimpleNamespace(max_epochs=max_epochs, epoch_progress=epochs, epoch_loop=SimpleNamespace(batch_progress=progress))
+    fit = SimpleNamespace(
+        max_epochs=max_epochs, epoch_progress=epochs, epoch_loop=SimpleNamespace(batch_progress=progress)
+    )
     trainer = SimpleNamespace(fit_loop=fit, num_training_batches=6, max_steps=max_steps, global_step=6 * done)
     assert _most_steps(trainer) == most
