@@ -25,6 +25,7 @@ from craft.worker.channel import Channel
 from craft.worker.commit import Commitments
 from craft.worker.data import Collate
 from craft.worker.devices import between_devices, device_of, make_scales, own_device, warm_up
+from craft.worker.extra_state import ExtraState
 from craft.worker.meeting import Meeting
 from craft.worker.parts import Parts
 from craft.worker.refusals import check_attempts, check_event, check_model, check_optimizers, check_registered
@@ -96,7 +97,10 @@ class Job:
         self._device = device or self._device
         if any(module is model for module in self._modules.values()):
             return model
-        self._modules["model" if not self._modules else f"model{len(self._modules)}"] = model
+        name = "model" if not self._modules else f"model{len(self._modules)}"
+        self._modules[name] = model
+        if extra := ExtraState(model):
+            self.register(**{f"{name}.extra_state": extra})
         return model
 
     def register(self, **items: Any) -> None:

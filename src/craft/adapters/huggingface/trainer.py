@@ -8,6 +8,7 @@ training state (``progress.py``).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -88,8 +89,7 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *given: Any, **named: Any) -> Any:
         if self._job.rank < 0:
-            # The others have begun from it, and may have written newer ones since: this worker takes their state.
-            resume_from_checkpoint = None
+            resume_from_checkpoint = still_there(resume_from_checkpoint, self.args.output_dir)
         return super().train(resume_from_checkpoint, *given, **named)
 
     def _inner_training_loop(self, *given: Any, **named: Any) -> Any:
@@ -276,3 +276,14 @@ def _load_steps(trainer: Any) -> StepLoader:
 def _skip_nothing(loader: Any, num_batches: int = 0) -> Any:
     """In the place of accelerate's: steps come from where the job is."""
     return loader
+
+
+def still_there(checkpoint: str | bool | None, output_dir: str) -> str | None:
+    """What a worker that comes later goes on from: the same as the first ones, who may all have been lost before the first step.
+
+    None once it was removed, or where a newer one is just being written: only a job that has begun does so, and this worker
+    takes its state, whatever it has loaded.
+    """
+    found = home.get_last_checkpoint(output_dir) if checkpoint is True else checkpoint or None
+    # What is written last.
+    return found if found is not None and os.path.isfile(os.path.join(found, home.TRAINER_STATE_NAME)) else None

@@ -75,6 +75,8 @@ class Progress:
         if self._in_epoch:
             fit.restarting = True
             _go_on(fit)
+        else:
+            _begin(fit)
         fit.reset()
 
 
@@ -82,6 +84,12 @@ def _set(tracker: Any, completed: int) -> None:
     for name in ("ready", "started", "processed", "completed"):
         if hasattr(tracker, name):
             setattr(tracker, name, completed)
+
+
+def _begin(fit: Any) -> None:
+    """An epoch is to begin: what a checkpoint of Lightning's own (``ckpt_path``) was in the middle of is over."""
+    for loop in (fit, fit.epoch_loop, fit.epoch_loop.val_loop):
+        loop._restarting = loop._loaded_from_state_dict = loop._resuming_from_checkpoint = False
 
 
 def _go_on(fit: Any) -> None:

@@ -120,7 +120,7 @@ class CraftStrategy(Worker):
             loader.loader,
             global_batch=loader.global_batch,
             microbatches=loader.microbatches,
-            steps=_steps_left(trainer),
+            steps=_most_steps(trainer),
             steps_per_epoch=trainer.num_training_batches,
             seed=seed,
         )
@@ -222,16 +222,16 @@ class CraftStrategy(Worker):
         super().teardown()
 
 
-def _steps_left(trainer: Any) -> int:
-    """How many steps the fit loop will make at most."""
+def _most_steps(trainer: Any) -> int:
+    """How many steps the fit loop will make at most; it ends by itself, and earlier if it goes on from a checkpoint.
+
+    Those that a checkpoint has are not left out: a worker that joins may find a newer one under the same ``ckpt_path``.
+    """
     limits = [_ENDLESS]
     if trainer.fit_loop.max_epochs not in (None, -1):
-        epoch = trainer.fit_loop.epoch_progress.current
-        # In a checkpoint from the end of an epoch that epoch counts, and its batches are still there.
-        begun = trainer.fit_loop.epoch_loop.batch_progress.current.completed if epoch.ready > epoch.processed else 0
-        limits.append((trainer.fit_loop.max_epochs - epoch.processed) * trainer.num_training_batches - begun)
+        limits.append(trainer.fit_loop.max_epochs * trainer.num_training_batches)
     if trainer.max_steps != -1:
-        limits.append(trainer.max_steps - trainer.global_step)
+        limits.append(trainer.max_steps)
     return int(min(limits))
 
 

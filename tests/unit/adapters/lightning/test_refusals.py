@@ -13,7 +13,7 @@ from lightning.pytorch import callbacks
 from tests.unit.worker.alone import alone, has_trained
 
 from craft.adapters.lightning import refusals
-from craft.adapters.lightning.strategy import _steps_left
+from craft.adapters.lightning.strategy import _most_steps
 from craft.protocol.errors import ConfigError
 
 
@@ -54,15 +54,16 @@ def test_what_code_of_the_scripts_own_keeps_in_checkpoints_is_told(caplog: pytes
     assert told.startswith("Keeps.on_save_checkpoint is for Lightning's own checkpoints")
 
 
-@pytest.mark.parametrize(
-    ("ready", "processed", "batches", "left"),
-    [(0, 0, 0, 24), (1, 0, 2, 22), pytest.param(2, 2, 6, 12, id="from the end of an epoch")],
-)
-def test_a_fit_goes_on_to_its_last_epoch_wherever_it_goes_on_from(
-    ready: int, processed: int, batches: int, left: int
+@pytest.mark.parametrize(("max_epochs", "max_steps", "most"), [(4, -1, 24), (4, 10, 10), (None, 10, 10)])
+@pytest.mark.parametrize("done", [0, 2])
+def test_how_long_a_job_is_does_not_depend_on_the_checkpoint_that_a_worker_finds(
+    max_epochs: int | None, max_steps: int, most: int, done: int
 ) -> None:
-    epochs = SimpleNamespace(current=SimpleNamespace(ready=ready, processed=processed))
-    progress = SimpleNamespace(current=SimpleNamespace(completed=batches))
-    fit = SimpleNamespace(max_epochs=4, epoch_progress=epochs, epoch_loop=SimpleNamespace(batch_progress=progress))
-    trainer = SimpleNamespace(fit_loop=fit, num_training_batches=6, max_steps=-1, global_step=0)
-    assert _steps_left(trainer) == left
+    """One that joins may find a newer one, as with ``ckpt_path="last"``: it would be refused for another number of steps."""
+    epochs = SimpleNamespace(current=SimpleNamespace(ready=done, processed=done))
+    progress = SimpleNamespace(current=SimpleNamespace(completed=done))
+    fit = SimpleNamespace(
+        max_epochs=max_epochs, epoch_progress=epochs, epoch_loop=SimpleNamespace(batch_progress=progress)
+    )
+    trainer = SimpleNamespace(fit_loop=fit, num_training_batches=6, max_steps=max_steps, global_step=6 * done)
+    assert _most_steps(trainer) == most
