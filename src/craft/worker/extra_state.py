@@ -1,6 +1,7 @@
 """What a module's ``state_dict`` has besides parameters and buffers: what its parts give by ``get_extra_state``.
 
-It follows the job as what is registered does: to those who join, into checkpoints, and into the hash of the final state.
+It follows the job as what is registered does, to those who join and into checkpoints. It is not compared: forward may have
+changed it, which is then each worker's own matter, as it is under DDP.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import torch
 
 class ExtraState:
     """That of one replicated module, by the names of its parts."""
+
+    beside_the_state = True
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module

@@ -1,4 +1,4 @@
-"""What a module gives by ``get_extra_state`` belongs to the training state."""
+"""What a module gives by ``get_extra_state`` travels with the training state."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from craft.snapshots.portable import State, load
+from craft.snapshots.state import registered_leaves
 from craft.worker.job import Job
 
 from .alone import alone, model
@@ -44,6 +45,11 @@ def test_a_joiner_has_the_extra_state_of_every_part_of_every_module() -> None:
 
     assert [part.seen["count"] for part in theirs] == [0, 7, 9]
     assert torch.equal(theirs[2].seen["mean"], torch.arange(2.0))
+
+
+def test_it_may_be_another_one_on_every_worker() -> None:
+    """As where forward counts something: that is no reason to end a job."""
+    assert registered_leaves(job_of(Counting())._registered) == []
 
 
 def test_a_module_without_any_registers_nothing() -> None:
