@@ -27,6 +27,8 @@ class Play:
         self._used: set[str] = set()
         self.lost: set[str] = set()
         """Workers that count as lost by now."""
+        self.began_again = False
+        """Then whoever was just joining, without any state, counts as lost, too."""
 
     def lines(self, kind: str, **fields: object) -> list[Line]:
         return [
@@ -144,6 +146,7 @@ def _restore(play: Play) -> None:
     play.lost.update(everybody)
     play.job.kill(*everybody)
     play.see("Restore", "the job begins again from its checkpoint")
+    play.began_again = True
     play.goes_on()
 
 

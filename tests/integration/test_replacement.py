@@ -242,7 +242,9 @@ def test_a_job_that_is_done_does_not_wait_for_one_that_is_still_starting(
     job.kill("w1")
     wait_for(began.exists, "another one is started")
     hurry.touch()
-    job.wait().assert_exact(references.digest(*steps, workers=1), faults=1)
+    result = job.wait()
+    result.assert_exact(references.digest(*steps, workers=1), faults=1)
+    assert [lost["worker_id"] for lost in result.events("WorkerLost")] == ["w1"], describe(result)
 
 
 def test_a_spare_takes_the_slot_of_a_lost_worker_in_the_very_next_generation_P1(replaced: Replaced) -> None:

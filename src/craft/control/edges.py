@@ -160,6 +160,9 @@ class Edges:
             if self.index.may_run(exited.worker_id):
                 yield WorkerEnded(worker_id=exited.worker_id)
             return
+        if self._state().stopping is not None and (seen is None or not seen.joined):
+            # It was still starting when the job was over, and its agent did not wait for it.
+            return
         yield _ending(exited, seen)
 
     def _forgotten(self, report: HostReport) -> Iterator[AnyEvent]:

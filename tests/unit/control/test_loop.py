@@ -86,6 +86,17 @@ def test_an_exception_that_is_reported_after_the_exit_still_stops_a_broken_scrip
     assert (stopping.exit_code, stopping.traceback) == (1, "the traceback")
 
 
+def test_who_was_still_starting_when_the_job_was_over_is_not_lost(
+    running: Lab, worker: MakeWorker, dead: MakeExit
+) -> None:
+    done = [worker(name, generation=1, step=9, complete=True, digest="abc") for name in ("w0", "w1")]
+    over = tuple(dead(name, signal=None, exit_code=0) for name in ("w0", "w1"))
+    running.report(*done, worker("w2", joined=False), exited=over)
+    assert running.loop.state.stopping is not None
+    running.report(*done, worker("w2", joined=False), exited=(*over, dead("w2", signal=15)))
+    assert "WorkerLost" not in running.names()
+
+
 def test_workers_that_finish_end_the_job_and_leave_their_digest(
     running: Lab, worker: MakeWorker, dead: MakeExit
 ) -> None:
