@@ -70,8 +70,8 @@ def test_two_techniques_work_together_P1_P2_P3_P8(
         result = start(*(["--resume"] if store.exists() else [])).wait()
         assert result.exit_code == 0 and result.digest == reference, describe(result)
     else:
-        faults = [line for line in result.run.journal if line.get("outcome") == "Fault"]
-        lost = {worker for line in faults for worker in line["worker_ids"]}
+        told_of = [line for line in result.run.journal if line.get("outcome") == "Fault"]
+        lost = {worker for line in told_of for worker in line["worker_ids"]}
         assert play.lost <= lost if play.began_again else play.lost == lost, describe(result)
         result.assert_exact(reference, faults=len(lost), steps=STEPS)
     if RESULTS:
