@@ -27,8 +27,12 @@ from craft.agent.kernel import how_it_ended
 from craft.agent.supervisor import Outcome, Supervisor
 from craft.protocol.adoption import Adopt, Adopted
 from craft.protocol.errors import CraftError
+from craft.protocol.messages import WorkerReport
+from craft.settings.private_files import open_private
 from craft.settings.run import RunSettings, resolve, write_effective
 from craft.settings.rundir import RunDir
+from craft.telemetry import logs
+from craft.telemetry.plain_text import indented
 
 logger = logging.getLogger(__name__)
 
@@ -99,9 +103,12 @@ class Adopter(Supervisor):
     def _worker_ended(self, worker_id: str, how: How) -> None:
         exit_code, signal = how
         self._ended(Ended(worker_id=worker_id, exit_code=exit_code, signal=signal, time=time.time()))
+
+    def _take_end(self, message: Ended) -> None:
+        super()._take_end(message)
         self._look_for_the_end()
 
-    def _replaces(self, message: Ended) -> bool:
+    def _replaces(self, message: Ended, report: WorkerReport | None) -> bool:
         return False
 
     def _end_fenced(self, worker_id: str) -> None:
@@ -114,7 +121,7 @@ class Adopter(Supervisor):
         else:
             end()
 
-    def _end_starting(self) -> None:
+    def _end_starting(self, asked: dict[str, float]) -> None:
         """They end by themselves, and torchrun is to see how."""
 
     async def _see_out(self, outcome: Outcome) -> Outcome:
@@ -146,9 +153,9 @@ async def _run(settings: RunSettings, run_dir: RunDir, folder: Path, torchrun_pi
 def main() -> int:
     """Entry of the process: where it is met, torchrun's process id, the run directory, workers of this host."""
     folder, torchrun_pid, run_dir, workers = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logs.begin(logging.INFO, logs.IN_FILES)
     # As long as this is locked, whoever tidies up lets the folder be.
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = open_private(folder / "lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
     with contextlib.suppress(FileNotFoundError):
         (folder / "adopt").unlink()
@@ -157,7 +164,7 @@ def main() -> int:
         write_effective(RunDir(run_dir).config, resolved)
         outcome = asyncio.run(_run(resolved.settings, RunDir(run_dir), folder, torchrun_pid))
     except CraftError as error:
-        print(f"craft: {error}", file=sys.stderr)
+        print(indented(f"craft: {error}"), file=sys.stderr)
         return 2
     finally:
         shutil.rmtree(folder, ignore_errors=True)

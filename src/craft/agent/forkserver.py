@@ -1,7 +1,7 @@
 """The fork server: a process with torch imported and no threads, which forks workers and sees them die.
 
-Its socket carries one JSON value a line. In: ``Fork``. Out: ``Ready``, ``Forked``, ``Ended``. When the socket closes,
-every worker is killed and the fork server ends: workers do not outlive their agent.
+Its socket carries one JSON value a line. In: ``Fork``. Out: ``Ready``, ``Forked``, ``NotForked``, ``Ended``. When the socket
+closes, every worker is killed and the fork server ends: workers do not outlive their agent.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 
 import msgspec
 
 from craft.agent import kernel
 from craft.settings.cuda import without_cuda
+from craft.settings.private_files import append_private
 from craft.telemetry import output
+from craft.telemetry.plain_text import one_line
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -44,6 +47,13 @@ class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pid: int
 
 
+class NotForked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The system gives no process for a worker, for now."""
+
+    worker_id: str
+    why: str
+
+
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A worker's process is no more."""
 
@@ -51,9 +61,11 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     exit_code: int | None
     signal: int | None
     time: float
+    why: str = ""
+    """What is known beside that, as the end of a sentence."""
 
 
-Outgoing = Ready | Forked | Ended
+Outgoing = Ready | Forked | NotForked | Ended
 
 
 class ForkServer:
@@ -93,7 +105,12 @@ class ForkServer:
 
     def _fork(self, request: Fork) -> None:
         server_pid = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            # Too many processes, or too little memory. The workers that are there go on.
+            self._send(NotForked(worker_id=request.worker_id, why=error.strerror or str(error)))
+            return
         if pid == 0:
             code = 1
             try:
@@ -103,6 +120,9 @@ class ForkServer:
                 code = run_script(
                     request.script, request.arguments, as_module=request.as_module, worker_id=request.worker_id
                 )
+            except Exception as error:  # noqa: BLE001  (the edge of the process)
+                text = f"craft: {request.worker_id} cannot begin: {type(error).__name__}: {error}"
+                print(one_line(text), file=sys.stderr, flush=True)
             finally:
                 os._exit(code)
         self._workers[pid] = request.worker_id
@@ -178,10 +198,10 @@ class ForkServer:
 
 def _open_log(path: str) -> int:
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        return append_private(Path(path))
     except OSError as error:
         # A record: the worker trains without it.
-        print(f"craft: {path} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+        print(one_line(f"craft: {path} cannot be written: {error.strerror}"), file=sys.stderr, flush=True)
         return os.open(os.devnull, os.O_WRONLY)
 
 
@@ -204,7 +224,7 @@ def _preload(module: str) -> None:
     try:
         importlib.import_module(module)
     except Exception as error:  # noqa: BLE001  (another package's code: what it raises is told)
-        print(f"craft: --preload {module}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        print(one_line(f"craft: --preload {module}: {type(error).__name__}: {error}"), file=sys.stderr, flush=True)
 
 
 def main() -> None:

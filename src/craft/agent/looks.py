@@ -205,6 +205,13 @@ async def _text(waiting: asyncio.Future[Stacks]) -> str | None:
         return None
 
 
+def _elapsed_s(earlier: Commit | None, commit: Commit) -> float | None:
+    """How long after the one before; None if there is none, or if the clock was set back in between."""
+    if earlier is None or commit.time < earlier.time:
+        return None
+    return round(commit.time - earlier.time, 6)
+
+
 def _recent(commits: list[Commit]) -> tuple[RecentStep, ...]:
     before = [None, *commits]
     found = [
@@ -212,7 +219,7 @@ def _recent(commits: list[Commit]) -> tuple[RecentStep, ...]:
             step=commit.step,
             generation=commit.generation,
             time=commit.time,
-            elapsed_s=None if earlier is None else round(commit.time - earlier.time, 6),
+            elapsed_s=_elapsed_s(earlier, commit),
             microbatches=commit.microbatches,
         )
         for earlier, commit in zip(before, commits, strict=False)

@@ -37,6 +37,8 @@ _SAID_S = 60.0
 _TOGETHER_S = 0.02
 """Mere progress of workers within this time goes in one report: a host of many workers does not send one for each."""
 _CONNECT_LIMIT_S = 1.0
+_HANDSHAKE_LIMIT_S = 10.0
+"""A lighthouse that takes a connection and does not answer for so long is tried again on another one."""
 _UNANSWERED_LIMIT_MS = 2000
 """After so long without an acknowledgement by the other side's kernel a connection is given up, and a new one tried:
 left to itself, TCP waits ever longer, and would be late to notice that a cut line is whole again."""
@@ -52,6 +54,7 @@ class Relay:
         token: str,
         on_directive: Callable[[Directive], None],
         tls: ssl.SSLContext | None = None,
+        session: Callable[..., Any] = aiohttp.ClientSession,
     ) -> None:
         self.report = HostReport(host=host, pid=os.getpid(), sequence=0)
         self.directive: Directive | None = None
@@ -59,6 +62,7 @@ class Relay:
         self.url = url
         self._token = token
         self._tls = tls
+        self._session = session
         self._on_directive = on_directive
         self._changed = asyncio.Event()
         self._pace = Pace()
@@ -71,6 +75,8 @@ class Relay:
         self.on_told: Callable[[Collectives | Stacks], None] = lambda _: None
         """Called when a worker has answered what it was asked."""
         self._workers: dict[str, asyncio.StreamWriter] = {}
+        self._listening: dict[str, asyncio.Task[Any]] = {}
+        """What takes a worker's reports, until it hangs up."""
         self._found: dict[str, WorkerOverdue] = {}
         self._phases: dict[str, str] = {}
         self._away_since: float | None = time.monotonic()
@@ -91,7 +97,7 @@ class Relay:
 
     def ended(self, exited: Exited) -> None:
         """A worker's process ended; the lighthouse hears of it at once."""
-        for known in (self._workers, self._found, self._phases):
+        for known in (self._workers, self._listening, self._found, self._phases):
             known.pop(exited.worker_id, None)
         kept = self._still_worth_saying()
         gone = {each.worker_id for each in self.report.exited} - {each.worker_id for each in kept}
@@ -147,6 +153,7 @@ class Relay:
                 if worker_id is None:
                     worker_id = message.member.worker_id
                     self._workers[worker_id] = writer
+                    self._listening[worker_id] = asyncio.current_task()  # type: ignore[assignment]
                     if self.directive is not None:
                         writer.write(codec.frame(self.directive))
                 self.take(message)
@@ -157,6 +164,15 @@ class Relay:
             logger.warning("worker %s: %s", worker_id or "?", error)
         finally:
             writer.close()
+
+    async def hear_out(self, worker_id: str, limit_s: float) -> None:
+        """Return when all is heard that a worker said before its process ended, or after ``limit_s``.
+
+        Something that it had forked may still hold its connection open.
+        """
+        listening = self._listening.pop(worker_id, None)
+        if listening is not None:
+            await asyncio.wait({listening}, timeout=limit_s)
 
     def ask_worker(self, worker_id: str, look: Look) -> bool:
         """Ask a worker; False if there is no connection to it."""
@@ -200,15 +216,10 @@ class Relay:
     async def follow_lighthouse(self) -> None:
         """Keep a connection to the lighthouse; it may go away and come back."""
         limits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_LIMIT_S)
-        async with aiohttp.ClientSession(headers=bearer(self._token), timeout=limits) as session:
+        async with self._session(headers=bearer(self._token), timeout=limits) as session:
             while True:
                 try:
-                    async with session.ws_connect(
-                        f"{self.url}/v1/agent",
-                        max_msg_size=codec.MAX_MESSAGE_BYTES,
-                        autoping=True,
-                        ssl=self._tls or True,
-                    ) as connection:
+                    async with await asyncio.wait_for(self._greet(session), _HANDSHAKE_LIMIT_S) as connection:
                         self.connected.set()
                         self._away_since = None
                         await self._converse(connection)
@@ -216,10 +227,18 @@ class Relay:
                     if error.status in (401, 403):
                         raise Unauthorized(f"the lighthouse at {self.url} does not accept our token") from None
                     logger.warning("the lighthouse at %s answers %s", self.url, error.status)
+                except asyncio.TimeoutError:
+                    # It may have gone just then, or be stopped: the kernel of its host takes connections for it.
+                    logger.info("the lighthouse at %s did not answer within %g s", self.url, _HANDSHAKE_LIMIT_S)
                 except (aiohttp.ClientError, OSError) as error:
                     logger.info("the lighthouse at %s is out of reach: %s", self.url, explain(error, self.url) or error)
                 self._away_since = self._away_since or time.monotonic()
                 await asyncio.sleep(_RECONNECT_S)
+
+    async def _greet(self, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse[Any]:
+        return await session.ws_connect(
+            f"{self.url}/v1/agent", max_msg_size=codec.MAX_MESSAGE_BYTES, autoping=True, ssl=self._tls or True
+        )
 
     async def _converse(self, connection: aiohttp.ClientWebSocketResponse[Any]) -> None:
         wire = connection.get_extra_info("socket")

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from craft.settings.private_files import open_private
 from craft.wire.activity import memory_folder
 
 _PREFIX = "craft-"
@@ -26,7 +27,7 @@ class Scratch:
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         # Locked before it has its name: whoever sweeps must never find one that is not locked yet.
         unnamed = self.path / "lock.new"
-        self._lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = open_private(unnamed, os.O_RDWR | os.O_CREAT)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         unnamed.rename(self.path / "lock")
 
@@ -40,7 +41,7 @@ def sweep(parent: Path) -> None:
     """Remove the folders of agents of this user that are no more."""
     for lock in parent.glob(f"{_PREFIX}*/lock"):
         try:
-            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = open_private(lock, os.O_RDWR)
         except OSError:
             # Another user's, or gone meanwhile.
             continue

@@ -15,6 +15,8 @@ from pathlib import Path
 import msgspec
 
 from craft.agent import procfs
+from craft.settings.private_files import append_private
+from craft.telemetry.plain_text import one_line
 from craft.wire.activity import STACKS_SIGNAL
 
 logger = logging.getLogger(__name__)
@@ -132,9 +134,10 @@ def _bounded(text: str, max_bytes: int) -> str:
 def append_to_log(path: Path, heading: str, text: str) -> None:
     """Put a dump at the end of a worker's log, in one write: the worker may be writing, too."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-    data = f"\n--- {stamp} craft: {heading}\n{text}\n--- end of stacks\n".encode()
+    dump = "\n".join(map(one_line, text.split("\n")))
+    data = f"\n--- {stamp} craft: {one_line(heading)}\n{dump}\n--- end of stacks\n".encode()
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        fd = append_private(path)
         try:
             os.write(fd, data)
         finally:

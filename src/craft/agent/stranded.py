@@ -1,4 +1,4 @@
-"""Ends workers that have neither an exchange nor a lighthouse any more: the job may go on without them elsewhere.
+"""Ends workers that have neither an exchange nor a lighthouse any more, if the job may go on without them elsewhere.
 
 A lighthouse that is merely away costs nobody anything. So a worker ends only if its exchange broke, or if it waits in it
 for long and the network carries nothing to another member: a cut that nobody announces looks just like a slow step.
@@ -12,9 +12,9 @@ import signal
 import time
 
 from craft.agent.crew import Crew
+from craft.agent.outside import Outside
 from craft.agent.relay import Relay
 from craft.agent.watch import Watchdog
-from craft.groups.reach import unreachable
 
 logger = logging.getLogger(__name__)
 
@@ -24,16 +24,22 @@ _ASK_AGAIN_S = 5.0
 class Stranded:
     """Lives on the agent's event loop; ``look`` is called several times a second."""
 
-    def __init__(self, lease_s: float, relay: Relay, crew: Crew, watchdog: Watchdog) -> None:
+    def __init__(self, lease_s: float, relay: Relay, crew: Crew, watchdog: Watchdog, outside: Outside) -> None:
         self._lease_s = lease_s
         self._relay = relay
         self._crew = crew
         self._watchdog = watchdog
+        self._outside = outside
         self._asked: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._said = False
+        """Whether it was said, in this absence of the lighthouse, that the workers here wait for it."""
 
     def look(self) -> None:
         if self._relay.silent_s() <= self._lease_s:
+            self._said = False
+            return
+        if not self._others_have_state():
             return
         waiting_s = self._watchdog.waiting_s()
         for worker_id, report in self._relay.reports().items():
@@ -46,6 +52,18 @@ class Stranded:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
+    def _others_have_state(self) -> bool:
+        """Whether workers of other hosts are known to have the training state; if not, it must not end with those here."""
+        directive = self._relay.directive
+        here = self._relay.reports().keys()
+        found = directive is not None and any(each not in here for each in directive.holders)
+        if not found and not self._said:
+            self._said = True
+            logger.warning(
+                "no lighthouse is in reach: workers of this host have the only training state, and wait for it"
+            )
+        return found
+
     def _is_due(self, worker_id: str) -> bool:
         now = time.monotonic()
         if now - self._asked.get(worker_id, -_ASK_AGAIN_S) < _ASK_AGAIN_S:
@@ -57,7 +75,7 @@ class Stranded:
         directive = self._relay.directive
         if directive is None or directive.generation is None:
             return
-        missing = await asyncio.to_thread(unreachable, directive.generation, worker_id)
+        missing = await asyncio.to_thread(self._outside.unreachable, directive.generation, worker_id)
         if missing and self._relay.silent_s() > self._lease_s:
             self._end(worker_id, f"it waits in the exchange, and {', '.join(missing)} cannot be reached")
 

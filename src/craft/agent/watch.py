@@ -8,6 +8,8 @@ the journal. Which of them hold up the others is the lighthouse's to decide.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,11 +17,13 @@ from pathlib import Path
 import msgspec
 
 from craft.agent import procfs, stacks
-from craft.agent.procfs import Glance, ProcessFiles
+from craft.agent.outside import Outside
+from craft.agent.procfs import Glance
 from craft.decide import hangs
 from craft.decide.hangs import HangLimits, Overdue
 from craft.protocol.activity import Doing
-from craft.wire.activity import ActivityReader
+
+logger = logging.getLogger(__name__)
 
 _AWAY_S = 1.0
 """Longer between two looks, and the watchdog itself did not run, nor perhaps anybody: that time counts against no worker."""
@@ -117,16 +121,18 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
 class _Watched:
     """One worker, and what must be remembered of it from look to look."""
 
-    def __init__(self, worker_id: str, pid: int, activity: Path, stacks_path: Path, log: Path) -> None:
+    def __init__(
+        self, worker_id: str, pid: int, activity: Path, stacks_path: Path, log: Path, outside: Outside
+    ) -> None:
         self.worker_id = worker_id
         self.pid = pid
         self.stacks = stacks_path
         self.log = log
-        self.process = ProcessFiles(pid)
+        self.process = outside.process_files(pid)
         self.doing: Doing | None = None
         self.began: Glance | None = None
         """What the kernel said when the phase was seen first."""
-        self._reader = ActivityReader(activity)
+        self._reader = outside.activity(activity)
         self._stopped_at: float | None = None
         self._stopped_cpu_s = 0.0
         self._forgiven_s = 0.0
@@ -153,6 +159,10 @@ class _Watched:
         found = hangs.overdue(self.doing, now, limits)
         # A debugger that lets it run for a moment is still a debugger.
         return found if found is not None and not procfs.is_traced(self.pid) else None
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped_at is not None
 
     def _follow(self, glance: Glance) -> bool:
         """Take in what the worker says; True if it is something new."""
@@ -212,30 +222,49 @@ async def _nobody(worker_id: str) -> None:
 class Watchdog:
     """Lives on the agent's event loop."""
 
-    def __init__(self, limits: HangLimits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limits: HangLimits,
+        clock: Callable[[], float] = time.monotonic,
+        outside: Outside | None = None,
+    ) -> None:
         self._limits = limits
+        self._outside = outside or Outside()
         self._clock = clock
         self._watched: dict[str, _Watched] = {}
         self.ask_worker: Callable[[str], Awaitable[str | None]] = _nobody
         """Has a worker tell its stacks itself; None if it does not within moments."""
         self._looked: float | None = None
+        self._unwatched: dict[str, tuple[int, Path, Path, Path]] = {}
 
     def add(self, worker_id: str, pid: int, activity: Path, stacks: Path, log: Path) -> None:
         """Watch a worker from now on. The files need not be there yet; a process that is gone already is not watched."""
         self.remove(worker_id)
         try:
-            self._watched[worker_id] = _Watched(worker_id, pid, activity, stacks, log)
+            self._watched[worker_id] = _Watched(worker_id, pid, activity, stacks, log, self._outside)
         except (FileNotFoundError, ProcessLookupError):
             # Whoever sees its end will say so.
             return
+        except OSError as error:
+            logger.warning("%s is not watched for hangs yet: %s. This is tried again", worker_id, error.strerror)
+            self._unwatched[worker_id] = (pid, activity, stacks, log)
+
+    def _watch_at_last(self) -> None:
+        """Watch those of whom the system gave no view before, such as for too many open files."""
+        for worker_id, given in list(self._unwatched.items()):
+            with contextlib.suppress(OSError):
+                self._watched[worker_id] = _Watched(worker_id, *given, self._outside)
+                del self._unwatched[worker_id]
 
     def remove(self, worker_id: str) -> None:
+        self._unwatched.pop(worker_id, None)
         watched = self._watched.pop(worker_id, None)
         if watched is not None:
             watched.close()
 
     def look(self) -> tuple[Suspect, ...]:
         """Return who is overdue right now; the same ones again at the next look, as long as they are."""
+        self._watch_at_last()
         now = self._clock()
         gap_s = 0.0 if self._looked is None else now - self._looked
         self._looked = now
@@ -245,6 +274,10 @@ class Watchdog:
             for each, overdue in found
             if overdue is not None
         )
+
+    def stopped(self) -> frozenset[str]:
+        """Who was stopped by a signal at the last look, for however short a time."""
+        return frozenset(worker_id for worker_id, each in self._watched.items() if each.is_stopped)
 
     def activities(self) -> dict[str, Doing]:
         """What each worker was doing at the last look, as far as it has said so."""

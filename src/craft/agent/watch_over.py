@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from craft.agent.relay import Relay
 from craft.agent.watch import Suspect, Watchdog
+from craft.decide.last_copy import STOPPED
 from craft.protocol.events import WorkerOverdue
 
 
@@ -25,7 +26,8 @@ class WatchOver:
     def look(self) -> None:
         overdue = self._watchdog.look()
         suspects = {suspect.worker_id: suspect for suspect in (*self._watchdog.held_up(), *overdue)}
-        self._relay.doing({worker_id: doing.phase.word for worker_id, doing in self._watchdog.activities().items()})
+        doing = {worker_id: doing.phase.word for worker_id, doing in self._watchdog.activities().items()}
+        self._relay.doing({**doing, **dict.fromkeys(self._watchdog.stopped(), STOPPED)})
         for worker_id in [each for each in self._examined if each not in suspects]:
             del self._examined[worker_id]
             self._relay.found(worker_id, None)

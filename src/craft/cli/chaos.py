@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from craft.cli.echo import echo
 from craft.cli.explained import EXIT_BAD_INPUT, explained
 from craft.cli.inspect import run_option
 from craft.protocol.errors import ConfigError, CraftError, Unreachable
@@ -81,7 +82,7 @@ def chaos(
         if not possible_kinds:
             raise ConfigError(f"a job of this size would not survive any of {kinds}: it needs a second worker or host")
         plan: Iterator[Planned] = draw_plan(possible_kinds, mean_s, seed)
-        click.echo(f"seed {seed}: {', '.join(dict.fromkeys(possible_kinds))}, every {mean_s:g} s on average")
+        echo(f"seed {seed}: {', '.join(dict.fromkeys(possible_kinds))}, every {mean_s:g} s on average")
     else:
         plan = iter(planned)
     raise SystemExit(_Chaos(client, seed, sure, slow).run(plan, limit_s))
@@ -93,7 +94,7 @@ def _confirm(status: dict[str, Any], yes: bool) -> bool:
         return False
     question = "this job was not started for chaos: go on?"
     if not yes and not (sys.stdin.isatty() and click.confirm(question)):
-        click.echo(f"craft: {question} Say so with --yes, or start the job with --chaos", err=True)
+        echo(f"craft: {question} Say so with --yes, or start the job with --chaos", err=True)
         raise SystemExit(EXIT_BAD_INPUT)
     return True
 
@@ -190,15 +191,15 @@ class _Chaos:
 
     def _say(self, kind: str, victim: str, more: str = "") -> None:
         moment = time.strftime("%H:%M:%S")
-        click.echo(f"{moment} {self._elapsed_s:7.1f} s  {kind:15} {victim}" + (f"  ({more})" if more else ""))
+        echo(f"{moment} {self._elapsed_s:7.1f} s  {kind:15} {victim}" + (f"  ({more})" if more else ""))
 
     def _summary(self) -> int:
         counts = ", ".join(f"{kind} {count}" for kind, count in sorted(self._counts.items()))
         left_out = f"; {self._left_out} left out" if self._left_out else ""
-        click.echo(f"{sum(self._counts.values())} faults in {self._elapsed_s:.1f} s: {counts or 'none'}{left_out}")
+        echo(f"{sum(self._counts.values())} faults in {self._elapsed_s:.1f} s: {counts or 'none'}{left_out}")
         status = self._status
         if not status:
             return 0
         reason = f" ({status['reason']})" if status["reason"] else ""
-        click.echo(f"the job: {status['state']}{reason}, step {status['step']}, generation {status['generation']}")
+        echo(f"the job: {status['state']}{reason}, step {status['step']}, generation {status['generation']}")
         return EXIT_JOB_FAILED if status["state"] == "failed" or status["exit_code"] else 0

@@ -11,26 +11,32 @@ from craft.cli.columns import columns
 from craft.cli.sentences import size
 from craft.snapshots.entries import Entry
 from craft.snapshots.manifest import Manifest
+from craft.snapshots.suspicion import Doubts
 from craft.snapshots.verify import Difference, TensorChange
 
 _UNITS = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
-def as_record(manifest: Manifest) -> dict[str, Any]:
-    """What ``--json`` says of a checkpoint: its manifest, without the list of its chunks."""
+def as_record(manifest: Manifest, doubts: Doubts) -> dict[str, Any]:
+    """What ``--json`` says of a checkpoint: its manifest, without the list of its chunks, and why it is doubted, or null."""
     record: dict[str, Any] = msgspec.to_builtins(manifest)
     hidden = ("version", "header", "chunks", "digest")
-    return {name: value for name, value in record.items() if name not in hidden} | {"chunks": len(manifest.chunks)}
+    shown = {name: value for name, value in record.items() if name not in hidden}
+    doubt = doubts.about(manifest)
+    return shown | {"chunks": len(manifest.chunks), "suspect": str(doubt) if doubt is not None else None}
 
 
-def listing(found: Sequence[Manifest], now: float) -> Iterator[str]:
-    """A table of checkpoints. ``now`` is in seconds since 1970."""
+def listing(found: Sequence[Manifest], doubts: Doubts, now: float) -> Iterator[str]:
+    """A table of checkpoints, and why some of them are doubted. ``now`` is in seconds since 1970."""
     rows = [("name", "step", "branch", "tag", "taken", "size", "new", "kind")]
     for each in found:
         size_and_new = (size(each.total_bytes), size(each.new_bytes))
         taken = f"{age(now - each.time)} ago"
-        rows.append((each.name, str(each.step), str(each.branch), each.tag or "-", taken, *size_and_new, each.kind))
-    return columns(rows)
+        kind = each.kind if doubts.about(each) is None else f"{each.kind}, suspect"
+        rows.append((each.name, str(each.step), str(each.branch), each.tag or "-", taken, *size_and_new, kind))
+    yield from columns(rows)
+    for doubt in dict.fromkeys(filter(None, map(doubts.about, found))):
+        yield f"suspect: {doubt}. --resume leaves it out, unless it is named by its step"
 
 
 def age(seconds: float) -> str:

@@ -5,7 +5,6 @@ All but ``export`` do without torch. What is printed for people is in ``checkpoi
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from craft.cli.echo import echo, echo_json
 from craft.cli.explained import EXIT_PROBLEM, explained_as_problem
 from craft.cli.inspect import run_option
 from craft.protocol.errors import ConfigError
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from craft.snapshots.tiers import Tiers
 
 _ALL = 1 << 62
+_MAX_REMOVED = 5
+"""So many checkpoints may be removed while one is read to export it."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 
@@ -59,16 +61,18 @@ def ls(url: str | None, run_dir: Path | None, as_json: bool) -> None:
       craft checkpoints ls s3://bucket/job --json
     """
     from craft.cli.checkpoint_tables import as_record, listing
+    from craft.snapshots.suspicion import Doubts
 
     tiers, found, unreadable = _listed(_place(url, run_dir))
+    doubts = Doubts(tiers.nearest_first)
     if as_json:
-        click.echo(json.dumps([as_record(manifest) for manifest in found]))
+        echo_json([as_record(manifest, doubts) for manifest in found])
     else:
-        click.echo(f"{len(found)} checkpoint{'s' * (len(found) != 1)} in {tiers.url}")
-        for line in listing(found, time.time()):
-            click.echo(line)
+        echo(f"{len(found)} checkpoint{'s' * (len(found) != 1)} in {tiers.url}")
+        for line in listing(found, doubts, time.time()):
+            echo(line)
     for problem in unreadable:
-        click.echo(f"craft: {problem}", err=True)
+        echo(f"craft: {problem}", err=True)
 
 
 @checkpoints.command()
@@ -87,24 +91,30 @@ def verify(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
       craft checkpoints verify checkpoints 1200
     """
     from craft.cli.sentences import size
+    from craft.snapshots.listing import is_listed
     from craft.snapshots.selection import select
     from craft.snapshots.verify import verify as look
 
     url, which = _place_and_one(words)
     tiers, found, unreadable = _listed(_place(url, run_dir))
     chosen = found if which is None else [select(found, tiers.url, which)]
-    problems = list(unreadable) if which is None else []
+    problems, removed = list(unreadable) if which is None else [], []
     with _reading(sum(manifest.total_bytes for manifest in chosen), quiet=as_json) as (advance, say):
         for problem in problems:
             say(problem)
         for manifest in chosen:
-            wrong = look(tiers, manifest, advance)
+            wrong = look(tiers, manifest, advance) + _doubts_about(tiers, manifest)
+            if wrong and not is_listed(tiers, manifest.name):
+                say(f"{manifest.name} was removed meanwhile: a job that writes there keeps only its newest ones")
+                removed.append(manifest.name)
+                continue
             problems += wrong
             for line in wrong or [f"{manifest.name}: all {size(manifest.total_bytes)} are as they were written"]:
                 say(line)
     if as_json:
-        click.echo(json.dumps({"url": tiers.url, "verified": len(chosen), "problems": problems}))
-    raise SystemExit(EXIT_PROBLEM if problems else 0)
+        counted = {"url": tiers.url, "verified": len(chosen) - len(removed)}
+        echo_json({**counted, "problems": problems, "removed": removed})
+    raise SystemExit(EXIT_PROBLEM if problems or len(removed) == len(chosen) else 0)
 
 
 @checkpoints.command()
@@ -168,14 +178,14 @@ def _say_removed(url: str, found: Collected, dry_run: bool, as_json: bool) -> No
     from craft.cli.sentences import size
 
     if as_json:
-        click.echo(json.dumps({"url": url, "dry_run": dry_run, **found._asdict()}))
+        echo_json({"url": url, "dry_run": dry_run, **found._asdict()})
         return
     verb = "would be removed" if dry_run else "removed"
     for name in found.manifests:
-        click.echo(f"checkpoint {name} {verb}")
+        echo(f"checkpoint {name} {verb}")
     for path in found.parts:
-        click.echo(f"{path}, of a checkpoint that was never complete, {verb}")
-    click.echo(f"{len(found.chunks)} chunk{'s' * (len(found.chunks) != 1)} {verb}, {size(found.freed_bytes)}")
+        echo(f"{path}, of a checkpoint that was never complete, {verb}")
+    echo(f"{len(found.chunks)} chunk{'s' * (len(found.chunks) != 1)} {verb}, {size(found.freed_bytes)}")
 
 
 @checkpoints.command()
@@ -200,10 +210,10 @@ def diff(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
     before, after = (select(found, tiers.url, which) for which in words[-2:])
     found_difference = compare(tiers, before, after)
     if as_json:
-        click.echo(json.dumps(differences_record(before, after, found_difference)))
+        echo_json(differences_record(before, after, found_difference))
         return
     for line in differences(before, after, found_difference):
-        click.echo(line)
+        echo(line)
 
 
 @checkpoints.command()
@@ -228,17 +238,45 @@ def export(words: tuple[str, ...], out: Path, run_dir: Path | None, form: Form) 
       craft checkpoints export --format safetensors model.safetensors
       craft checkpoints export s3://bucket/job best --format torch best.pt
     """
-    from craft.snapshots.selection import select
+    from craft.protocol.errors import SnapshotError
+    from craft.snapshots.listing import is_listed
 
     url, which = _place_and_one(words)
-    tiers, found, _ = _listed(_place(url, run_dir))
-    manifest = select(found, tiers.url, which)
-    # Only now: torch takes a while to import, and bad input gets its answer at once.
-    from craft.snapshots.export import export as write
+    place = _place(url, run_dir)
+    for is_last in (False,) * _MAX_REMOVED + (True,):
+        tiers, manifest = _to_export(place, which)
+        # Only now: torch takes a while to import, and bad input gets its answer at once.
+        from craft.snapshots.export import export as write
 
-    with _reading(manifest.total_bytes, quiet=False) as (advance, say):
-        write(tiers, manifest, form, out, advance)
-        say(f"{out} holds checkpoint {manifest.name}")
+        try:
+            with _reading(manifest.total_bytes, quiet=False) as (advance, say):
+                write(tiers, manifest, form, out, advance)
+                say(f"{out} holds checkpoint {manifest.name}")
+            return
+        except SnapshotError:
+            if is_last or is_listed(tiers, manifest.name):
+                raise
+            echo(f"craft: {manifest.name} was removed while it was read, by the job that writes there", err=True)
+
+
+def _to_export(place: str, which: str | None) -> tuple[Tiers, Manifest]:
+    """The checkpoint that is meant: the newest that can be trusted, where none is named."""
+    from craft.snapshots.selection import select
+
+    tiers, found, _ = _listed(place)
+    if which is None:
+        found = [each for each in found if not _doubts_about(tiers, each)] or found
+    manifest = select(found, tiers.url, which)
+    for doubt in _doubts_about(tiers, manifest):
+        echo(f"craft: warning: {doubt}", err=True)
+    return tiers, manifest
+
+
+def _doubts_about(tiers: Tiers, manifest: Manifest) -> list[str]:
+    from craft.snapshots.suspicion import Doubts
+
+    doubt = Doubts(tiers.nearest_first).about(manifest)
+    return [f"{manifest.name}: {doubt}"] if doubt is not None else []
 
 
 def _place(url: str | None, run_dir: Path | None) -> str:
@@ -247,14 +285,14 @@ def _place(url: str | None, run_dir: Path | None) -> str:
         return url
     from craft.settings.run import read_effective
     from craft.settings.rundir import find_run
-    from craft.telemetry.journal import read_lines
+    from craft.telemetry.journal_lines import read_journal
 
     run = find_run(run_dir)
     given = read_effective(run.config)
     if given.get("checkpoints"):
         return str(given["checkpoints"])
     # The script itself may have said where: then every checkpoint that was written tells.
-    lines = read_lines(run.journal) if run.journal.exists() else []
+    lines = read_journal(run.journal)
     urls = [str(line["url"]) for line in lines if line.get("event") == "CheckpointWritten"]
     if not urls:
         raise ConfigError(f"the run in {run.path} has written no checkpoints: give the URL of those that you mean")
@@ -299,7 +337,7 @@ def _check_holds_something(store: Any) -> None:
 def _reading(total_bytes: int, quiet: bool) -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
     """Give what is to be told of bytes that were read, and of lines to print: on a terminal these wait until the bar is gone."""
     if quiet or not sys.stderr.isatty():
-        yield (lambda _: None), (lambda line: None if quiet else click.echo(line))
+        yield (lambda _: None), (lambda line: None if quiet else echo(line))
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -310,4 +348,4 @@ def _reading(total_bytes: int, quiet: bool) -> Iterator[tuple[Callable[[int], No
         task = bar.add_task("reading", total=total_bytes)
         yield (lambda count: bar.advance(task, count)), lines.append
     for line in lines:
-        click.echo(line)
+        echo(line)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from craft.cli.echo import echo, echo_json
 from craft.cli.explained import explained
 from craft.cli.inspect import run_option
 from craft.protocol.errors import ConfigError
@@ -50,11 +50,19 @@ def debug(worker: str | None, run_dir: Path | None, everybody: bool, out: Path |
     client = Client.of_run(run)
     if worker is not None:
         found = client.debug(worker)
-        click.echo(json.dumps(found) if as_json else _text(found), nl=as_json)
+        if as_json:
+            echo_json(found)
+        else:
+            _print(_text(found))
         return
     folder = out if out is not None else run.diagnosis / f"{time.strftime('%Y%m%d-%H%M%S')}-asked"
-    click.echo(_bundle(client, folder), nl=False)
-    click.echo(f"\nall of it is in {folder}")
+    _print(_bundle(client, folder))
+    echo(f"\nall of it is in {folder}")
+
+
+def _print(text: str) -> None:
+    for line in text.rstrip("\n").split("\n"):
+        echo(line)
 
 
 def _text(found: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from craft.cli.echo import echo
 from craft.telemetry import output
 
 if TYPE_CHECKING:
@@ -39,9 +40,9 @@ def demo(workers: int, kills: int, steps: int, seed: int | None) -> None:
     output.forgive()
     folder = Path(tempfile.mkdtemp(prefix="craft-demo-"))
     try:
-        click.echo(f"1. A character-level transformer, {workers} workers, {steps} steps, undisturbed.\n")
+        echo(f"1. A character-level transformer, {workers} workers, {steps} steps, undisturbed.\n")
         calm = _train(folder / "undisturbed", workers, steps, None)
-        click.echo(f"\n2. The same, and {kills} of the workers are killed on the way: kill -9, no warning.\n")
+        echo(f"\n2. The same, and {kills} of the workers are killed on the way: kill -9, no warning.\n")
         killer = Killer(random.Random(seed if seed is not None else time.time_ns()), kills, steps)
         rough = _train(folder / "disturbed", workers, steps, killer)
         same = _compare(folder, calm, rough, killer)
@@ -79,7 +80,7 @@ def _train(path: Path, workers: int, steps: int, killer: Killer | None) -> set[s
     from craft.cli.display import Display
     from craft.settings.run import resolve, write_effective
     from craft.settings.rundir import claim
-    from craft.telemetry.journal import read_lines
+    from craft.telemetry.journal_lines import read_journal
 
     flags = {
         "script": "craft.testing.charlm",
@@ -92,7 +93,7 @@ def _train(path: Path, workers: int, steps: int, killer: Killer | None) -> set[s
     run_dir = claim(path)
     write_effective(run_dir.config, resolved)
     display = Display(run_dir, settings)
-    began = time.time()
+    began = time.monotonic()
 
     def watch(supervisor: Supervisor) -> None:
         display.show(supervisor)
@@ -101,21 +102,21 @@ def _train(path: Path, workers: int, steps: int, killer: Killer | None) -> set[s
 
     outcome = supervise(settings, run_dir, watch)
     display.close()
-    display.summary(outcome, time.time() - began)
+    display.summary(outcome, time.monotonic() - began)
     if outcome.exit_code != 0:
         raise SystemExit(outcome.exit_code)
-    return {str(line["digest"]) for line in read_lines(run_dir.journal) if line.get("event") == "WorkerFinished"}
+    return {str(line["digest"]) for line in read_journal(run_dir.journal) if line.get("event") == "WorkerFinished"}
 
 
 def _compare(folder: Path, calm: set[str], rough: set[str], killer: Killer) -> bool:
     from craft.telemetry.history import fault_costs, read_run
 
-    click.echo("\n3. The training state at the end (parameters, buffers, optimizer, scheduler), as a hash:\n")
-    click.echo(f"   undisturbed        {', '.join(sorted(calm))}")
-    click.echo(f"   {len(killer.killed)} workers killed   {', '.join(sorted(rough))}\n")
+    echo("\n3. The training state at the end (parameters, buffers, optimizer, scheduler), as a hash:\n")
+    echo(f"   undisturbed        {', '.join(sorted(calm))}")
+    echo(f"   {len(killer.killed)} workers killed   {', '.join(sorted(rough))}\n")
     for cost in fault_costs(read_run(folder / "disturbed")):
         lost = "the job was over before the next step" if cost.lost_s is None else f"{1000 * cost.lost_s:.0f} ms"
-        click.echo(f"   losing {cost.what} cost {lost}")
+        echo(f"   losing {cost.what} cost {lost}")
     same = len(calm) == 1 and calm == rough
-    click.echo("\n   Bit-identical." if same else "\n   NOT the same: this is a bug in CRAFT, please report it.")
+    echo("\n   Bit-identical." if same else "\n   NOT the same: this is a bug in CRAFT, please report it.")
     return same

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from craft.cli.echo import echo, echo_json
 from craft.cli.explained import EXIT_PROBLEM, explained
 from craft.cli.numbers import Finite
 
@@ -58,7 +58,7 @@ def doctor(
     tokens = sorted({*place.glob("craft-run*/token"), *place.glob("token"), *([token_file] if token_file else [])})
     findings = [*judge(look(place, tokens, _gpu_health()), _torch(), workers), *cost]
     if as_json:
-        click.echo(json.dumps([_plain(finding) for finding in findings], indent=2))
+        echo_json([_plain(finding) for finding in findings], indent=2)
     else:
         _print(findings)
     if any(finding.grade == "problem" for finding in findings):
@@ -110,12 +110,12 @@ def _plain(finding: Finding) -> dict[str, str]:
 def _print(findings: list[Finding]) -> None:
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:
-        click.echo(f"{finding.grade:<7}  {finding.subject:<{width}}  {finding.found}")
+        echo(f"{finding.grade:<7}  {finding.subject:<{width}}  {finding.found}")
         if finding.advice:
-            click.echo(f"{'':<7}  {'':<{width}}  -> {finding.advice}")
+            echo(f"{'':<7}  {'':<{width}}  -> {finding.advice}")
     problems = sum(finding.grade == "problem" for finding in findings)
     warnings = sum(finding.grade == "warning" for finding in findings)
-    click.echo(f"\n{_count(problems, 'problem')}, {_count(warnings, 'warning')}.")
+    echo(f"\n{_count(problems, 'problem')}, {_count(warnings, 'warning')}.")
 
 
 def _count(number: int, what: str) -> str:

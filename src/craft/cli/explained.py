@@ -6,8 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-import click
-
+from craft.cli.echo import echo_error
 from craft.protocol.errors import ConfigError, CraftError
 
 P = ParamSpec("P")
@@ -33,7 +32,7 @@ def _explained(command: Callable[P, R], otherwise: int) -> Callable[P, R]:
         try:
             return command(*args, **kwargs)
         except CraftError as error:
-            click.echo(f"craft: {error}", err=True)
+            echo_error(f"craft: {error}")
             raise SystemExit(EXIT_BAD_INPUT if isinstance(error, ConfigError) else otherwise) from None
 
     return wrapper

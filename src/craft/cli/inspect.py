@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from craft.cli.echo import echo, echo_json
 from craft.cli.explained import explained
 from craft.cli.numbers import Finite
 
@@ -42,7 +43,7 @@ def status(run_dir: Path | None, as_json: bool) -> None:
     """
     found = _client(run_dir).get_status()
     if as_json:
-        click.echo(json.dumps(found))
+        echo_json(found)
     else:
         _print_status(found)
 
@@ -62,7 +63,10 @@ def events(run_dir: Path | None, follow: bool, as_json: bool) -> None:
       craft events --follow
     """
     for line in _lines(run_dir, follow):
-        click.echo(json.dumps(line) if as_json else _sentence(line))
+        if as_json:
+            echo_json(line)
+        else:
+            echo(_sentence(line))
 
 
 @click.command()
@@ -79,9 +83,9 @@ def fail(worker: str, run_dir: Path | None, reason: str) -> None:
     """
     answer = _client(run_dir).report_failure(worker_id=worker, reason=reason)
     if answer["already"]:
-        click.echo(f"worker {worker} was gone already")
+        echo(f"worker {worker} was gone already")
         return
-    click.echo(f"worker {worker} is out")
+    echo(f"worker {worker} is out")
     _print_actions(answer)
 
 
@@ -99,7 +103,7 @@ def abort(run_dir: Path | None, reason: str) -> None:
       craft abort --reason "the switch was rebooted"
     """
     answer = _client(run_dir).abort(reason)
-    click.echo("all workers meet again" if answer["actions"] else "nobody is to be freed: no generation runs")
+    echo("all workers meet again" if answer["actions"] else "nobody is to be freed: no generation runs")
     _print_actions(answer)
 
 
@@ -124,10 +128,10 @@ def drain(name: str, run_dir: Path | None, reason: str, deadline: float | None) 
     subject = {"worker_id": name} if name in workers else {"host": name}
     answer = client.drain(**subject, reason=reason, deadline_s=deadline)
     if answer["already"]:
-        click.echo(f"{name} was leaving, or gone, already")
+        echo(f"{name} was leaving, or gone, already")
         return
     proposed = [action for action in answer["actions"] if action["action"] == "Propose"]
-    click.echo(
+    echo(
         f"{name} leaves at the next step boundary" if proposed else f"{name} leaves as soon as others can do without it"
     )
     _print_actions(answer)
@@ -145,7 +149,7 @@ def stop(run_dir: Path | None, reason: str) -> None:
       craft stop --reason "enough"
     """
     answer = _client(run_dir).stop(reason)
-    click.echo("the job was stopping already" if answer["already"] else "the job ends after the step in flight")
+    echo("the job was stopping already" if answer["already"] else "the job ends after the step in flight")
 
 
 @click.command()
@@ -164,9 +168,9 @@ def preempt(run_dir: Path | None, reason: str, deadline: float | None) -> None:
     """
     answer = _client(run_dir).preempt(reason, deadline)
     if answer["already"]:
-        click.echo("the job was ending already")
+        echo("the job was ending already")
         return
-    click.echo("the job takes a checkpoint at the next step boundary, and ends")
+    echo("the job takes a checkpoint at the next step boundary, and ends")
     _print_actions(answer)
 
 
@@ -183,26 +187,26 @@ def checkpoint(run_dir: Path | None, tag: str | None, reason: str) -> None:
       craft checkpoint --tag before-the-lr-drop
     """
     _client(run_dir).checkpoint(reason, tag)
-    click.echo("a checkpoint is taken at the next step boundary; 'craft status' shows when it is complete")
+    echo("a checkpoint is taken at the next step boundary; 'craft status' shows when it is complete")
 
 
 def _lines(run_dir: Path | None, follow: bool) -> Any:
     from craft.protocol.errors import Unreachable
     from craft.settings.rundir import find_run
-    from craft.telemetry.journal import read_lines
+    from craft.telemetry.journal_lines import as_record, read_journal
     from craft.wire.client import Client
 
     run = find_run(run_dir)
     try:
-        yield from Client.of_run(run).events(follow)
+        yield from filter(None, map(as_record, Client.of_run(run).events(follow)))
     except Unreachable:
         # The job is over or its lighthouse is away: the file has all that happened.
-        yield from read_lines(run.journal)
+        yield from read_journal(run.journal)
 
 
 def _print_actions(answer: dict[str, Any]) -> None:
     for action in answer["actions"]:
-        click.echo(f"  {action['action']}: {action['reason']}")
+        echo(f"  {action['action']}: {action['reason']}")
 
 
 def _sentence(line: dict[str, Any]) -> str:
@@ -228,41 +232,43 @@ def _short(value: Any) -> str:
 def _print_status(found: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
+
+    from craft.telemetry.plain_text import one_line
 
     total = f" of {found['total_steps']}" if found["total_steps"] is not None else ""
     pace = f", {found['step_s']:.3g} s a step" if found["step_s"] else ""
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{found['state']}: step {found['step']}{total}, generation {found['generation']}{pace}")
+    echo(f"{found['state']}: step {found['step']}{total}, generation {found['generation']}{pace}")
     if found["reason"]:
-        console.print(found["reason"], markup=False)
+        echo(found["reason"])
     if found["metrics"]:
-        console.print("  ".join(f"{name} {value:.6g}" for name, value in found["metrics"].items()), markup=False)
+        echo("  ".join(f"{name} {value:.6g}" for name, value in found["metrics"].items()))
     table = Table("worker", "state", "rank", "step", "host", "pid", box=None, header_style="bold")
     for worker in found["workers"]:
         row = (worker[name] for name in ("worker_id", "state", "rank", "step", "host", "pid"))
-        table.add_row(*("-" if cell is None else str(cell) for cell in row))
-    console.print(table)
-    console.print(f"faults: {found['faults']}")
+        table.add_row(*(Text("-" if cell is None else one_line(cell)) for cell in row))
+    Console(highlight=False, soft_wrap=True).print(table)
+    echo(f"faults: {found['faults']}")
     for fault in found["fault_list"][-5:]:
         moment = time.strftime("%H:%M:%S", time.localtime(fault["seen"]))
         lost_ms = (fault.get("cost") or {}).get("lost_ms")
         cost = "" if lost_ms is None else f" ({lost_ms:.0f} ms lost)"
-        console.print(f"  {moment} {', '.join(fault['worker_ids'])}: {fault['reason']}{cost}", markup=False)
-    _print_checkpoints(found["checkpoints"], console)
-    console.print(f"lighthouse: {found['lighthouse']['url']} (pid {found['lighthouse']['pid']})")
+        echo(f"  {moment} {', '.join(fault['worker_ids'])}: {fault['reason']}{cost}")
+    _print_checkpoints(found["checkpoints"])
+    echo(f"lighthouse: {found['lighthouse']['url']} (pid {found['lighthouse']['pid']})")
 
 
-def _print_checkpoints(found: dict[str, Any], console: Any) -> None:
+def _print_checkpoints(found: dict[str, Any]) -> None:
     from craft.cli.sentences import checkpoint, clock
 
     last = found["last"]
     if not found["taken"] and last is None:
         return
     newest = f"newest at {clock(last['time'])}: {checkpoint(last)}" if last is not None else "none is complete yet"
-    console.print(f"checkpoints: {found['written']} written, {newest}", markup=False)
+    echo(f"checkpoints: {found['written']} written, {newest}")
     if found["restored"] is not None:
-        console.print(f"  this run went on from {found['restored']}", markup=False)
+        echo(f"  this run went on from {found['restored']}")
     if found["interval_s"] is not None:
-        console.print(f"  every {found['interval_s']:.3g} s: {found['reason']}", markup=False)
+        echo(f"  every {found['interval_s']:.3g} s: {found['reason']}")
     if found["failures"]:
-        console.print(f"  {found['failures']} failures to write, the last of {found['failure']}", markup=False)
+        echo(f"  {found['failures']} failures to write, the last of {found['failure']}")

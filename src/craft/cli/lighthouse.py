@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from craft.cli.echo import echo, echo_error
 from craft.cli.numbers import Finite
 from craft.protocol.errors import ConfigError, CraftError
-from craft.settings.rundir import RunDir
+from craft.settings.rundir import START_ANEW, HeldRunDir, RunDir
 from craft.telemetry import output
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def lighthouse(
             end_with_parent(parent_pid)
         if keep:
             return _keep(run, settings, place, token_file)
-        serve(run, settings, place, token_file, click.echo)
+        serve(run, settings, place, token_file, echo)
         return 0
 
     raise SystemExit(_guarded(begin))
@@ -159,15 +160,18 @@ def _keep(run: RunDir, settings: LighthouseSettings, place: Place, token_file: P
     from craft.control.keeper import keep
     from craft.control.process import listen, serve_on
 
-    def child(listener: socket.socket, say: Callable[[str], None]) -> int:
+    def child(listener: socket.socket, say: Callable[[str], None], beat: Callable[[], None]) -> int:
         def begin() -> int:
-            serve_on(listener, run, settings, place, token_file, say)
+            if trouble := held.trouble():
+                raise ConfigError(f"{trouble}. {START_ANEW}")
+            serve_on(listener, run, settings, place, token_file, say, beat)
             return 0
 
         return _guarded(begin)
 
     with listen(run, place) as listener:
-        return keep(child, listener, click.echo)
+        held = HeldRunDir(run)
+        return keep(child, listener, echo)
 
 
 def _guarded(begin: Callable[[], int]) -> int:
@@ -175,9 +179,9 @@ def _guarded(begin: Callable[[], int]) -> int:
     try:
         return begin()
     except CraftError as error:
-        click.echo(f"craft lighthouse: {error}", err=True)
+        echo_error(f"craft lighthouse: {error}")
         return 2 if isinstance(error, ConfigError) else 1
     except OSError as error:
         # A full disk, or one that went away.
-        click.echo(f"craft lighthouse: {error}", err=True)
+        echo_error(f"craft lighthouse: {error}")
         return 1

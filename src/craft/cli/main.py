@@ -76,6 +76,12 @@ def main(**_: Any) -> None:
       craft run --workers 4 train.py      then, in another terminal, kill -9 one of its workers
     """
     output.open_standard_files()
+    # Only now: 'craft --help' has nothing to log.
+    import logging
+
+    from craft.telemetry import logs
+
+    logs.begin(logging.WARNING, logs.FOR_PEOPLE)
 
 
 if __name__ == "__main__":

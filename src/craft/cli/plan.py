@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from craft.cli.echo import echo, echo_json
 from craft.cli.explained import explained
 
 if TYPE_CHECKING:
@@ -132,12 +132,12 @@ def plan(run_dir: Path | None, as_json: bool, chart: Path | None, **figures: Any
     if as_json:
         from craft.cli.plan_tables import record
 
-        click.echo(json.dumps(record(cluster, rows, origins) | {"notes": notes}))
+        echo_json(record(cluster, rows, origins) | {"notes": notes})
     else:
         _print(cluster, rows, origins, notes)
     if chart is not None:
         draw(cluster, rows, chart)
-        click.echo(f"the chart is in {chart}", err=as_json)
+        echo(f"the chart is in {chart}", err=as_json)
 
 
 def _shown(run_dir: Path, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -198,21 +198,21 @@ def _print(cluster: Cluster, rows: tuple[Row, ...], origins: dict[str, str], not
     weeks = "a week" if cluster.weeks == 1 else f"{cluster.weeks:g} weeks"
     head = [f"{word} in {weeks}" if word in ("lost", "saved") else word for word in HEAD]
     _print_table([head, *cells(cluster, rows)], RIGHT)
-    click.echo(f"\nMoney lost in {weeks}:")
+    echo(f"\nMoney lost in {weeks}:")
     block = "█" if "utf" in (sys.stdout.encoding or "").lower() else "#"
     for line in bars(rows, block):
-        click.echo(line)
-    click.echo()
+        echo(line)
+    echo()
     for line in advice(cluster, rows):
-        click.echo(line)
-    click.echo("\nWhat the names mean:")
+        echo(line)
+    echo("\nWhat the names mean:")
     for line in columns([(row.name, row.what) for row in rows]):
-        click.echo(f"  {line}")
-    click.echo("\nWhat this is made from:")
+        echo(f"  {line}")
+    echo("\nWhat this is made from:")
     for line in columns(list(inputs(cluster, origins))):
-        click.echo(f"  {line}")
+        echo(f"  {line}")
     for note in notes:
-        click.echo(f"  {note}")
+        echo(f"  {note}")
 
 
 def _print_table(rows: list[Any], right: tuple[int, ...]) -> None:
@@ -221,7 +221,7 @@ def _print_table(rows: list[Any], right: tuple[int, ...]) -> None:
         from craft.cli.columns import columns
 
         for line in columns(rows, right):
-            click.echo(line)
+            echo(line)
         return
     from rich.console import Console
     from rich.table import Table

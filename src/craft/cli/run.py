@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from craft.cli.echo import echo_error
 from craft.protocol.errors import CraftError
 from craft.settings.run import resolve, write_effective
 from craft.settings.rundir import RunDir
@@ -48,6 +49,11 @@ class _Resume(click.Command):
     "--preload", metavar="MODULES", help="Modules to import once for all workers, such as transformers.trainer."
 )
 @click.option(
+    "--tee",
+    type=click.Choice(["leader", "all", "none"]),
+    help="Whose output is shown here, beside the workers' logs.  [default: leader]",
+)
+@click.option(
     "--dir",
     "run_dir",
     type=click.Path(path_type=Path, file_okay=False),
@@ -64,7 +70,12 @@ class _Resume(click.Command):
     "--port", type=click.IntRange(0, 65535), help="Port of the lighthouse that is started.  [default: a free one]"
 )
 @click.option(
-    "--check-bits/--no-check-bits", default=None, help="Compare one microbatch's bits between workers at the start."
+    "--check-bits/--no-check-bits", default=None, help="Compare microbatches' bits between workers in the first steps."
+)
+@click.option(
+    "--check-script/--no-check-script",
+    default=None,
+    help="Refuse loops that would go wrong unseen, such as with an optimizer that is not registered.",
 )
 @click.option(
     "--group",
@@ -77,7 +88,9 @@ class _Resume(click.Command):
     help="Where gradients that were sent are held until commit; recompute: nowhere.  [default: device]",
 )
 @click.option("--checkpoints", metavar="URL", help="Where checkpoints go: a path, or such as s3://bucket/job.")
-@click.option("--checkpoint-every", metavar="HOW", help="auto, or such as '500 steps' or '10 min'.  [default: auto]")
+@click.option(
+    "--checkpoint-every", metavar="HOW", help="auto, or such as '500 steps', '1 epoch' or '10 min'.  [default: auto]"
+)
 @click.option("--checkpoint-keep", type=int, help="How many are kept, besides those with a tag.  [default: 3]")
 @click.option("--checkpoint-local", metavar="DIR", help="A fast directory to which they are written first.")
 @click.option(
@@ -142,14 +155,14 @@ def run(
 
     output.forgive()
     display = Display(place, settings)
-    started = time.time()
+    started = time.monotonic()
     try:
         outcome = supervise(settings, place, display.show)
     except CraftError as error:
         display.close()
         raise SystemExit(_refuse(error)) from None
     display.close()
-    display.summary(outcome, time.time() - started)
+    display.summary(outcome, time.monotonic() - started)
     raise SystemExit(outcome.exit_code)
 
 
@@ -163,5 +176,5 @@ def _new_run_dir(path: Path | None) -> RunDir:
 def _refuse(error: CraftError) -> int:
     from craft.protocol.errors import ConfigError, Unauthorized
 
-    click.echo(f"craft run: {error}", err=True)
+    echo_error(f"craft run: {error}")
     return 2 if isinstance(error, ConfigError | Unauthorized) else 3

@@ -65,6 +65,12 @@ def clock(seconds: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(seconds))
 
 
+def _failing(line: Line) -> str:
+    if not line.get("refused"):
+        return "failed in its script"
+    return "cannot start" if line.get("step") is None else "is refused"
+
+
 def _started(line: Line) -> str:
     return "the lighthouse was started again" if line.get("restarted") else ""
 
@@ -141,12 +147,11 @@ def _measured(line: Line) -> str:
 
 _SENTENCES: dict[str, Callable[[Line], str]] = {
     "WorkerLost": lambda line: f"{line['worker_id']} lost: {line['reason']}",
-    "WorkerFailed": lambda line: (
-        f"{line['worker_id']} {'cannot start' if line.get('refused') else 'failed in its script'}: {line['error']}"
-    ),
+    "WorkerFailed": lambda line: f"{line['worker_id']} {_failing(line)}: {line['error']}",
     "WorkerLeft": lambda line: f"{line['worker_id']} left, as it was told",
     "HostLost": lambda line: f"host {line['host']} lost: {line['reason']}",
     "LighthouseStarted": _started,
+    "FileDamaged": lambda line: f"warning: {line['file']} of the run directory was damaged: {line['detail']}",
     "ParametersUnequal": _unequal,
     "StateDiverged": lambda line: f"state diverged: {line['detail']}",
     "StepRetried": _retried,
@@ -165,6 +170,9 @@ _SENTENCES: dict[str, Callable[[Line], str]] = {
         f"technique {line['technique']} failed and is left out from now on ({line['where']}): {line['error']}"
     ),
     "StragglerFound": _straggler,
+    "WorkerPaused": lambda line: f"{line['worker_id']} was paused for {line['seconds']:.1f} s ({line['reason']})",
+    "ScriptWarned": lambda line: f"warning: {line['text']}",
+    "StartStepTaken": lambda line: f"begins at step {line['step']}, with what the script has loaded itself",
     "StragglerGone": lambda line: f"{line['worker_id']} is as fast as the others again",
     "AlertFired": _alert,
     "AlertResolved": lambda line: f"alert {line['name']} is resolved",
@@ -182,7 +190,13 @@ _SENTENCES: dict[str, Callable[[Line], str]] = {
     "Restore": lambda line: str(line["reason"]),
     "Propose": lambda line: f"generation {line['generation']} is prepared: {line['reason']}",
     "Reconfigure": lambda line: f"generation {line['generation']}: {line['reason']}",
+    "Await": lambda line: str(line["reason"]),
+    "Answered": lambda line: f"{_subject(line)} answers again, and the job goes on",
 }
+
+
+def _subject(line: Line) -> str:
+    return str(line.get("worker_id") or f"host {line.get('host')}")
 
 
 def _joined(line: Line) -> str:
@@ -221,10 +235,16 @@ def _fault(line: Line) -> str:
 _DETAILS: dict[str, Callable[[Line], str]] = {
     "WorkerJoined": _joined,
     "WorkerFinished": _finished,
+    "LoopBegun": lambda line: f"{line['worker_id']} begins training loop {line['loop']}",
+    "LoopEnded": lambda line: (
+        f"{line['worker_id']} is done with training loop {line['loop']}, after step {line['step'] - 1}"
+    ),
+    "ScriptEnded": lambda line: f"{line['worker_id']} came to the end of its script",
     "WorkerOverdue": _overdue,
     "WorkerEnded": lambda line: f"the process of {line['worker_id']} is no more",
     "DrainRequested": _drain,
     "DrainExpired": lambda line: f"{line['worker_id']} was to leave, and is still there at its deadline",
+    "ArrivalsEnded": lambda line: "no other worker is on the way to begin again",
     "HoldExpired": lambda line: f"nobody came in the place of those lost from generation {line['generation']}",
     "StateGone": lambda line: f"no member of generation {line['generation']} has the training state",
     "TimesMeasured": _measured,
@@ -232,6 +252,9 @@ _DETAILS: dict[str, Callable[[Line], str]] = {
         f"{line['worker_id']} says that its exchange in generation {line['generation']} broke: {brief(line['detail'])}"
     ),
     "GenerationStuck": lambda line: f"generation {line['generation']} is still broken",
+    "WorkerCaughtUp": lambda line: f"{line['worker_id']} has the training state, and keeps pace with the others",
+    "HostSilent": lambda line: f"host {line['host']} is silent: {line['reason']}",
+    "AwaitExpired": lambda line: f"{_subject(line)} has not answered within the limit",
     "GenerationEntered": lambda line: f"{line['worker_id']} acts under generation {line['generation']}",
     "FaultInjected": _injected,
     "AbortRequested": lambda line: f"somebody wants all workers out of what they are blocked in: {line['reason']}",

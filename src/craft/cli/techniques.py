@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
+from craft.cli.echo import echo, echo_json
 from craft.cli.explained import explained
 from craft.protocol.errors import ConfigError
 
@@ -53,14 +53,14 @@ def techniques(name: str | None, config: Path | None, run_dir: Path | None, as_j
     """
     found = _found(config, run_dir)
     if as_schema:
-        click.echo(_schema(found))
+        _print_schema(found)
         return
     entries = [_entry(kind, found) for kind in found.kinds]
     if name is not None:
         entries = [_named(name, entries, found.broken)]
     if as_json:
         broken = [] if name is not None else [{"name": each, "broken": why} for each, why in found.broken.items()]
-        click.echo(json.dumps([*(_plain(entry) for entry in entries), *broken], indent=2))
+        echo_json([*(_plain(entry) for entry in entries), *broken], indent=2)
     elif name is not None:
         _show(entries[0])
     else:
@@ -156,10 +156,10 @@ def _named(name: str, entries: list[_Entry], broken: dict[str, str]) -> _Entry:
     return found
 
 
-def _schema(found: _Found) -> str:
+def _print_schema(found: _Found) -> None:
     from craft.settings.schema import schema
 
-    return json.dumps(schema(found.kinds), indent=2)
+    echo_json(schema(found.kinds), indent=2)
 
 
 def _list(entries: list[_Entry], broken: dict[str, str]) -> None:
@@ -168,29 +168,29 @@ def _list(entries: list[_Entry], broken: dict[str, str]) -> None:
         standing = "on " if entry.on else "off"
         origin = "" if entry.origin == "built-in" else f" ({entry.origin})"
         missing = "" if entry.unavailable is None else f" (not available: {entry.unavailable})"
-        click.echo(f"{entry.name:<{width}}  {standing}  {entry.summary}{origin}{missing}")
+        echo(f"{entry.name:<{width}}  {standing}  {entry.summary}{origin}{missing}")
     for each in broken.values():
-        click.echo(f"craft techniques: {each}", err=True)
-    click.echo("\nPolicies are asked in this order. 'craft techniques NAME' shows one with its settings.")
+        echo(f"craft techniques: {each}", err=True)
+    echo("\nPolicies are asked in this order. 'craft techniques NAME' shows one with its settings.")
 
 
 def _show(entry: _Entry) -> None:
     from craft.settings.document import toml
 
-    click.echo(f"{entry.name}: {entry.summary}")
+    echo(f"{entry.name}: {entry.summary}")
     always = "" if entry.optional else ", and cannot be switched off"
-    click.echo(f"  {'on' if entry.on else 'off'}{always}; {entry.origin}")
+    echo(f"  {'on' if entry.on else 'off'}{always}; {entry.origin}")
     if entry.unavailable is not None:
-        click.echo(f"  not available: {entry.unavailable}")
+        echo(f"  not available: {entry.unavailable}")
     if entry.inexact is not None:
-        click.echo(f"  not exact: {entry.inexact}")
+        echo(f"  not exact: {entry.inexact}")
     for heading, names in (("emits", entry.emits), ("answers", entry.answers), ("hooks at", entry.points)):
         if names:
-            click.echo(f"  {heading}: {', '.join(names)}")
+            echo(f"  {heading}: {', '.join(names)}")
     if entry.settings:
-        click.echo(f"\n  [techniques.{entry.name}]")
+        echo(f"\n  [techniques.{entry.name}]")
     for each in entry.settings:
         variable = f", {each['variable']}" if each["variable"] else ""
         value = "(none)" if each["value"] is None else toml(each["value"])
-        click.echo(f"  {each['key']} = {value}    ({each['origin']}{variable})")
-        click.echo(f"      {each['description']}")
+        echo(f"  {each['key']} = {value}    ({each['origin']}{variable})")
+        echo(f"      {each['description']}")

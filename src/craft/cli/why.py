@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from craft.cli.echo import echo, echo_json
 from craft.cli.explained import explained
 from craft.cli.inspect import run_option
 
@@ -52,9 +52,10 @@ def why(number: int | None, everything: bool, run_dir: Path | None, hosts: tuple
     if as_json:
         _print_json(chosen, everything)
     elif not chosen:
-        click.echo("nothing to explain: no worker was lost, and no exchange broke")
+        echo("nothing to explain: no worker was lost, and no exchange broke")
     else:
-        click.echo("\n\n".join(_story(each, len(found)) for each in chosen))
+        for number, each in enumerate(chosen):
+            _print_story(each, len(found), first=not number)
 
 
 def _read(path: Path, hosts: Iterable[Path]) -> Run:
@@ -99,13 +100,14 @@ def _print_json(chosen: list[Timeline], everything: bool) -> None:
     import msgspec
 
     values = [msgspec.to_builtins(each) for each in chosen]
-    click.echo(json.dumps(values if everything else values[0] if values else None))
+    echo_json(values if everything else values[0] if values else None)
 
 
-def _story(found: Timeline, number: int) -> str:
+def _print_story(found: Timeline, number: int, *, first: bool) -> None:
     clock = time.strftime("%H:%M:%S", time.localtime(found.began)) + f".{int(found.began % 1 * 1000):03d}"
     width = max((len(each.who) for each in found.moments), default=0)
     lines = [
+        *(() if first else ("",)),
         f"fault {found.number} of {number}, at {clock}, in generation {found.generation}: {found.title}",
         "",
         *(_line(each, width) for each in found.moments),
@@ -113,7 +115,8 @@ def _story(found: Timeline, number: int) -> str:
         f"it cost: {found.outcome}",
         *(f"in the place of {lost}: {other}" for lost, other in found.places.items()),
     ]
-    return "\n".join(lines)
+    for line in lines:
+        echo(line)
 
 
 def _line(moment: Moment, width: int) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
+from craft.decide.last_copy import holders
 from craft.decide.membership import JobState
 from craft.protocol.beats import Pace
 from craft.protocol.messages import Directive
@@ -32,6 +33,7 @@ def directive_of(state: JobState, sequence: int) -> Directive:
         # Every lost worker must end, however it was lost: one that still runs somewhere has no other way to know.
         fenced=tuple(view.member.worker_id for view in state.having("lost") if not view.ended),
         released=tuple(view.member.worker_id for view in state.having("left") if view.entered == 0),
+        holders=tuple(sorted(holders(state))),
         probe=state.probing,
         winding_down=state.winding_down,
         preempting=state.preempting,
@@ -40,6 +42,8 @@ def directive_of(state: JobState, sequence: int) -> Directive:
         restoration=state.restoration,
         replacing=state.replacing,
         injections=state.injections,
+        loop=state.loop,
+        finishing=state.finishing,
         stopping=stop is not None,
         exit_code=stop.exit_code if stop is not None else 0,
         reason=stop.reason if stop is not None else "",
@@ -57,7 +61,8 @@ class Dispatch:
         self._pace = Pace()
         self._encoded: dict[int | None, str | bytes] = {}
         """The current directive for a connection on which the one of this number was sent last; None: none was."""
-        self._changed: set[asyncio.Event] = set()
+        self._changed: dict[asyncio.Event, None] = {}
+        """In the order in which they came."""
 
     @property
     def directive(self) -> Directive:
@@ -91,7 +96,7 @@ class Dispatch:
         """Send what is current now and whenever it changes, until cancelled or until ``send`` fails."""
         changed = asyncio.Event()
         changed.set()
-        self._changed.add(changed)
+        self._changed[changed] = None
         sent: Directive | None = None
         pace = Pace()
         try:
@@ -106,7 +111,7 @@ class Dispatch:
                     pace = self._pace
                     await send(encode(pace).decode())
         finally:
-            self._changed.discard(changed)
+            self._changed.pop(changed, None)
 
     def _for_one_who_has(self, sent: Directive | None) -> str | bytes:
         key = None if sent is None else sent.sequence

@@ -8,11 +8,10 @@ server; ``guards`` says who has shown the token.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-logger = logging.getLogger(__name__)
+from craft.control.request_log import RequestLog
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,10 @@ class DoorLimits:
 class Door:
     """Knows all connections, and which of them are strangers'."""
 
-    def __init__(self, limits: DoorLimits) -> None:
+    def __init__(self, limits: DoorLimits, log: RequestLog) -> None:
         self._limits = limits
+        self._log = log
         self._open: set[_Guest] = set()
-        self._full = False
         # Dictionaries for their order: the oldest comes first.
         self._strangers: dict[asyncio.BaseTransport, _Guest] = {}
         self._by_address: dict[str, dict[asyncio.BaseTransport, None]] = {}
@@ -64,12 +63,8 @@ class Door:
     def enter(self, guest: _Guest, transport: asyncio.Transport) -> bool:
         """Take a new connection in, as a stranger's; False if there is no room at all."""
         if len(self._open) >= self._limits.connections:
-            if not self._full:
-                # Once, not for each of them: a log can be flooded, too.
-                logger.warning("%d connections are open: one from %s is turned away", len(self._open), guest.address)
-            self._full = True
+            self._log.warning("%d connections are open: one from %s is turned away", len(self._open), guest.address)
             return False
-        self._full = False
         self._open.add(guest)
         neighbours = self._by_address.setdefault(guest.address, {})
         neighbours[transport] = None

@@ -5,27 +5,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
 
 from craft.decide.applying import restarted
-from craft.decide.membership import JobState, WorkerView
+from craft.decide.membership import JobState, Owed, WorkerView
 from craft.protocol.actions import Stop
-from craft.protocol.errors import ConfigError
+from craft.protocol.events import CheckpointRestored, CheckpointWritten
 from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import CheckpointWish, Preemption, Restoration
-from craft.settings.rundir import sync_folder, write_over
-
-logger = logging.getLogger(__name__)
 
 _KEPT_GONE = 256
-_ROOM = 16 * 1024
 
 
 class Durable(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +43,16 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     """Set while the job begins again: nobody acts under it any more."""
     replacing: bool = True
     stopping: Stop | None = None
+    loop: int = 1
+    owed: tuple[Owed, ...] = ()
+    hosts: tuple[str, ...] = ()
+    """Hosts of all workers but those that left."""
+    left: int = 0
+    """Members that left as they were told."""
+    checkpoint: CheckpointWritten | msgspec.UnsetType | None = msgspec.UNSET
+    """The newest complete one. Not in files of earlier versions, who had this and what follows in the journal alone."""
+    begun_from: CheckpointRestored | None = None
+    branch: int = 0
 
 
 class Store(Protocol):
@@ -58,58 +60,6 @@ class Store(Protocol):
 
     def save(self, durable: Durable) -> None:
         """Return only when ``durable`` would survive a crash."""
-
-
-class DurableFile:
-    """One small file, replaced as a whole.
-
-    Two files take turns: what is saved is written over the one before the last, and then gets the name. So the room for it is
-    there already: a disk that others filled does not keep a job from going on without a lost worker, or from ending.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._next = path.with_name(f".{path.name}.next")
-        self._last = path.with_name(f".{path.name}.last")
-
-    def save(self, durable: Durable) -> None:
-        data = msgspec.json.encode(durable)
-        write_over(self._next, data.ljust(self._room_for(len(data))) + b"\n")
-        # A second name for what is replaced: its room is not given back, and is that of the next one.
-        self._last.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            # Not there yet, or a file system without hard links.
-            os.link(self._path, self._last)
-        os.replace(self._next, self._path)
-        sync_folder(self._path)
-        try:
-            if self._last.exists():
-                os.replace(self._last, self._next)
-            else:
-                write_over(self._next, b" " * self._path.stat().st_size)
-        except OSError as error:
-            # It is saved all the same.
-            logger.warning("there is no room yet to make the next generation durable: %s", error)
-
-    def _room_for(self, size: int) -> int:
-        """As many bytes as are there, if they are enough; else enough for a while."""
-        try:
-            there = self._next.stat().st_size - 1
-        except FileNotFoundError:
-            there = _ROOM
-        return there if there >= size else 2 * size
-
-    def load(self) -> Durable | None:
-        """Return what was saved last, or None if nothing was."""
-        try:
-            return msgspec.json.decode(self._path.read_bytes(), type=Durable)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"cannot go on with the run in {self._path.parent}: {self._path.name} is not readable ({error})."
-                " Start a new run in another directory"
-            ) from None
 
 
 def durable_of(state: JobState) -> Durable:
@@ -139,7 +89,19 @@ def durable_of(state: JobState) -> Durable:
         former=state.former,
         replacing=state.replacing,
         stopping=state.stopping,
+        loop=state.loop,
+        owed=state.owed,
+        hosts=tuple(sorted(state.known_hosts)),
+        left=state.left,
+        checkpoint=state.checkpoint,
+        begun_from=state.begun_from,
+        branch=state.branch,
     )
+
+
+def history_of(state: JobState) -> tuple[object, ...]:
+    """Return what is known of the job's checkpoints and rollbacks: where it changes, it is to be made durable."""
+    return state.checkpoint, state.begun_from, state.branch
 
 
 def restore(fresh: JobState, durable: Durable | None) -> JobState:
@@ -164,7 +126,7 @@ def restore(fresh: JobState, durable: Durable | None) -> JobState:
             *map(reminded, living),
             *(WorkerView(member=member, standing="lost") for member in durable.lost),
             *(
-                WorkerView(member=Member(worker_id=worker_id), standing="lost", ended=True)
+                WorkerView(member=Member(worker_id=worker_id, host=""), standing="lost", ended=True)
                 for worker_id in durable.gone
                 if worker_id not in inside
             ),
@@ -178,8 +140,14 @@ def restore(fresh: JobState, durable: Durable | None) -> JobState:
         former=durable.former,
         replacing=durable.replacing,
         holding=durable.former.number if durable.former is not None else 0,
-        branch=durable.restoration.branch if durable.restoration is not None else 0,
+        checkpoint=durable.checkpoint or None,
+        begun_from=durable.begun_from,
+        branch=max(durable.branch, durable.restoration.branch if durable.restoration is not None else 0),
         # What those had committed who are gone since is not in the file.
         reached=None,
         stopping=durable.stopping,
+        loop=durable.loop,
+        owed=durable.owed,
+        hosts=durable.hosts,
+        left_before=durable.left,
     )

@@ -13,20 +13,27 @@ from msgspec.structs import replace
 
 from craft.control.index import Index
 from craft.control.told import Told, news
+from craft.decide.last_copy import STOPPED
 from craft.decide.membership import JobState
 from craft.decide.observing import preempts
 from craft.decide.policies.hang import is_elsewhere, waits
 from craft.protocol.errors import MalformedMessage
 from craft.protocol.events import (
+    Answered,
     AnyEvent,
     DrainRequested,
     ExchangeBroken,
     GenerationEntered,
+    LoopBegun,
+    LoopEnded,
     PreemptRequested,
     ReplacementsEnded,
+    ScriptEnded,
     StateDiverged,
     StateGone,
+    WorkerCaughtUp,
     WorkerEnded,
+    WorkerFailed,
     WorkerFinished,
     WorkerJoined,
     WorkerLeft,
@@ -38,6 +45,7 @@ from craft.protocol.messages import Broken, Exited, HostReport, Preemption, Work
 MAX_NUMBER = 2**53
 """Steps and generations are far below this; a larger one is nonsense, and could not be sent on."""
 MAX_NAME_CHARS = 200
+LEFT_EARLY = "the script left before its end, with exit code 0, as by os._exit(0)"
 _ANSWERED = (StateDiverged, StateGone)
 """Of all that is told once for the journal, this decides how the job goes on."""
 
@@ -57,6 +65,9 @@ class Seen:
     failed: bool = False
     left: bool = False
     exited: bool = False
+    loop: int = 0
+    after_loop: bool = False
+    script_ended: bool = False
 
 
 class Edges:
@@ -73,9 +84,13 @@ class Edges:
         self._starting: dict[str, set[str]] = {}
         """Workers that have neither joined nor ended, by host: asked for with every report."""
         self._exhausted: set[str] = set()
+        self._coming: dict[str, int] = {}
+        """How many workers of a host are on the way, as its agent says."""
 
     def events(self, report: HostReport) -> Iterator[AnyEvent]:
         """Yield what is new in ``report``. Entries come before losses: a worker may enter a generation and then die."""
+        # Those of a host that is to leave do not come to stay.
+        self._coming[report.host] = 0 if report.draining is not None else report.starting
         reports = [_normal(worker, report.host) for worker in report.workers]
         ended = frozenset(exited.worker_id for exited in report.exited)
         for worker in reports:
@@ -100,6 +115,15 @@ class Edges:
     def starting(self, host: str) -> frozenset[str]:
         """Workers of ``host`` that were reported and have neither joined nor ended."""
         return frozenset(each for each in self._starting.get(host, ()) if not self.index.gone(each))
+
+    @property
+    def any_coming(self) -> bool:
+        """Whether an agent that is heard says that some worker of its host is on the way and has not joined."""
+        return any(self._coming.values())
+
+    def silenced(self, host: str) -> None:
+        """Nothing is heard of a host any more: nobody of it is on the way."""
+        self._coming.pop(host, None)
 
     def step_of(self, worker_id: str) -> int | None:
         """Steps that a worker has committed, by its last report; None if there was none."""
@@ -130,14 +154,37 @@ class Edges:
         if report.generation > seen.generation:
             seen.generation = report.generation
             if self.index.lives(worker_id):
-                yield GenerationEntered(worker_id=worker_id, generation=report.generation)
+                yield GenerationEntered(
+                    worker_id=worker_id,
+                    generation=report.generation,
+                    progress=report.progress,
+                    behind=report.behind,
+                )
+        elif not report.behind and self.index.is_behind(worker_id):
+            yield WorkerCaughtUp(worker_id=worker_id)
+        yield from self._after_loop(report, seen)
         if report.left and not seen.left:
             seen.left = True
             if not self.index.is_old_news(worker_id):
                 yield WorkerLeft(worker_id=worker_id, step=report.step)
         if report.complete and self.index.lives(worker_id):
             # It needs nobody any more, and no generation may wait for it: its script may run on for long.
-            yield WorkerFinished(worker_id=worker_id, step=report.step, digest=report.digest, complete=True)
+            yield WorkerFinished(
+                worker_id=worker_id, step=report.step, digest=report.digest, total_steps=report.total_steps
+            )
+
+    def _after_loop(self, report: WorkerReport, seen: Seen) -> Iterator[AnyEvent]:
+        """Which of its training loops a worker is in, or that its script is past them."""
+        worker_id = report.member.worker_id
+        if not self.index.lives(worker_id):
+            return
+        if report.loop > max(seen.loop, 1):
+            yield LoopBegun(worker_id=worker_id, loop=report.loop)
+        if report.after_loop and (report.loop > seen.loop or not seen.after_loop):
+            yield LoopEnded(worker_id=worker_id, step=report.step, loop=report.loop)
+        if report.script_ended and not seen.script_ended:
+            yield ScriptEnded(worker_id=worker_id)
+        seen.loop, seen.after_loop, seen.script_ended = report.loop, report.after_loop, report.script_ended
 
     def _failed(self, report: WorkerReport) -> Iterator[AnyEvent]:
         seen = self.seen[report.member.worker_id]
@@ -163,7 +210,7 @@ class Edges:
         if self._state().stopping is not None and (seen is None or not seen.joined):
             # It was still starting when the job was over, and its agent did not wait for it.
             return
-        yield _ending(exited, seen)
+        yield _ending(exited, seen, self._state())
 
     def _forgotten(self, report: HostReport) -> Iterator[AnyEvent]:
         """Workers that their agent does not know any more: it was replaced, and they did not outlive the old one."""
@@ -186,10 +233,14 @@ class Edges:
                 generation=broken.generation,
                 detail=broken.detail,
                 unreachable=broken.unreachable,
+                missed=broken.missed,
+                progress=report.progress,
             )
 
     def _overdue(self, report: WorkerReport) -> Iterator[AnyEvent]:
         worker_id, found = report.member.worker_id, report.overdue
+        if found is None and any(each.worker_id == worker_id for each in self._state().awaited):
+            yield Answered(worker_id=worker_id)
         if found is None or not self.index.lives(worker_id):
             return
         others = [
@@ -202,6 +253,7 @@ class Edges:
             worker_id=worker_id,
             waiting=tuple(other_id for other_id, phase in others if waits(phase, found.phase)),
             elsewhere=tuple(other_id for other_id, phase in others if is_elsewhere(phase, found.phase)),
+            stopped=tuple(other_id for other_id, phase in others if phase == STOPPED),
         )
         seen = self.seen[worker_id]
         if seen.overdue is None or news(found) != news(seen.overdue):
@@ -217,7 +269,8 @@ class Edges:
         if report.draining is not None and self.index.staying(report.host):
             yield DrainRequested(host=report.host, reason=report.draining, deadline_s=report.drain_deadline_s)
         wanted = report.preempting
-        if wanted is None and report.draining is not None and self.checkpoints and self.index.all_leave:
+        leaves = report.draining is not None and self.index.all_leave and not self.any_coming
+        if wanted is None and leaves and self.checkpoints:
             # Nobody could go on with the state: it is saved instead. Their deadlines are those of their drains.
             wanted = Preemption(reason=f"every host is to leave: {report.draining}")
         if wanted is not None and preempts(self._state(), wanted.deadline):
@@ -246,22 +299,38 @@ def _normal(report: WorkerReport, host: str) -> WorkerReport:
     return report
 
 
-def _ending(exited: Exited, seen: Seen | None) -> WorkerFinished | WorkerLost:
-    if exited.signal is None and exited.exit_code == 0:
-        if seen is None:
-            return WorkerFinished(worker_id=exited.worker_id, complete=False)
-        report = seen.report
+def _ending(exited: Exited, seen: Seen | None, state: JobState) -> WorkerFinished | WorkerFailed | WorkerLost:
+    """What the end of a process means. Exit code 0 says nothing, unless the worker itself had said more before."""
+    report = seen.report if seen is not None else None
+    step = None if report is None else report.step
+    if exited.signal is not None or exited.exit_code != 0:
+        return WorkerLost(worker_id=exited.worker_id, reason=describe_exit(exited), time=exited.time, step=step)
+    said = report is not None and (report.complete or report.left or report.script_ended)
+    view = state.view(exited.worker_id)
+    if said or state.ending or (view is not None and view.draining is not None):
+        # It was asked to leave: one that does may not have been heard before it was gone.
+        complete, digest = (report.complete, report.digest) if report is not None else (False, None)
+        total = report.total_steps if report is not None and complete else None
         return WorkerFinished(
-            worker_id=exited.worker_id, step=report.step, digest=report.digest, complete=report.complete
+            worker_id=exited.worker_id, step=step or 0, digest=digest, complete=complete, total_steps=total
         )
-    step = None if seen is None else seen.report.step
-    return WorkerLost(worker_id=exited.worker_id, reason=describe_exit(exited), time=exited.time, step=step)
+    # Steps are reported with some delay: one that has entered a generation may have committed more than is known.
+    begun = report is not None and report.generation > 0
+    late = report is not None and report.member.late
+    return WorkerFailed(
+        worker_id=exited.worker_id,
+        error=LEFT_EARLY,
+        traceback="",
+        step=step if begun else None,
+        late=late,
+        time=exited.time,
+    )
 
 
 def describe_exit(exited: Exited) -> str:
     """How a process ended, in words."""
     if exited.signal is not None:
-        return ending(-exited.signal)
+        return f"{ending(-exited.signal)} {exited.why}".rstrip()
     return "ended in an unknown way" if exited.exit_code is None else ending(exited.exit_code)
 
 

@@ -10,44 +10,13 @@ from msgspec.structs import replace
 
 from craft.decide.membership import JobState
 from craft.protocol.events import AnyEvent, HostLost, Recovered, WorkerFailed, WorkerFinished, WorkerLost
+from craft.protocol.journal import Cost as Cost
+from craft.protocol.journal import Fault as Fault
 
 
-class Cost(msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag=True):
-    """What was lost by one fault, or by several that were overcome together."""
-
-    worker_ids: tuple[str, ...]
-    """Those whose loss it was; none if an exchange broke and nobody was lost."""
-    generation: int
-    """Under which the first step afterwards was committed."""
-    step: int
-    """That step."""
-    lost_ms: float | None
-    """Time from commit to commit, less an undisturbed step; None if no step was committed before."""
-    steps_retried: int
-    """Steps that had begun and were taken up again; a committed one never is."""
-    microbatches_redone: int
-    """Of these steps, computed in the place of the lost workers."""
-    samples_redone: int | None
-    """Samples in them; None where only the script knows: in streams."""
-    microbatches_dropped: int = 0
-    samples_dropped: int | None = 0
-
-
-class Fault(msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag=True):
-    """One event by which workers were lost while the job was not ending."""
-
-    worker_ids: tuple[str, ...]
-    reason: str
-    generation: int
-    """The generation that it hit; 0 before the first one."""
-    next_generation: int | None = None
-    """The generation that was made because of it, if one was."""
-    seen: float = 0.0
-    """When it was seen, in seconds since 1970."""
-    host: str | None = None
-    """Set if the whole host was lost."""
-    cost: Cost | None = None
-    """What it cost, once a step is committed again."""
+def _had_joined(state: JobState, event: WorkerFailed) -> bool:
+    """Whether it came to a job that is on its way and was in its generation: the others have to go on without it."""
+    return event.late and state.generation is not None and event.worker_id in state.generation.worker_ids
 
 
 def fault_of(
@@ -59,7 +28,7 @@ def fault_of(
     """
     if before.stopping is not None or not isinstance(event, WorkerLost | WorkerFailed | HostLost | WorkerFinished):
         return None
-    if isinstance(event, WorkerFailed) and event.refused:
+    if isinstance(event, WorkerFailed) and event.refused and not _had_joined(before, event):
         return None
     lost = _lost(after, event) - {view.member.worker_id for view in before.having("lost", "finished")}
     lost -= {worker_id for fault in known for worker_id in fault.worker_ids}

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from craft.telemetry.journal import Journal
+from craft.telemetry.journal import Journal, parsed
+from craft.telemetry.journal_lines import as_record
 
 MAX_WAITING = 10_000
 """Lines that a slow reader may lag behind; then its stream ends, and it comes back with Last-Event-ID."""
@@ -39,7 +40,7 @@ class Feed:
                 while some := await asyncio.to_thread(_some, file, min(_AT_ONCE, count - number)):
                     for line in some:
                         number += 1
-                        if number > after:
+                        if number > after and line is not None:
                             yield _event(number, line)
             while follow:
                 try:
@@ -78,8 +79,10 @@ def _event(number: int, line: str) -> bytes:
     return f"id: {number}\ndata: {line}\n\n".encode()
 
 
-def _some(file: BinaryIO, number: int) -> list[str]:
-    return [line.rstrip(b"\n").decode(errors="replace") for line in itertools.islice(file, number)]
+def _some(file: BinaryIO, number: int) -> list[str | None]:
+    """Read so many lines; None in the place of a damaged one, which keeps its number."""
+    lines = [line.rstrip(b"\n") for line in itertools.islice(file, number)]
+    return [line.decode() if any(map(as_record, parsed([line]))) else None for line in lines]
 
 
 def _count(path: Path) -> int:

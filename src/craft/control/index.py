@@ -50,6 +50,11 @@ class Index:
         view = self.view(worker_id)
         return view is not None and view.standing == "lost"
 
+    def is_behind(self, worker_id: str) -> bool:
+        """Whether it joined and is not known to keep pace with the others."""
+        view = self.view(worker_id)
+        return view is not None and view.behind
+
     def takes_part(self, worker_id: str) -> bool:
         view = self.view(worker_id)
         return view is not None and view.standing == "member"

@@ -1,7 +1,8 @@
-"""The keeper: a process with everything imported that forks the serving lighthouse, and forks again when that one dies.
+"""The keeper: a process with everything imported that forks the serving lighthouse, and forks again when that one fails.
 
-``craft lighthouse --keep`` runs ``keep``. The keeper serves nobody and has no threads. It holds the listening socket, so
-that the address stays the same and whoever connects between two children is answered by the next one.
+``craft lighthouse --keep`` runs ``keep``. The keeper serves no requests and has no threads. It holds the listening socket, so
+that the address stays the same and the next child answers connections that come between two children. A child that does not
+answer any more, or is stopped by a signal, is killed and followed by another one, like one that dies.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from craft.control.process import end_with_parent
+from craft.control.process import BEAT_S, end_with_parent
 from craft.protocol.messages import ending
 
 logger = logging.getLogger(__name__)
@@ -25,10 +26,19 @@ YOUNG_S = 5.0
 """A child that dies younger than this makes the next one wait: it would most likely die of the same."""
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
+FORK_AGAIN_S = 1.0
+ANSWER_LIMIT_S = 5.0
+"""A child whose event loop has not run for this long is replaced. A busy machine and a slow disk stay below it."""
+STOP_LIMIT_S = 1.0
+"""So is one that a signal has stopped for this long."""
+_STOPPED, _TRACED, _IN_KERNEL = "T", "t", "D"
 _WATCHED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
 
-Serve = Callable[[socket.socket, Callable[[str], None]], int]
-"""Serves on a listening socket until told to end, calls its second argument once it does; returns the exit code."""
+Serve = Callable[[socket.socket, Callable[[str], None], Callable[[], None]], int]
+"""Serve on a listening socket until told to end; return the exit code.
+
+The second argument is called once it serves, with a line for people; the third every ``BEAT_S`` from then on.
+"""
 
 
 def keep(serve: Serve, listener: socket.socket, say: Callable[[str], None]) -> int:
@@ -41,8 +51,9 @@ class _Keeper:
         self._serve = serve
         self._listener = listener
         self._say = say
-        # One byte that every child shares with this process: whether one of them has said where it listens.
-        self._said = mmap.mmap(-1, 1)
+        # Two bytes that every child shares with this process: whether one of them has said where it listens, and a count
+        # that the serving one raises.
+        self._shared = mmap.mmap(-1, 2)
         self._ending = False
 
     def run(self) -> int:
@@ -52,11 +63,14 @@ class _Keeper:
         delay_s = 0.0
         while True:
             began = time.monotonic()
-            status = self._see_through(self._fork(before))
+            pid = self._fork(before)
+            if pid is None:
+                return 0
+            status = self._see_through(pid)
             code = os.waitstatus_to_exitcode(status)
             if self._ending or code in (0, EXIT_BAD_INPUT, -signal.SIGTERM, -signal.SIGINT):
                 return max(code, 0)
-            if not self._said[0]:
+            if not self._shared[0]:
                 # It never came to serve: whoever started us waits for a word, and must hear that none will come.
                 if code < 0:
                     logger.error("the lighthouse was %s before it listened", ending(code))
@@ -67,12 +81,23 @@ class _Keeper:
                 return 0
             delay_s = min(max(2 * delay_s, FIRST_DELAY_S), LONGEST_DELAY_S) if young else 0.0
 
-    def _fork(self, mask: set[int | signal.Signals]) -> int:
+    def _fork(self, mask: set[int | signal.Signals]) -> int | None:
+        """Fork a child that serves, as soon as the system gives a process; None if this process is to end instead."""
         keeper = os.getpid()
         # What is still unwritten would be written by both.
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
+        said = False
+        while True:
+            try:
+                pid = os.fork()
+                break
+            except OSError as error:
+                if not said:
+                    logger.error("no process can be forked to serve: %s. It is tried again", error.strerror or error)
+                said = True
+            if self._told_to_end(FORK_AGAIN_S):
+                return None
         if pid:
             return pid
         code = 1
@@ -80,7 +105,7 @@ class _Keeper:
             # Killed, not asked: whoever starts the next lighthouse must not find this one still holding the lock.
             end_with_parent(keeper, signal.SIGKILL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            code = self._serve(self._listener, self._say_once)
+            code = self._serve(self._listener, self._say_once, self._beat)
         except KeyboardInterrupt:
             code = 0
         except Exception:
@@ -92,20 +117,80 @@ class _Keeper:
             os._exit(code)
 
     def _say_once(self, line: str) -> None:
-        if not self._said[0]:
+        if not self._shared[0]:
             self._say(line)
-            self._said[0] = 1
+            self._shared[0] = 1
+
+    def _beat(self) -> None:
+        self._shared[1] = (self._shared[1] + 1) % 256
 
     def _see_through(self, pid: int) -> int:
-        """Wait for the child's end, and pass on what ends this process."""
+        """Wait for the child's end, end it if it does not answer, and pass on what ends this process."""
+        pulse = Pulse(pid, self._shared[1])
         while True:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 return status
-            if signal.sigwaitinfo(_WATCHED).si_signo != signal.SIGCHLD:
+            caught = _next_signal(_WATCHED, BEAT_S)
+            if caught is None:
+                if (problem := pulse.look(self._shared[1])) is not None:
+                    logger.warning("the serving process %s: it is killed, and another one starts", problem)
+                    os.kill(pid, signal.SIGKILL)
+            elif caught != signal.SIGCHLD:
                 self._ending = True
                 os.kill(pid, signal.SIGTERM)
 
     def _told_to_end(self, delay_s: float) -> bool:
         """Wait, but not for longer than until a signal comes."""
-        return signal.sigtimedwait(_WATCHED - {signal.SIGCHLD}, delay_s) is not None
+        return _next_signal(_WATCHED - {signal.SIGCHLD}, delay_s) is not None
+
+
+def _next_signal(signals: frozenset[signal.Signals], limit_s: float) -> int | None:
+    """Wait for one of these signals; None after the limit."""
+    found = signal.sigtimedwait(signals, limit_s)
+    # Where this process was stopped meanwhile and goes on after the limit, Python returns numbers that are no signal's.
+    return found.si_signo if found is not None and found.si_signo in signals else None
+
+
+class Pulse:
+    """Whether a child answers. Counts the keeper's own looks: time in which the keeper did not run either says nothing."""
+
+    def __init__(self, pid: int, count: int, state_of: Callable[[int], str] | None = None) -> None:
+        """``state_of``: how the kernel's letter for a process's state is found out; from /proc by default."""
+        self._pid = pid
+        self._state_of = state_of or _state_of
+        self._count = count
+        self._serves = False
+        self._silent = 0
+        self._stopped = 0
+
+    def look(self, count: int) -> str | None:
+        """Called every ``BEAT_S``, with the child's count of beats; return what is wrong with it, once."""
+        state = self._state_of(self._pid)
+        if state == _TRACED:
+            self._silent = self._stopped = 0
+            return None
+        # One that ran since the last look is slow, though it may be stopped just now.
+        self._stopped = self._stopped + 1 if state == _STOPPED and count == self._count else 0
+        if count != self._count:
+            self._silent = 0
+        elif state != _IN_KERNEL:
+            # One that waits for a disk could not be killed before that answers, and then goes on.
+            self._silent += 1
+        self._serves = self._serves or count != self._count
+        self._count = count
+        if self._stopped == round(STOP_LIMIT_S / BEAT_S):
+            return f"was stopped by a signal {STOP_LIMIT_S:g} s ago"
+        # Until it serves, it reads what earlier ones left, which may be much.
+        if self._serves and self._silent == round(ANSWER_LIMIT_S / BEAT_S):
+            return f"has not answered for {ANSWER_LIMIT_S:g} s"
+        return None
+
+
+def _state_of(pid: int) -> str:
+    """The letter of the kernel for a process's state; empty if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(") ")[2][:1]
+    except OSError:
+        return ""

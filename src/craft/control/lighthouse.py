@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
 from msgspec.structs import replace
 
 from craft.control.alerts import AlertBook
 from craft.control.checkpoints import CheckpointBook
 from craft.control.diagnosis import Diagnosis
 from craft.control.dispatch import Dispatch
-from craft.control.durable import Durable, DurableFile, restore
+from craft.control.durable import Durable, restore
+from craft.control.durable_file import DurableFile
 from craft.control.faults import faults_in
 from craft.control.feed import Feed
 from craft.control.heartbeat import DEFAULT_LIMIT_S, RETURN_LIMITS, Heartbeats
@@ -29,9 +32,13 @@ from craft.decide.alerts import AlertSettings
 from craft.decide.membership import JobState
 from craft.decide.technique import Chosen
 from craft.decide.techniques import Alerts, Loss, defaults
+from craft.protocol.journal import FileDamaged, LighthouseAlone, LighthouseHeard, LighthouseStarted
 from craft.settings.rundir import RunDir
 from craft.telemetry.journal import Journal, read_lines
+from craft.telemetry.journal_lines import aside_of, set_aside
 from craft.telemetry.metrics import LineCounter
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -106,15 +113,19 @@ class Lighthouse:
     def __init__(self, run: RunDir, settings: LighthouseSettings, url: str) -> None:
         durable_file = DurableFile(run.generation)
         durable = durable_file.load()
+        damaged_lines = set_aside(run.journal)
         fresh = JobState(slots=settings.workers, min_workers=settings.min_workers)
         self.checkpoints = CheckpointBook(read_lines(run.journal))
         self.alerts = AlertBook(read_lines(run.journal))
-        state = self.checkpoints.known_to(restore(fresh, durable))
+        state = restore(fresh, durable)
+        if durable is None or durable.checkpoint is msgspec.UNSET:
+            # An earlier version kept this in the journal alone.
+            state = self.checkpoints.known_to(state)
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Gets a sentence if the lighthouse cannot go on."""
         self.url = url
         self.settings = settings
-        self.journal = Journal(run.journal)
+        self.journal = Journal(run.journal, time.time)
         self.lines = LineCounter()
         self.journal.listen(self.lines)
         self.journal.listen(self.checkpoints)
@@ -137,15 +148,28 @@ class Lighthouse:
         self.sessions = Sessions(self.loop, self.dispatch, self.heartbeats)
         self.journal.listen(Diagnosis(run, self.sessions.looks, self.host_of, lambda: self.sessions.by_host))
         self._begin(state, again=durable is not None)
+        self._tell_damage(run, durable_file.problem, damaged_lines)
 
     def _begin(self, state: JobState, again: bool) -> None:
         number = state.generation.number if state.generation is not None else 0
-        started = {"event": "LighthouseStarted", "pid": os.getpid(), "url": self.url, "generation": number}
-        self.journal.write("event", {**started, "restarted": again, "slots": state.slots})
+        started = LighthouseStarted(
+            pid=os.getpid(), url=self.url, generation=number, restarted=again, slots=state.slots
+        )
+        self.journal.write("event", started)
         for host in sorted({view.member.host for view in state.having("waiting", "member")}):
             self.heartbeats.expect(host, RETURN_LIMITS * self.heartbeats.limit_s)
         if again:
             self.dispatch.tell(state)
+
+    def _tell_damage(self, run: RunDir, problem: str, damaged_lines: int) -> None:
+        """Say in the journal, and so on the terminal, what of the run directory was damaged."""
+        if problem:
+            self.journal.write("event", FileDamaged(file=run.generation.name, detail=problem))
+        if damaged_lines:
+            lines = "1 line is" if damaged_lines == 1 else f"{damaged_lines} lines are"
+            detail = f"{lines} not readable, and set aside in {aside_of(run.journal).name}"
+            logger.warning("%s: %s", run.journal, detail)
+            self.journal.write("event", FileDamaged(file=run.journal.name, detail=detail))
 
     def host_of(self, worker_id: str) -> str | None:
         """The host of a worker that was ever heard of."""
@@ -174,6 +198,7 @@ class Lighthouse:
             own,
             replace(self.checkpoints.status, taken=self.loop.edges.checkpoints),
             chaos=self.settings.chaos,
+            worker_ids=self.loop.worker_ids,
         )
 
     async def disconnect(self) -> None:
@@ -188,16 +213,14 @@ class Lighthouse:
             reason = f"the connection of its agent closed and did not come back within {self.heartbeats.limit_s:g} s"
         else:
             reason = f"no sign of life of its agent for {silent_s:.2g} s"
-        self.loop.lose_host(host, reason)
+        self.loop.suspect_host(host, reason)
 
     def on_alone(self, silent_s: float) -> None:
         """Nobody is heard at all: say so, and wait."""
         if self.loop.state.stopping is None:
-            self.journal.write(
-                "event", {"event": "LighthouseAlone", "pid": os.getpid(), "silent_s": round(silent_s, 3)}
-            )
+            self.journal.write("event", LighthouseAlone(pid=os.getpid(), silent_s=round(silent_s, 3)))
 
     def on_heard(self, host: str, alone_s: float) -> None:
         """A first host is heard again; the others have a while to follow."""
         if self.loop.state.stopping is None:
-            self.journal.write("event", {"event": "LighthouseHeard", "host": host, "alone_s": round(alone_s, 3)})
+            self.journal.write("event", LighthouseHeard(host=host, alone_s=round(alone_s, 3)))

@@ -12,17 +12,19 @@ from typing import Any, Protocol
 
 import msgspec
 
-from craft.control.durable import Store, durable_of
+from craft.control.durable import Store, durable_of, history_of
 from craft.control.edges import Edges, check
 from craft.control.faults import Fault, costed, fault_of
 from craft.control.meter import LOSSES, Meter
 from craft.control.told import Told
 from craft.decide.applying import apply
+from craft.decide.last_copy import is_last_copy
 from craft.decide.membership import JobState
 from craft.decide.observing import drains, observe
 from craft.decide.policies import Policy, decide
 from craft.protocol.actions import (
     AnyAction,
+    Await,
     DeclareHostLost,
     DeclareLost,
     Drain,
@@ -38,12 +40,16 @@ from craft.protocol.actions import (
     WindDown,
 )
 from craft.protocol.events import (
+    Answered,
     AnyEvent,
+    ArrivalsEnded,
+    AwaitExpired,
     DrainExpired,
     DrainRequested,
     GenerationStuck,
     HoldExpired,
     HostLost,
+    HostSilent,
     PreemptExpired,
     Recovered,
     WorkerLost,
@@ -55,6 +61,10 @@ GRACE_S = 0.25
 _LONGEST_GRACE_S = 4.0
 """The more generations break in a row, the longer: what is wrong may take its time to show."""
 
+
+ARRIVALS_S = 2.0
+"""How long the next worker of a job that begins again is waited for where no agent says that one is on its way: longer than it
+takes an agent to say so after a loss."""
 
 _KEPT = (Reconfigure, Propose, Restore, Stop, Drain, WindDown, Preempt, TakeCheckpoint)
 """Actions whose outcome a restarted lighthouse must know."""
@@ -109,6 +119,8 @@ class Loop:
         self._faults = list(faults)
         self._meter = meter
         self._watched: set[int] = set()
+        self._arrivals = 0
+        """Counts what changes who is on the way to a job that begins again."""
         self._told = told if told is not None else Told()
         self.edges = Edges(lambda: self._state, self._told)
         self._await_deadline()
@@ -118,6 +130,7 @@ class Loop:
         if state.restoring and state.restoration is not None:
             # An earlier lighthouse let the job begin again, and was waiting for its workers.
             around.later(state.restoration.limit_s, lambda: self._end_hold(state.holding))
+            self._await_arrivals()
 
     @property
     def state(self) -> JobState:
@@ -126,6 +139,12 @@ class Loop:
     @property
     def faults(self) -> Sequence[Fault]:
         return tuple(self._faults)
+
+    @property
+    def worker_ids(self) -> frozenset[str]:
+        """All workers that this lighthouse or an earlier one ever heard of."""
+        known = (view.member.worker_id for view in self._state.workers)
+        return frozenset({*self._told.worker_ids, *known, *self.edges.seen})
 
     @property
     def reports(self) -> dict[str, WorkerReport]:
@@ -139,6 +158,9 @@ class Loop:
         known = observe(before, event)
         actions = decide(self._policies, known, event)
         self._state = known
+        if history_of(known) != history_of(before):
+            # Before it is in the journal: workers do not repeat to another lighthouse what is there.
+            self._store.save(durable_of(known))
         if event not in self._told:
             self._journal.write("event", event)
         for action in actions:
@@ -151,6 +173,8 @@ class Loop:
                 followed += self.lose_host(action.host, action.reason)
             elif isinstance(action, RequestDrain):
                 followed += self._drain(action)
+        if self._state.restoring:
+            self._await_arrivals()
         # Told before the books are kept: every moment here is a moment in which all workers wait.
         self._around.tell(self._state)
         if known.generation != before.generation:
@@ -164,6 +188,8 @@ class Loop:
         check(report, self.edges.index)
         if self._meter is not None:
             self._meter.see(report, self._state, self._around.now())
+        if any(each.host == report.host for each in self._state.awaited):
+            self.handle(Answered(host=report.host))
         for event in self.edges.events(report):
             self.handle(event)
 
@@ -195,6 +221,7 @@ class Loop:
 
     def lose_host(self, host: str, reason: str) -> tuple[AnyAction, ...]:
         """Go on without all workers of a host; does nothing if none of them is left."""
+        self.edges.silenced(host)
         actions: tuple[AnyAction, ...] = ()
         for worker_id in sorted(self.edges.starting(host)):
             actions += self.lose_worker(worker_id, reason, "heartbeat")
@@ -204,6 +231,13 @@ class Loop:
             lost = HostLost(host=host, reason=reason, time=self._around.now(), step=max(steps, default=None))
             actions += self.handle(lost)
         return actions
+
+    def suspect_host(self, host: str, reason: str) -> None:
+        """A host is silent: go on without its workers, unless only they have the training state."""
+        if is_last_copy(self._state, self.edges.index.living(host)):
+            self.handle(HostSilent(host=host, reason=reason))
+        else:
+            self.lose_host(host, reason)
 
     def _carry_out(self, action: AnyAction) -> None:
         changed = apply(self._state, action, self._around.nonce(), self._around.now())
@@ -229,6 +263,8 @@ class Loop:
         elif isinstance(action, Hold | Restore):
             held = self._state.holding
             self._around.later(action.limit_s, lambda: self._end_hold(held))
+        elif isinstance(action, Await) and action.limit_s is not None:
+            self._around.later(action.limit_s, lambda: self._end_await(action))
         elif isinstance(action, Drain) and action.deadline_s is not None:
             self._await_leaving(action.worker_id, action.deadline_s)
         elif isinstance(action, Preempt):
@@ -247,6 +283,25 @@ class Loop:
     def _end_hold(self, generation: int) -> None:
         if self._state.holding == generation:
             self.handle(HoldExpired(generation=generation))
+
+    def _await_arrivals(self) -> None:
+        """Something has changed in a job that begins again: look after a while whether anybody else is on the way."""
+        self._arrivals += 1
+        number = self._arrivals
+        self._around.later(ARRIVALS_S, lambda: self._end_arrivals(number))
+
+    def _end_arrivals(self, number: int) -> None:
+        if number != self._arrivals or not self._state.restoring:
+            return
+        if self.edges.any_coming:
+            # Waited for as long as its agent says so, and the limit of the restore allows.
+            self._await_arrivals()
+        elif len(self._state.spares) >= self._state.min_workers:
+            self.handle(ArrivalsEnded(generation=self._state.holding))
+
+    def _end_await(self, action: Await) -> None:
+        if any((each.worker_id, each.host) == (action.worker_id, action.host) for each in self._state.awaited):
+            self.handle(AwaitExpired(worker_id=action.worker_id, host=action.host))
 
     def _end_drain(self, worker_id: str) -> None:
         if self._state.recovering:

@@ -22,15 +22,20 @@ from aiohttp import web
 
 from craft.control.door import Door, DoorLimits
 from craft.control.lighthouse import Lighthouse, LighthouseSettings
+from craft.control.request_log import RequestLog
 from craft.control.server import make_app
 from craft.protocol.errors import ConfigError, CraftError
-from craft.settings.rundir import RunDir, write_private
-from craft.wire.auth import ensure_token
+from craft.settings.private_files import open_private, read_private, write_private
+from craft.settings.rundir import RunDir
+from craft.wire.accept_errors import AcceptErrors
+from craft.wire.auth import own_token
 from craft.wire.tls import own_certificate, server_context
 
 SHUTDOWN_LIMIT_S = 0.5
 KEEPALIVE_LIMIT_S = 15.0
 BACKLOG = 1024
+BEAT_S = 0.25
+"""A lighthouse that is kept shows this often that its event loop runs."""
 _ACCEPTED_AT_ONCE = 32
 """New connections between two looks at the others: agents that are in already do not wait for a crowd at the door."""
 _HANDSHAKE_LIMIT_S = 5.0
@@ -79,11 +84,12 @@ def serve_on(
     place: Place,
     token_file: Path | None,
     say: Callable[[str], None],
+    beat: Callable[[], None],
 ) -> None:
-    """Like ``serve``, on a socket that outlives this process."""
+    """Like ``serve``, on a socket that outlives this process; ``beat`` is called as long as the event loop runs."""
     lock = _lock(run)
     try:
-        _serve_locked(run, settings, place, token_file, listener, say)
+        _serve_locked(run, settings, place, token_file, listener, say, beat)
     finally:
         os.close(lock)
 
@@ -95,8 +101,9 @@ def _serve_locked(
     token_file: Path | None,
     listener: socket.socket,
     say: Callable[[str], None],
+    beat: Callable[[], None] | None = None,
 ) -> None:
-    token = ensure_token(token_file if token_file is not None else run.token)
+    token = own_token(run, token_file)
     if token_file is not None:
         # A copy, so that the run directory is all that 'craft status' and the others need.
         _write_again(run.token, token.encode() + b"\n")
@@ -105,7 +112,7 @@ def _serve_locked(
         tls = server_context(*place.tls)
         # So is this: with it they know the lighthouse again, whatever name they reach it under.
         _write_again(run.certificate, own_certificate(place.tls[0]))
-    asyncio.run(_serve(run, settings, token, listener, _url(place, listener), tls, say))
+    asyncio.run(_serve(run, settings, token, listener, _url(place, listener), tls, say, beat))
 
 
 async def _serve(
@@ -116,12 +123,16 @@ async def _serve(
     url: str,
     tls: ssl.SSLContext | None,
     say: Callable[[str], None],
+    beat: Callable[[], None] | None,
 ) -> None:
-    door = Door(DoorLimits().within(_prepare()))
+    asyncio.get_running_loop().set_exception_handler(AcceptErrors("the lighthouse"))
+    requests = RequestLog()
+    door = Door(DoorLimits().within(_prepare()), requests)
     lighthouse = Lighthouse(run, settings, url)
     runner = web.AppRunner(
         make_app(lighthouse, token, door.admit),
         access_log=None,
+        logger=requests,
         shutdown_timeout=SHUTDOWN_LIMIT_S,
         handle_signals=False,
         keepalive_timeout=KEEPALIVE_LIMIT_S,
@@ -147,6 +158,8 @@ async def _serve(
         listener.listen(BACKLOG)
         _write_again(run.address, url.encode() + b"\n")
         say(f"lighthouse listening on {url}, run directory {run.path}")
+        if beat is not None:
+            _beat_on(asyncio.get_running_loop(), beat)
         waiting = asyncio.ensure_future(ended.wait())
         await asyncio.wait((waiting, lighthouse.broken), return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -156,9 +169,16 @@ async def _serve(
         door.close()
         await lighthouse.disconnect()
         await runner.cleanup()
+        requests.close()
         lighthouse.journal.close()
     if lighthouse.broken.done():
         raise CraftError(lighthouse.broken.result())
+
+
+def _beat_on(loop: asyncio.AbstractEventLoop, beat: Callable[[], None]) -> None:
+    """Call ``beat`` now and again, for as long as ``loop`` runs."""
+    beat()
+    loop.call_later(BEAT_S, _beat_on, loop, beat)
 
 
 def _prepare() -> int:
@@ -176,7 +196,7 @@ def _prepare() -> int:
 
 def _lock(run: RunDir) -> int:
     """Take the run directory for this process; the kernel gives it free when the process ends, however that happens."""
-    fd = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = open_private(run.lock, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -194,7 +214,7 @@ def _lock(run: RunDir) -> int:
 
 def _write_again(path: Path, data: bytes) -> None:
     """Write a file that an earlier lighthouse of this run wrote most likely just so: then a full disk is no reason to end."""
-    if path.exists() and path.read_bytes() == data:
+    if os.path.lexists(path) and read_private(path) == data:
         path.chmod(0o600)
         # 'craft status' without --dir takes the run whose lighthouse was started last.
         os.utime(path)
@@ -227,8 +247,8 @@ def _bind(address: str, port: int) -> socket.socket:
 def _earlier_port(run: RunDir) -> int:
     """The port that workers of this run may still look for; 0 if there is none."""
     try:
-        return urlsplit(run.address.read_text().strip()).port or 0
-    except (OSError, ValueError):
+        return urlsplit(run.read_address()).port or 0
+    except (ConfigError, ValueError):
         return 0
 
 

@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import logging
 import time
+from typing import Protocol
 
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 
 from craft.control.bucket import Bucket
 from craft.control.dispatch import Dispatch
@@ -37,10 +38,25 @@ BYTES_PER_S = 4 * 1024.0 * 1024.0
 _BURST_S = 4.0
 
 
+class Socket(Protocol):
+    """What of a WebSocket is needed here."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    async def receive(self) -> WSMessage: ...
+
+    async def send_str(self, data: str) -> None: ...
+
+    async def send_bytes(self, data: bytes) -> None: ...
+
+    async def close(self, *, code: int = ..., message: bytes = ...) -> bool: ...
+
+
 class Session:
     """One connection of one agent."""
 
-    def __init__(self, socket: web.WebSocketResponse) -> None:
+    def __init__(self, socket: Socket) -> None:
         self.socket = socket
         self.host = ""
         self.pid = 0
@@ -80,6 +96,11 @@ class Sessions:
         """Serve one agent until its connection ends."""
         socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, compress=False, timeout=CLOSE_LIMIT_S)
         await socket.prepare(request)
+        await self.serve(socket)
+        return socket
+
+    async def serve(self, socket: Socket) -> None:
+        """Serve one agent on a connection that is open, until it ends."""
         session = Session(socket)
         self._open.add(session)
         self._set_pace()
@@ -91,7 +112,6 @@ class Sessions:
             self._set_pace()
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
-        return socket
 
     async def close(self) -> None:
         """End every connection, saying that this lighthouse goes away."""
@@ -103,7 +123,7 @@ class Sessions:
         self._dispatch.set_pace(pace)
         self._heartbeats.limit_s = limit_for(self._limit_s, pace)
 
-    async def _send(self, socket: web.WebSocketResponse) -> None:
+    async def _send(self, socket: Socket) -> None:
         async def send(data: str | bytes) -> None:
             await (socket.send_str(data) if isinstance(data, str) else socket.send_bytes(data))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -63,6 +63,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: CheckpointsStatus
     chaos: bool
     """Whether the job was started for faults to be injected."""
+    next_numbers: dict[str, int] = {}
+    """By the beginning of workers' names, the first number that none of them ever had."""
 
 
 def status_of(
@@ -73,8 +75,9 @@ def status_of(
     lighthouse: LighthouseStatus,
     checkpoints: CheckpointsStatus,
     chaos: bool = False,
+    worker_ids: Iterable[str] = (),
 ) -> Status:
-    """Put together what is known."""
+    """Put together what is known; ``worker_ids``: all that were ever used."""
     # The one that is furthest speaks for the job: the others are at most a report behind.
     # Unless the job began again: who came to its end before that does not count any more.
     after = state.restoration.after if state.restoration is not None else 0
@@ -101,7 +104,17 @@ def status_of(
         settled=_settled(state),
         checkpoints=checkpoints,
         chaos=chaos,
+        next_numbers=_next_numbers(worker_ids),
     )
+
+
+def _next_numbers(worker_ids: Iterable[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for worker_id in worker_ids:
+        prefix = worker_id.rstrip("0123456789")
+        if prefix != worker_id:
+            found[prefix] = max(found.get(prefix, 0), int(worker_id[len(prefix) :]) + 1)
+    return dict(sorted(found.items()))
 
 
 def _why_ending(state: JobState) -> str:

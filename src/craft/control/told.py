@@ -6,7 +6,7 @@ more, since an earlier lighthouse may have ended before it did what it had decid
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -56,7 +56,10 @@ class Told:
 
     def __init__(self, lines: Iterable[dict[str, Any]] = ()) -> None:
         self._news: set[object] = set()
+        self.worker_ids: set[str] = set()
+        """All workers that it names: an id is never used twice."""
         for line in lines:
+            self.worker_ids.update(_named(line))
             if line.get("outcome") == "Fault":
                 # With a host, workers are lost of whom no other line says so.
                 self._news.update((WorkerLost, worker_id) for worker_id in line["worker_ids"])
@@ -69,6 +72,13 @@ class Told:
         return isinstance(event, _Repeated) and news(event) in self._news
 
 
+def _named(line: dict[str, Any]) -> Iterator[str]:
+    if line.get("event") == "WorkerJoined":
+        yield line["member"]["worker_id"]
+    elif line.get("event") in ("WorkerLost", "WorkerFailed"):
+        yield line["worker_id"]
+
+
 def news(value: object) -> object:
     """What makes a value another one than those before, whoever tells of it, with which clock and in which words."""
     if isinstance(value, Recovered):
@@ -79,5 +89,6 @@ def news(value: object) -> object:
         return type(value), value.worker_id
     if isinstance(value, WorkerOverdue):
         # Also when the others come to wait for this worker, or cease to.
-        return WorkerOverdue, value.worker_id, value.phase, value.step, bool(value.waiting), bool(value.elsewhere)
+        others = bool(value.waiting), bool(value.elsewhere), value.stopped
+        return WorkerOverdue, value.worker_id, value.phase, value.step, *others
     return value

@@ -6,9 +6,10 @@ Enters: a ``Notice``, the rules and hooks of craft.toml, the job's state. Leaves
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import get_args
+from typing import Protocol, get_args
 
 import msgspec
 
@@ -18,7 +19,7 @@ from craft.protocol.errors import MalformedMessage
 from craft.protocol.events import AlertFired, AlertResolved
 
 REGEX = "~"
-"""A wanted value that begins with this is a regular expression, for the whole value."""
+"""A wanted value that begins with this is a regular expression of RE2's, for the whole value."""
 ANSWERS: tuple[AlertAnswer, ...] = get_args(AlertAnswer)
 RESOLVED = "resolved"
 ANSWER_LABEL = "craft_answer"
@@ -31,6 +32,13 @@ _SAVING: tuple[AlertAnswer, ...] = ("checkpoint", "preempt")
 _MAX_REASON_CHARS = 500
 _NUMBER = re.compile(r"(\d{1,4})$")
 _PORT = re.compile(r":\d{1,5}$")
+
+
+class Pattern(Protocol):
+    """A compiled regular expression."""
+
+    def fullmatch(self, text: str) -> object | None:
+        """Return something if it fits the whole of ``text``."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,7 +101,31 @@ class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def matches(wanted: str, value: str) -> bool:
     """Whether a value is the wanted one."""
-    return re.fullmatch(wanted[1:], value) is not None if wanted.startswith(REGEX) else wanted == value
+    return compiled(wanted[1:]).fullmatch(value) is not None if wanted.startswith(REGEX) else wanted == value
+
+
+@functools.cache
+def compiled(pattern: str) -> Pattern:
+    """Return a rule's regular expression, compiled by RE2; ValueError says why it cannot be.
+
+    Not by Python's ``re``: there a few characters of an alert can keep the lighthouse busy for minutes. RE2's time is
+    linear in the length of the value, whatever the pattern.
+    """
+    try:
+        # Only now: a job without regular expressions in its rules does without the package.
+        import re2
+    except ImportError:
+        raise ValueError("regular expressions need the package google-re2: pip install google-re2") from None
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        found: Pattern = re2.compile(pattern, options)
+    except re2.error as error:
+        reason = error.args[0].decode(errors="replace") if error.args else "unknown"
+        raise ValueError(
+            f"{pattern!r} is no regular expression of RE2, whose syntax is that of Prometheus ({reason})"
+        ) from None
+    return found
 
 
 def event_of(

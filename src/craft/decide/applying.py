@@ -7,11 +7,12 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from craft.decide.membership import JobState, WorkerView
+from craft.decide.membership import Awaited, JobState, WorkerView
 from craft.decide.observing import adopt, changed, gone
 from craft.decide.restoration import begun_again
 from craft.protocol.actions import (
     AnyAction,
+    Await,
     Drain,
     Fence,
     Hold,
@@ -41,9 +42,9 @@ def apply(state: JobState, action: AnyAction, nonce: str, now: float = 0.0) -> J
         made = _make(state, action.members, nonce)
         retries = state.retries + 1 if action.again else 0
         # What those who meet again found out about each other still holds.
-        complaints = state.complaints if action.again else ()
+        complaints, missed = (state.complaints, state.missed) if action.again else ((), ())
         replacing = state.replacing if action.replacing is None else action.replacing
-        state = replace(state, upcoming=None, recovering=False, retries=retries, replacing=replacing)
+        state = replace(state, upcoming=None, recovering=False, retries=retries, missed=missed, replacing=replacing)
         adopted = adopt(state, made)
         return replace(adopted, complaints=complaints)
     if isinstance(action, Propose):
@@ -53,6 +54,8 @@ def apply(state: JobState, action: AnyAction, nonce: str, now: float = 0.0) -> J
         return gone(state, action.worker_id, "lost")
     if isinstance(action, Release):
         return gone(state, action.worker_id, "left")
+    if isinstance(action, Await):
+        return replace(state, awaited=(*state.awaited, _awaited(action)))
     if isinstance(action, Hold):
         return replace(state, holding=action.generation, upcoming=None)
     if isinstance(action, Restore):
@@ -73,6 +76,10 @@ def apply(state: JobState, action: AnyAction, nonce: str, now: float = 0.0) -> J
         return state if state.stopping is not None else replace(state, stopping=action)
     # Watch, DeclareLost and RequestDrain change nothing by themselves: events follow from them.
     return state
+
+
+def _awaited(action: Await) -> Awaited:
+    return Awaited(worker_id=action.worker_id, host=action.host, what=action.what)
 
 
 def _leaving(state: JobState, action: Drain, now: float) -> JobState:

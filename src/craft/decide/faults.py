@@ -20,7 +20,10 @@ class FaultCost(msgspec.Struct, frozen=True, kw_only=True):
     resumed: float | None
     """When the first step of a newer generation was committed; None if the job ended before."""
     lost_s: float | None
-    """Time from the last commit before to the first one after, less the time that such a step takes undisturbed."""
+    """Time from the last commit before to the first one after, less the time that such a step takes undisturbed.
+
+    None if there is no such commit. Before the first one the others are still starting: that time is not the fault's.
+    """
     recovered: Recovered | None = None
     """What the workers said of it, once they did: the work that was done again."""
     steps_lost: int = 0
@@ -34,8 +37,8 @@ def fault_cost(
 ) -> FaultCost:
     """Return the cost of one fault; ``step_s`` is the undisturbed step time before it."""
     lost = None
-    if resumed is not None:
-        lost = max(0.0, resumed - (last_commit if last_commit is not None else seen) - step_s)
+    if resumed is not None and last_commit is not None:
+        lost = max(0.0, resumed - last_commit - step_s)
     return FaultCost(generation=generation, what=what, seen=seen, resumed=resumed, lost_s=lost)
 
 
@@ -108,7 +111,9 @@ def _total(counts: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(counts) else None
 
 
-def goodput(wall_s: float, costs: Sequence[FaultCost]) -> float:
-    """The share of the time that was not lost to faults, between 0 and 1."""
+def goodput(wall_s: float, costs: Sequence[FaultCost], *, steps: int) -> float | None:
+    """The share of the time that was not lost to faults, between 0 and 1; None where no step was committed in it."""
+    if steps == 0 or wall_s <= 0:
+        return None
     lost = sum(cost.lost_s or 0.0 for cost in costs)
-    return max(0.0, min(1.0, 1.0 - lost / wall_s)) if wall_s > 0 else 1.0
+    return max(0.0, min(1.0, 1.0 - lost / wall_s))

@@ -43,6 +43,11 @@ class HangLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         msgspec.Meta(ge=0.0),
         says("Holds instead in the first steps of a worker, and for what it never completed before."),
     ] = 600.0
+    update_limit_s: Annotated[
+        float,
+        msgspec.Meta(ge=0.0),
+        says("Code after the inner loop (updates, validation, saving) is not taken for a hang before this."),
+    ] = 120.0
     stop_limit_s: Annotated[
         float,
         msgspec.Meta(ge=0.0),
@@ -50,7 +55,7 @@ class HangLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = 0.5
 
 
-NO_HANGS = HangLimits(limit_s=inf, first_step_limit_s=inf, stop_limit_s=inf)
+NO_HANGS = HangLimits(limit_s=inf, first_step_limit_s=inf, update_limit_s=inf, stop_limit_s=inf)
 """Nothing is ever taken for a hang."""
 
 Cause = Literal["slow", "gil", "stopped", "waiting"]
@@ -82,7 +87,16 @@ class Overdue(msgspec.Struct, frozen=True, kw_only=True):
             return f"stopped by a signal {times} while {doing}"
         if self.cause == "gil":
             return f"{doing}, but one of its threads has kept the GIL {times}"
-        return f"{doing} {times}"
+        return f"{doing} {times}{self._advice}"
+
+    @property
+    def _advice(self) -> str:
+        if self.doing is None or self.doing.phase is not Phase.UPDATING:
+            return ""
+        return (
+            "; if that is long work of one worker, such as a validation or a save, put it into `with job.paused(...)`, or let"
+            " job.once(...) do it"
+        )
 
 
 def limit_for(doing: Doing, limits: HangLimits) -> float | None:
@@ -92,12 +106,14 @@ def limit_for(doing: Doing, limits: HangLimits) -> float | None:
 
 def _usual_limit(doing: Doing, limits: HangLimits) -> float:
     longest = doing.longest[doing.phase]
-    first = max(limits.first_step_limit_s, limits.limit_s)
+    # What a script does between the steps takes no time in most of them, and minutes in some.
+    least = max(limits.limit_s, limits.update_limit_s) if doing.phase is Phase.UPDATING else limits.limit_s
+    first = max(limits.first_step_limit_s, least)
     if doing.commits < FIRST_STEPS or longest is None:
         return first
     # One step that took minutes to compile must not make the limit an hour: the factor does not lead beyond the limit of
     # first steps, unless a phase really takes that long.
-    return max(limits.limit_s, min(limits.factor * longest, max(first, 2 * longest)))
+    return max(least, min(limits.factor * longest, max(first, 2 * longest)))
 
 
 def overdue(doing: Doing, now: float, limits: HangLimits) -> Overdue | None:

@@ -9,7 +9,8 @@ import msgspec
 
 from craft.protocol.errors import ConfigError
 
-_UNITS = {"step": 0.0, "steps": 0.0, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
+_COUNTED = {"step": "steps", "steps": "steps", "epoch": "epochs", "epochs": "epochs"}
+_UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
 _EVERY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
 _SECONDS |= {"d": 86400.0, "day": 86400.0, "week": 7 * 86400.0, "year": 365 * 86400.0}
@@ -22,24 +23,27 @@ MAX_INTERVAL_S = 3600.0
 
 
 class Every(msgspec.Struct, frozen=True):
-    """How often: every so many steps, or so many seconds, or (neither) as CRAFT chooses."""
+    """How often: every so many steps, passes over the data, or seconds; with none of these, as CRAFT chooses."""
 
     steps: int | None = None
     seconds: float | None = None
+    epochs: int | None = None
 
 
 def parse_every(text: str) -> Every:
-    """Read ``auto``, ``500 steps`` or ``10 min``; raise ConfigError if it is none of these."""
+    """Read ``auto``, ``500 steps``, ``2 epochs`` or ``10 min``; raise ConfigError if it is none of these."""
     if text.strip() == "auto":
         return Every()
     found = _EVERY.fullmatch(text)
     unit = found.group(2) if found else ""
-    if found is None or unit not in _UNITS:
-        raise ConfigError(f"every={text!r}: say 'auto', or such as '500 steps', '30 s', '10 min' or '1 h'")
+    if found is None or (unit not in _UNITS and unit not in _COUNTED):
+        raise ConfigError(f"every={text!r}: say 'auto', or such as '500 steps', '1 epoch', '30 s', '10 min' or '1 h'")
     number = float(found.group(1))
-    if number <= 0 or (not _UNITS[unit] and number != int(number)):
-        raise ConfigError(f"every={text!r}: give a number above 0, a whole one for steps")
-    return Every(seconds=number * _UNITS[unit]) if _UNITS[unit] else Every(steps=int(number))
+    if number <= 0 or (unit in _COUNTED and number != int(number)):
+        raise ConfigError(f"every={text!r}: give a number above 0, a whole one for steps and epochs")
+    if unit in _UNITS:
+        return Every(seconds=number * _UNITS[unit])
+    return Every(steps=int(number)) if _COUNTED[unit] == "steps" else Every(epochs=int(number))
 
 
 def parse_duration(text: str) -> float:

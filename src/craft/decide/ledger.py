@@ -58,6 +58,12 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     """How often it has gone back to a checkpoint; beginning from one counts, too."""
     rewind_to: tuple[int, int] | None = None
     """(branch, step) of the checkpoint that it has read and verified, if all are about to go back to one."""
+    loop: int = 1
+    """The training loop of the script that it is in or has ended last, from 1."""
+    over: bool = False
+    """Whether every member has come to the end of that loop."""
+    first_step: int = 0
+    """The number of that loop's first step."""
 
     @property
     def committed(self) -> int | None:
@@ -128,6 +134,9 @@ def claim(ledger: Ledger) -> Claim:
         call=ledger.call,
         rewinds=ledger.rewinds,
         rewind_to=ledger.rewind_to,
+        loop=ledger.loop,
+        over=ledger.over,
+        first_step=ledger.first_step,
     )
 
 
@@ -137,11 +146,20 @@ def settled(ledger: Ledger, settlement: Settlement) -> Ledger:
         ledger = commit(ledger)
     if not ledger.whole:
         ledger = replace(
-            ledger, level=settlement.level, branch=settlement.branch, rewinds=settlement.rewinds, rewind_to=None
+            ledger,
+            level=settlement.level,
+            branch=settlement.branch,
+            rewinds=settlement.rewinds,
+            rewind_to=None,
+            over=settlement.over,
+            first_step=settlement.first_step,
         )
     elif ledger.rewinds < settlement.rewinds:
         # Raises, in one that joined while the others went back: it must end.
         ledger = rewound(ledger)
+    elif ledger.worker_id in settlement.idle:
+        # One that catches up has no other way to know that the script of the others left the loop.
+        ledger = replace(ledger, over=ledger.over or settlement.over)
     if ledger.level != settlement.level:
         raise ProtocolViolation(
             f"worker {ledger.worker_id} stands at step {ledger.level}, the settlement at {settlement.level}"
@@ -177,14 +195,9 @@ def hold(ledger: Ledger, microbatch: int) -> Ledger:
     return replace(ledger, held=ledger.held | {microbatch})
 
 
-def let_go(ledger: Ledger) -> Ledger:
-    """What was computed here of the step in flight is not held any more: this worker computes it again."""
-    return replace(ledger, held=frozenset(), again=ledger.held)
-
-
-def taken_back(ledger: Ledger) -> Ledger:
-    """Whatever was computed of the step in flight is computed again, by those whose it is now."""
-    return replace(ledger, held=frozenset())
+def let_go(ledger: Ledger, computed: Collection[int] = ()) -> Ledger:
+    """What was held or ``computed`` here of the step in flight is of no use any more: it is computed again."""
+    return replace(ledger, held=frozenset(), again=ledger.held | frozenset(computed))
 
 
 def complete(ledger: Ledger) -> Ledger:
@@ -267,3 +280,13 @@ def rewound(ledger: Ledger) -> Ledger:
 def returned(ledger: Ledger) -> Ledger:
     """The collective call is completed: it returns to the script."""
     return replace(ledger, calls=ledger.calls + 1, call_result=None, call="")
+
+
+def loop_ended(ledger: Ledger) -> Ledger:
+    """Every member has come to the end of the training loop."""
+    return replace(ledger, over=True)
+
+
+def loop_begun(ledger: Ledger) -> Ledger:
+    """The script begins a further training loop, whose steps are numbered on from the last one."""
+    return replace(ledger, loop=ledger.loop + 1, over=False, first_step=ledger.level)

@@ -43,10 +43,39 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is to leave, if it is."""
     leave_by: float | None = None
     """When it counts as lost if it has not left, in seconds since 1970."""
+    behind: bool = False
+    """Whether it joined and does not keep pace with the others yet: it may have no training state."""
     ended: bool = False
     """Whether its process is known to be no more."""
     digest: str | None = None
     """Of its whole state after the last step of the job, once it has finished."""
+    cut: tuple[int, int] | None = None
+    """Committed steps and those that its last loop was to have, if it finished with fewer."""
+    after_loop: bool = False
+    """Whether its training loop is over, and its script goes on after it."""
+    script_ended: bool = False
+    """Whether its script came to its end."""
+
+
+class Owed(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that was lost after its loop and before the end of its script: what it did there has to be done again."""
+
+    worker_id: str
+    host: str
+    reason: str
+    generation: int
+    """The generation that was current; a member that came later makes up for it."""
+    replaceable: bool = True
+    """Whether its host can start another one."""
+
+
+class Awaited(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker, or all workers of a host, that the job waits for."""
+
+    worker_id: str | None = None
+    host: str | None = None
+    what: str = ""
+    """What is known about it."""
 
 
 class JobState(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,12 +99,20 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     """The current or upcoming generation, if a member said that its exchange broke."""
     complaints: tuple[tuple[str, str], ...] = ()
     """(who, about whom): members of the current generation that could not connect to one another."""
+    progress: tuple[int, ...] = ()
+    """Branch, committed steps and calls completed since, of the member that is furthest, as last heard of."""
     retries: int = 0
-    """How many generations in a row were made because the one before broke though nobody was lost."""
+    """How many generations were made since, of the same members, because the one before broke though nobody was lost."""
+    missed: tuple[tuple[str, str], ...] = ()
+    """(who, about whom): because of whom these broke, as their members say; some say so of themselves."""
+    blamed: int = 0
+    """How many workers were declared lost since because others did not reach or meet them."""
     probing: int = 0
     """The generation whose members are to find out whom they can reach; 0: none."""
     holding: int = 0
     """The generation whose lost members are waited for to be replaced; 0: none."""
+    awaited: tuple[Awaited, ...] = ()
+    """Those that do not answer and have the only copy of the training state."""
     unreplaced: tuple[tuple[str, str], ...] = ()
     """(host, why): hosts that start no more workers in the place of lost ones."""
     failures: tuple[WorkerFailed, ...] = ()
@@ -103,7 +140,15 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     """How long things take; known where answers to a loss are chosen by cost."""
     former: Generation | None = None
     """The last generation before that, until a new one is made."""
+    hosts: tuple[str, ...] = ()
+    """Hosts of workers that earlier lighthouses of this job knew; which of their workers are gone may be all that is left."""
+    left_before: int = 0
+    """Members that left as they were told while earlier lighthouses were there, and workers that did before they were members."""
     stopping: Stop | None = None
+    loop: int = 1
+    """The training loop of the script that the job is in or has ended last, from 1."""
+    owed: tuple[Owed, ...] = ()
+    """Workers that were lost after that loop and before the end of their scripts."""
 
     def view(self, worker_id: str) -> WorkerView | None:
         return roster.find(self.workers, worker_id)
@@ -123,6 +168,26 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
         if self.generation is None:
             return ()
         return roster.present(self.workers, self.generation)
+
+    @property
+    def unpaid(self) -> tuple[Owed, ...]:
+        """Those of ``owed`` whose code after the loop no other worker has run to its end yet."""
+        if not self.owed or self.generation is None:
+            return self.owed
+        first = min(each.generation for each in self.owed)
+        made_up = sum(
+            member.since > first and (view := self.view(member.worker_id)) is not None and view.script_ended
+            for member in self.generation.members
+        )
+        return self.owed[made_up:]
+
+    @property
+    def finishing(self) -> int:
+        """The current generation's number if the scripts of all its members have come to their end; else 0."""
+        if self.generation is None or not self.members or self.unpaid:
+            return 0
+        views = (self.view(worker_id) for worker_id in self.members)
+        return self.generation.number if all(view is not None and view.script_ended for view in views) else 0
 
     @property
     def staying(self) -> tuple[str, ...]:
@@ -153,5 +218,15 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def replaceable(self) -> bool:
         """Whether somebody can still come: some host starts workers in the place of lost ones."""
-        hosts = {view.member.host for view in self.workers if view.standing != "left"}
-        return bool(hosts - dict(self.unreplaced).keys())
+        return bool(self.known_hosts - dict(self.unreplaced).keys())
+
+    @property
+    def known_hosts(self) -> frozenset[str]:
+        """Hosts with workers that did not leave as they were told."""
+        named = {view.member.host for view in self.workers if view.standing != "left" and view.member.host}
+        return frozenset(named.union(self.hosts))
+
+    @property
+    def left(self) -> int:
+        """Members that left as they were told: no worker is started in their place."""
+        return self.left_before + sum(1 for view in self.having("left") if view.entered)

@@ -7,9 +7,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from craft.decide import roster
-from craft.decide.membership import GONE, JobState, Standing, WorkerView
+from craft.decide.membership import GONE, JobState, Owed, Standing, WorkerView
 from craft.decide.restoration import reached
 from craft.protocol.events import (
+    Answered,
     AnyEvent,
     CheckpointRestored,
     CheckpointWritten,
@@ -19,9 +20,13 @@ from craft.protocol.events import (
     GenerationEntered,
     HoldExpired,
     HostLost,
+    LoopBegun,
+    LoopEnded,
     ReplacementsEnded,
     RolledBack,
+    ScriptEnded,
     TimesMeasured,
+    WorkerCaughtUp,
     WorkerEnded,
     WorkerFailed,
     WorkerFinished,
@@ -35,6 +40,8 @@ from craft.protocol.membership import Generation, Member
 _KEPT_GONE = 1000
 """So many workers that are gone are remembered: a report of one that nobody knows would make it a new one."""
 _KEPT_FAILURES = 100
+PEERS = "peers"
+"""The source of a loss that the other members caused to be declared."""
 
 
 def observe(state: JobState, event: AnyEvent) -> JobState:
@@ -42,10 +49,13 @@ def observe(state: JobState, event: AnyEvent) -> JobState:
     if isinstance(event, WorkerJoined):
         return _joined(state, event.member)
     if isinstance(event, WorkerLost):
-        state = reached(state, event.worker_id, event.step)
+        state = _owe(reached(state, event.worker_id, event.step), event.worker_id, event.reason)
+        view = state.view(event.worker_id)
+        if event.source == PEERS and view is not None and view.standing not in GONE:
+            state = replace(state, blamed=state.blamed + 1)
         return gone(state, event.worker_id, "lost", ended=event.source == "agent")
     if isinstance(event, WorkerFailed):
-        state = reached(state, event.worker_id, event.step or 0)
+        state = _owe(reached(state, event.worker_id, event.step or 0), event.worker_id, event.error)
         state = gone(state, event.worker_id, "lost")
         failures = (*state.failures, event)[-_KEPT_FAILURES:]
         return state if event in state.failures else replace(state, failures=failures)
@@ -53,8 +63,23 @@ def observe(state: JobState, event: AnyEvent) -> JobState:
         state = reached(state, event.worker_id, event.step)
         # Of a job that makes room, its end may be known before its word that it left.
         left = state.preempting is not None and not event.complete
+        early = _is_after_loop(state, event.worker_id) or _is_to_leave(state, event.worker_id)
+        if not (left or event.complete) and early:
+            # By os._exit(0), or the like: nothing says that its script was done.
+            state = _owe(state, event.worker_id, "ended before the end of its script")
+            return gone(state, event.worker_id, "lost", ended=True)
         state = gone(state, event.worker_id, "left" if left else "finished")
-        return changed(state, event.worker_id, digest=event.digest) if event.complete else state
+        if not event.complete:
+            return state
+        cut = None if event.total_steps is None or event.step >= event.total_steps else (event.step, event.total_steps)
+        return changed(state, event.worker_id, digest=event.digest, cut=cut)
+    if isinstance(event, LoopBegun):
+        state = changed(state, event.worker_id, after_loop=False)
+        return replace(state, loop=event.loop, owed=()) if event.loop > state.loop else state
+    if isinstance(event, LoopEnded):
+        return changed(state, event.worker_id, after_loop=True)
+    if isinstance(event, ScriptEnded):
+        return changed(state, event.worker_id, script_ended=True)
     if isinstance(event, WorkerLeft):
         return _left(reached(state, event.worker_id, event.step), event.worker_id)
     if isinstance(event, WorkerEnded):
@@ -63,8 +88,9 @@ def observe(state: JobState, event: AnyEvent) -> JobState:
         for view in state.having("waiting", "member"):
             if view.member.host == event.host:
                 state = reached(state, view.member.worker_id, event.step)
+                state = _owe(state, view.member.worker_id, event.reason, replaceable=False)
                 state = gone(state, view.member.worker_id, "lost")
-        return state
+        return _answered(state, None, event.host)
     if isinstance(event, DrainRequested):
         for worker_id in to_drain(state, event):
             state = changed(state, worker_id, draining=event.reason)
@@ -83,12 +109,22 @@ def observe(state: JobState, event: AnyEvent) -> JobState:
     if isinstance(event, TimesMeasured):
         return replace(state, times=event)
     if isinstance(event, ExchangeBroken):
-        return _broken(state, event)
+        return _broken(_advanced(state, event.progress), event)
     if isinstance(event, GenerationEntered):
-        return _entered(state, event.worker_id, event.generation)
+        state = changed(state, event.worker_id, behind=event.behind)
+        return _entered(_advanced(state, event.progress), event.worker_id, event.generation)
+    if isinstance(event, WorkerCaughtUp):
+        return changed(state, event.worker_id, behind=False)
+    if isinstance(event, Answered):
+        return _answered(state, event.worker_id, event.host)
     if isinstance(event, HoldExpired):
         return replace(state, holding=0) if state.holding == event.generation else state
     return state
+
+
+def _answered(state: JobState, worker_id: str | None, host: str | None) -> JobState:
+    others = tuple(each for each in state.awaited if (each.worker_id, each.host) != (worker_id, host))
+    return state if others == state.awaited else replace(state, awaited=others)
 
 
 def to_drain(state: JobState, event: DrainRequested) -> tuple[str, ...]:
@@ -143,13 +179,51 @@ def gone(state: JobState, worker_id: str, standing: Standing, ended: bool = Fals
     view = state.view(worker_id)
     if view is None:
         # It ended before it joined. Remember it, so that the first generation does not wait for it for ever.
-        unknown = WorkerView(member=Member(worker_id=worker_id), standing=standing, ended=ended)
-        return replace(state, workers=(*state.workers, unknown), absent=state.absent + _counts(state))
+        # On a host that is not known: it must not count as one that may start others.
+        unknown = WorkerView(member=Member(worker_id=worker_id, host=""), standing=standing, ended=ended)
+        return _absent(replace(state, workers=(*state.workers, unknown)), standing)
+    state = _answered(state, worker_id, None)
     if view.standing in GONE:
         return changed(state, worker_id, ended=True) if ended and not view.ended else state
     if view.standing == "waiting" and state.generation is None:
-        state = replace(state, absent=state.absent + _counts(state))
+        state = _absent(state, standing)
     return changed(state, worker_id, standing=standing, ended=ended)
+
+
+def _absent(state: JobState, standing: Standing) -> JobState:
+    """One of those that the first generation, or the one after a new beginning, was to have will not come."""
+    # In the place of one that left as it was told no other is started: the job does not wait for it again.
+    left = standing == "left" and state.generation is None
+    return replace(state, absent=state.absent + _counts(state), left_before=state.left_before + left)
+
+
+def _is_to_leave(state: JobState, worker_id: str) -> bool:
+    view = state.view(worker_id)
+    return view is not None and view.draining is not None
+
+
+def _is_after_loop(state: JobState, worker_id: str) -> bool:
+    """Whether a member's loop is over and its script is not."""
+    view = state.view(worker_id)
+    return view is not None and view.standing == "member" and view.after_loop and not view.script_ended
+
+
+def _owe(state: JobState, worker_id: str, reason: str, replaceable: bool = True) -> JobState:
+    """A worker is lost: if that was after its loop, another one has to run the code there to its end."""
+    if not _is_after_loop(state, worker_id) or state.generation is None:
+        return state
+    member = next((each for each in state.generation.members if each.worker_id == worker_id), None)
+    if member is None or any(each.generation < member.since for each in state.owed):
+        # It was there to make up for another one, which is still to be done.
+        return state
+    owed = Owed(
+        worker_id=worker_id,
+        host=member.host,
+        reason=reason,
+        generation=state.generation.number,
+        replaceable=replaceable,
+    )
+    return replace(state, owed=(*state.owed, owed))
 
 
 def _counts(state: JobState) -> bool:
@@ -159,7 +233,9 @@ def _counts(state: JobState) -> bool:
 
 def _left(state: JobState, worker_id: str) -> JobState:
     upcoming = state.upcoming
-    if upcoming is not None and upcoming.rank_of(worker_id) is None and state.preempting is None:
+    # A spare goes at once.
+    was_member = state.generation is not None and state.generation.rank_of(worker_id) is not None
+    if upcoming is not None and was_member and upcoming.rank_of(worker_id) is None and state.preempting is None:
         # It left because all were ready for this generation: they enter it at the same step boundary.
         state = adopt(replace(state, upcoming=None), upcoming)
     return gone(state, worker_id, "left")
@@ -173,7 +249,15 @@ def _broken(state: JobState, event: ExchangeBroken) -> JobState:
     if state.generation is None or event.generation != state.generation.number:
         return state
     complaints = {*state.complaints, *((event.worker_id, peer) for peer in event.unreachable)}
-    return replace(state, complaints=tuple(sorted(complaints)))
+    missed = {*state.missed, *((event.worker_id, peer) for peer in event.missed)}
+    return replace(state, complaints=tuple(sorted(complaints)), missed=tuple(sorted(missed)))
+
+
+def _advanced(state: JobState, progress: tuple[int, ...]) -> JobState:
+    """If a member got further than any before, whatever was tried until then was not in vain."""
+    if progress <= state.progress:
+        return state
+    return replace(state, progress=progress, retries=0, missed=(), blamed=0)
 
 
 def _entered(state: JobState, worker_id: str, generation: int) -> JobState:

@@ -24,12 +24,16 @@ class Restarts(msgspec.Struct, frozen=True, kw_only=True):
     """Why no more are started, if none are."""
 
 
-def worker_ended(restarts: Restarts, *, worked: bool, max_restarts: int) -> tuple[Restarts, float | None]:
+def worker_ended(
+    restarts: Restarts, *, worked: bool, max_restarts: int, waited: bool = False
+) -> tuple[Restarts, float | None]:
     """A worker was lost; ``worked``: whether it had had a part in any step. Returns the delay of the next, None: there is none.
+
+    ``waited``: it was killed while it waited for others to begin with, which says nothing about the next one.
 
     One that had done its work is replaced at once. One that dies young is tried again ever later, and not for ever.
     """
-    young = 0 if worked else restarts.young + 1
+    young = 0 if worked else restarts.young + (not waited)
     restarts = replace(restarts, young=young)
     if restarts.exhausted is not None:
         return restarts, None

@@ -83,10 +83,13 @@ def begun_again(state: JobState, action: Restore) -> JobState:
         broken=(),
         complaints=(),
         retries=0,
+        missed=(),
         probing=0,
         holding=former.number,
         replacing=True,
         absent=0,
+        # Their code after the loop is run again, with all else.
+        owed=(),
     )
 
 

@@ -8,7 +8,7 @@ alive, committed step s under generation g, every member of g that is still here
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -94,6 +94,8 @@ def _at_target(claim: Claim, rewinds: int) -> Claim:
         able=claim.able,
         started=claim.started,
         rewinds=rewinds,
+        loop=claim.loop,
+        first_step=claim.first_step,
     )
 
 
@@ -116,9 +118,16 @@ def _joiners(claims: Sequence[Claim]) -> tuple[str, ...]:
     return tuple(claim.worker_id for claim in claims if claim.committed is None)
 
 
-def _history(claims: Sequence[Claim]) -> dict[str, int]:
-    stands = next(claim for claim in claims if claim.committed is not None)
-    return {"branch": stands.branch, "rewinds": stands.rewinds}
+def _history(claims: Sequence[Claim]) -> dict[str, Any]:
+    """What those who have the state agree on; of the loop, the one that is furthest in the script knows."""
+    stands = max((claim for claim in claims if claim.committed is not None), key=lambda each: (each.loop, each.over))
+    return {
+        "branch": stands.branch,
+        "rewinds": stands.rewinds,
+        "loop": stands.loop,
+        "over": stands.over,
+        "first_step": stands.first_step,
+    }
 
 
 def _calls(claims: Sequence[Claim]) -> int:
@@ -150,9 +159,16 @@ def _check_calls(claims: Sequence[Claim], calls: int) -> None:
     call, step = waiting[0].call, waiting[0].committed or 0
     within = [claim.worker_id for claim in waiting]
     raise CallsDiffer(
-        f"job.{call}() after step {step - 1}: {', '.join(within)} {'waits' if len(within) == 1 else 'wait'} in it, but"
+        f"{name_of(call)} after step {step - 1}: {', '.join(within)} {'waits' if len(within) == 1 else 'wait'} in it, but"
         f" {', '.join(beyond)} went on without it: every worker has to make the same calls between the steps"
     )
+
+
+def name_of(call: str) -> str:
+    """How the user knows a collective call."""
+    if " " in call:
+        return call
+    return f"job.{call}" if call.endswith(")") else f"job.{call}()"
 
 
 def _fresh(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from craft.protocol.word import Combined, Word
+from craft.decide.differences import groups_of, outcasts, repeated, unequal_buffer
+from craft.protocol.word import Carried, Combined, Word
 
 
 def combine(words: Sequence[Word]) -> Combined:
@@ -19,6 +20,13 @@ def combine(words: Sequence[Word]) -> Combined:
     width = max((len(record.present) for record in records), default=0)
     buffers_from = next((rank for rank, word in enumerate(words) if word.buffers), -1)
     save, wish = _due(words)
+    digests, probes, states, wholes = (
+        groups_of([word.digest for word in words]),
+        groups_of([word.probe for word in words]),
+        groups_of([word.state for word in words]),
+        groups_of([word.whole for word in words]),
+    )
+    buffer = unequal_buffer(words)
     return Combined(
         step=words[0].step,
         total_weight=sum(record.weight for record in records),
@@ -32,8 +40,8 @@ def combine(words: Sequence[Word]) -> Combined:
         empty=bool(records) and not any(record.data for record in records),
         buffers=words[buffers_from].buffers if buffers_from >= 0 else (),
         buffers_from=buffers_from,
-        unequal_digests=_groups([word.digest for word in words]),
-        unequal_probes=_groups([word.probe for word in words]),
+        unequal_digests=digests,
+        unequal_probes=probes,
         save=save,
         busy=any(word.busy for word in words),
         saved=max(word.saved for word in words),
@@ -42,7 +50,26 @@ def combine(words: Sequence[Word]) -> Combined:
         busy_us=tuple(word.busy_us for word in words),
         sample=next((word.sample for word in words if word.sample), b""),
         said=tuple(sorted({text for record in records for text in record.said})),
+        carried=_carried(words) if any(record.carried for record in records) else (),
+        unequal_states=states,
+        unequal_wholes=wholes,
+        unequal_buffer=buffer,
+        repeated=repeated(words),
+        compared=all(word.digest for word in words if word.able),
+        compared_whole=all(word.whole for word in words if word.able),
+        agreed=max(word.agreed for word in words),
+        outcasts=outcasts(words, (digests, probes, states, wholes, buffer.groups if buffer is not None else ())),
     )
+
+
+def _carried(words: Sequence[Word]) -> tuple[Carried, ...]:
+    found = [
+        Carried(record.microbatch, rank, record.carried)
+        for rank, word in enumerate(words)
+        for record in word.records
+        if record.carried
+    ]
+    return tuple(sorted(found, key=lambda each: each.microbatch))
 
 
 def _due(words: Sequence[Word]) -> tuple[str | None, int]:
@@ -71,14 +98,3 @@ def _mean(values: Sequence[tuple[float, float]]) -> float:
     for value, share in counted:
         total, weight = total + value * share, weight + share
     return total / weight
-
-
-def _groups(values: Sequence[bytes]) -> tuple[tuple[int, ...], ...]:
-    """Ranks grouped by value, larger groups first; () if all that have a value have the same."""
-    groups: dict[bytes, list[int]] = {}
-    for rank, value in enumerate(values):
-        if value:
-            groups.setdefault(value, []).append(rank)
-    if len(groups) < 2:
-        return ()
-    return tuple(tuple(ranks) for ranks in sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks)))

@@ -37,8 +37,10 @@ _Answer: TypeAlias = "queue.SimpleQueue[GroupError | None]"
 class GlooGroup:
     """One generation's Gloo connections, with an abort that works."""
 
-    def __init__(self, generation: Generation, rank: int, address: str, open_timeout_s: float = 30.0) -> None:
-        """Meet the other members; blocks until all are here. Raises GroupError if that fails."""
+    def __init__(
+        self, generation: Generation, rank: int, address: str, key: bytes, open_timeout_s: float = 30.0
+    ) -> None:
+        """Meet the other members, which have the same ``key``; blocks until all are here. Raises GroupTimeout if that fails."""
         self.generation = generation.number
         self.rank = rank
         self.size = len(generation.members)
@@ -49,14 +51,15 @@ class GlooGroup:
         self._connections: list[Any] = []
         self._answers: set[_Answer] = set()
         self._questions: queue.SimpleQueue[tuple[list[_GlooPending], _Answer] | None] = queue.SimpleQueue()
-        limit = timedelta(seconds=open_timeout_s)
+        store = Rendezvous(generation, rank, key, open_timeout_s)
         try:
-            self._open(generation, address, limit)
+            self._open(store, address, timedelta(seconds=open_timeout_s))
         except (RuntimeError, OSError) as error:
-            raise GroupTimeout(f"generation {generation.number} did not meet: {error}", self.generation) from error
+            missed = tuple(generation.members[each].worker_id for each in store.missed if each < self.size)
+            message = f"generation {generation.number} did not meet: {error}"
+            raise GroupTimeout(message, self.generation, missed) from error
 
-    def _open(self, generation: Generation, address: str, limit: timedelta) -> None:
-        store = Rendezvous(generation, self.rank, limit.total_seconds())
+    def _open(self, store: Rendezvous, address: str, limit: timedelta) -> None:
         device, (host, port) = _device(address)
         store.set(f"address/{self.rank}", f"{host} {port}".encode())
         options = dist.ProcessGroupGloo._Options()

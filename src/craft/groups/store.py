@@ -3,34 +3,42 @@
 It stands in for torch's ``TCPStore``, which asks a name server for the name of every peer. Where that is slow or silent,
 each new generation would take seconds.
 
-The server end lives in every worker; the one of rank 0 is used. A member connects, sends one ``Bring`` and gets, once all
-members have, everybody's entries. Both ends bound what they read; nothing is authenticated, like all that Gloo does.
+The server end lives in every worker; the one of rank 0 is used. A member connects, proves to have the job's key, brings its
+entries and gets, once all members have, the entries of all. Both ends bound what they read (``craft.wire.peer_server``).
 """
 
 from __future__ import annotations
 
-import logging
+import errno
+import secrets
 import socket
 import threading
+import time
 from datetime import timedelta
-from typing import TypeVar
 
 import msgspec
 from torch.distributed import Store as TorchStore  # type: ignore[attr-defined]
 
+from craft.protocol.errors import SnapshotCorrupt
 from craft.protocol.membership import Generation
+from craft.wire import peers
+from craft.wire.peer_server import PeerServer
+from craft.wire.peers import Peer, Refusal
 
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-_HEADER_BYTES = 8
+_MAX_STRANGERS = 1024
+"""All members of a large generation come at the same moment."""
+_MAX_MEMBERS = 1 << 14
+_MAX_BROUGHT_BYTES = 1 << 24
 _MAX_BYTES = 1 << 28
+_MAX_NAMED = 64
 _LONGEST_WAIT_S = 600.0
+_AGAIN_S = 0.05
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Errors by which this process, or its host, lacks something for a while."""
 
 
-class Bring(msgspec.Struct, frozen=True, array_like=True):
-    """What one member brings."""
+class Bring(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """What one member brings. Its entries follow in frames."""
 
     number: int
     name: str
@@ -39,7 +47,27 @@ class Bring(msgspec.Struct, frozen=True, array_like=True):
     size: int
     limit_s: float
     """How long it will wait for the others."""
-    entries: dict[str, bytes]
+    entries_bytes: int
+    nonce: bytes
+
+
+class Met(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """All members came. The entries of all follow in frames."""
+
+    entries_bytes: int
+
+
+class NotMet(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The members of the generation did not all come, or need not any more."""
+
+    reason: str
+    missing: tuple[int, ...] = ()
+    """Ranks that did not come; the first of them, if there are many."""
+
+
+_BRING: msgspec.msgpack.Decoder[Bring] = msgspec.msgpack.Decoder(Bring)
+_ANSWER: msgspec.msgpack.Decoder[Met | NotMet | Refusal] = msgspec.msgpack.Decoder(Met | NotMet | Refusal)
+_ENTRIES: msgspec.msgpack.Decoder[dict[str, bytes]] = msgspec.msgpack.Decoder(dict[str, bytes])
 
 
 class _Gathering:
@@ -54,53 +82,49 @@ class _Gathering:
 class Store:
     """The server end. Lives as long as the process: a generation may be meeting there at any time."""
 
-    def __init__(self, address: str) -> None:
-        family, _, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-        self._socket = socket.create_server(place[:2], family=family, backlog=1024)
-        self.port = int(self._socket.getsockname()[1])
+    def __init__(self, address: str, key: bytes) -> None:
         # Guards the gatherings: each member is served by a thread of its own.
         self._change = threading.Condition()
         self._gatherings: dict[str, _Gathering] = {}
         self._newest = 0
         """The newest generation that has met here."""
-        threading.Thread(target=self._accept_loop, name="craft-store", daemon=True).start()
+        self._server = PeerServer(
+            address, key, self._serve, name="store", max_strangers=_MAX_STRANGERS, max_peers=_MAX_MEMBERS
+        )
+        self.port = self._server.port
 
-    def _accept_loop(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError as error:
-                logger.error("the rendezvous store takes no more members: %s", error)
-                return
-            threading.Thread(target=self._serve, args=(connection,), name="craft-store-member", daemon=True).start()
+    def _serve(self, peer: Peer) -> None:
+        bring = _BRING.decode(peer.request)
+        if not (0 <= bring.rank < bring.size <= _MAX_MEMBERS and 0 <= bring.entries_bytes <= _MAX_BROUGHT_BYTES):
+            raise msgspec.DecodeError(f"no member brings {bring.entries_bytes} bytes as {bring.rank} of {bring.size}")
+        entries = _ENTRIES.decode(peers.receive_frames(peer.connection, peer.body, bring.entries_bytes, "a member"))
+        found = self._gather(bring, entries)
+        if isinstance(found, NotMet):
+            peer.answer(found)
+            return
+        data = msgspec.msgpack.encode(found)
+        peer.answer(Met(len(data)))
+        peers.send_frames(peer.connection, peer.answers, memoryview(data))
 
-    def _serve(self, connection: socket.socket) -> None:
-        with connection:
-            try:
-                connection.settimeout(_LONGEST_WAIT_S)
-                bring = _receive(connection, Bring)
-                entries = self._gather(bring)
-                if entries is not None:
-                    _send(connection, entries)
-            except (OSError, EOFError, msgspec.MsgspecError) as error:
-                logger.info("a member left the rendezvous store: %s", error)
-
-    def _gather(self, bring: Bring) -> dict[str, bytes] | None:
-        """Wait until all members of the generation have brought their entries; None if that is of no use any more."""
+    def _gather(self, bring: Bring, entries: dict[str, bytes]) -> dict[str, bytes] | NotMet:
+        """Wait until all members of the generation have brought their entries, or that is of no use any more."""
         with self._change:
             if bring.number < self._newest:
-                return None
+                return _outdated(bring)
             gathering = self._gatherings.setdefault(bring.name, _Gathering(bring.number))
-            gathering.brought[bring.rank] = bring.entries
+            gathering.brought[bring.rank] = entries
             if len(gathering.brought) == bring.size:
                 self._met(bring.number)
             self._change.notify_all()
             self._change.wait_for(
                 lambda: len(gathering.brought) >= bring.size or gathering.outdated, min(bring.limit_s, _LONGEST_WAIT_S)
             )
-            if len(gathering.brought) < bring.size:
-                return None
-            return {key: value for entries in gathering.brought.values() for key, value in entries.items()}
+            if len(gathering.brought) >= bring.size:
+                return {key: value for each in gathering.brought.values() for key, value in each.items()}
+            if gathering.outdated:
+                return _outdated(bring)
+            missing = tuple(rank for rank in range(bring.size) if rank not in gathering.brought)
+            return NotMet(f"{len(missing)} of {bring.size} members did not come", missing[:_MAX_NAMED])
 
     def _met(self, number: int) -> None:
         """Those who still wait for an older generation wait in vain: its rank 0, whose store this is, has moved on."""
@@ -111,19 +135,27 @@ class Store:
                 del self._gatherings[name]
 
 
+def _outdated(bring: Bring) -> NotMet:
+    return NotMet(f"a newer generation than {bring.number} was there first")
+
+
 class Rendezvous(TorchStore):
     """A member's end, in the form that Gloo wants: ``set`` what you bring, and the first ``wait`` brings it.
 
-    Everything must be set before that: there is one round trip, not one for each key.
+    Everything must be set before that: there is one exchange, not one for each key.
     """
 
-    def __init__(self, generation: Generation, rank: int, limit_s: float) -> None:
+    def __init__(self, generation: Generation, rank: int, key: bytes, limit_s: float) -> None:
         super().__init__()
+        peers.check_key(key)
         self._generation = generation
         self._rank = rank
+        self._key = key
         self._limit_s = limit_s
         self._own: dict[str, bytes] = {}
         self._all: dict[str, bytes] | None = None
+        self.missed: tuple[int, ...] = ()
+        """After an error: the ranks because of which the members did not meet, as far as it is known; perhaps the own."""
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
         self._own[key] = bytes(value)
@@ -138,42 +170,57 @@ class Rendezvous(TorchStore):
         return self._all[key]
 
     def _meet(self) -> dict[str, bytes]:
+        """Go to the store of rank 0, and once more if it sends this member away before it has heard it."""
+        deadline = time.monotonic() + self._limit_s
         leader = self._generation.members[0]
-        with socket.create_connection((leader.address, leader.store_port), self._limit_s) as connection:
-            # The limit is the store's to keep; this one is for a store that does not answer at all.
-            connection.settimeout(self._limit_s + 1.0)
-            bring = Bring(
-                number=self._generation.number,
-                name=self._generation.name,
-                rank=self._rank,
-                size=len(self._generation.members),
-                limit_s=self._limit_s,
-                entries=self._own,
-            )
-            _send(connection, bring)
+        while True:
             try:
-                return _receive(connection, dict[str, bytes])
-            except EOFError:
-                raise OSError("not every member came, or a newer generation was there first") from None
+                return self._visit((leader.address, leader.store_port), deadline)
+            except (OSError, EOFError, SnapshotCorrupt, msgspec.MsgspecError) as error:
+                if isinstance(error, _NotMet):
+                    raise
+                passing = isinstance(error, OSError) and error.errno in _PASSING
+                again = passing or isinstance(error, EOFError | ConnectionResetError | BrokenPipeError)
+                if again and time.monotonic() + _AGAIN_S < deadline:
+                    time.sleep(_AGAIN_S)
+                    continue
+                self.missed = (self._rank,) if passing else (0,)
+                why = "it did not answer" if isinstance(error, BlockingIOError) else str(error)
+                raise OSError(f"no way into the rendezvous store of {leader.worker_id}: {why}") from None
+
+    def _visit(self, place: tuple[str, int], deadline: float) -> dict[str, bytes]:
+        left = max(_AGAIN_S, deadline - time.monotonic())
+        entries = msgspec.msgpack.encode(self._own)
+        bring = Bring(
+            number=self._generation.number,
+            name=self._generation.name,
+            rank=self._rank,
+            size=len(self._generation.members),
+            limit_s=left,
+            entries_bytes=len(entries),
+            nonce=secrets.token_bytes(16),
+        )
+        with socket.create_connection(place, left) as connection:
+            peers.prepare(connection)
+            # The limit is the store's to keep; this one is for a store that does not answer at all.
+            peers.limit(connection, left + 1.0)
+            peer = peers.introduce(connection, msgspec.msgpack.encode(bring), self._key)
+            peers.send_frames(connection, peer.body, memoryview(entries))
+            address = f"{place[0]}:{place[1]}"
+            answer = _ANSWER.decode(peer.read_answer(address))
+            if isinstance(answer, Met) and answer.entries_bytes <= _MAX_BYTES:
+                return _ENTRIES.decode(peers.receive_frames(connection, peer.answers, answer.entries_bytes, address))
+        raise self._explained(answer)
+
+    def _explained(self, answer: Met | NotMet | Refusal) -> _NotMet:
+        """Why the store gives no entries, in words, with those who are missing by their names."""
+        if isinstance(answer, Met):
+            return _NotMet(f"the members brought {answer.entries_bytes} bytes: the limit is {_MAX_BYTES}")
+        self.missed = answer.missing if isinstance(answer, NotMet) else ()
+        members = self._generation.members
+        who = ", ".join(members[rank].worker_id for rank in self.missed if rank < len(members))
+        return _NotMet(answer.reason + (f": {who}" if who else ""))
 
 
-def _send(connection: socket.socket, message: object) -> None:
-    data = msgspec.msgpack.encode(message)
-    connection.sendall(len(data).to_bytes(_HEADER_BYTES, "little") + data)
-
-
-def _receive(connection: socket.socket, kind: type[T]) -> T:
-    size = int.from_bytes(_read(connection, _HEADER_BYTES), "little")
-    if size > _MAX_BYTES:
-        raise OSError(f"a message of {size} bytes is not one of ours")
-    return msgspec.msgpack.decode(_read(connection, size), type=kind)
-
-
-def _read(connection: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        part = connection.recv(min(size - len(data), 1 << 20))
-        if not part:
-            raise EOFError("connection closed")
-        data += part
-    return bytes(data)
+class _NotMet(OSError):
+    """The store answered, and the members do not meet."""

@@ -52,6 +52,17 @@ class DeclareHostLost(Action, frozen=True, kw_only=True, tag=True):
     host: str
 
 
+class Await(Action, frozen=True, kw_only=True, tag=True):
+    """Wait for a worker, or for a host, that does not answer and has the only copy of the training state."""
+
+    worker_id: str | None = None
+    host: str | None = None
+    what: str = ""
+    """What is known about it."""
+    limit_s: float | None = None
+    """After this, AwaitExpired follows; None: the job waits until it answers."""
+
+
 class Hold(Action, frozen=True, kw_only=True, tag=True):
     """Make no generation until somebody takes the place of those lost; if nobody does within the limit, HoldExpired follows."""
 
@@ -135,6 +146,7 @@ AnyAction = (
     | Release
     | DeclareLost
     | DeclareHostLost
+    | Await
     | Hold
     | Restore
     | Drain

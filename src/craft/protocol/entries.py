@@ -49,5 +49,9 @@ class Entered(msgspec.Struct, frozen=True, kw_only=True):
     dropped: tuple[int, ...]
     again: tuple[int, ...] = ()
     """Microbatches of it that a member had computed, does not hold any more, and computes again."""
+    log_bytes: int = 0
+    """Size of this worker's log then: what it prints as a member of this generation comes after that."""
+    leader: str | None = None
+    """After a loop: who does what the leader has to do there. None: the first of the members."""
     guest: bool = False
     """Whether its loop is not CRAFT's: it has met nobody, and what becomes of the step in flight is for others to say."""

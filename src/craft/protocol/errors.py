@@ -3,7 +3,10 @@
 CraftError
 ├── ConfigError          what the user asked for cannot be done; exit code 2
 │   ├── Refused          not by this script's fault, but by how it was started, or by what it found
-│   └── CallsDiffer      workers do not make the same calls between the steps
+│   │   ├── UnsafeScript the script's loop would give a wrong result, unseen
+│   │   └── NewcomerDiffers  a worker that joined has another state than the others: it alone ends
+│   ├── CallsDiffer      workers do not make the same calls between the steps
+│   └── ScriptLeft       the script ended in the middle of its training loop
 ├── Unreachable          a lighthouse or an agent does not answer
 ├── Unauthorized         the bearer token is missing or wrong
 ├── MalformedMessage     bytes from a network that are not a message of ours
@@ -38,8 +41,20 @@ class Refused(ConfigError):
     """The script is fine; what it was started with, or what it finds there, is not."""
 
 
+class UnsafeScript(Refused):
+    """The script's loop would give a wrong result without a sign of it. The message has what to change."""
+
+
+class NewcomerDiffers(Refused):
+    """This worker has just joined and has another state than the others. It ends, and they train on."""
+
+
 class CallsDiffer(ConfigError):
     """Some workers wait in a call between the steps that others never make. Every member finds so at the same time."""
+
+
+class ScriptLeft(ConfigError):
+    """The script ended in the middle of its training loop, though without an error: what it did is not what was asked."""
 
 
 class Unreachable(CraftError):
@@ -83,7 +98,11 @@ class GroupBroken(GroupError):
 
 
 class GroupTimeout(GroupError):
-    """The group did not open, or an exchange did not end, within its limit."""
+    """The group did not open, or an exchange did not end, within its limit; ``missed``: because of these workers, if known."""
+
+    def __init__(self, message: str, generation: int = -1, missed: tuple[str, ...] = ()) -> None:
+        super().__init__(message, generation)
+        self.missed = missed
 
 
 class SnapshotError(CraftError):

@@ -44,6 +44,12 @@ from craft.protocol.notes import (
     RolledBack as RolledBack,
 )
 from craft.protocol.notes import (
+    ScriptWarned as ScriptWarned,
+)
+from craft.protocol.notes import (
+    StartStepTaken as StartStepTaken,
+)
+from craft.protocol.notes import (
     StragglerFound as StragglerFound,
 )
 from craft.protocol.notes import (
@@ -51,6 +57,9 @@ from craft.protocol.notes import (
 )
 from craft.protocol.notes import (
     TechniqueFailed as TechniqueFailed,
+)
+from craft.protocol.notes import (
+    WorkerPaused as WorkerPaused,
 )
 
 
@@ -104,7 +113,32 @@ class WorkerFinished(Event, frozen=True, kw_only=True, tag=True):
     digest: str | None = None
     """Hash over its whole training state at the end of its last step."""
     complete: bool = True
-    """Whether it had committed every step of the job."""
+    """Whether it had come to the end of its training loops, with all others."""
+    total_steps: int | None = None
+    """How many steps its last loop was to have; None: not known, or it is not complete."""
+
+
+class LoopBegun(Event, frozen=True, kw_only=True, tag=True):
+    """A worker begins a further training loop of its script."""
+
+    worker_id: str
+    loop: int
+    """Which one, from 1."""
+
+
+class LoopEnded(Event, frozen=True, kw_only=True, tag=True):
+    """A worker's training loop is over; its script goes on."""
+
+    worker_id: str
+    step: int = 0
+    """Steps that are committed."""
+    loop: int = 1
+
+
+class ScriptEnded(Event, frozen=True, kw_only=True, tag=True):
+    """A worker's script came to its end; its process waits until the scripts of all other workers have."""
+
+    worker_id: str
 
 
 class WorkerLeft(Event, frozen=True, kw_only=True, tag=True):
@@ -131,6 +165,8 @@ class WorkerOverdue(Event, frozen=True, kw_only=True, tag=True):
     """Other members that wait in the exchange meanwhile."""
     elsewhere: tuple[str, ...] = ()
     """Other members that do something else."""
+    stopped: tuple[str, ...] = ()
+    """Other members whose processes are stopped as well."""
 
 
 class WorkerEnded(Event, frozen=True, kw_only=True, tag=True):
@@ -164,6 +200,12 @@ class DrainExpired(Event, frozen=True, kw_only=True, tag=True):
 
 class HoldExpired(Event, frozen=True, kw_only=True, tag=True):
     """Nobody has taken the place of those lost from ``generation`` within the limit."""
+
+    generation: int
+
+
+class ArrivalsEnded(Event, frozen=True, kw_only=True, tag=True):
+    """Nobody else is on the way to a job that begins again after ``generation``: no agent has said so for a while."""
 
     generation: int
 
@@ -207,6 +249,10 @@ class ExchangeBroken(Event, frozen=True, kw_only=True, tag=True):
     detail: str = ""
     unreachable: tuple[str, ...] = ()
     """Members to which it could not even connect when it tried."""
+    missed: tuple[str, ...] = ()
+    """Members because of which it broke, as far as this one can tell: perhaps itself."""
+    progress: tuple[int, ...] = ()
+    """Its branch, committed steps, and calls completed since."""
 
 
 class GenerationStuck(Event, frozen=True, kw_only=True, tag=True):
@@ -220,6 +266,37 @@ class GenerationEntered(Event, frozen=True, kw_only=True, tag=True):
 
     worker_id: str
     generation: int
+    progress: tuple[int, ...] = ()
+    """Its branch, committed steps, and calls completed since."""
+    behind: bool = False
+    """Whether it has no training state yet, or catches up."""
+
+
+class WorkerCaughtUp(Event, frozen=True, kw_only=True, tag=True):
+    """A worker that joined has the training state, and keeps pace with the others."""
+
+    worker_id: str
+
+
+class HostSilent(Event, frozen=True, kw_only=True, tag=True):
+    """The agent of a host whose workers have the only copy of the training state is not heard."""
+
+    host: str
+    reason: str
+
+
+class Answered(Event, frozen=True, kw_only=True, tag=True):
+    """A worker, or a host, that the job waits for is heard again."""
+
+    worker_id: str | None = None
+    host: str | None = None
+
+
+class AwaitExpired(Event, frozen=True, kw_only=True, tag=True):
+    """A worker, or a host, that the job waits for has not answered within the limit."""
+
+    worker_id: str | None = None
+    host: str | None = None
 
 
 class StepRetried(Event, frozen=True, kw_only=True, tag=True):
@@ -336,6 +413,9 @@ AnyEvent = (
     | WorkerLost
     | WorkerFailed
     | WorkerFinished
+    | LoopBegun
+    | LoopEnded
+    | ScriptEnded
     | WorkerLeft
     | WorkerOverdue
     | WorkerEnded
@@ -343,12 +423,17 @@ AnyEvent = (
     | DrainRequested
     | DrainExpired
     | HoldExpired
+    | ArrivalsEnded
     | StateGone
     | HostLost
     | TimesMeasured
     | ExchangeBroken
     | GenerationStuck
     | GenerationEntered
+    | WorkerCaughtUp
+    | HostSilent
+    | Answered
+    | AwaitExpired
     | StepRetried
     | ParametersUnequal
     | StateDiverged

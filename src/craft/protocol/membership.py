@@ -86,6 +86,12 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """How often it has gone back to a checkpoint; beginning from one counts, too."""
     rewind_to: tuple[int, int] | None = None
     """(branch, step) of the checkpoint that it has read and verified, if all are about to go back to one."""
+    loop: int = 1
+    """The training loop of its script that it is in or has ended last, from 1."""
+    over: bool = False
+    """Whether it knows that every member has come to the end of that loop."""
+    first_step: int = 0
+    """The number of that loop's first step."""
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,3 +114,9 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     branch: int = 0
     rewinds: int = 0
     """How often everybody has gone back to a checkpoint once this is carried out: whoever has not, does so now."""
+    loop: int = 1
+    """The training loop that those who have the state are in, or have ended last."""
+    over: bool = False
+    """Whether that loop is over."""
+    first_step: int = 0
+    """The number of that loop's first step."""

@@ -32,6 +32,8 @@ class Broken(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
     unreachable: tuple[str, ...] = ()
     """Members to which it could not even connect when it tried."""
+    missed: tuple[str, ...] = ()
+    """Members because of which it broke, as far as this one can tell: perhaps itself."""
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -61,6 +63,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The generation it acts under."""
     step: int = 0
     """Committed steps."""
+    progress: tuple[int, ...] = ()
+    """Branch, committed steps and calls completed since, when it last entered a generation or its exchange last broke."""
     total_steps: int | None = None
     metrics: dict[str, float] = {}
     step_s: float = 0.0
@@ -87,8 +91,14 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What it was doing when its agent last looked."""
     overdue: WorkerOverdue | None = None
     """What its agent finds about it, if it does one thing for too long."""
+    loop: int = 0
+    """How many training loops its script has begun."""
+    after_loop: bool = False
+    """Whether the last of them is over, and the script goes on after it."""
+    script_ended: bool = False
+    """Whether its script came to its end; it waits for the lighthouse to say that all have."""
     complete: bool = False
-    """Whether every step of the job is committed here."""
+    """Whether every step of the job is committed here, and the scripts of all workers came to their end."""
     digest: str | None = None
     """Hash over the whole training state, once complete."""
     checkpoints: bool = False
@@ -106,6 +116,8 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None
     signal: int | None
     time: float
+    why: str = ""
+    """What its agent knows beside that, as the end of a sentence."""
 
 
 def ending(code: int) -> str:
@@ -157,6 +169,8 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     exited: tuple[Exited, ...] = ()
     exhausted: str | None = None
     """Why this agent starts no more workers in the place of lost ones, if it does not."""
+    starting: int = 0
+    """Workers that it has started, or starts now, and that have not joined yet."""
     draining: str | None = None
     """Why all workers of this host are to leave, if they are."""
     drain_deadline_s: float | None = None
@@ -187,6 +201,8 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Workers that must end."""
     released: tuple[str, ...] = ()
     """Workers without a slot that may go."""
+    holders: tuple[str, ...] = ()
+    """Members that are known to have the training state."""
     probe: int = 0
     """The generation whose members are to find out which others they can reach; 0: none."""
     winding_down: str | None = None
@@ -203,6 +219,10 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Whether agents that ask first (``--on-loss auto``) are to start workers in the place of lost ones."""
     injections: tuple[FaultInjected, ...] = ()
     """Faults that somebody wants to see, the latest few; each is carried out once, by whom it concerns."""
+    loop: int = 1
+    """The training loop that the job is in or has ended last, from 1: a newcomer's script passes over earlier ones."""
+    finishing: int = 0
+    """The generation whose members' scripts have all come to their end: each of them may end its process; 0: none."""
     stopping: bool = False
     """The job is over."""
     exit_code: int = 0

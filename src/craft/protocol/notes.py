@@ -66,6 +66,13 @@ class CheckpointRestored(Event, frozen=True, kw_only=True, tag=True):
     url: str
 
 
+class StartStepTaken(Event, frozen=True, kw_only=True, tag=True):
+    """The job begins at the ``start_step`` that its script gave: the script has loaded the state itself."""
+
+    step: int
+    branch: int = 0
+
+
 class IntervalChosen(Event, frozen=True, kw_only=True, tag=True):
     """How often checkpoints are taken from now on, where CRAFT chooses it."""
 
@@ -167,6 +174,23 @@ class ConditionSeen(Event, frozen=True, kw_only=True, tag=True):
     """When, in seconds since 1970."""
 
 
+class ScriptWarned(Event, frozen=True, kw_only=True, tag=True):
+    """The script's loop probably does not do what is meant. Training goes on; each text is told once in a job."""
+
+    text: str
+    """What was found, and what to do about it."""
+
+
+class WorkerPaused(Event, frozen=True, kw_only=True, tag=True):
+    """A worker was in ``job.paused``, or waited for a checkpoint, for a while that is worth a line; told once it is over."""
+
+    worker_id: str
+    reason: str
+    seconds: float
+    time: float = 0.0
+    """When it ended, in seconds since 1970."""
+
+
 class TechniqueFailed(Event, frozen=True, kw_only=True, tag=True):
     """Code of a technique raised an exception: it is left out from then on, and the job goes on without it."""
 
@@ -191,5 +215,8 @@ AnyNote = (
     | Recovered
     | StragglerFound
     | StragglerGone
+    | ScriptWarned
+    | StartStepTaken
+    | WorkerPaused
 )
 """What workers tell for the journal and for people; of CRAFT's own, a policy answers ``StragglerFound`` alone."""

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
+Groups = tuple[tuple[int, ...], ...]
+"""Ranks grouped by what they have; empty while all have the same."""
+
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What is known of one computed microbatch, besides its gradient."""
@@ -25,6 +28,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Whether there was anything to compute: not where its stream had ended before."""
     said: tuple[str, ...] = ()
     """What an adapter has to say of it to all workers, in words."""
+    carried: int = 0
+    """Bytes of what it leaves for the same microbatch of the next step (``step.carry``); sent by its owner after the word."""
+
+
+class Carried(msgspec.Struct, frozen=True):
+    """What one microbatch leaves for the next step: how many bytes, and which rank sends them."""
+
+    microbatch: int
+    rank: int
+    nbytes: int
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -61,7 +74,39 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     busy_us: int = 0
     """How long a microbatch took here, loading and computing, on average over this step; 0: there was none."""
     sample: bytes = b""
-    """Hash of a part of the gradient of microbatch 0, from who computed it, while somebody catches up and compares it."""
+    """Hash of a part of the gradient of microbatch 0, or of the rows that it gathers, for a worker that catches up."""
+    touched: tuple[tuple[int, bytes], ...] | None = None
+    """Module buffers that code between the steps changed, with their hashes; None: this member cannot tell."""
+    newcomer: bool = False
+    """Whether this member has joined and has not yet committed a step in which it computed."""
+    state: bytes = b""
+    """Hash of a sample of the whole state, in the first step in which a newcomer computes."""
+    whole: bytes = b""
+    """Hash of the whole state, in the first step after a checkpoint was taken."""
+    computed: tuple[tuple[int, bytes], ...] = ()
+    """Hashes of the gradients of microbatches that this member computed, in the step in which some are computed twice."""
+    repeated: tuple[tuple[int, bytes], ...] = ()
+    """Hashes of those that it computed once more for comparison."""
+    agreed: int = 0
+    """Committed steps of the last state that this member knows to have been the same everywhere."""
+
+
+class UnequalBuffer(msgspec.Struct, frozen=True, kw_only=True):
+    """A module buffer that code between the steps did not leave the same on every worker."""
+
+    index: int
+    groups: Groups
+
+
+class Repeated(msgspec.Struct, frozen=True, kw_only=True):
+    """A microbatch that was computed by its owner and, for comparison, once more."""
+
+    microbatch: int
+    owner: int
+    other: int
+    """The rank that computed it once more; with one worker, the same."""
+    equal: bool
+    """Whether both gradients have the same bits."""
 
 
 class Combined(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,9 +128,9 @@ class Combined(msgspec.Struct, frozen=True, kw_only=True):
     buffers: tuple[int, ...]
     buffers_from: int
     """The rank that sends them."""
-    unequal_digests: tuple[tuple[int, ...], ...]
+    unequal_digests: Groups
     """Ranks grouped by state digest; empty while all agree."""
-    unequal_probes: tuple[tuple[int, ...], ...]
+    unequal_probes: Groups
     save: str | None = None
     busy: bool = False
     """Whether anybody is."""
@@ -99,3 +144,29 @@ class Combined(msgspec.Struct, frozen=True, kw_only=True):
     sample: bytes = b""
     said: tuple[str, ...] = ()
     """Of whichever microbatch, each once, in the order of words."""
+    carried: tuple[Carried, ...] = ()
+    """In the order of microbatches."""
+    unequal_states: Groups = ()
+    unequal_wholes: Groups = ()
+    unequal_buffer: UnequalBuffer | None = None
+    repeated: tuple[Repeated, ...] = ()
+    outcasts: tuple[int, ...] = ()
+    """Ranks of newcomers that differ from the others: they leave, and the step is done again without them."""
+    compared: bool = False
+    """Whether all who keep pace told a digest of a slice of the state."""
+    compared_whole: bool = False
+    """Whether they told one of all of it."""
+    agreed: int = 0
+    """The newest that anybody knows."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether members have different bits where they must have the same: such a step is never committed."""
+        return bool(
+            self.unequal_digests
+            or self.unequal_probes
+            or self.unequal_states
+            or self.unequal_wholes
+            or self.unequal_buffer is not None
+            or any(not each.equal for each in self.repeated)
+        )

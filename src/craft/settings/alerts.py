@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from craft.decide.alerts import ANSWERS, REGEX, RESOLVED, AlertRule, AlertSettings, Hook, Target
+from craft.decide.alerts import ANSWERS, REGEX, RESOLVED, AlertRule, AlertSettings, Hook, Target, compiled
 from craft.protocol.errors import ConfigError
 from craft.settings.document import Document, hint, key_in, toml
 
@@ -105,9 +105,9 @@ def _converted(values: Any, kind: type[T], where: _Where) -> T:
 def _check_regex(wanted: str, where: _Where, key: str, label: str) -> None:
     if wanted.startswith(REGEX):
         try:
-            re.compile(wanted[1:])
-        except re.error as error:
-            raise where.error(key, f"{key}.{label}: {wanted[1:]!r} is no regular expression: {error}") from None
+            compiled(wanted[1:])
+        except ValueError as error:
+            raise where.error(key, f"{key}.{label}: {error}") from None
 
 
 def _check_deadline(rule: AlertRule | Hook, where: _Where) -> None:

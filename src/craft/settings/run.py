@@ -30,6 +30,7 @@ from craft.protocol.config import says
 from craft.protocol.errors import ConfigError
 from craft.settings.alerts import write_alerts
 from craft.settings.document import Document, complaint, key_in, toml
+from craft.settings.effective_file import undamaged, write_sealed
 from craft.settings.techniques import (
     NO_WISHES,
     Choice,
@@ -44,6 +45,8 @@ from craft.settings.techniques import (
     to_toml,
 )
 from craft.settings.worker import WorkerSettings
+
+TeeMode = Literal["leader", "all", "none"]
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,6 +76,9 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         str,
         says("Modules, separated by commas, that are imported once, before workers are forked: not by each of them."),
     ] = ""
+    tee: Annotated[
+        TeeMode, says("Whose output is shown on the terminal: the leader's, that of all workers of this host, or none.")
+    ] = "leader"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535), says("Port of the lighthouse; 0 picks a free one.")] = 0
     lighthouse: Annotated[str | None, says("URL of a running lighthouse; by default one is started.")] = None
     token_file: Annotated[
@@ -87,13 +93,20 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     check_bits: Annotated[
         bool,
         says(
-            "Compare the bits of one microbatch between all workers in the first step, and of whoever joins with the others."
+            "Compare the bits of one microbatch between all workers in the first step and in a later one, and of those who join"
+            " with the others."
         ),
+    ] = True
+    check_script: Annotated[
+        bool,
+        says("Look at the script's loop in its first steps, and refuse what would give a wrong result unseen."),
     ] = True
     digest_bytes: Annotated[
         int,
         msgspec.Meta(ge=0),
-        says("How much of the state is compared between the workers in every step; 0 switches it off."),
+        says(
+            "How much of the state is compared between the workers in every step, at least a thousandth; 0 switches it off."
+        ),
     ] = 32768
     bucket_mb: Annotated[float, msgspec.Meta(gt=0.0, le=1e6), says("Size limit of a gradient bucket, in MiB.")] = 25.0
     group: Annotated[
@@ -184,6 +197,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             carried_bytes=carried_bytes,
             local_rank=place,
             check_bits=self.check_bits,
+            check_script=self.check_script,
             digest_bytes=self.digest_bytes,
             bucket_mb=self.bucket_mb,
             group=self.group,
@@ -271,7 +285,7 @@ def _not_here(address: str) -> str | None:
 
 def for_lighthouse(flags: Mapping[str, Any], config: Path | None, wishes: Wishes, *, effective: bool) -> Chosen:
     """The techniques of a job for its lighthouse: from the same places, unless the file has what is in force already."""
-    document = Document(config)
+    document = Document(undamaged(config) if effective and config is not None else config)
     elsewhere = {name for kind in BUILT_IN for name in kind.flags}
     given = {name: each for name, each in _of_file(document).items() if name in elsewhere}
     around = {} if effective else of_environment()
@@ -307,10 +321,7 @@ def write_effective(path: Path, resolved: Resolved) -> None:
             lines.append(f"{name} = {toml(value)}  # {resolved.origins.get(name, 'flag')}")
     alerts = resolved.settings.techniques.get(Alerts)
     rules = write_alerts(alerts.settings) if alerts is not None else ""
-    try:
-        path.write_text("\n".join(lines) + "\n" + to_toml(resolved.choice) + rules)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    write_sealed(path, "\n".join(lines) + "\n" + to_toml(resolved.choice) + rules)
 
 
 def read_effective(path: Path) -> dict[str, Any]:

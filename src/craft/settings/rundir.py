@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
+import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from craft.protocol.errors import ConfigError
+from craft.settings.private_files import is_own_folder, make_folder, open_private, own_folder, read_private
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "craft-run"
 
@@ -83,23 +90,59 @@ class RunDir:
         return self.path / "diagnosis"
 
     def create(self) -> RunDir:
-        """Make the directory, readable by its owner alone; one that is there already stays as it is."""
-        try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (self.path / "workers").mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"cannot make the run directory {self.path}: {error.strerror}") from None
+        """Make the directory, for this user alone. One that is there already becomes so; one of another user is refused."""
+        with _explained(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            before = make_folder(self.path)
+            make_folder(self.path / "workers")
+        if before != 0o700:
+            logger.warning("the run directory %s had mode %04o, and has mode 0700 now", self.path, before)
         return self
+
+    def check(self) -> RunDir:
+        """Raise ConfigError if another user made the directory, or can write to it: its token and address may be planted."""
+        try:
+            with own_folder(self.path):
+                return self
+        except OSError as error:
+            raise ConfigError(f"the run directory {self.path} cannot be trusted: {error.strerror}") from None
 
     def read_address(self) -> str:
         """Return the lighthouse's URL, or say that there is none."""
         try:
-            return self.address.read_text().strip()
-        except OSError:
+            return read_private(self.address).decode().strip()
+        except PermissionError as error:
+            raise ConfigError(f"cannot read {self.address}: {error.strerror}") from None
+        except (OSError, UnicodeDecodeError):
             raise ConfigError(
                 f"{self.path} names no lighthouse (it has no file 'address'): is it a run directory?"
                 " Name the right one with --dir, or start a job with 'craft run'"
             ) from None
+
+
+START_ANEW = "Start the job again in another directory, with --resume if it takes checkpoints"
+
+
+class HeldRunDir:
+    """The run directory of a job that runs: knows when it was taken away, or another one was put in its place."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._path = run.path
+        # Open for the life of this process: as long as it is, no other directory gets the same number.
+        self._fd = os.open(run.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def trouble(self) -> str:
+        """Return what has happened to it, as the beginning of a sentence; empty: nothing."""
+        try:
+            if os.path.samestat(os.fstat(self._fd), os.stat(self._path)):
+                return ""
+            what = "replaced by another one"
+        except FileNotFoundError:
+            what = "removed or moved away"
+        except OSError:
+            # A file system that does not answer for a moment is not a directory that was removed.
+            return ""
+        return f"the run directory {self._path} was {what} while the job ran"
 
 
 def find_run(path: Path | None = None) -> RunDir:
@@ -108,7 +151,8 @@ def find_run(path: Path | None = None) -> RunDir:
         if not path.is_dir():
             raise ConfigError(f"there is no run directory {path}: name one that 'craft run' made with --dir")
         return RunDir(path)
-    runs = [found for found in Path.cwd().glob(f"{PREFIX}*") if found.is_dir()]
+    # Where others can write, too, one of theirs is not taken for the newest of this user's.
+    runs = [found for found in Path.cwd().glob(f"{PREFIX}*") if found.is_dir() and is_own_folder(found)]
     if not runs:
         raise ConfigError(
             f"no run directory here: nothing named {PREFIX}* in {Path.cwd()}. Start a job with 'craft run', or name its"
@@ -123,45 +167,13 @@ def _age_key(path: Path) -> tuple[float, str]:
     return (address.stat().st_mtime if address.exists() else path.stat().st_mtime, path.name)
 
 
-def write_private(path: Path, data: bytes) -> None:
-    """Replace a file at once and durably, readable by its owner alone: a reader sees the old content or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    # One of this process id may have been killed right here: in containers they come again.
-    temporary.unlink(missing_ok=True)
-    try:
-        write_over(temporary, data)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path)
-
-
-def write_over(path: Path, data: bytes) -> None:
-    """Write a private file in place and durably; what is behind ``data`` stays. It is made if it is not there."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        os.fchmod(fd, 0o600)
-        while data:
-            # A disk that is nearly full takes a part, and refuses the rest.
-            data = data[os.write(fd, data) :]
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def sync_folder(path: Path) -> None:
-    """Make what was renamed to ``path`` durable: a power cut could bring the old one back after the new one was acted upon."""
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
 def claim(path: Path) -> RunDir:
     """Return the directory for a new job. One that belongs to another job, living or ended, is refused."""
     run = RunDir(path)
+    if os.path.lexists(path):
+        # First of all: nothing is believed that is in a directory of another user.
+        with _explained(path), own_folder(path):
+            pass
     if run.lock.exists() and _is_locked(run.lock):
         raise ConfigError(
             f"{path} belongs to a job that is running: choose another --dir, or end it with 'craft stop --dir {path}'"
@@ -189,9 +201,28 @@ def _is_made(path: Path) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
+    try:
+        fd = open_private(path, os.O_RDONLY)
+    except OSError as error:
+        raise ConfigError(f"cannot open {path}: {error.strerror}") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
     return False
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Say what is to be done about a run directory that cannot be made, or cannot be this user's alone."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EPERM:
+            raise ConfigError(f"cannot make the run directory {path}: {error.strerror}") from None
+        raise ConfigError(
+            f"{error.filename or path} cannot be used as a run directory: {error.strerror}. It holds the token that rules the"
+            " job. Name a directory that is not there yet with --dir, and it is made with mode 0700"
+        ) from None

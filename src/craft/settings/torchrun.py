@@ -13,6 +13,7 @@ from craft.protocol.errors import ConfigError
 from craft.settings.rundir import PREFIX
 
 _RUN_ID = "TORCHELASTIC_RUN_ID"
+_HASH_SEED = "PYTHONHASHSEED"
 _LIGHTHOUSE, _TOKEN_FILE, _RUN_DIR, _SOCKET = "CRAFT_LIGHTHOUSE", "CRAFT_TOKEN_FILE", "CRAFT_DIR", "CRAFT_SOCKET"
 
 
@@ -81,6 +82,19 @@ def check_alone() -> None:
             f" job of its own. Start 'craft lighthouse --workers N --dir DIR', and set {_LIGHTHOUSE} to its URL and"
             f" {_TOKEN_FILE} to DIR/token"
         )
+
+
+def hash_seed_warning() -> str:
+    """What to say where the order of sets may differ from worker to worker; empty where PYTHONHASHSEED fixes it.
+
+    ``craft run`` sets it for its workers. A process that torchrun started cannot: Python reads it at its start.
+    """
+    if os.environ.get(_HASH_SEED, "random") not in ("", "random"):
+        return ""
+    return (
+        f"{_HASH_SEED} is not set: the order of a set of strings differs from worker to worker and from run to run, and so may"
+        f" the bits of a script that goes by it. Start the workers with '{_HASH_SEED}=0 torchrun ...', on every host"
+    )
 
 
 def take_over(environment: Mapping[str, str]) -> None:

@@ -36,7 +36,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     late: bool = False
     """A spare, or one in the place of a lost worker: it takes part when it has come to its first step, not before."""
     check_bits: bool = True
-    """Compute microbatch 0 on every worker in the first step and compare the bits."""
+    """Compute microbatch 0 on every worker in the first step, and one of another worker in a later one; compare the bits."""
+    check_script: bool = True
+    """Look at the script's loop in its first steps, and refuse what would give a wrong result unseen."""
     digest_bytes: int = 32768
     """How much of the state is hashed in each step to find silent divergence; 0 switches it off."""
     bucket_mb: float = 25.0
@@ -82,6 +84,11 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         """The variables from which ``from_environment`` makes this value again."""
         values = msgspec.structs.asdict(self)
         return {key: str(values[name]) for name, key in _KEYS.items() if values[name] is not None}
+
+
+def multiprocessing_folder(activity: Path) -> Path:
+    """Return where Python's multiprocessing keeps the sockets of a worker, given the file in which it says what it does."""
+    return activity.with_suffix(".mp")
 
 
 _KEYS = {name: f"CRAFT_{name.upper()}" for name in WorkerSettings.__struct_fields__}

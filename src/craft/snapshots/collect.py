@@ -24,6 +24,7 @@ from craft.snapshots.manifest import (
     read_manifest,
 )
 from craft.snapshots.store import Collecting, Found, Store, StoreBusy
+from craft.snapshots.suspicion import Doubts
 
 logger = logging.getLogger(__name__)
 
@@ -134,10 +135,13 @@ def _divide(
             needed |= hashes_in(data)
     found.sort(key=lambda each: each.order)
     untagged = [manifest for manifest in found if manifest.tag is None]
-    # Whatever its step is, the one that was taken last is not what somebody wants to be rid of.
-    staying = (
-        {*(each.name for each in untagged[-keep:]), max(found, key=lambda each: each.time).name} if found else set()
-    )
+    doubts = Doubts([store])
+    trusted = [manifest for manifest in untagged if doubts.about(manifest) is None]
+    # Whatever its step is, the one that was taken last is not what somebody wants to be rid of. Nor do those that may hold
+    # wrong bits push out good ones.
+    staying = {each.name for each in (*untagged[-keep:], *trusted[-keep:])}
+    if found:
+        staying.add(max(found, key=lambda each: each.time).name)
     staying |= {each.name for each in found if each.tag is not None}
     kept = [manifest for manifest in found if manifest.name in staying and manifest.name not in unwanted]
     return kept, [manifest for manifest in found if manifest not in kept]

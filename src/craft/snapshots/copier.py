@@ -54,6 +54,8 @@ class Copier:
         self._pending: dict[str, tuple[Part, Pin]] = {}
         """By their names, the oldest first."""
         self._closed = False
+        self._awaited = False
+        """Whether the job waits for what was offered."""
         self._thread = threading.Thread(target=self._run, name="craft-copier", daemon=True)
         self._thread.start()
 
@@ -63,6 +65,7 @@ class Copier:
         """A share is in the fast store. Its chunks stay there until ``pin`` is released, which the copier does."""
         with self._change:
             self._pending[part.name] = (part, pin)
+            self._awaited = False
             waiting = [each for each, _ in self._pending.values() if each.tag is None]
             # Nobody will choose those of members that have parted since.
             gone = [each.name for each in waiting if each.generation != part.generation]
@@ -74,6 +77,7 @@ class Copier:
     def wait(self, timeout_s: float) -> bool:
         """Wait until everything that was offered is in the durable store, or is left out; whether it is."""
         with self._change:
+            self._awaited = True
             return self._change.wait_for(lambda: not self._pending, timeout_s)
 
     def close(self) -> None:
@@ -115,7 +119,7 @@ class Copier:
             self._copy(part)
         except Exception as error:  # noqa: BLE001  (the edge of a thread: it becomes an event)
             tries += 1
-            pause_s = retry_after(tries, error)
+            pause_s = retry_after(tries, error, self._awaited)
             self._notes.failed(part.name, part.step, error, tries, pause_s)
             if pause_s is not None:
                 return tries, pause_s

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
+from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -90,7 +91,8 @@ def make_header(metadata: Metadata, results: Sequence[Sequence[tuple[MetadataInd
         indices=tuple(Index(index.fqn, _tuple(index.offset)) for index, _ in flat),
         forms={key: _form(value) for key, value in metadata.state_dict_metadata.items()},
         paths=_paths(metadata.planner_data),
-        version=getattr(metadata, "version", None),
+        # Planners leave it open: torch has the writer set it, so that a later torch knows what its planners find.
+        version=metadata.version or getattr(filesystem, "CURRENT_DCP_VERSION", None),
         total_bytes=Layout(entries).total_bytes,
     )
 

@@ -10,12 +10,14 @@ import dataclasses
 import io
 import math
 import os
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from torch.distributed.checkpoint import storage
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
@@ -38,8 +40,11 @@ class StorageReader(storage.StorageReader):  # type: ignore[misc,unused-ignore]
         self._url = os.fspath(url)
         self._which = step_or_name
         self._contents: Contents | None = None
+        self.load_id = str(uuid.uuid4())
+        """Names one load, in ``Metadata.storage_meta``."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | int | None = None) -> None:
+        self.load_id = str(uuid.uuid4())
         if checkpoint_id is not None:
             self._which = checkpoint_id if isinstance(checkpoint_id, int) else os.fspath(checkpoint_id)
 
@@ -54,7 +59,12 @@ class StorageReader(storage.StorageReader):  # type: ignore[misc,unused-ignore]
             )
         manifest = select(found, tiers.url, self._which)
         self._contents = Contents(tiers, manifest)
-        return metadata_of(self._contents.header)
+        metadata = metadata_of(self._contents.header)
+        metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        if (written_by := manifest.save) is not msgspec.UNSET:
+            metadata.storage_meta.checkpoint_id = written_by.checkpoint_id
+            metadata.storage_meta.save_id = written_by.save_id
+        return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Nothing is left to do."""

@@ -10,6 +10,7 @@ import dataclasses
 import io
 import os
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import msgspec
 import torch
 from blake3 import blake3
 from torch.distributed.checkpoint import storage
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
@@ -28,7 +29,7 @@ from craft.snapshots.cutting import Chunk, cut
 from craft.snapshots.dcp_header import Share, Stored, make_header
 from craft.snapshots.entries import Entry, Layout, entry_bytes
 from craft.snapshots.listing import candidates
-from craft.snapshots.manifest import PARTS, Manifest, Ref, manifest_path, name_of, place_of_name, seal
+from craft.snapshots.manifest import PARTS, Manifest, Ref, SaveOf, manifest_path, name_of, place_of_name, seal
 from craft.snapshots.memory import resolved, view_of
 from craft.snapshots.publish import in_parallel
 from craft.snapshots.store import Adding, Store, open_store
@@ -43,12 +44,18 @@ class StorageWriter(storage.StorageWriter):  # type: ignore[misc,unused-ignore]
     """Writes to the store at ``url``, a path or such as ``s3://bucket/job``.
 
     ``step`` may also be given to each save, as its ``checkpoint_id``; without either, it is one more than that of the newest
-    checkpoint there. Saving a step again replaces it. ``tag``: kept for good, under this name too. ``keep``: remove older
-    ones without a tag after each save; by default none is removed.
+    checkpoint there. Saving a step again replaces it, unless ``overwrite`` is False: then it is refused. ``tag``: kept for
+    good, under this name too. ``keep``: remove older ones without a tag after each save; by default none is removed.
     """
 
     def __init__(
-        self, url: str | os.PathLike[str], step: int | None = None, *, tag: str | None = None, keep: int | None = None
+        self,
+        url: str | os.PathLike[str],
+        step: int | None = None,
+        *,
+        tag: str | None = None,
+        keep: int | None = None,
+        overwrite: bool = True,
     ) -> None:
         self._url = os.fspath(url)
         self._step = None if step is None else _checked(step)
@@ -56,13 +63,23 @@ class StorageWriter(storage.StorageWriter):  # type: ignore[misc,unused-ignore]
         if keep is not None and keep < 1:
             raise ConfigError(f"StorageWriter(keep={keep}): at least 1 must be kept")
         self._keep = keep
+        self._overwrite = overwrite
         self._rank = 0
         self._name = ""
+        self._checkpoint_id = self._url
+        self.save_id = str(uuid.uuid4())
+        """Names one save; readers find it in ``Metadata.storage_meta``."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | int | None = None) -> None:
         """The next save is that of another step."""
+        self.save_id = str(uuid.uuid4())
         if checkpoint_id is not None:
             self._step = _checked(checkpoint_id)
+            self._checkpoint_id = str(checkpoint_id)
+
+    def storage_meta(self) -> StorageMeta:
+        """Which save this is, for planners, and for readers of the checkpoint."""
+        return StorageMeta(checkpoint_id=self._checkpoint_id, save_id=self.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if not kwargs.get("use_collectives", True):
@@ -87,6 +104,11 @@ class StorageWriter(storage.StorageWriter):  # type: ignore[misc,unused-ignore]
             newest = candidates(open_tiers(self._url))
             step = newest[0].step + 1 if newest else 0
         self._name = _name(step)
+        if not self._overwrite and self._name in {each.name for each in candidates(open_tiers(self._url))}:
+            raise ConfigError(
+                f"Checkpoint already exists: step {step} is in {self._url}, and StorageWriter(overwrite=False) replaces none."
+                " Save another step, or leave overwrite=False out"
+            )
         return [dataclasses.replace(plan, storage_data=self._name) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -146,6 +168,7 @@ class StorageWriter(storage.StorageWriter):  # type: ignore[misc,unused-ignore]
             chunks=chunks,
             total_bytes=sum(chunk.size for chunk in chunks),
             new_bytes=new_bytes + sum(share.new_bytes for share in shares),
+            save=SaveOf(self._checkpoint_id, self.save_id),
         )
 
     @classmethod

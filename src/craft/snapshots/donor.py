@@ -8,11 +8,8 @@ The worker owns one for the life of its process; ``fetch.py`` is the other end.
 from __future__ import annotations
 
 import contextlib
-import logging
-import secrets
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
@@ -26,20 +23,17 @@ from craft.snapshots.memory import carve, room
 from craft.snapshots.portable import State, encode_header, stripe_of
 from craft.snapshots.reserve import Reserve
 from craft.snapshots.staged import Staged
-
-logger = logging.getLogger(__name__)
+from craft.wire import peers
+from craft.wire.peer_server import PeerServer
+from craft.wire.peers import Peer
 
 T = TypeVar("T")
 
-_HELLO_S = 5.0
-_SILENCE_S = 60.0
-"""How long somebody who fetches may take nothing before the connection is given up."""
 _WAIT_S = 0.2
 """How often somebody who waits for what is not there yet is looked at, in case it left."""
 _MAX_STRANGERS = 128
-"""Connections that have not proved to have the key. When one more comes, the oldest goes."""
-_MAX_GUESTS = 512
-"""Connections that have."""
+_MAX_PEERS = 512
+"""Connections of owners of the key that are served at the same time."""
 _GONE_NAMES = 64
 _REQUEST: msgspec.msgpack.Decoder[line.Request] = msgspec.msgpack.Decoder(line.StripeOf | line.ResultOf)
 
@@ -52,27 +46,21 @@ class Donor:
     """Listens on ``address``, on a port of its own choice; ``key`` is the job's, of 32 bytes."""
 
     def __init__(self, address: str, key: bytes) -> None:
-        line.check_key(key)
-        self._key = key
-        family, _, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-        self._socket = socket.create_server(place[:2], family=family, backlog=128)
-        self.port = int(self._socket.getsockname()[1])
         # Guards everything below: the main thread stages, and each connection has a thread of its own.
         self._change = threading.Condition()
         self._staged: Staged | None = None
         self._gone: deque[str] = deque(maxlen=_GONE_NAMES)
         """Names that were staged and are not any more: nobody need wait for them."""
         self._results: dict[str, bytes] = {}
-        self._lines: dict[socket.socket, threading.Thread] = {}
-        """All connections, each with the thread that serves it. Two of its kinds are limited:"""
-        self._strangers: dict[socket.socket, None] = {}
-        self._guests: set[socket.socket] = set()
+        self._kept: dict[str, bytes] = {}
         self._closed = False
         self._reserved: Reserve | None = None
         self._last: Staged | None = None
         """What was staged last, where its memory stays. These two are the main thread's alone."""
-        self._accepting = threading.Thread(target=self._accept_loop, name="craft-donor", daemon=True)
-        self._accepting.start()
+        self._server = PeerServer(
+            address, key, self._serve, name="donor", max_strangers=_MAX_STRANGERS, max_peers=_MAX_PEERS
+        )
+        self.port = self._server.port
 
     # On the main thread.
 
@@ -135,8 +123,14 @@ class Donor:
             self._results[key] = data
             self._change.notify_all()
 
+    def keep(self, key: str, data: bytes) -> None:
+        """The same, for good."""
+        with self._change:
+            self._kept[key] = data
+            self._change.notify_all()
+
     def forget(self) -> None:
-        """Drop all remembered results."""
+        """Drop all remembered results but those that are kept."""
         with self._change:
             self._results.clear()
 
@@ -146,105 +140,34 @@ class Donor:
             self._closed = True
             staged, self._staged = self._staged, None
             self._results.clear()
-            lines = dict(self._lines)
-            for connection in lines:
-                _end(connection)
             self._change.notify_all()
-        # Wakes the thread that is blocked in accept; closing alone would not.
-        _end(self._socket)
-        self._accepting.join()
-        self._socket.close()
         if staged is not None:
             staged.end()
-        for thread in lines.values():
-            thread.join()
+        self._server.close()
 
     # On threads of the donor.
 
-    def _accept_loop(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError as error:
-                with self._change:
-                    if self._closed:
-                        return
-                # Such as too many open files: it passes, and must not end the donor.
-                logger.warning("a donor could not take a connection: %s", error)
-                time.sleep(_WAIT_S)
-                continue
-            self._admit(connection)
+    def _serve(self, peer: Peer) -> None:
+        self._answer_request(peer, _REQUEST.decode(peer.request))
 
-    def _admit(self, connection: socket.socket) -> None:
-        thread = threading.Thread(target=self._serve, args=(connection,), name="craft-donor-line", daemon=True)
-        with self._change:
-            if self._closed:
-                connection.close()
-                return
-            if len(self._strangers) >= _MAX_STRANGERS:
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
-                _end(oldest)
-            self._strangers[connection] = None
-            self._lines[connection] = thread
-        thread.start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        try:
-            line.prepare(connection)
-            self._talk(connection)
-        except (OSError, EOFError, msgspec.MsgspecError) as error:
-            logger.info("a connection to a donor ended: %s", error)
-        finally:
-            with self._change:
-                self._strangers.pop(connection, None)
-                self._guests.discard(connection)
-                del self._lines[connection]
-                # Under the lock: another thread may be about to shut it down, and its number may be used again.
-                connection.close()
-
-    def _talk(self, connection: socket.socket) -> None:
-        deadline = time.monotonic() + _HELLO_S
-        challenge = secrets.token_bytes(line.CHALLENGE_BYTES)
-        connection.sendall(challenge)
-        size = line.message_size(line.receive_within(connection, line.SIZE_BYTES, deadline))
-        data = line.receive_within(connection, size, deadline)
-        tag = line.receive_within(connection, line.TAG_BYTES, deadline)
-        line.limit(connection, _SILENCE_S)
-        seal = line.Seal(self._key, challenge, data)
-        if not line.same_tag(tag, line.request_tag(self._key, challenge, data)):
-            # Sealed with this donor's key: to somebody who has another one, this very answer shows it.
-            _answer(connection, seal, line.Refusal("the request does not come from an owner of this job's key"))
-        elif not self._welcome(connection):
-            _answer(connection, seal, line.Refusal("the donor serves too many others at this time"))
-        else:
-            self._answer_request(connection, seal, _REQUEST.decode(data))
-
-    def _welcome(self, connection: socket.socket) -> bool:
-        with self._change:
-            self._strangers.pop(connection, None)
-            if len(self._guests) >= _MAX_GUESTS:
-                return False
-            self._guests.add(connection)
-            return True
-
-    def _answer_request(self, connection: socket.socket, seal: line.Seal, request: line.Request) -> None:
+    def _answer_request(self, peer: Peer, request: line.Request) -> None:
+        connection, seal = peer.connection, peer.answers
         if isinstance(request, line.ResultOf):
-            result = self._wait(connection, lambda: self._results.get(request.name))
-            _answer(connection, seal, line.Result(len(result)))
-            line.send_frames(connection, seal, memoryview(result))
+            result = self._wait(connection, lambda: self._results.get(request.name, self._kept.get(request.name)))
+            peer.answer(line.Result(len(result)))
+            peers.send_frames(connection, seal, memoryview(result))
             return
         try:
             found = self._wait(connection, lambda: self._take_up(request))
         except _Refused as reason:
-            _answer(connection, seal, line.Refusal(str(reason)))
+            peer.answer(peers.Refusal(str(reason)))
             return
         try:
             sizes = len(found.header), len(found.view), found.frame_bytes
-            _answer(connection, seal, line.Stripe(found.name, found.level, *sizes))
-            line.send_frames(connection, seal, memoryview(found.header))
+            peer.answer(line.Stripe(found.name, found.level, *sizes))
+            peers.send_frames(connection, seal, memoryview(found.header))
             for begin in line.lane_of(len(found.view), found.frame_bytes, request.lane, request.lanes):
-                line.send_frame(connection, found.frame(begin), seal.tag(found.digest(begin)))
+                peers.send_frame(connection, found.frame(begin), seal.tag(found.digest(begin)))
         finally:
             with self._change:
                 found.num_served -= 1
@@ -274,20 +197,9 @@ class Donor:
             return found
 
 
-def _answer(connection: socket.socket, seal: line.Seal, answer: line.Answer) -> None:
-    data = msgspec.msgpack.encode(answer)
-    line.send_message(connection, data, seal.tag(line.digest_of(data)))
-
-
 def _check_waiting(connection: socket.socket) -> None:
     """Raise EOFError if whoever waits has left, or talks where it should listen."""
     with contextlib.suppress(BlockingIOError):
         if connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"":
             raise EOFError("it left before there was anything for it")
         raise EOFError("it said more than one request")
-
-
-def _end(connection: socket.socket) -> None:
-    """Free whoever is blocked on a connection; its own thread closes it."""
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)

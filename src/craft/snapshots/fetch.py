@@ -32,6 +32,7 @@ from craft.snapshots import line
 from craft.snapshots.landing import Frame, Landing
 from craft.snapshots.portable import Header
 from craft.snapshots.reserve import Reserve
+from craft.wire import peers
 
 Place = tuple[str, int]
 
@@ -39,7 +40,7 @@ _LOOK_S = 0.02
 """How often it is looked at whether the caller has cancelled."""
 _MAX_HEADER_BYTES = 1 << 30
 _MAX_RESULT_BYTES = 1 << 32
-_ANSWER: msgspec.msgpack.Decoder[line.Answer] = msgspec.msgpack.Decoder(line.Stripe | line.Result | line.Refusal)
+_ANSWER: msgspec.msgpack.Decoder[line.Answer] = msgspec.msgpack.Decoder(line.Stripe | line.Result | peers.Refusal)
 
 
 class Fetched(NamedTuple):
@@ -70,7 +71,7 @@ def fetch(
 
     Raises SnapshotMissing, SnapshotCorrupt, Unreachable, BitsDiffer (donors hold different states), SnapshotAborted.
     """
-    line.check_key(key)
+    peers.check_key(key)
     if not places:
         raise SnapshotMissing(f"nobody has the state {name}")
     landing = Landing(len(places), modules or {}, reserve, lanes)
@@ -92,7 +93,7 @@ def recall(
     place: Place, key_name: str, key: bytes, cancelled: Callable[[], bool] | threading.Event, limit_s: float
 ) -> bytes:
     """Fetch the result that the donor at ``place`` remembers under ``key_name``; waits until it is there."""
-    line.check_key(key)
+    peers.check_key(key)
     calls = _Calls(limit_s)
     calls.start(place, _fetch_result, place, line.ResultOf(key_name, secrets.token_bytes(16)), key)
     result: bytes = calls.outcomes(cancelled)[0]
@@ -103,16 +104,16 @@ def _fetch_lane(connection: socket.socket, place: Place, request: line.StripeOf,
     seal, answer = _ask(connection, place, request, key)
     if not isinstance(answer, line.Stripe) or answer.header_bytes > _MAX_HEADER_BYTES or answer.name != request.name:
         raise SnapshotCorrupt(f"{_text(place)} answers something else than the stripe it was asked for", _text(place))
-    if answer.frame_bytes not in (line.FRAME_BYTES, line.LARGE_FRAME_BYTES):
+    if answer.frame_bytes not in (peers.FRAME_BYTES, line.LARGE_FRAME_BYTES):
         raise SnapshotCorrupt(f"{_text(place)} sends frames of {answer.frame_bytes} bytes", _text(place))
-    header = line.receive_frames(connection, seal, answer.header_bytes, _text(place))
+    header = peers.receive_frames(connection, seal, answer.header_bytes, _text(place))
     landing.open(header, answer.frame_bytes, _text(place))
     checks = _Checks(seal, _text(place))
     try:
         for frame in landing.frames(request.part, request.lane, answer.stripe_bytes, _text(place)):
             for piece in frame.pieces:
-                line.receive_into(connection, piece)
-            checks.put(frame, line.receive(connection, line.TAG_BYTES))
+                peers.receive_into(connection, piece)
+            checks.put(frame, peers.receive(connection, peers.TAG_BYTES))
     finally:
         checks.finish()
     checks.raise_error()
@@ -122,7 +123,7 @@ def _fetch_lane(connection: socket.socket, place: Place, request: line.StripeOf,
 class _Checks:
     """Checks frames on a thread of its own while the next ones are received: both take about as long."""
 
-    def __init__(self, seal: line.Seal, address: str) -> None:
+    def __init__(self, seal: peers.Seal, address: str) -> None:
         self._seal = seal
         self._address = address
         self._frames: queue.SimpleQueue[tuple[Frame, bytes] | None] = queue.SimpleQueue()
@@ -135,7 +136,7 @@ class _Checks:
             frame, tag = received
             try:
                 self.raise_error()
-                self._seal.check(line.digest_of(*frame.pieces), tag, self._address)
+                self._seal.check(peers.digest_of(*frame.pieces), tag, self._address)
                 frame.put()
             except BaseException as error:  # noqa: BLE001  (the edge of a thread: the one that receives raises it)
                 self._error = error
@@ -158,29 +159,24 @@ def _fetch_result(connection: socket.socket, place: Place, request: line.ResultO
     seal, answer = _ask(connection, place, request, key)
     if not isinstance(answer, line.Result) or answer.size > _MAX_RESULT_BYTES:
         raise SnapshotCorrupt(f"{_text(place)} answers something else than the result it was asked for", _text(place))
-    return line.receive_frames(connection, seal, answer.size, _text(place))
+    return peers.receive_frames(connection, seal, answer.size, _text(place))
 
 
-def _ask(connection: socket.socket, place: Place, request: line.Request, key: bytes) -> tuple[line.Seal, line.Answer]:
+def _ask(connection: socket.socket, place: Place, request: line.Request, key: bytes) -> tuple[peers.Seal, line.Answer]:
     """Make a request and return the answer, with the seal of what follows."""
-    challenge = line.receive(connection, line.CHALLENGE_BYTES)
     data = msgspec.msgpack.encode(request)
-    if len(data) > line.MAX_MESSAGE_BYTES:
+    if len(data) > peers.MAX_MESSAGE_BYTES:
         raise ConfigError(f"the name {request.name[:40]}... is too long to ask for")
-    line.send_message(connection, data, line.request_tag(key, challenge, data))
-    seal = line.Seal(key, challenge, data)
+    peer = peers.introduce(connection, data, key)
     try:
-        size = line.message_size(line.receive(connection, line.SIZE_BYTES))
-        found = line.receive(connection, size)
-        seal.check(line.digest_of(found), line.receive(connection, line.TAG_BYTES), _text(place))
-        answer = _ANSWER.decode(found)
+        answer = _ANSWER.decode(peer.read_answer(_text(place)))
     except BlockingIOError:
         raise SnapshotMissing(f"{_text(place)} has nothing under {request.name} yet", _text(place)) from None
     except msgspec.DecodeError as error:
         raise SnapshotCorrupt(f"{_text(place)} does not speak this protocol: {error}", _text(place)) from None
-    if isinstance(answer, line.Refusal):
+    if isinstance(answer, peers.Refusal):
         raise SnapshotMissing(f"{_text(place)} does not give {request.name}: {answer.reason}", _text(place))
-    return seal, answer
+    return peer.answers, answer
 
 
 class _Calls:
@@ -256,8 +252,8 @@ class _Calls:
         try:
             connection.setblocking(False)
             self._await(connection, connection.connect_ex(address))
-            line.prepare(connection)
-            line.limit(connection, self._limit_s)
+            peers.prepare(connection)
+            peers.limit(connection, self._limit_s)
             with self._lock:
                 if self._over:
                     raise OSError("it is of no use any more")

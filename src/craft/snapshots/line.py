@@ -1,42 +1,18 @@
-"""The line between a donor and who fetches from it: one request and its answer per TCP connection.
+"""What is said between a donor and who fetches from it: one request and its answer per TCP connection.
 
-1. The donor sends a random challenge.
-2. The other side sends a request with a nonce of its own, and a tag: a keyed BLAKE3 over challenge and request.
-3. The donor answers with a message and frames of data. Behind each comes a tag over its number and the BLAKE3 of its bytes,
-   under a key made of the job's key, the challenge and the request. So one hash is checksum and authentication, no old answer
-   passes for a new one, and the bytes of a frame need to be hashed once only, however many fetch it.
-
-Nothing is encrypted. Everything is typed and bounded, and nothing is unpickled. ``donor.py`` and ``fetch.py`` are the two ends.
+Both ends prove to have the job's key, and everything is sealed, as ``craft.wire.peers`` says. A stripe goes in frames, over
+one connection or several. ``donor.py`` and ``fetch.py`` are the two ends.
 """
 
 from __future__ import annotations
 
-import hmac
-import socket
-import struct
-import time
-from typing import TypeVar
-
 import msgspec
-from blake3 import blake3
 
-from craft.protocol.errors import ConfigError, SnapshotCorrupt
+from craft.wire.peers import Refusal
 
-T = TypeVar("T")
-
-KEY_BYTES = 32
-CHALLENGE_BYTES = 32
-TAG_BYTES = 32
-MAX_MESSAGE_BYTES = 4096
 MAX_LANES = 64
-FRAME_BYTES = 1 << 20
-"""Small enough to be still in the processor's cache when it is hashed; large enough that a frame costs two short turns of
-Python beside a training loop."""
 LARGE_FRAME_BYTES = 4 << 20
 """Of states on devices: they are large, and come faster than Python has turns for small frames."""
-_SIZE = struct.Struct("<I")
-_NUMBER = struct.Struct("<Q")
-_TIME = struct.Struct("@ll")
 
 
 class StripeOf(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -74,147 +50,10 @@ class Result(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     size: int
 
 
-class Refusal(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """There is nothing to send."""
-
-    reason: str
-
-
 Request = StripeOf | ResultOf
 Answer = Stripe | Result | Refusal
-
-
-def check_key(key: bytes) -> None:
-    if len(key) != KEY_BYTES:
-        raise ConfigError(f"the job's key has {len(key)} bytes: it must have {KEY_BYTES}")
-
-
-def request_tag(key: bytes, challenge: bytes, request: bytes) -> bytes:
-    """What proves that ``request`` comes from an owner of the key, now."""
-    return blake3(b"request" + challenge + request, key=key).digest()
-
-
-def same_tag(left: bytes, right: bytes) -> bool:
-    """Compare in the same time whatever is different."""
-    return hmac.compare_digest(left, right)
-
-
-def digest_of(*pieces: memoryview | bytes) -> bytes:
-    """The hash of a frame that consists of ``pieces``."""
-    hasher = blake3()
-    for piece in pieces:
-        hasher.update(piece)
-    return hasher.digest()
-
-
-class Seal:
-    """Makes or checks the tags of one answer, frame after frame."""
-
-    def __init__(self, key: bytes, challenge: bytes, request: bytes) -> None:
-        self._key = blake3(b"answer" + challenge + request, key=key).digest()
-        self._number = 0
-
-    def tag(self, digest: bytes) -> bytes:
-        """The tag of the next frame, whose bytes have this digest."""
-        tag = blake3(_NUMBER.pack(self._number) + digest, key=self._key).digest()
-        self._number += 1
-        return tag
-
-    def check(self, digest: bytes, tag: bytes, address: str) -> None:
-        """Raise SnapshotCorrupt unless ``tag`` is that of the next frame."""
-        number = self._number
-        if not same_tag(self.tag(digest), tag):
-            raise SnapshotCorrupt(
-                f"frame {number} of the answer from {address} is damaged, or does not come from an owner of this job's key",
-                address,
-            )
-
-
-def send_message(connection: socket.socket, data: bytes, tag: bytes) -> None:
-    connection.sendall(_SIZE.pack(len(data)) + data + tag)
-
-
-def message_size(header: bytes) -> int:
-    """Return the size that a message's first bytes announce, or raise msgspec.DecodeError if it is too much."""
-    size = int(_SIZE.unpack(header)[0])
-    if size > MAX_MESSAGE_BYTES:
-        raise msgspec.DecodeError(f"a message of {size} bytes is over the limit of {MAX_MESSAGE_BYTES}")
-    return size
-
-
-SIZE_BYTES = _SIZE.size
 
 
 def lane_of(size: int, frame_bytes: int, lane: int, lanes: int) -> range:
     """Where the frames of ``size`` bytes begin that go over this lane."""
     return range(lane * frame_bytes, size, lanes * frame_bytes)
-
-
-def send_frames(connection: socket.socket, seal: Seal, data: memoryview) -> None:
-    """Send ``data`` in frames."""
-    for begin in range(0, len(data), FRAME_BYTES):
-        frame = data[begin : begin + FRAME_BYTES]
-        send_frame(connection, frame, seal.tag(digest_of(frame)))
-
-
-def send_frame(connection: socket.socket, frame: memoryview, tag: bytes) -> None:
-    connection.sendall(frame)
-    connection.sendall(tag)
-
-
-def receive_into(connection: socket.socket, room: memoryview) -> None:
-    """Fill ``room``, or raise EOFError if the other side ends before that."""
-    while len(room):
-        size = connection.recv_into(room, len(room), socket.MSG_WAITALL)
-        if size == 0:
-            raise EOFError("the connection ended")
-        room = room[size:]
-
-
-def receive(connection: socket.socket, size: int) -> bytes:
-    room = bytearray(size)
-    receive_into(connection, memoryview(room))
-    return bytes(room)
-
-
-def receive_frames(connection: socket.socket, seal: Seal, size: int, address: str) -> bytes:
-    """Receive ``size`` bytes in frames. Memory is taken as they come."""
-    data = bytearray()
-    while len(data) < size:
-        frame = receive(connection, min(FRAME_BYTES, size - len(data)))
-        seal.check(digest_of(frame), receive(connection, TAG_BYTES), address)
-        data += frame
-    return bytes(data)
-
-
-def receive_within(connection: socket.socket, size: int, deadline: float) -> bytes:
-    """Receive from somebody who is not trusted yet: all of it until ``deadline``, however it is dribbled."""
-    data = bytearray()
-    while len(data) < size:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError(f"{size} bytes did not come in time")
-        limit(connection, left)
-        part = connection.recv(size - len(data))
-        if not part:
-            raise EOFError("the connection ended")
-        data += part
-    return bytes(data)
-
-
-def limit(connection: socket.socket, silence_s: float) -> None:
-    """Let blocking calls fail after ``silence_s`` without progress.
-
-    By the kernel's own limits: with Python's, a call would wait and transfer in two steps, and take a turn of the
-    interpreter for every few packets.
-    """
-    value = _TIME.pack(int(silence_s), int(silence_s % 1 * 1e6) or 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
-
-
-def prepare(connection: socket.socket) -> None:
-    """Set what both ends of a line have in common."""
-    connection.setblocking(True)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

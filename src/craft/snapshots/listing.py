@@ -13,7 +13,7 @@ from blake3 import blake3
 from craft.protocol.errors import SnapshotCorrupt, SnapshotError, SnapshotMissing
 from craft.protocol.events import CheckpointRejected
 from craft.snapshots.cutting import Chunk
-from craft.snapshots.manifest import MANIFESTS, Manifest, Ref, chunk_path, place_of_name, read_manifest
+from craft.snapshots.manifest import MANIFESTS, Manifest, Ref, chunk_path, manifest_path, place_of_name, read_manifest
 from craft.snapshots.store import Store
 from craft.snapshots.tiers import Tiers
 
@@ -58,6 +58,17 @@ def _look(store: Store) -> tuple[list[Manifest], list[CheckpointRejected], bool]
             _, step = place_of_name(name) or (0, 0)
             rejected.append(CheckpointRejected(name=name, step=step, url=store.url, reason=str(error)))
     return found, rejected, is_stale
+
+
+def is_listed(tiers: Tiers, name: str) -> bool:
+    """Whether a checkpoint is still there: a job that runs removes old ones while somebody reads them."""
+    for store in tiers.nearest_first:
+        try:
+            store.get(manifest_path(name))
+        except SnapshotMissing:
+            continue
+        return True
+    return False
 
 
 def fetch_chunk(stores: Sequence[Store], ref: Ref, out: memoryview, what: str) -> None:

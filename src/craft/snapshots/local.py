@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import threading
 import time
@@ -25,10 +26,14 @@ from craft.snapshots.whole_files import (
     explained,
     make_folder,
     new_path,
+    open_regular,
+    read_regular,
     sync_folder,
     write_all,
     write_unfinished,
 )
+
+logger = logging.getLogger(__name__)
 
 _LOCK = "store.lock"
 """Not plain ``lock``: an agent takes a folder in memory that has such a file for one that a dead agent left, and removes it."""
@@ -57,7 +62,7 @@ class LocalStore(Store):
 
     def read(self, ref: Ref, out: memoryview) -> None:
         path = self.root / chunk_path(ref.hash)
-        with explained(path), open(path, "rb", buffering=0) as file:
+        with explained(path), open(open_regular(path), "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             if size != ref.size:
                 raise SnapshotCorrupt(f"{path} has {size} bytes where the chunk has {ref.size}", str(path))
@@ -70,7 +75,7 @@ class LocalStore(Store):
 
     def get(self, path: str) -> bytes:
         with explained(self.root / path):
-            return (self.root / path).read_bytes()
+            return read_regular(self.root / path)
 
     def put(self, path: str, data: bytes) -> None:
         target = self.root / path
@@ -97,9 +102,13 @@ class LocalStore(Store):
             path = f"{folder}/{entry.name}"
             if entry.is_dir(follow_symlinks=False):
                 yield from self._walk(path)
-            else:
+            elif entry.is_file():
                 found = entry.stat()
                 yield Found(path, found.st_size, found.st_mtime)
+            else:
+                # Gone since, or no file: a pipe, a device, a link that leads nowhere.
+                entry.stat(follow_symlinks=False)
+                logger.warning("%s is not a regular file, and is left out: remove it", self.root / path)
 
     def remove(self, paths: Iterable[str]) -> None:
         folders = set()
@@ -135,7 +144,8 @@ class LocalStore(Store):
         for path in children(self.root / _PINS):
             # One that was released meanwhile needs nothing.
             with explained(path), contextlib.suppress(FileNotFoundError):
-                found.append(path.read_bytes())
+                if path.is_file():
+                    found.append(read_regular(path))
         return found
 
     @contextlib.contextmanager
@@ -213,12 +223,12 @@ class _LocalAdding(Adding):
 
     def _is_there(self, ref: Ref, path: Path) -> bool:
         try:
-            if path.stat().st_size != ref.size:
+            if not path.is_file() or path.stat().st_size != ref.size:
                 return False
         except FileNotFoundError:
             return False
         # Read once in the life of a process, or one damaged chunk would be in every checkpoint from then on.
-        return ref.hash in self._store.known or blake3(path.read_bytes()).hexdigest() == ref.hash
+        return ref.hash in self._store.known or blake3(read_regular(path)).hexdigest() == ref.hash
 
     def finish(self) -> None:
         with self._lock:
@@ -267,13 +277,18 @@ class _Alone(Collecting):
             for path in children(self._root / _UNFINISHED):
                 path.unlink()
             for path in children(self._root / _PINS):
-                with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-                    if _locked(file.fileno(), fcntl.LOCK_EX):
-                        path.unlink()
+                if path.is_file():
+                    _remove_unless_locked(path)
             for folder in children(self._root / PARTS):
                 # One that is not empty stays.
                 with contextlib.suppress(OSError):
                     folder.rmdir()
+
+
+def _remove_unless_locked(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError), open(open_regular(path), "rb") as file:
+        if _locked(file.fileno(), fcntl.LOCK_EX):
+            path.unlink()
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -60,6 +60,14 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
 
 
+class SaveOf(msgspec.Struct, frozen=True):
+    """One call of ``torch.distributed.checkpoint.save``."""
+
+    checkpoint_id: str
+    """What it was told to write to."""
+    save_id: str
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """A whole checkpoint."""
 
@@ -79,6 +87,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Of all chunks, the header not included."""
     new_bytes: int
     """How much had to be written for it."""
+    save: SaveOf | msgspec.UnsetType = msgspec.UNSET
+    """Which save of torch.distributed.checkpoint wrote it. Not written where it is not known, as in a job's own."""
     digest: str = ""
 
     @property

@@ -28,7 +28,8 @@ class Notes:
                 tag=manifest.tag,
                 total_bytes=manifest.total_bytes,
                 new_bytes=manifest.new_bytes,
-                seconds=seconds,
+                # By the clock, which may have been set back meanwhile.
+                seconds=max(0.0, seconds),
             )
         )
 

@@ -7,6 +7,7 @@ was taken for dead, and the one that goes on in its stead. ``publish.py`` looks 
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -15,7 +16,10 @@ import msgspec
 from blake3 import blake3
 
 from craft.protocol.errors import SnapshotError, SnapshotMissing
+from craft.settings.sealed import Damaged, is_sealed, seal
 from craft.snapshots.store import Store
+
+logger = logging.getLogger(__name__)
 
 _OWNER = "owner"
 
@@ -38,14 +42,19 @@ def job_of(key: bytes) -> str:
 def claim(store: Store, job: str) -> None:
     """From now on the place is this job's."""
     owner = _Owner(job=job, host=socket.gethostname(), time=time.time())
-    store.put(_OWNER, msgspec.json.encode(owner))
+    store.put(_OWNER, seal(msgspec.json.encode(owner)))
 
 
 def check_owner(store: Store, job: str) -> None:
     """Raise StoreTaken if the place is another job's. Where nobody claimed it, it is everybody's."""
     try:
-        owner = msgspec.json.decode(store.get(_OWNER), type=_Owner)
-    except (SnapshotMissing, msgspec.DecodeError, UnicodeDecodeError):
+        data = store.get(_OWNER)
+        is_sealed(data)
+        owner = msgspec.json.decode(data, type=_Owner)
+    except SnapshotMissing:
+        return
+    except (Damaged, msgspec.DecodeError, UnicodeDecodeError) as error:
+        logger.warning("%s is damaged, and says no more whose the place is: %s", store.where(_OWNER), error)
         return
     if owner.job != job:
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner.time))

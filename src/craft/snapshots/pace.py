@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -22,6 +23,8 @@ _FIRST_S = 0.5
 _LONGEST_S = 30.0
 _MAX_TRIES = 8
 """A store that was away for a minute is waited for; then the next checkpoint is worth more than this one."""
+_MAX_AWAITED = 2
+_FORBIDDEN = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _CORES_PER_HASH = 8
 _CORES_PER_LANE = 8
 _MOST_AT_ONCE = 4
@@ -46,21 +49,33 @@ def lower_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
-def retry_after(tries: int, error: Exception) -> float | None:
-    """Seconds until the next try, after so many that failed, the last one by ``error``; None: there is none."""
+def retry_after(tries: int, error: Exception, awaited: bool = False) -> float | None:
+    """Seconds until the next try, after so many that failed, the last one by ``error``; None: there is none.
+
+    ``awaited``: the job is done and waits for this alone. What must not be written to is then not waited for.
+    """
+    if awaited and tries >= _MAX_AWAITED and _is_forbidden(error):
+        return None
     # Members whose states differ will not agree by trying again, nor will a place become this job's.
     if tries >= _MAX_TRIES or isinstance(error, BitsDiffer | StoreTaken):
         return None
     return min(_LONGEST_S, _FIRST_S * 2.0 ** (tries - 1))
 
 
+def _is_forbidden(error: Exception) -> bool:
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _FORBIDDEN
+
+
 def insist(
-    call: Callable[[], T], failed: Callable[[Exception, int, float | None], None], ended: Callable[[float], bool]
+    call: Callable[[], T],
+    failed: Callable[[Exception, int, float | None], None],
+    ended: Callable[[float], bool],
+    awaited: Callable[[], bool] = lambda: False,
 ) -> T | None:
     """Return what ``call`` returns, after as many tries as it takes; None: that was given up.
 
     ``failed`` is told of each failure, how many there were, and the seconds until the next try, None if there is none. ``ended``
-    waits so many seconds, and says whether nobody wants it any more.
+    waits so many seconds, and says whether nobody wants it any more. ``awaited``: whether the job is done and waits for it.
     """
     tries = 0
     while True:
@@ -68,7 +83,7 @@ def insist(
             return call()
         except Exception as error:  # noqa: BLE001  (the edge of a thread: it becomes an event)
             tries += 1
-            retry_s = retry_after(tries, error)
+            retry_s = retry_after(tries, error, awaited())
             failed(error, tries, retry_s)
             if retry_s is None or ended(retry_s):
                 return None

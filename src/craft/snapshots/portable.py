@@ -101,7 +101,10 @@ class State:
         skeleton: dict[str, Node] = {}
         for name, item in registered.items():
             first = len(packer.entries)
-            skeleton[name] = packer.pack(name, item.state_dict())
+            values = item.state_dict()
+            if not values and _may_be_left_out(item):
+                continue
+            skeleton[name] = packer.pack(name, values)
             if isinstance(item, torch.optim.Optimizer):
                 steady.update(range(first, len(packer.entries)))
         self.tensors = packer.tensors
@@ -148,6 +151,11 @@ class State:
         return self._copies.begin(gently=gently)
 
 
+def _may_be_left_out(item: Stateful) -> bool:
+    """Whether a state does not mention ``item`` while its ``state_dict`` is empty."""
+    return bool(getattr(item, "left_out_if_empty", False))
+
+
 def _names(modules: Mapping[str, torch.nn.Module]) -> dict[str, int]:
     numbers = {id(leaf.value): number for number, leaf in enumerate(module_leaves(modules))}
     return {
@@ -190,15 +198,20 @@ def load(
     """
     tensors = _placed(header, tensors, modules)
     _load_modules(header, tensors, modules)
-    if list(header.skeleton) != list(registered):
+    missing = [name for name, item in registered.items() if name not in header.skeleton and _may_be_left_out(item)]
+    wanted = [name for name in registered if name not in missing]
+    if list(header.skeleton) != wanted:
         raise ConfigError(
-            f"{', '.join(registered) or 'nothing'} is registered here, and {', '.join(header.skeleton) or 'nothing'} on the"
+            f"{', '.join(wanted) or 'nothing'} is registered here, and {', '.join(header.skeleton) or 'nothing'} on the"
             " workers that train: register the same, in the same order"
         )
     builder = Builder(tensors)
     # Optimizers last: what another object does to their learning rates while it loads must not stay.
     for name in sorted(registered, key=lambda each: isinstance(registered[each], torch.optim.Optimizer)):
-        _load_item(name, registered[name], header.skeleton[name], builder)
+        if name in missing:
+            registered[name].load_state_dict({})
+        else:
+            _load_item(name, registered[name], header.skeleton[name], builder)
     _verify(header, tensors, State(modules, registered, header.conditions))
 
 

@@ -14,6 +14,7 @@ from craft.snapshots import line
 from craft.snapshots.device import Copied, at_once
 from craft.snapshots.memory import view_of
 from craft.snapshots.pace import num_hashing
+from craft.wire import peers
 
 
 class Staged:
@@ -38,7 +39,7 @@ class Staged:
         self.of = of
         self.header = header
         self.view = view_of(stripe)
-        self.frame_bytes = line.LARGE_FRAME_BYTES if large else line.FRAME_BYTES
+        self.frame_bytes = line.LARGE_FRAME_BYTES if large else peers.FRAME_BYTES
         self.num_served = 0
         """Connections that are being served from it. The donor's to count."""
         # Guards the digests, which threads of its own make: each once, while the first of them are already being sent.
@@ -57,7 +58,7 @@ class Staged:
         while (begin := self._take()) < len(self.view):
             # Nobody is sent a frame before it has its hash.
             self._copied(begin + self.frame_bytes)
-            digest = line.digest_of(self.frame(begin))
+            digest = peers.digest_of(self.frame(begin))
             with self._more:
                 if self._ended:
                     return

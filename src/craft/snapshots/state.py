@@ -6,6 +6,7 @@ are copied in place. Nothing is pickled: a value that is neither a tensor nor pl
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ import torch
 from blake3 import blake3
 
 from craft.protocol.errors import ConfigError
+from craft.snapshots.fingerprint import fingerprint
 from craft.snapshots.pace import num_hashing
 
 
@@ -116,11 +118,33 @@ def digests(leaves: list[Leaf]) -> list[tuple[str, str]]:
     return [(leaf.name, str(_hasher_of(leaf.data()).hexdigest(length=16))) for leaf in leaves]
 
 
+_SAMPLED = 1 << 10
+"""Elements of each tensor."""
+
+
+def sample_digest(leaves: list[Leaf]) -> bytes:
+    """One hash over plain values and over some elements of every tensor: it shows what is other all over."""
+    hasher = blake3()
+    for leaf in leaves:
+        hasher.update(leaf.name.encode())
+        if isinstance(leaf.value, bytes):
+            hasher.update(leaf.value)
+        elif leaf.value.numel():
+            flat = leaf.value.detach().reshape(-1)
+            hasher.update(memoryview(tensor_bytes(flat[:: max(1, flat.numel() // _SAMPLED)])))
+    return bytes(hasher.digest(length=16))
+
+
 def _hasher_of(parts: Sequence[bytes | memoryview]) -> Any:
     hasher = blake3()
     for part in parts:
         hasher.update(part)
     return hasher
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor, flat, where it is."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 class _Piece(msgspec.Struct, frozen=True):
@@ -131,12 +155,20 @@ class _Piece(msgspec.Struct, frozen=True):
     def data(self) -> torch.Tensor:
         """Its bytes, where they are."""
         assert isinstance(self.leaf.value, torch.Tensor)
-        return self.leaf.value.detach().contiguous().view(-1).view(torch.uint8)[self.begin : self.end]
+        return _bytes_of(self.leaf.value)[self.begin : self.end]
+
+
+STATE_IS_BUILT = 2
+"""By this step optimizers have made their state: it, and what a joiner will get, is as large as it is going to be."""
 
 
 class RotatingDigest:
-    """Hashes another slice of the state in each step, so that every byte has its turn within ``period`` steps."""
+    """Hashes another slice of the state in each step, so that every byte has its turn within ``period`` steps.
 
+    A large state has larger slices: ``period`` is at most 1,000.
+    """
+
+    _LONGEST = 1000
     _REFRESH_STEPS = 64
     """Walking the state costs more than hashing a slice of it: not oftener than this."""
 
@@ -144,6 +176,11 @@ class RotatingDigest:
         self._slice_bytes = slice_bytes
         self._slices: list[list[_Piece]] = []
         self._begins = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything of the state is hashed."""
+        return self._slice_bytes > 0
 
     @property
     def period(self) -> int:
@@ -159,19 +196,23 @@ class RotatingDigest:
         """Whether the state is to be walked again at ``step``; the same on all workers."""
         rounds = -(-self._REFRESH_STEPS // self.period)
         return self._slice_bytes > 0 and (
-            step == self._begins or (step > self._begins and step % (rounds * self.period) == 0)
+            step in (self._begins, self._begins + STATE_IS_BUILT)
+            or (step > self._begins and step % (rounds * self.period) == 0)
         )
 
-    def refresh(self, leaves: list[Leaf]) -> None:
-        """Cut the tensors of the state, as it is built now, into slices."""
-        self._slices = []
+    def is_whole(self, step: int) -> bool:
+        """Whether the slices of ``step`` are of all tensors: optimizers make theirs in the first steps."""
+        return bool(self._slices) and step >= self._begins + STATE_IS_BUILT
+
+    def refresh(self, leaves: list[Leaf]) -> bool:
+        """Cut the tensors of the state, as it is built now, into slices; return whether they are others than before."""
+        before, self._slices = self._slices, []
         current: list[_Piece] = []
-        room = self._slice_bytes
-        for leaf in leaves:
-            if isinstance(leaf.value, bytes):
-                # A copy of what it was now, not a view of what it will be.
-                continue
-            size = _nbytes(leaf.value)
+        # Plain values are a copy of what they were now, not a view of what they will be.
+        tensors = [(leaf, _nbytes(leaf.value)) for leaf in leaves if isinstance(leaf.value, torch.Tensor)]
+        slice_bytes = max(self._slice_bytes, -(-sum(size for _, size in tensors) // self._LONGEST))
+        room = slice_bytes
+        for leaf, size in tensors:
             begin = 0
             while begin < size:
                 end = min(size, begin + room)
@@ -180,9 +221,10 @@ class RotatingDigest:
                 begin = end
                 if room == 0:
                     self._slices.append(current)
-                    current, room = [], self._slice_bytes
+                    current, room = [], slice_bytes
         if current:
             self._slices.append(current)
+        return _outline(before) != _outline(self._slices)
 
     def names(self, step: int) -> list[str]:
         """Which entries of the state are looked at in ``step``."""
@@ -199,28 +241,45 @@ class RotatingDigest:
         """
         if not self._slices:
             return bytes
-        parts = [piece.data() for piece in self._slices[step % self.period]]
-        if not any(part.is_cuda for part in parts):
-            found = _hash(parts)
-            return lambda: found
-        on_host = [torch.empty(part.numel(), dtype=torch.uint8, pin_memory=True) for part in parts]
-        for part, room in zip(parts, on_host, strict=True):
-            room.copy_(part, non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record()
-
-        def wait() -> bytes:
-            copied.synchronize()
-            return _hash(on_host)
-
-        return wait
+        return hash_where_it_is([piece.data() for piece in self._slices[step % self.period]])
 
 
-def _hash(parts: Sequence[torch.Tensor]) -> bytes:
-    hasher = blake3()
+def _outline(slices: list[list[_Piece]]) -> list[list[tuple[str, int, int]]]:
+    return [[(piece.leaf.name, piece.begin, piece.end) for piece in pieces] for pieces in slices]
+
+
+def whole_digest(leaves: list[Leaf]) -> Callable[[], bytes]:
+    """Look at every byte of the state; what is returned gives its hash, which on a device takes a moment."""
+    plain = [torch.frombuffer(bytearray(leaf.value), dtype=torch.uint8) for leaf in leaves if _is_plain(leaf)]
+    tensors = [leaf.value for leaf in leaves if isinstance(leaf.value, torch.Tensor) and leaf.value.numel()]
+    return hash_where_it_is([*plain, *(_bytes_of(tensor) for tensor in tensors)], max_threads=num_hashing())
+
+
+def _is_plain(leaf: Leaf) -> bool:
+    return isinstance(leaf.value, bytes) and len(leaf.value) > 0
+
+
+def hash_where_it_is(parts: Sequence[torch.Tensor], max_threads: int = 1) -> Callable[[], bytes]:
+    """Hash bytes on the host now, and have those on a device hashed there; what is returned waits for it."""
+    hasher = blake3(max_threads=max_threads)
     for part in parts:
-        hasher.update(memoryview(part.numpy()))  # type: ignore[arg-type]
-    return bytes(hasher.digest(length=8))
+        if not part.is_cuda:
+            hasher.update(memoryview(part.numpy()))  # type: ignore[arg-type]
+    on_device = [part for part in parts if part.is_cuda]
+    if not on_device:
+        found = bytes(hasher.digest(length=8))
+        return lambda: found
+    on_host = torch.empty(1, dtype=torch.int64, pin_memory=True)
+    on_host.copy_(fingerprint(on_device, on_device[0].device), non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def wait() -> bytes:
+        copied.synchronize()
+        hasher.update(memoryview(on_host.view(torch.uint8).numpy()))  # type: ignore[arg-type]
+        return bytes(hasher.digest(length=8))
+
+    return functools.cache(wait)
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

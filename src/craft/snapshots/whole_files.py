@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from craft.protocol.errors import SnapshotError, SnapshotMissing
+from craft.protocol.errors import SnapshotCorrupt, SnapshotError, SnapshotMissing
 
 _numbers = itertools.count()
 
@@ -71,6 +72,21 @@ def write_all(file: int, data: memoryview) -> None:
     done = 0
     while done < len(data):
         done += os.write(file, data[done:])
+
+
+def open_regular(path: Path) -> int:
+    """Open a file to read; raise SnapshotCorrupt if it is none: to read a pipe would be to wait for ever."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise SnapshotCorrupt(f"{path} is not a regular file: remove it", str(path))
+    return file
+
+
+def read_regular(path: Path) -> bytes:
+    """Return what is in a file."""
+    with open(open_regular(path), "rb") as file:
+        return file.read()
 
 
 def children(folder: Path) -> list[Path]:

@@ -148,15 +148,22 @@ class Writer:
             self._change.notify_all()
         self.stall_s = time.perf_counter() - begin
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until what was taken is written, and listed if this was the last share, in every tier; whether it is."""
-        give_up = time.monotonic() + timeout_s
+    def wait_free(self, timeout_s: float) -> bool:
+        """Wait until the next one can be taken: what was taken last is in the first store, or given up; whether it is.
+
+        Not until it is in the others: members that have taken the next one already may leave this one out there.
+        """
         hurry()
         with self._change:
             self._hurried = True
             self._change.notify_all()
-            if not self._change.wait_for(lambda: self._taken is None and not self._tidying, timeout_s):
-                return False
+            return self._change.wait_for(lambda: self._taken is None and not self._tidying, timeout_s)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until what was taken is written, and listed if this was the last share, in every tier; whether it is."""
+        give_up = time.monotonic() + timeout_s
+        if not self.wait_free(timeout_s):
+            return False
         return self._copier is None or self._copier.wait(give_up - time.monotonic())
 
     def close(self) -> None:
@@ -209,7 +216,7 @@ class Writer:
             found = self._persist(taken)
             complete = found is not None and found[1] is not None
             with self._change:
-                self.write_s = time.time() - taken.time
+                self.write_s = max(0.0, time.time() - taken.time)
                 self._last = Last(taken.place, found is not None, complete)
                 # On the fast store of one of several hosts nothing is ever complete, and garbage comes all the same.
                 self._tidying = complete or self._copier is not None
@@ -228,6 +235,7 @@ class Writer:
             lambda: self._try(taken),
             lambda error, tries, retry_s: self._notes.failed(place.name, place.step, error, tries, retry_s),
             self._ended,
+            lambda: self._hurried,
         )
         if found is not None and (manifest := found[1]) is not None:
             self._notes.written(manifest, self._store.url, time.time() - taken.time)

@@ -14,6 +14,8 @@ import msgspec
 
 from craft.decide.collectives import findings
 from craft.protocol.debug import CloseUp, Collective, RecentStep
+from craft.settings.private_files import write_private
+from craft.telemetry.plain_text import one_line
 from craft.telemetry.witnesses import numbered
 
 
@@ -40,7 +42,7 @@ def summary(title: str, workers: Sequence[CloseUp], missing: Sequence[str] = ())
     if waits:
         lines += [waits, ""]
     lines += ["Workers:", *(f"  {sentence(worker)}" for worker in workers), *(f"  {each}" for each in missing)]
-    return "\n".join(lines) + "\n"
+    return _joined(lines)
 
 
 def _waits(workers: Sequence[CloseUp]) -> str:
@@ -74,12 +76,16 @@ def text(worker: CloseUp) -> str:
         *(() if worker.recent_steps else ("  none",)),
         "",
         "Stacks:",
-        worker.stacks.rstrip("\n"),
+        *worker.stacks.rstrip("\n").split("\n"),
     ]
     if worker.collectives is not None:
         lines += ["", f"Collectives of its script (rank {worker.collectives.rank} there), the latest last:"]
         lines += [_collective(each) for each in worker.collectives.entries[-20:]] or ["  none"]
-    return "\n".join(lines) + "\n"
+    return _joined(lines)
+
+
+def _joined(lines: Sequence[str]) -> str:
+    return "\n".join(map(one_line, lines)) + "\n"
 
 
 def _step(step: RecentStep) -> str:
@@ -104,8 +110,5 @@ def safe(name: str) -> str:
 
 
 def _private(path: Path, content: str) -> None:
-    # Whoever looks for the file finds it whole.
-    part = path.with_name(f".{path.name}.part")
-    part.touch(mode=0o600, exist_ok=True)
-    part.write_text(content, errors="replace")
-    part.replace(path)
+    # The folder may be one that the user named, in which others write, too.
+    write_private(path, content.encode(errors="replace"), shared=True)

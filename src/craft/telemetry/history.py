@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -15,6 +16,11 @@ from craft.decide.faults import FaultCost, fault_cost
 from craft.protocol.entries import Entered
 from craft.protocol.events import Recovered
 from craft.telemetry.journal import read_lines
+from craft.telemetry.journal_lines import read_journal
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _LOSSES = frozenset({"WorkerLost", "WorkerFailed", "HostLost"})
 
@@ -43,14 +49,20 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_run(path: Path) -> Run:
     """Read the files of a run directory; the job may still be running."""
-    commits = {}
-    for file in sorted(path.glob("workers/*/steps.jsonl")):
-        lines = read_lines(file)
-        commits[file.parent.name] = tuple(msgspec.convert(line, Commit, strict=False) for line in lines)
-    entries = {}
-    for file in sorted(path.glob("workers/*/generations.jsonl")):
-        entries[file.parent.name] = tuple(msgspec.convert(line, Entered, strict=False) for line in read_lines(file))
-    return Run(journal=tuple(read_lines(path / "journal.jsonl")), commits=commits, entries=entries)
+    commits = {file.parent.name: _typed(file, Commit) for file in sorted(path.glob("workers/*/steps.jsonl"))}
+    entries = {file.parent.name: _typed(file, Entered) for file in sorted(path.glob("workers/*/generations.jsonl"))}
+    return Run(journal=tuple(read_journal(path / "journal.jsonl")), commits=commits, entries=entries)
+
+
+def _typed(file: Path, kind: type[T]) -> tuple[T, ...]:
+    """The lines of a file; those that are damaged are left out, and that is said."""
+    found = []
+    for line in read_lines(file):
+        try:
+            found.append(msgspec.convert(line, kind, strict=False))
+        except msgspec.ValidationError as error:
+            logger.warning("%s: a line is damaged and left out: %s", file, error)
+    return tuple(found)
 
 
 def recoveries(journal: Iterable[dict[str, Any]]) -> list[Recovered]:

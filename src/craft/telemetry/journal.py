@@ -47,19 +47,22 @@ class Journal:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a ``.jsonl`` file; a torn line is left out."""
+    """Yield the lines of a ``.jsonl`` file; what is not a whole JSON object is left out."""
     if not path.exists():
         return
     with path.open("rb") as file:
-        yield from _parsed(line for line in file if line.endswith(b"\n"))
+        yield from parsed(line for line in file if line.endswith(b"\n"))
 
 
-def _parsed(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+def parsed(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield what is in ``lines``, without those that are not JSON objects."""
     for line in lines:
         try:
-            yield json.loads(line)
-        except ValueError:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
             continue
+        if isinstance(found, dict):
+            yield found
 
 
 def last_lines(path: Path, number: int, kind: type[T]) -> list[T]:
@@ -92,7 +95,10 @@ class Tail:
 
     def new_lines(self) -> list[dict[str, Any]]:
         """Return the lines that are there since the last call; one that is still being written comes next time."""
-        if not self._path.exists():
+        try:
+            if self._path.stat().st_size <= self._offset:
+                return []
+        except OSError:
             return []
         with self._path.open("rb") as file:
             file.seek(self._offset)
@@ -100,4 +106,4 @@ class Tail:
         if not whole:
             return []
         self._offset += len(whole) + 1
-        return list(_parsed(whole.split(b"\n")))
+        return list(parsed(whole.split(b"\n")))

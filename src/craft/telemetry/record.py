@@ -8,6 +8,8 @@ import threading
 from collections import deque
 from pathlib import Path
 
+from craft.settings.private_files import append_private
+
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 4096
@@ -70,8 +72,8 @@ class Record:
 
 def append_to(path: Path) -> int:
     """Open a private file to append to; its folder is made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    return append_private(path)
 
 
 def _is_torn(fd: int) -> bool:

@@ -37,17 +37,19 @@ def by_place(run: Run) -> dict[Place, dict[str, Commit]]:
 
 
 def first_step(run: Run) -> int:
-    """Where the run began: at 0, or after the steps of the checkpoint that it went on from."""
+    """Where the run began: at 0, at the script's ``start_step``, or after the steps of the checkpoint that it went on from."""
     # One that it began from again, later, says nothing about that.
     first = itertools.takewhile(lambda line: line.get("action") != "Restore", run.journal)
-    return next((int(line["step"]) for line in first if line.get("event") == "CheckpointRestored"), 0)
+    begun = ("CheckpointRestored", "StartStepTaken")
+    return next((int(line["step"]) for line in first if line.get("event") in begun), 0)
 
 
 def begun_again(run: Run) -> dict[int, int]:
     """Where the job began again because nobody was left: the step, by the branch that began there."""
     found = {branch_of(line): int(line["step"]) for line in run.journal if line.get("action") == "Restore"}
     # It says from which one; where that was damaged, an older one was used.
-    used = {branch_of(line): int(line["step"]) for line in events(run, "CheckpointRestored")}
+    lines = [*events(run, "StartStepTaken"), *events(run, "CheckpointRestored")]
+    used = {branch_of(line): int(line["step"]) for line in lines}
     return {branch: used.get(branch, step) for branch, step in found.items()}
 
 

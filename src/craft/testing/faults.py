@@ -8,13 +8,14 @@ A test gives faults to a whole job through the environment, and the job's script
     testing.arm()
     job = craft.join()
 
-The points that CRAFT itself reaches are listed in ``craft.worker.points``; a script adds its own with
+The points that CRAFT itself reaches are listed in ``craft.telemetry.points``; a script adds its own with
 ``testing.reach("forward", step.number)``. A fault strikes once in a job, and says so before it does: on the worker's
 standard error, and in the file ``struck/<index>`` of the run directory, which holds the worker's id.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -26,9 +27,10 @@ from typing import Literal
 import msgspec
 
 from craft.protocol.errors import ConfigError, InjectedError
+from craft.settings.private_files import open_private
 from craft.settings.testing import FAULTS, read_faults
 from craft.settings.worker import WorkerSettings
-from craft.worker import points
+from craft.telemetry import points
 
 _AFTER_LIMIT_S = 30.0
 
@@ -38,8 +40,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     point: str
     """Name of the point."""
-    kind: Literal["kill", "stop", "raise", "sleep"] = "kill"
-    """SIGKILL or SIGSTOP to the own process, an InjectedError, or a pause of ``seconds``."""
+    kind: Literal["kill", "stop", "raise", "sleep", "error"] = "kill"
+    """SIGKILL or SIGSTOP to the own process, an InjectedError, a pause of ``seconds``, or the OSError ``errno``.
+
+    An ``error`` is for the points that are system calls: the call fails every time in the ``seconds`` from the first one on.
+    """
     step: int | None = None
     """Number of the step; None: any."""
     worker: str | None = None
@@ -53,12 +58,17 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     after_file: str | None = None
     """Strike only once a file of this name is in the run directory."""
     seconds: float = 0.0
-    """How long a ``sleep`` is."""
+    """How long a ``sleep`` is, and how long an ``error`` lasts; an error of 0 seconds comes once."""
+    errno: str = "EMFILE"
+    """The name of the error with which the system call fails, such as ENOSPC."""
 
 
 def arm(faults: Sequence[Fault] | None = None) -> None:
     """Place ``faults`` in this process; by default those in the environment variable ``CRAFT_TEST_FAULTS``, if any."""
     wanted = _from_environment() if faults is None else faults
+    for fault in wanted:
+        if fault.errno not in errno.errorcode.values():
+            raise ConfigError(f"no system call fails with {fault.errno}: errno must be a name such as EMFILE or ENOSPC")
     points.listen(_Armed(wanted, WorkerSettings.from_environment()) if wanted else None)
 
 
@@ -82,7 +92,9 @@ class _Armed:
         self._counts = [0] * len(self._faults)
         self._awaited = frozenset(fault.after for fault in self._faults)
         self._reached: set[tuple[str, int]] = set()
-        # Guards counts and what was reached: main, exchange and opening threads all come here.
+        self._until: dict[int, float] = {}
+        """Errors that last, by the index of their fault: until when, by the monotonic clock."""
+        # Guards the three above: main, exchange and opening threads all come here.
         self._change = threading.Condition()
 
     def __call__(self, point: str, step: int, rank: int | None) -> None:
@@ -91,9 +103,12 @@ class _Armed:
                 self._reached.add((point, step))
                 self._change.notify_all()
         for index, fault in enumerate(self._faults):
+            if fault.point == point and time.monotonic() < self._until.get(index, 0.0):
+                raise _error_of(fault)
             if fault.point == point and self._fits(fault, step, rank) and self._due(index):
                 self._wait_for_other(fault, step)
                 if self._claim(index):
+                    self._until[index] = time.monotonic() + fault.seconds if fault.kind == "error" else 0.0
                     self._strike(fault, step)
 
     def _fits(self, fault: Fault, step: int, rank: int | None) -> bool:
@@ -121,8 +136,9 @@ class _Armed:
         if self._run_dir is None:
             return True
         try:
-            _struck(self._run_dir).mkdir(exist_ok=True)
-            with (_struck(self._run_dir) / str(index)).open("x") as file:
+            _struck(self._run_dir).mkdir(mode=0o700, exist_ok=True)
+            fd = open_private(_struck(self._run_dir) / str(index), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            with open(fd, "w") as file:
                 file.write(self._worker_id)
         except FileExistsError:
             return False
@@ -137,8 +153,15 @@ class _Armed:
             os.kill(os.getpid(), signal.SIGSTOP)
         elif fault.kind == "raise":
             raise InjectedError(f"a test wanted an error at {fault.point} of step {step}")
+        elif fault.kind == "error":
+            raise _error_of(fault)
         else:
             time.sleep(fault.seconds)
+
+
+def _error_of(fault: Fault) -> OSError:
+    number: int = getattr(errno, fault.errno)
+    return OSError(number, os.strerror(number))
 
 
 def _current_rank() -> int | None:

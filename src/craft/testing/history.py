@@ -23,7 +23,8 @@ from craft.protocol.errors import ConfigError
 from craft.settings.run import read_effective
 from craft.settings.rundir import RunDir
 from craft.telemetry.history import Commit, Run, read_run
-from craft.telemetry.journal import read_lines
+from craft.telemetry.metric_lines import read_metrics
+from craft.telemetry.plain_text import indented, one_line
 from craft.testing.branches import Place, begun_again, branch_of, by_place, check_branches, events, first_step, place_of
 
 
@@ -47,7 +48,7 @@ def check(run_dir: Path, reference: Path | str | None = None, hosts: Sequence[Pa
     between the workers. In a job of several hosts, ``run_dir`` has the journal, and ``hosts`` are the run directories of
     all hosts, lost ones included: what a host that was cut off has committed counts like anything else.
     """
-    run = _read(run_dir, hosts)
+    run = read_job(run_dir, hosts)
     digests = final_digests(run)
     dropped = _dropped(run)
     violations = [
@@ -59,7 +60,7 @@ def check(run_dir: Path, reference: Path | str | None = None, hosts: Sequence[Pa
         *_one_history(run),
         *_generations(run),
         *check_branches(run),
-        *_metrics(run, {path: list(read_lines(RunDir(path).metrics)) for path in [*hosts] or [run_dir]}),
+        *_metrics(run, {path: list(read_metrics(RunDir(path).metrics)) for path in [*hosts] or [run_dir]}),
     ]
     return Report(
         steps=_num_steps(run),
@@ -74,7 +75,8 @@ def final_digests(run: Run) -> dict[str, str | None]:
     return {line["worker_id"]: line["digest"] for line in events(run, "WorkerFinished") if line["complete"]}
 
 
-def _read(run_dir: Path, hosts: Sequence[Path] = ()) -> Run:
+def read_job(run_dir: Path, hosts: Sequence[Path] = ()) -> Run:
+    """Read the files of a job: the journal of ``run_dir``, and the steps of all hosts."""
     run = read_run(run_dir) if run_dir.is_dir() else None
     if run is None or not run.journal:
         raise ConfigError(f"{run_dir} is not the directory of a run: it has no journal")
@@ -119,7 +121,7 @@ def _bits(run: Run, digests: Mapping[str, str | None], reference: Path | str | N
 
 
 def _digest_of(reference: Path) -> str:
-    found = set(final_digests(_read(reference)).values())
+    found = set(final_digests(read_job(reference)).values())
     if len(found) != 1 or None in found:
         raise ConfigError(f"{reference} is no reference: its workers finished with {len(found)} different states")
     return str(found.pop())
@@ -314,10 +316,10 @@ def main(arguments: list[str]) -> int:
     try:
         report = check(options.run, Path(given) if given and Path(given).is_dir() else given, options.host)
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        print(indented(error), file=sys.stderr)
         return 2
     for violation in report.violations:
-        print(violation)
+        print(one_line(violation))
     if not report.violations:
         dropped = f", {len(report.dropped)} microbatches dropped" if report.dropped else ""
         print(f"P1 to P3 hold: {report.steps} steps, state {report.digest}{dropped}")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hmac
+import os
 import secrets
 from pathlib import Path
 
 from craft.protocol.errors import ConfigError
-from craft.settings.rundir import write_private
+from craft.settings.private_files import read_named, read_private, write_private
+from craft.settings.rundir import RunDir
+from craft.telemetry.logs import hide
 
 TOKEN_BYTES = 32
 MIN_TOKEN_CHARS = 16
@@ -15,45 +18,51 @@ MIN_TOKEN_CHARS = 16
 
 def make_token() -> str:
     """Return a new random token of URL-safe characters."""
-    return secrets.token_urlsafe(TOKEN_BYTES)
+    return hide(secrets.token_urlsafe(TOKEN_BYTES))
 
 
-def write_token(path: Path, token: str) -> None:
-    """Write the token with mode 0600, whole or not at all."""
+def write_token(path: Path, token: str, *, named: bool = True) -> None:
+    """Write the token with mode 0600, whole or not at all; ``named``: to a file that the user named, in whatever folder."""
     try:
-        write_private(path, token.encode() + b"\n")
+        write_private(path, token.encode() + b"\n", shared=named)
     except OSError as error:
         raise ConfigError(f"cannot write the token file {path}: {error.strerror}") from None
 
 
-def read_token(path: Path) -> str:
-    """Return the token in ``path``, or say what is wrong with the file."""
+def read_token(path: Path, *, named: bool = True) -> str:
+    """Return the token in ``path``, or say what is wrong with the file; ``named``: by the user, not that of a run directory."""
     try:
-        token = path.read_text(encoding="ascii").strip()
+        token = (read_named(path) if named else read_private(path)).decode("ascii").strip()
     except FileNotFoundError:
         raise ConfigError(f"there is no token file {path}: it is made by 'craft run' or 'craft lighthouse'") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the token file {path}: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot read the token file {path}: {reason}") from None
     if len(token) < MIN_TOKEN_CHARS or not token.isprintable() or " " in token:
         raise ConfigError(
             f"the token in {path} is not usable: it must be at least {MIN_TOKEN_CHARS} printable characters without"
             " spaces; remove the file to have a new one made"
         )
-    return token
+    return hide(token)
 
 
-def ensure_token(path: Path) -> str:
+def ensure_token(path: Path, *, named: bool = True) -> str:
     """Return the token in ``path``; make one if the file is not there."""
-    if path.exists():
-        return read_token(path)
+    if os.path.lexists(path):
+        return read_token(path, named=named)
     token = make_token()
-    write_token(path, token)
+    write_token(path, token, named=named)
     return token
+
+
+def own_token(run: RunDir, named: Path | None) -> str:
+    """Return the token of a lighthouse in ``run``: that in the file that the user named, or else the run directory's."""
+    return ensure_token(named) if named is not None else ensure_token(run.token, named=False)
 
 
 def state_key(token: str) -> str:
     """Return the key, in hexadecimal, by which workers know each other: made from the token, which it does not give away."""
-    return hmac.new(token.encode(), b"craft state", "sha256").hexdigest()
+    return hide(hmac.new(token.encode(), b"craft state", "sha256").hexdigest())
 
 
 def bearer(token: str) -> dict[str, str]:

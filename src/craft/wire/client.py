@@ -47,7 +47,7 @@ class Client:
     @classmethod
     def of_run(cls, run: RunDir) -> Client:
         """Return a client of the lighthouse that a run directory names."""
-        address, token = run.read_address(), read_token(run.token)
+        address, token = run.check().read_address(), read_token(run.token, named=False)
         pinned = address.startswith("https:") and run.certificate.exists()
         return cls(address, token, tls=pinned_context(run.certificate) if pinned else None)
 

@@ -34,7 +34,7 @@ class Account:
 
     def begin(self) -> None:
         """The first step begins now."""
-        self._last_commit = time.time()
+        self._last_commit = time.monotonic()
 
     def entered(self, entered: Entered) -> None:
         """This worker is in a generation."""
@@ -47,10 +47,11 @@ class Account:
     def committed(self, committed: Committed) -> None:
         """A step was committed just now."""
         self._chronicle.committed(committed)
-        now = time.time()
+        # Not by the clock, which may be set meanwhile.
+        now = time.monotonic()
         if self._last_commit is not None:
             elapsed = now - self._last_commit
-            self._setbacks.committed(committed.step, committed.generation, elapsed, now)
+            self._setbacks.committed(committed.step, committed.generation, elapsed, time.time())
             self.step_s = elapsed if not self.step_s else self.step_s + _SMOOTHING * (elapsed - self.step_s)
         self._last_commit = now
 

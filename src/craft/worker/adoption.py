@@ -24,11 +24,13 @@ import msgspec
 
 from craft.groups.gloo import THREADS
 from craft.protocol.adoption import Adopt, Adopted
-from craft.protocol.errors import ConfigError, Unreachable
+from craft.protocol.errors import ConfigError, ScriptLeft, Unreachable
 from craft.settings import torchrun
+from craft.settings.private_files import append_private, make_folder, open_private
 from craft.settings.rundir import RunDir
 from craft.settings.torchrun import Launched
 from craft.settings.worker import WorkerSettings
+from craft.telemetry.plain_text import one_line
 from craft.wire.activity import memory_folder
 
 _AGENT = "craft.agent.adopting"
@@ -47,8 +49,11 @@ def seek_agent() -> bool:
     with _meet(launched) as line:
         adopted = _ask(line, launched)
     if not adopted.environment:
-        print(f"craft: {adopted.reason}", file=sys.stderr)
+        print(one_line(f"craft: {adopted.reason}"), file=sys.stderr)
         raise SystemExit(adopted.exit_code)
+    if launched.local_rank == 0 and launched.restarts == 0 and (warning := torchrun.hash_seed_warning()):
+        # Once on a host: it is the same for all whom this torchrun starts.
+        print(one_line(f"craft: {warning}"), file=sys.stderr, flush=True)
     torchrun.take_over(adopted.environment)
     return True
 
@@ -58,17 +63,17 @@ def _folder(launched: Launched) -> Path:
     place = f"{os.getppid()}/{launched.run_id}/{launched.lighthouse}"
     name = f"craft-torchrun-{os.getuid()}-{hashlib.blake2b(place.encode(), digest_size=8).hexdigest()}"
     folder = memory_folder() / name
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.stat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ConfigError(f"{folder} is not this user's alone: remove it")
+    try:
+        make_folder(folder)
+    except OSError as error:
+        raise ConfigError(f"workers cannot meet their agent in {folder}: {error.strerror}. Have it removed") from None
     return folder
 
 
 def _meet(launched: Launched) -> socket.socket:
     """Connect to the agent; the first one to come starts it."""
     folder = _folder(launched)
-    with (folder / "starting").open("w") as file:
+    with open(open_private(folder / "starting", os.O_WRONLY | os.O_CREAT), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         line = _connect(folder)
         return line if line is not None else _start(folder, launched)
@@ -87,7 +92,7 @@ def _connect(folder: Path) -> socket.socket | None:
 def _start(folder: Path, launched: Launched) -> socket.socket:
     RunDir(launched.run_dir).create()
     log = launched.run_dir / "agent.log"
-    with log.open("ab") as file:
+    with open(append_private(log), "ab") as file:
         before = file.tell()
         arguments = (str(folder), str(os.getppid()), str(launched.run_dir), str(launched.local_world_size))
         agent = subprocess.Popen(
@@ -140,9 +145,17 @@ class Ending:
         raise SystemExit(code)
 
     def _over(self) -> None:
-        from craft.worker import join
+        from craft.worker import join, run
 
         channel = join.connect()
+        left = False
+        if self._code in (0, None):
+            try:
+                run.finish()
+            except ScriptLeft as error:
+                print(f"craft: {error}", file=sys.stderr)
+                run.tell(channel, error, WorkerSettings.from_environment().worker_id)
+                self._code, left = 1, True
         if channel is not None:
             channel.flush()
         # A thread that comes out of a group while the interpreter is taken down would end the process with SIGABRT.
@@ -150,8 +163,8 @@ class Ending:
         groups = [thread for thread in threading.enumerate() if thread.name.startswith(THREADS)]
         for thread in groups:
             thread.join(max(0.0, deadline - time.monotonic()))
-        if any(thread.is_alive() for thread in groups):
-            # One that hangs, left behind with its group. What else would be done at exit is left out.
+        if any(thread.is_alive() for thread in groups) or left:
+            # One that hangs, left behind with its group; or torchrun would see 0. What else is done at exit is left out.
             logging.shutdown()
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()

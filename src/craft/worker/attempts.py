@@ -10,23 +10,28 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 
 from craft.protocol.activity import Phase as Doing
-from craft.protocol.errors import ConfigError, GroupAborted, GroupError
+from craft.protocol.errors import BitsDiffer, ConfigError, GroupAborted, GroupError
 from craft.protocol.word import Record
+from craft.snapshots.device import hold_back
 from craft.snapshots.state import Stateful
+from craft.telemetry.points import reach
 from craft.worker import seeds
+from craft.worker.bits import sample_of
+from craft.worker.bits_messages import check_sample
 from craft.worker.buffers import Buffers
 from craft.worker.calls import taking_part
 from craft.worker.follow import Result
 from craft.worker.injections import strike
 from craft.worker.kept import Kept
 from craft.worker.meeting import Left
-from craft.worker.points import reach
+from craft.worker.outside_loops import OutsideLoops
 from craft.worker.reduction import Phase, Reduced, Reductions, listen
+from craft.worker.rehearsal import Rehearsal
 from craft.worker.scalars import checked
 from craft.worker.training import Training
 
@@ -61,6 +66,9 @@ class StepAttempt:
     @property
     def _done(self) -> bool:
         return self.committed
+
+    _is_ahead = False
+    """Before the body of an attempt no calls are made: it may be tried more than once."""
 
     @property
     def _place(self) -> tuple[int, int | None]:
@@ -132,6 +140,20 @@ class StepAttempt:
             raise
         self._in_phase = False
 
+    def carry(self, /, *, reset: bool = False, **initial: Any) -> NoReturn:
+        """Refused: a body may compute a microbatch several times, and CRAFT cannot know which of them leaves the value."""
+        raise ConfigError(
+            "attempt.carry(...): values are carried from step to step by step.carry in job.steps() only; in a loop of your own,"
+            " gather what all microbatches leave (job.all_reduce) and keep it in job.register_state(save=..., load=...)"
+        )
+
+    def gather(self, tensor: torch.Tensor) -> NoReturn:
+        """Refused: in a body of the script's own, no other worker could run the first pass over its microbatches."""
+        raise ConfigError(
+            "attempt.gather(...): the rows of all microbatches are given by step.gather in job.steps() only; a loss over the"
+            " whole batch, with an update by each optimizer, fits into the body of job.steps, too"
+        )
+
     def log(self, /, **scalars: float | torch.Tensor) -> None:
         """Log scalars of this microbatch; their mean over all of them is in ``metrics`` afterwards."""
         if self.microbatch is None:
@@ -147,21 +169,30 @@ class Attempts:
         training: Training,
         modules: Mapping[str, torch.nn.Module],
         registered: Mapping[str, Stateful],
+        *,
+        passed: OutsideLoops | None = None,
     ) -> None:
+        """``passed``: set if the job has ended this loop already, before this worker came: there is nothing to do in it."""
         self._training = training
         self._modules = modules
-        self._buffers = Buffers(list(modules.values()))
+        self._buffers = Buffers(list(modules.values()), graphs_live_on=True)
         self._reductions = Reductions(training.commitments, self._buffers, training.bucket_bytes)
         self._kept = Kept(training.course.state, modules, registered)
+        self._rehearsal = Rehearsal(training.leaves, enabled=training.checks_bits)
+        self._compared: int | None = None
+        """Of one that joined: the step in which it computed microbatch 0 as the others did, to compare bits."""
         self._replayed: Result | None = None
         """Of one that catches up: the step as the others committed it."""
-        self._broken_off = False
+        self._passed = passed
         # By NCCL nothing of the step's own exchange may come between its reductions.
         assert not training.flight.gradients.layout.buckets
         training.flight.undo = self._kept.put_back
 
     def __iter__(self) -> Iterator[StepAttempt]:
         training = self._training
+        if self._passed is not None:
+            training.pass_over(self._passed)
+            return
         try:
             training.start()
             while training.wants_more():
@@ -173,20 +204,11 @@ class Attempts:
             training.course.leave()
             raise
         except GeneratorExit:
-            # By a break, or by an error of the script's? That shows when the script ends.
-            current = training.current
-            self._broken_off = current is not None and current._done and not training.behind
+            training.leave_loop()
             raise
         finally:
-            if not self._broken_off:
-                training.close()
-
-    def finish(self) -> None:
-        """The script came to its end. If it left its loop by itself, after a committed step, that was the last one."""
-        if self._broken_off:
-            self._broken_off = False
-            self._training.end()
-            self._training.close()
+            if not training.broken_off:
+                training.close() if training.over else training.abandon()
 
     def _tries(self, step: int) -> Iterator[StepAttempt]:
         """Give tries at a step until one is committed."""
@@ -199,6 +221,8 @@ class Attempts:
                 raise ConfigError(f"an attempt at step {step} was not entered: write `with attempt:`")
             if attempt.committed:
                 return
+            # Code after the `with` may have changed it: a scheduler that steps there would step twice.
+            self._kept.put_back_again()
 
     def enter(self, attempt: StepAttempt) -> None:
         """The body begins, from the state of the last commit."""
@@ -219,7 +243,10 @@ class Attempts:
         if (outcomes := self._outcomes(attempt)) is None:
             yield from self._compute(attempt, phase, place)
         else:
-            attempt.metrics |= self._reductions.replay(phase, self._outcome(outcomes, attempt))
+            outcome = self._outcome(outcomes, attempt)
+            if outcome.sample and self._compared in (None, attempt.step):
+                yield from self._compare(attempt, phase, place, outcome.sample)
+            attempt.metrics |= self._reductions.replay(phase, outcome)
         attempt.num_phases += 1
         training.activity.now(Doing.UPDATING, attempt.step)
         seeds.seed_all(seeds.derive(training.seed, seeds.UPDATE, attempt.step, attempt.num_phases))
@@ -248,34 +275,53 @@ class Attempts:
 
     def _compute(self, attempt: StepAttempt, phase: Phase, place: int) -> Iterator[Any]:
         training, step = self._training, attempt.step
-        share, records = training.commitments.ledger.share, []
-        for microbatch in share:
+        ledger, records, sample = training.commitments.ledger, [], b""
+        for microbatch in ledger.share:
             self._safe_point()
             training.activity.now(Doing.LOADING, step, microbatch)
             data = training.source.fetch(step, microbatch)
-            self._buffers.restore()
             phase.gradients.start(microbatch, training.source.size_of(step), None)
-            weight = training.source.weight(step, microbatch)
-            phase.gradients.weigh(weight)
-            seeds.seed_all(seeds.derive(training.seed, seeds.COMPUTE, step, microbatch, place))
-            attempt.microbatch, attempt.logged = microbatch, {}
+            self._begin(attempt, phase, microbatch, place)
             reach("batch", step)
-            training.activity.now(Doing.COMPUTING, step, microbatch)
             strike(step)
             training.passive.reach("batch_start", microbatch=microbatch)
             yield data
             attempt.microbatch = None
-            leaf = phase.gradients.finish()
+            told = microbatch == 0 and training.checks_bits and ledger.idle
+            leaf = phase.gradients.finish(sample_of if told else None)
             if microbatch == 0:
                 self._buffers.keep_first()
+                sample = leaf.digest
             attempt.scalars.setdefault(microbatch, {}).update(attempt.logged)
             logged = tuple(sorted(attempt.logged.items()))
-            records.append(Record(microbatch=microbatch, weight=weight, present=leaf.present, scalars=logged))
+            records.append(Record(microbatch=microbatch, weight=leaf.weight, present=leaf.present, scalars=logged))
             training.passive.reach("after_backward", microbatch=microbatch)
         self._safe_point()
         training.activity.now(Doing.EXCHANGING, step)
-        attempt.metrics |= self._reductions.reduce(phase, place, records)
+        attempt.metrics |= self._reductions.reduce(phase, place, records, sample)
         reach("reduced", step)
+
+    def _begin(self, attempt: StepAttempt, phase: Phase, microbatch: int, place: int) -> None:
+        """The script computes ``microbatch`` now, from the buffers and the random numbers that it has on every worker."""
+        training, step = self._training, attempt.step
+        self._buffers.restore()
+        phase.gradients.weigh(training.source.weight(step, microbatch))
+        seeds.seed_all(seeds.derive(training.seed, seeds.COMPUTE, step, microbatch, place))
+        attempt.microbatch, attempt.logged = microbatch, {}
+        training.activity.now(Doing.COMPUTING, step, microbatch)
+
+    def _compare(self, attempt: StepAttempt, phase: Phase, place: int, sample: bytes) -> Iterator[Any]:
+        """Let a worker that joined compute microbatch 0, too; raise NewcomerDiffers if others got other bits."""
+        step = self._compared = attempt.step
+        self._training.activity.now(Doing.LOADING, step, 0)
+        data = self._training.source.again(step, 0)
+        phase.gradients.start(0, 1, None)
+        self._begin(attempt, phase, 0, place)
+        yield data
+        attempt.microbatch = None
+        own = phase.gradients.discard(sample_of)
+        self._buffers.restore()
+        check_sample(own, sample, step)
 
     def _safe_point(self) -> None:
         commitments = self._training.commitments
@@ -312,13 +358,15 @@ class Attempts:
         """Somebody was lost while the body ran: take the step back, with everybody."""
         training = self._training
         training.activity.now(Doing.EXCHANGING, attempt.step)
+        self._buffers.put_registered_back(graphs_are_done=True)
         self._reductions.take_back()
         training.commitments.await_move()
-        self._settle(attempt, training.flight.interrupt())
+        self._settle(attempt, training.flight.interrupt(attempt.scalars))
 
     def conclude(self, attempt: StepAttempt) -> None:
         """The body has come to its end: commit the step with everybody, or take it back."""
         training = self._training
+        self._buffers.put_registered_back(graphs_are_done=True)
         if self._replayed is not None:
             training.replay(self._replayed)
             self._settle(attempt, True)
@@ -330,14 +378,29 @@ class Attempts:
         except GroupError:
             self.interrupted(attempt)
             return
+        if self._rehearsal.is_due(attempt.step, attempt.number, training.commitments.ledger.idle):
+            self._rehearsal.keep()
+            self._kept.put_back()
+            self._settle(attempt, False)
+            return
+        self._check_rehearsed(attempt.step)
         for microbatch in training.commitments.ledger.share:
             weight = training.source.weight(attempt.step, microbatch)
             training.flight.computed(microbatch, weight, attempt.scalars.get(microbatch, {}))
         self._settle(attempt, training.conclude())
 
+    def _check_rehearsed(self, step: int) -> None:
+        try:
+            self._rehearsal.check(step)
+        except BitsDiffer as error:
+            self._training.course.differs(error, step)
+            raise
+
     def _settle(self, attempt: StepAttempt, committed: bool) -> None:
         if not committed:
             self._reductions.take_back()
+            # What a joiner is given of the state may still be on its way, and the script goes on behind its `with`.
+            hold_back()
             return
         self._kept.let_go()
         attempt.committed = True

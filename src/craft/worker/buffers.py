@@ -3,6 +3,9 @@
 Every microbatch starts from the buffers that the step began with; after the step they are what microbatch 0 made of them.
 So they depend neither on who computed what nor on how many workers there are. What code between the steps makes of them
 stays, as it does without CRAFT: it runs on every worker.
+
+In a loop of the script's own, a graph may outlive its microbatch: a GAN's generator is run backward in the loop after the one
+that made its pictures. What such a graph saved is not written to. The module gets another tensor in the meantime.
 """
 
 from __future__ import annotations
@@ -10,9 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from blake3 import blake3
 
 from craft.protocol.errors import ConfigError
 
+_HASHED_BYTES = 1 << 16
+"""Buffers up to this size are hashed where code between the steps changed them; larger ones have their turn in the digest."""
+_MOST_HASHED = 256
+"""So many are told one by one; where more were changed, one hash stands for all."""
 _COMPARE_BYTES = 1 << 20
 """Larger buffers are taken as changed only if torch counted a change; smaller ones are compared (batch norm is not counted)."""
 
@@ -20,14 +28,27 @@ _COMPARE_BYTES = 1 << 20
 class Buffers:
     """The buffers of the replicated modules: as the step began with them, and as microbatch 0 left them."""
 
-    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
+    def __init__(
+        self, modules: Sequence[torch.nn.Module], names: Sequence[str] = (), *, graphs_live_on: bool = False
+    ) -> None:
+        """``names``: what the job calls the modules.
+
+        ``graphs_live_on``: whether ``backward()`` of one microbatch may come in a later one, or after all of them.
+        """
+        self._modules = modules
+        self._graphs_live_on = graphs_live_on
+        self._set_aside: dict[int, torch.Tensor] = {}
+        """Registered tensors that a graph holds, while the module has another one in their place."""
+        self._aliased: frozenset[int] | None = None
+        """Storages of buffers that modules know by a second name; None: not looked for yet."""
         places: dict[int, _Place] = {}
         self._empty: list[_Place] = []
         """Those that hold nothing. What is not saved with the module may come and go, like a plain attribute."""
-        for root in modules:
+        for number, root in enumerate(modules):
+            job_name = f"{names[number]}." if names else ""
             for prefix, module in root.named_modules():
                 for name, buffer in module._buffers.items():
-                    place = _Place(module, name, f"{prefix}.{name}".lstrip("."))
+                    place = _Place(module, name, f"{prefix}.{name}".lstrip("."), job_name)
                     if buffer is not None:
                         places.setdefault(id(buffer), place)
                     elif name not in module._non_persistent_buffers_set:
@@ -38,6 +59,10 @@ class Buffers:
         self._committed = [_copy(each) for each in self._tensors]
         self._versions = [each._version for each in self._tensors]
         self._first: dict[int, torch.Tensor] = {}
+        self._agreed = False
+        """Whether a step was committed since this worker began or took its state: only since then all began alike."""
+        self.touched: tuple[tuple[int, bytes], ...] | None = None
+        """What code between the steps changed since the last commit, with hashes; None where that cannot be compared."""
 
     def __len__(self) -> int:
         return len(self._places)
@@ -74,8 +99,33 @@ class Buffers:
             self._take_committed(index)
 
     def _take_committed(self, index: int) -> None:
+        if self._graphs_live_on and self._is_saved(self._tensors[index]):
+            # To write to it would count as a modification, and a graph that does read it must find what was there.
+            self._set_aside.setdefault(index, self._tensors[index])
+            self._tensors[index] = torch.empty_like(self._tensors[index])
+            self._places[index].put(self._tensors[index])
         self._tensors[index].copy_(self._committed[index])
         self._versions[index] = self._tensors[index]._version
+
+    def _is_saved(self, tensor: torch.Tensor) -> bool:
+        """Whether a graph holds ``tensor``, and no module has another name for it, by which it would see the old values."""
+        if int(tensor._use_count()) == 1:  # type: ignore[attr-defined]
+            return False
+        if self._aliased is None:
+            self._aliased = _aliased(self._modules)
+        return _storage(tensor) not in self._aliased
+
+    @torch.no_grad()
+    def put_registered_back(self, *, graphs_are_done: bool) -> None:
+        """Give modules the tensors back that they registered, with the values of now: all, or those that no graph holds."""
+        for index, registered in list(self._set_aside.items()):
+            if not graphs_are_done and int(registered._use_count()) > 1:  # type: ignore[attr-defined]
+                continue
+            del self._set_aside[index]
+            if self._places[index].get() is self._tensors[index]:
+                registered.copy_(self._tensors[index])
+                self._places[index].put(registered)
+                self._tensors[index], self._versions[index] = registered, registered._version
 
     @torch.no_grad()
     def keep_first(self) -> None:
@@ -109,6 +159,7 @@ class Buffers:
     def commit(self, changed: tuple[int, ...], packed: torch.Tensor | None) -> None:
         """The step is committed: the buffers are what microbatch 0 made of them, here and everywhere."""
         self._first = {}
+        self._agreed = True
         offset = 0
         for index in changed:
             assert packed is not None
@@ -119,6 +170,21 @@ class Buffers:
             # Whether or not it changed here: this worker may have computed nothing.
             self._take_committed(index)
         self.restore()
+        self.put_registered_back(graphs_are_done=False)
+
+    def name_of(self, index: int) -> str:
+        """The job's name of a buffer, as ``touched`` numbers them."""
+        if index >= len(self._places):
+            return "one of the module buffers"
+        return f"{self._places[index].job_name}{self._places[index].full_name}"
+
+    def _hashes(self, changed: Sequence[int], buffers: Sequence[torch.Tensor]) -> tuple[tuple[int, bytes], ...] | None:
+        if not self._agreed:
+            return None
+        small = [index for index in changed if _nbytes(buffers[index]) <= _HASHED_BYTES]
+        found = tuple((index, _hash([buffers[index]])) for index in small[:_MOST_HASHED])
+        rest = small[_MOST_HASHED:]
+        return found if not rest else (*found, (len(self._places), _hash([buffers[index] for index in rest])))
 
     @torch.no_grad()
     def begin(self) -> None:
@@ -130,8 +196,12 @@ class Buffers:
             if buffer is None:
                 raise ConfigError(f"the buffer {place.full_name} is gone: buffers stay registered while a job trains")
             buffers.append(buffer)
-        for index in self._changed():
+        changed = self._changed()
+        for index in changed:
             self._committed[index] = _copy(buffers[index])
+        if any(new is not old for new, old in zip(buffers, self._tensors, strict=True)):
+            self._aliased = None
+        self.touched = self._hashes(changed, buffers)
         self._tensors, self._versions = buffers, [each._version for each in buffers]
 
     def _fill(self) -> None:
@@ -149,16 +219,33 @@ class Buffers:
 class _Place:
     """Where a buffer is registered."""
 
-    def __init__(self, module: torch.nn.Module, name: str, full_name: str) -> None:
+    def __init__(self, module: torch.nn.Module, name: str, full_name: str, job_name: str) -> None:
         self._module = module
         self._name = name
         self.full_name = full_name
+        self.job_name = job_name
 
     def get(self) -> torch.Tensor | None:
         return self._module._buffers.get(self._name)
 
     def put(self, tensor: torch.Tensor) -> None:
         self._module._buffers[self._name] = tensor
+
+
+def _aliased(modules: Sequence[torch.nn.Module]) -> frozenset[int]:
+    """Storages that modules reach by more than one name: as two buffers, or as a buffer and a plain attribute."""
+    seen: set[int] = set()
+    twice: set[int] = set()
+    parts = {id(part): part for module in modules for part in module.modules()}
+    for part in parts.values():
+        for value in (*part._buffers.values(), *vars(part).values()):
+            if isinstance(value, torch.Tensor):
+                (twice if _storage(value) in seen else seen).add(_storage(value))
+    return frozenset(twice)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _became(place: _Place, was: torch.Tensor | None, now: torch.Tensor | None) -> str:
@@ -175,6 +262,13 @@ def _kind(tensor: torch.Tensor | None) -> str:
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     """A copy that is contiguous, so that bytes can be written into it."""
     return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _hash(tensors: Sequence[torch.Tensor]) -> bytes:
+    hasher = blake3()
+    for tensor in tensors:
+        hasher.update(memoryview(_bits(tensor).cpu().numpy()))  # type: ignore[arg-type]
+    return bytes(hasher.digest(length=8))
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

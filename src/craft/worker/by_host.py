@@ -24,9 +24,9 @@ import torch
 from craft.decide.hosts import Spread, both_sum
 from craft.decide.tree import Node
 from craft.groups.group import Lines, Pending
+from craft.telemetry.points import reach
 from craft.worker.gradients import Gradients
 from craft.worker.layout import Bucket, Layout
-from craft.worker.points import reach
 from craft.worker.route import BUFFERS, FIRST_BUCKET, Route, sum_into
 
 Move = tuple[torch.Tensor, int, int]

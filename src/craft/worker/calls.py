@@ -15,13 +15,14 @@ import msgspec
 import torch
 
 from craft.decide import ledger as books
+from craft.decide.settle import name_of
 from craft.groups.group import Group
 from craft.protocol.errors import CallsDiffer, GroupError, LeftBehind, SnapshotError, Unreachable
 from craft.protocol.membership import Generation, Member
 from craft.snapshots.donor import Donor
 from craft.snapshots.fetch import recall
+from craft.telemetry.points import reach
 from craft.worker.commit import Commitments
-from craft.worker.points import reach
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,18 @@ _LENGTH, _DATA, _ROUND = 16, 17, 18
 _END_OF_NAME = b"\0"
 _SILENCE_S = 600.0
 _AGAIN_S = 0.05
+
+
+class CallPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A place of the script at which every worker makes the same calls."""
+
+    name: str
+    step: int
+    """Committed steps there."""
+    before_step: bool = False
+    """Whether it is before the inner loop of a step; else after one."""
+    kept: bool = False
+    """Whether a worker that comes at any later time passes it: outside of the loops."""
 
 
 class Calls:
@@ -41,32 +54,50 @@ class Calls:
         self._donor = donor
         self._key = key
         self._regroup = regroup
-        self._place = (0, 0)
-        """(step, number of calls made since its commit)."""
+        self._place = ("", 0)
+        """A place of the script, and how many calls were made there."""
+        self._recent: dict[str, bytes] = {}
+        """Results of calls that were made before the step in flight began: one that joins in that step wants them."""
         self._name = ""
         """The call that the script is in."""
         self._alone = False
         """Whether this worker, which catches up, makes calls by itself."""
 
     def gather(
-        self, call: str, data: bytes, step: int, under: int, behind: bool, followed: Callable[[], bool]
+        self, call: str, data: bytes, place: CallPlace, under: int, behind: bool, followed: Callable[[], bool]
     ) -> list[bytes]:
         """Return the bytes of every member that takes part in ``call``, in the order of ranks.
 
-        ``step`` is the number of committed steps here, the last of them with a result of generation ``under``; ``behind``: this
-        worker catches up, and takes the others' result. ``followed()``: whether a thread of its own follows generations
+        The last of ``place.step`` committed steps has a result of generation ``under``; ``behind``: this worker catches up,
+        and takes the others' result. ``followed()``: whether the thread that follows the exchange also follows generations
         meanwhile; if not, that is to be done here.
         """
-        number = self._place[1] if self._place[0] == step else 0
-        name = f"{step}/{number}"
+        number = self._place[1] if self._place[0] == place.name else 0
+        if number == 0:
+            self._recent.clear()
+        name = f"{place.name}/{number}"
         # Only those who stand where the others do can tell from each other's calls whether they make the same.
-        self._name = call if step == self._commitments.step else ""
+        self._name = call if place.step == self._commitments.step else ""
         self._alone = self._alone and behind
         parts = self._recall(name, under, data, followed) if behind else self._call(data)
-        self._place = (step, number + 1)
-        if self._donor is not None and self._commitments.ledger.idle:
-            self._donor.remember(name, msgspec.msgpack.encode(parts))
+        self._place = (place.name, number + 1)
+        if self._donor is not None:
+            self._remember(self._donor, name, msgspec.msgpack.encode(parts), place)
         return parts
+
+    def _remember(self, donor: Donor, name: str, result: bytes, place: CallPlace) -> None:
+        if place.kept:
+            donor.keep(name, result)
+        elif self._commitments.ledger.idle:
+            donor.remember(name, result)
+        elif place.before_step:
+            self._recent[name] = result
+
+    def tell_joiners(self) -> None:
+        """A generation with joiners begins: they want the results of calls that were made before the step in flight."""
+        if self._donor is not None:
+            for name, result in self._recent.items():
+                self._donor.remember(name, result)
 
     def left_alone(self, followed: Callable[[], bool]) -> bool:
         """Of one that catches up: whether nobody who kept pace is left.
@@ -98,10 +129,12 @@ class Calls:
                 commitments.await_move()
                 continue
             commitments.ledger = books.returned(commitments.ledger)
+            commitments.advanced()
             return parts
 
     def _exchange(self, data: bytes) -> list[bytes]:
-        where = f"after step {self._commitments.ledger.level - 1}"
+        level = self._commitments.ledger.level
+        where = f"after step {level - 1}" if level else "before the first step"
         return exchange_named(
             self._commitments, self._name, data, where, lambda: reach("calling", self._commitments.step)
         )
@@ -190,7 +223,7 @@ def _compare(commitments: Commitments, names: list[str], where: str) -> None:
     if len(set(names)) == 1 or "" in names:
         return
     ledger, (ranks, _) = commitments.ledger, taking_part(commitments)
-    made = ", ".join(f"{ledger.members[rank]} job.{name}()" for rank, name in zip(ranks, names, strict=True))
+    made = ", ".join(f"{ledger.members[rank]} {name_of(name)}" for rank, name in zip(ranks, names, strict=True))
     raise CallsDiffer(
         f"workers make different calls {where}: {made}:"
         " every worker has to make the same calls there, in the same order"

@@ -20,13 +20,13 @@ from craft.decide.settle import LossAnswer, settle
 from craft.decide.stragglers import StragglerSettings
 from craft.groups.group import Group
 from craft.protocol.entries import Entered, Moments
-from craft.protocol.errors import ConfigError, GroupError, StateLost
+from craft.protocol.errors import ConfigError, GroupError, LeftBehind, StateLost
 from craft.protocol.membership import DROPPED, Claim, Generation, Settlement
 from craft.protocol.word import Combined
+from craft.telemetry.points import reach
 from craft.worker.devices import DIFFERENT_DEVICES
 from craft.worker.gather import gather
 from craft.worker.meeting import Meeting
-from craft.worker.points import reach
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,13 @@ class Commitments:
         self.generation: Generation | None = None
         self.group: Group | None = None
         self.started = False
-        """Whether the members are known to have begun from the same state."""
+        """Whether the members are known to have begun the loop from the same state."""
+        self.loops = 0
+        """Training loops that the script has begun."""
+        self.recalled = False
+        """Whether this worker took results of calls before its first loop from members that had made them."""
+        self.start_step = 0
+        """Where the script begins its first training loop."""
         self.lost: tuple[str, ...] = ()
         """Members of the generation before that are not in this one."""
         self.trainable: Callable[[], bytes] = bytes
@@ -113,6 +119,37 @@ class Commitments:
         """The newest generation for which this worker is ready. Nobody waits at a step boundary for memory to be there."""
         return self._meeting.ready if self.prepared() else self.ledger.generation
 
+    def begin_at(self, step: int) -> None:
+        """The script begins at ``step``: it has loaded what it had trained before. Of its first training loop."""
+        if not self.loops:
+            self.start_step = step
+        elif step:
+            raise ConfigError(
+                f"job.steps(start_step={step}): the job has begun already, at step {self.step}; only the first training loop of a"
+                " script begins elsewhere"
+            )
+
+    def start(self, settlement: Settlement | None) -> Settlement | None:
+        """The members are known to begin from the same state, at the same step. Returns the settlement with that step."""
+        self.started = True
+        if not self._take_start_step() or settlement is None:
+            return settlement
+        return replace(settlement, level=self.step)
+
+    def _take_start_step(self) -> bool:
+        """Be at the first step of the script's, unless a checkpoint goes before it, or steps were committed."""
+        ledger = self.ledger
+        if not self.start_step or ledger.loop > 1 or ledger.level or ledger.rewinds:
+            return False
+        self.ledger = replace(ledger, level=self.start_step)
+        return True
+
+    def _started_at(self, claim: Claim) -> Claim:
+        """A claim of one that was about to take the same step: all were compared, and another member has begun."""
+        if claim.started or claim.loop != 1 or claim.rewinds or claim.committed != 0:
+            return claim
+        return replace(claim, committed=self.start_step)
+
     def agree(self, combined: Combined) -> bool:
         """Whether ``combined``, the word of the step just committed, says that all enter a prepared generation now."""
         if combined.ready <= self.ledger.generation:
@@ -144,7 +181,14 @@ class Commitments:
             reach("entering", self.step)
             if not self.ledger.generation and (restoration := self._meeting.restoration) is not None:
                 self.ledger = replace(self.ledger, branch=restoration.branch)
+            is_first = not self.ledger.generation
             self.ledger = books.enter(self.ledger, generation)
+            if is_first and self.recalled and self.ledger.whole:
+                # The others of a job that begins anew make these calls again, and would wait for this one.
+                raise LeftBehind(
+                    "the job began anew after this worker had taken the results of calls from members that are gone: another"
+                    " one will come"
+                )
             claim = replace(books.claim(self.ledger), started=self.started)
             try:
                 parts = gather(group, _encode(Entry(claim, self.trainable())))
@@ -156,13 +200,23 @@ class Commitments:
             reach("claimed", self.step)
             entries = [decode_entry(part) for part in parts]
             claims = [entry.claim for entry in entries]
-            self.started = any(other.started for other in claims)
+            # Whether the conditions of another loop were compared says nothing of this one.
+            self.started = any(other.started for other in claims if other.loop == self.ledger.loop)
+            if self.started:
+                claims = [self._started_at(claim) for claim in claims]
+                self._take_start_step()
             try:
                 settlement = settle(claims, size_of, self._on_loss)
             except StateLost:
                 self._on_state_lost(generation.number)
                 raise
+            if not self.ledger.whole and self.ledger.loop < settlement.loop:
+                raise LeftBehind(
+                    f"the job went on to training loop {settlement.loop} of the script while this worker was joining in loop"
+                    f" {self.ledger.loop}: another one will come"
+                )
             self.ledger = books.settled(self.ledger, settlement)
+            self.advanced()
             if not self.ledger.whole:
                 self.trained = next(entry.trainable for entry in entries if entry.claim.committed is not None)
             before = self.generation.worker_ids if self.generation is not None else ()
@@ -198,6 +252,17 @@ class Commitments:
         )
         self.record(self.entered)
 
+    def loop_begun(self) -> None:
+        """The script begins a training loop, or passes over one that the job has ended: the first, or a further one."""
+        if self.loops:
+            self.ledger = books.loop_begun(self.ledger)
+        self.loops += 1
+        self.started = False
+
+    def loop_ended(self) -> None:
+        """Every member has come to the end of the loop."""
+        self.ledger = books.loop_ended(self.ledger)
+
     def completed(self) -> None:
         """The whole result of the step in flight is here."""
         self.ledger = books.complete(self.ledger)
@@ -212,3 +277,8 @@ class Commitments:
         if self._straggling is not None:
             pace = stragglers.observed(self.ledger.pace, combined.busy_us, self._straggling)
         self.ledger = books.commit(self.ledger, able, pace)
+        self.advanced()
+
+    def advanced(self) -> None:
+        """A step was committed, a call completed, or a settlement found: what is reported of this worker says so."""
+        self._meeting.progress = (self.ledger.branch, self.ledger.level, self.ledger.calls)

@@ -6,41 +6,70 @@ this worker's own. ``Training`` calls it, on the main thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from craft.decide.technique import Hooks
-from craft.decide.techniques import Checkpoints, Divergence
+from craft.decide.technique import Chosen, Hooks
+from craft.decide.techniques import Checkpoints, Divergence, Loss
 from craft.protocol.activity import Phase
-from craft.protocol.errors import GroupError, LeftBehind
-from craft.protocol.events import AnyNote, CheckpointRestored, NumbersDiverged, RolledBack
+from craft.protocol.errors import BitsDiffer, GroupError, LeftBehind
+from craft.protocol.events import (
+    AnyNote,
+    CheckpointRestored,
+    NumbersDiverged,
+    RolledBack,
+    ScriptWarned,
+    StartStepTaken,
+)
 from craft.protocol.membership import Generation
+from craft.settings.rundir import RunDir
 from craft.snapshots.manifest import Manifest
 from craft.snapshots.portable import State
-from craft.worker.gather import gather
+from craft.snapshots.state import STATE_IS_BUILT, Leaf
+from craft.worker.agreement import Agreement
 from craft.worker.modes import Modes
 from craft.worker.numbers import Numbers
 from craft.worker.parts import Parts
+from craft.worker.pauses import paused
+from craft.worker.recomputed import Recomputed
+from craft.worker.resumed_steps import ResumedSteps
+from craft.worker.resumption import forgotten_start_step
 from craft.worker.rewind import Rewind, begin_from
 from craft.worker.saving import Saving
 from craft.worker.start import Attached, Progress
 
-STATE_IS_BUILT = 2
-"""By this step optimizers have made their state: it, and what a joiner will get, is as large as it is going to be."""
+logger = logging.getLogger(__name__)
+
+
+def _leaves_out(techniques: Chosen) -> bool:
+    """Whether a step may be computed again with other samples than the first time."""
+    loss, divergence = techniques.get(Loss), techniques.get(Divergence)
+    shrinks = loss is not None and loss.settings.answer == "shrink"
+    return shrinks or (divergence is not None and divergence.settings.answer == "rollback")
 
 
 class Course:
     """Owned by the main thread."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, agreement: Agreement, leaves: Callable[[], list[Leaf]]) -> None:
+        """``leaves`` gives the training state as it is now."""
+        self._agreement = agreement
         self.applied = 0
         """The step that the script is in: for a joiner that catches up, behind that of the others."""
+        self.spoiled = False
+        """Whether the state is no longer that of the end of the loop."""
+        self.saved = False
+        """Whether a checkpoint was taken at the last step boundary."""
         divergence = parts.techniques.get(Divergence)
         self.numbers = Numbers(
-            divergence.settings.answer if divergence is not None else None, parts.registered.values(), self._diverged
+            divergence.settings.answer if divergence is not None else None,
+            parts.registered.values(),
+            self._diverged,
+            divergence.settings.spikes if divergence is not None else None,
         )
         self.saving: Saving | None = None
         self._rewind: Rewind | None = None
@@ -54,12 +83,24 @@ class Course:
         self._registered = parts.registered
         self._conditions = parts.conditions
         self._source = parts.source
+        self._recomputed: Recomputed | None = None
+        """What the steps gave before that are computed a second time."""
+        self._comparable = parts.settings.check_bits and not _leaves_out(parts.techniques)
+        self._resumed: ResumedSteps | None = None
         self._prepared_for = 0
         """The generation for whose shares of checkpoints there is room."""
         if (target := parts.target) is not None:
             self.saving = Saving(
-                target, parts.settings.worker_id, parts.meeting, parts.voice, parts.activity, self.state
+                target,
+                parts.settings.worker_id,
+                parts.meeting,
+                parts.voice,
+                parts.activity,
+                self.state,
+                parts.source.ends_epoch,
             )
+            if self._comparable:
+                self._resumed = ResumedSteps(target.tiers.durable, leaves)
             self._rewind = Rewind(
                 target.tiers, parts.commitments, parts.voice, parts.modules, parts.registered, self.attached
             )
@@ -67,7 +108,16 @@ class Course:
     @property
     def attached(self) -> Attached:
         """What travels beside the state."""
-        progress = Progress(self._source.skipped, self.numbers.lowered_until)
+        ledger = self._commitments.ledger
+        progress = Progress(
+            self._source.skipped,
+            self.numbers.lowered_until,
+            ledger.loop,
+            ledger.first_step,
+            self.spoiled,
+            recent=self.numbers.recent,
+            position=self._source.position(self.applied),
+        )
         return Attached(self._conditions, progress, self._began, Modes.of(self._modules, self._registered))
 
     def state(self) -> State:
@@ -77,14 +127,35 @@ class Course:
     def take(self, progress: Progress) -> None:
         """The state is another job's, or that of an earlier time, and this was beside it."""
         self._source.skip(progress.skipped)
+        if progress.position is not None:
+            self._source.seek(progress.position)
         self.numbers.load(progress)
 
     # Where it begins, and goes back to.
 
     def begin(self) -> None:
-        """Before the first step: begin from a checkpoint, if that is wanted. Raises GroupError if somebody is lost."""
-        with self._activity.paused("reading a checkpoint"):
-            begin_from(self._settings.resume, self._rewind, self._commitments.ledger, self._meeting.restoration)
+        """Before the first step: begin from a checkpoint, if that is wanted. Raises GroupError if a worker is lost."""
+        if self._commitments.loops > 1:
+            # The job is on its way: its first loop began from one, if any.
+            return
+        with paused(self._activity, self._voice, "reading a checkpoint"):
+            begin_from(
+                self._settings.resume,
+                self._rewind,
+                self._commitments.ledger,
+                self._meeting.restoration,
+                self._commitments.start_step,
+            )
+        ledger = self._commitments.ledger
+        if ledger.rewinds or ledger.loop > 1:
+            return
+        if start_step := self._commitments.start_step:
+            self._agreement.begin(start_step)
+            self._voice.note(StartStepTaken(step=start_step, branch=ledger.branch))
+        elif (warning := forgotten_start_step(self._registered)) is not None:
+            # What is noted is on the terminal already.
+            logger.log(logging.INFO if self._voice.is_heard else logging.WARNING, "%s", warning)
+            self._voice.note(ScriptWarned(text=warning))
 
     def follow(self) -> bool:
         """If all went back to a checkpoint, do so here, too; whether it was so."""
@@ -92,6 +163,10 @@ class Course:
             return False
         manifest, progress = found
         left_at, self.applied = self.applied, manifest.step
+        self._agreement.begin(manifest.step)
+        self._recomputed = None if left_at else self._expect(manifest.step)
+        if self._resumed is not None and not left_at:
+            self._resumed.restored(manifest.branch, manifest.step)
         event: AnyNote = CheckpointRestored(
             name=manifest.name, branch=self._commitments.ledger.branch, step=manifest.step, url=self._rewind.url
         )
@@ -106,19 +181,60 @@ class Course:
         self.saving.went_back(self._commitments.ledger.branch, manifest.step)
         return True
 
+    def _expect(self, step: int) -> Recomputed | None:
+        """What the steps from ``step`` on gave before, if the job began again by itself."""
+        run_dir = self._settings.run_dir
+        if self._meeting.restoration is None or run_dir is None or not self._comparable:
+            return None
+        return Recomputed.read(RunDir(run_dir).metrics, step)
+
+    def compare(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Raise BitsDiffer if ``step`` was computed before the job began again, and gave something else then."""
+        if self._recomputed is None:
+            return
+        try:
+            self._recomputed.check(step, metrics)
+        except BitsDiffer as error:
+            self.differs(error, step)
+            raise
+
+    def _compare_state(self) -> None:
+        """Raise BitsDiffer if the state was another one before, after as many steps.
+
+        Where that may be meant it is a warning: the script was changed, or one worker alone keeps what differs, such as times.
+        """
+        ledger = self._commitments.ledger
+        if self._resumed is None or (wrong := self._resumed.at_boundary(self.applied, ledger.rank == 0)) is None:
+            return
+        if not self._resumed.same_script or len(ledger.members) == 1:
+            logger.log(logging.INFO if self._voice.is_heard else logging.WARNING, "%s", wrong)
+            self._voice.note(ScriptWarned(text=wrong))
+            return
+        error = BitsDiffer(wrong)
+        self.differs(error, self.applied)
+        raise error
+
+    def differs(self, error: BitsDiffer, step: int) -> None:
+        """Say that the result cannot be trusted, which ends the job; ``error`` is raised next."""
+        if self._rewind is not None:
+            # Before it is told: the job ends by that.
+            with self._activity.paused("marking checkpoints that may hold wrong bits"):
+                self._rewind.doubt(self._agreement.step, step, str(error))
+        self._voice.diverged(error, step, self._commitments.ledger.members)
+
     def _rolled_back(self, manifest: Manifest, left_at: int, skipped: int) -> RolledBack:
         reason = self.numbers.due.what if self.numbers.due is not None else ""
         branch = self._commitments.ledger.branch
         return RolledBack(branch=branch, step=manifest.step, left_at=left_at, skipped=skipped, reason=reason)
 
     def _go_back(self, regroup: Callable[[], None]) -> None:
-        """Numbers are not finite: go back to the newest checkpoint, with everybody."""
+        """The job diverged: go back to the newest checkpoint, with everybody."""
         assert self._rewind is not None
         self._activity.now(Phase.EXCHANGING, self.applied)
         before = self._commitments.ledger.rewinds
         while self._commitments.ledger.rewinds == before:
             try:
-                with self._activity.paused("going back to a checkpoint"):
+                with paused(self._activity, self._voice, "going back to a checkpoint"):
                     problem = self._rewind.prepare(None, next_branch=True)
                 if problem is not None:
                     assert self.numbers.due is not None
@@ -170,8 +286,11 @@ class Course:
             self._go_back(regroup)
             self.follow()
             self.numbers.due = None
-        if self.saving is not None:
-            self.saving.at_boundary()
+        if not behind:
+            self._compare_state()
+        self.saved = self.saving is not None and self.saving.at_boundary()
+        if self.saved and self._resumed is not None:
+            self._resumed.saved(self._commitments.ledger.branch, self.applied)
 
     def checkpoint(self, tag: str | None, everyone: Callable[[bytes], list[bytes]]) -> None:
         """Take a checkpoint of the state as it is now; ``everyone`` gathers the bytes of all who keep pace."""
@@ -187,13 +306,12 @@ class Course:
     # At its end.
 
     def end(self) -> None:
-        """Every step is committed, and everybody is here: returns once the last checkpoint is written by all."""
+        """Every step is committed, and all are here: write this worker's share of the last checkpoint."""
         generation = self._commitments.generation
         if self.saving is None or generation is None:
             return
         if self._commitments.ledger.worker_id in self._keeping_pace:
             self.saving.at_end(self.applied, self._commitments.ledger.branch, generation, self._keeping_pace)
-        gather(self._commitments.group, b"")
 
     def leave(self) -> None:
         """This worker leaves the job before its end: its share of what was taken is still written."""
@@ -201,5 +319,7 @@ class Course:
             self.saving.finish()
 
     def close(self) -> None:
+        if self._resumed is not None:
+            self._resumed.close()
         if self.saving is not None:
             self.saving.close()

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from craft.worker import seeds
-from craft.worker.order import Order, Place
+from craft.worker.order import Order, Place, Position
+from craft.worker.samplers import BatchOrder
 
 Collate = Callable[[list[Any]], Any]
-Stream = Callable[[int, int, int], Iterator[Any]]
 
 ENDED = object()
 """What a stream gives once it has nothing more."""
@@ -46,6 +46,15 @@ class Source(Protocol):
     def epoch_of(self, step: int) -> int:
         """The pass over the data that ``step`` is in."""
 
+    def ends_epoch(self, step: int) -> int | None:
+        """The pass that ends with ``step``; None: it goes on, or that is not known here. Called for steps that are computed."""
+
+    def position(self, step: int) -> Position | None:
+        """Where a worker that joins at ``step`` begins to read; the same on every worker. None: the settings say it all."""
+
+    def seek(self, position: Position) -> None:
+        """Take what ``position`` gave on another worker, or earlier."""
+
     def extend(self, steps: int) -> None:
         """There are so many more steps than was said."""
 
@@ -73,7 +82,7 @@ class Fetcher(Dataset[Any]):
 class Ahead(Sampler[Place]):
     """Feeds loader processes with the microbatches that this worker will most likely need, urgent ones first."""
 
-    def __init__(self, order: Order, total_steps: int) -> None:
+    def __init__(self, order: Order | BatchOrder, total_steps: int | None) -> None:
         self._order = order
         self._total_steps = total_steps
         self._urgent: deque[Place] = deque()
@@ -92,7 +101,8 @@ class Ahead(Sampler[Place]):
         self._used = {key for key in self._used if key[0] >= step}
 
     def extend(self, steps: int) -> None:
-        self._total_steps += steps
+        if self._total_steps is not None:
+            self._total_steps += steps
 
     def use(self, step: int, microbatch: int) -> None:
         """It has arrived and is used: not to be fetched again unless it is asked for."""
@@ -110,15 +120,19 @@ class Ahead(Sampler[Place]):
             yield place
 
     def _upcoming(self) -> Place | None:
-        while self._share and self._next[0] < self._total_steps:
+        while self._share and (self._total_steps is None or self._next[0] < self._total_steps):
             step, position = self._next
+            if not self._order.has(step):
+                return None
             if position >= len(self._share):
                 self._next = (step + 1, 0)
                 continue
             self._next = (step, position + 1)
             key = (step, self._share[position])
             if key[1] < self._order.size_of(step) and key not in self.issued and key not in self._used:
-                return self._order.place(*key)
+                place = self._order.place(*key)
+                if place.indices:
+                    return place
         return None
 
 
@@ -128,10 +142,10 @@ class MapSource:
     def __init__(
         self,
         dataset: Any,
-        order: Order,
+        order: Order | BatchOrder,
         *,
         seed: int,
-        total_steps: int,
+        total_steps: int | None,
         collate: Collate | None,
         num_workers: int,
         loader_options: dict[str, Any],
@@ -146,7 +160,7 @@ class MapSource:
         self._loader_options = loader_options
 
     def size_of(self, step: int) -> int:
-        return self._order.size_of(step) if step < self._total_steps else 0
+        return self._order.size_of(step) if self._total_steps is None or step < self._total_steps else 0
 
     def weight(self, step: int, microbatch: int) -> float:
         return self._order.weight(step, microbatch)
@@ -158,19 +172,34 @@ class MapSource:
         return self._order.epoch_of(step)
 
     def more(self, step: int, microbatch: int) -> bool:
-        return step < self._total_steps
+        return self.size_of(step) > 0 and self._order.has(step)
+
+    def ends_epoch(self, step: int) -> int | None:
+        return self._order.ends_epoch(step)
+
+    def position(self, step: int) -> Position | None:
+        return self._order.position(step)
+
+    def seek(self, position: Position) -> None:
+        self._order.seek(position)
 
     def extend(self, steps: int) -> None:
-        self._total_steps += steps
-        self._ahead.extend(steps)
+        if self._total_steps is not None:
+            self._total_steps += steps
+            self._ahead.extend(steps)
 
     def expect(self, step: int, share: tuple[int, ...]) -> None:
+        self._order.leave_behind(step)
         self._ahead.expect(step, share)
         self._fetched = {key: data for key, data in self._fetched.items() if key[0] >= step}
 
     def fetch(self, step: int, microbatch: int) -> Any:
+        place = self._order.place(step, microbatch)
+        if not place.indices:
+            # A batch sampler's batch may have fewer samples than there are microbatches.
+            return ENDED
         if self._num_workers == 0:
-            return self._fetcher[self._order.place(step, microbatch)][1]
+            return self._fetcher[place][1]
         key = (step, microbatch)
         loader = self._start()
         if key not in self._ahead.issued:
@@ -189,7 +218,7 @@ class MapSource:
                 sampler=self._ahead,
                 batch_size=None,
                 # By default it would turn the user's tuples into lists and arrays into tensors.
-                collate_fn=_as_it_is,
+                collate_fn=as_it_is,
                 num_workers=self._num_workers,
                 **self._loader_options,
             )
@@ -200,7 +229,8 @@ class MapSource:
         self._loader = None
 
 
-def _as_it_is(item: Any) -> Any:
+def as_it_is(item: Any) -> Any:
+    """Return an item unchanged: what a loader is to do with it."""
     return item
 
 
@@ -210,61 +240,3 @@ class _OrNothing(Dataset[Any]):
 
     def __getitem__(self, place: Place) -> tuple[tuple[int, int], Any]:
         return self._fetcher[place] if place.step >= 0 else ((-1, -1), None)
-
-
-class StreamSource:
-    """Microbatches of streams: one iterator for each microbatch, opened by whoever computes it."""
-
-    def __init__(self, stream: Stream, *, microbatches: int, seed: int, total_steps: int | None) -> None:
-        self._stream = stream
-        self._microbatches = microbatches
-        self._seed = seed
-        self._total_steps = total_steps
-        self._open: dict[int, tuple[int, Iterator[Any]]] = {}
-        """Microbatch -> (the step of its next item, iterator)."""
-        self._ahead: dict[tuple[int, int], Any] = {}
-
-    def size_of(self, step: int) -> int:
-        return self._microbatches if self._total_steps is None or step < self._total_steps else 0
-
-    def weight(self, step: int, microbatch: int) -> float:
-        return 1.0
-
-    def samples(self, step: int, microbatch: int) -> int | None:
-        return None
-
-    def epoch_of(self, step: int) -> int:
-        return 0
-
-    def extend(self, steps: int) -> None:
-        if self._total_steps is not None:
-            self._total_steps += steps
-
-    def expect(self, step: int, share: tuple[int, ...]) -> None:
-        self._ahead = {key: data for key, data in self._ahead.items() if key[0] >= step}
-
-    def fetch(self, step: int, microbatch: int) -> Any:
-        # Handed out for good: the script may change it. Asked for again, it is read again.
-        key = (step, microbatch)
-        return self._ahead.pop(key) if key in self._ahead else self._draw(step, microbatch)
-
-    def more(self, step: int, microbatch: int) -> bool:
-        # Past the last step nothing is drawn: it would be waited for, and thrown away.
-        if self.size_of(step) == 0:
-            return False
-        self._ahead[step, microbatch] = self.fetch(step, microbatch)
-        return self._ahead[step, microbatch] is not ENDED
-
-    def _draw(self, step: int, microbatch: int) -> Any:
-        seed = seeds.derive(self._seed, seeds.DATA, step, microbatch)
-        position, iterator = self._open.get(microbatch, (-1, iter(())))
-        if position != step:
-            seeds.seed_all(seed)
-            iterator = iter(self._stream(microbatch, self._microbatches, step))
-        # Again: whether the stream was opened just now must not show in the item.
-        seeds.seed_all(seed)
-        self._open[microbatch] = (step + 1, iterator)
-        return next(iterator, ENDED)
-
-    def close(self) -> None:
-        self._open = {}

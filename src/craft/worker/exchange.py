@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -21,9 +21,9 @@ from craft.decide.word import combine
 from craft.groups.group import Lines, Pending
 from craft.protocol.errors import GroupError, LeftBehind
 from craft.protocol.membership import Generation
-from craft.protocol.word import Combined, Word
+from craft.protocol.word import Carried, Combined, Word
+from craft.telemetry.points import reach
 from craft.worker.gradients import Flats, Gradients
-from craft.worker.points import reach
 from craft.worker.route import Route
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -45,6 +45,8 @@ class Attempt:
         self.buffers: torch.Tensor | None = None
         """Filled by the owner of microbatch 0 before it finishes; by the exchange for all others."""
         self.buffers_like: Callable[[tuple[int, ...]], torch.Tensor] = lambda _: torch.empty(0)
+        self.carried: dict[int, torch.Tensor] = {}
+        """By rank, what its microbatches leave for the next step. Its own is put in before it finishes, the rest is received."""
         self._told: list[Pending] = []
         """What was told to followers as it began; kept until it ends."""
         self.reductions: tuple[Any, ...] = ()
@@ -68,7 +70,7 @@ class Attempt:
     def usable(self) -> bool:
         """Whether the whole result is here, and is one that may be committed."""
         word = self.combined
-        return self.complete and word is not None and not (word.resend or word.unequal_digests or word.unequal_probes)
+        return self.complete and word is not None and not (word.resend or word.differs)
 
     def tell(self, send: Callable[[], list[Pending]]) -> None:
         """Tell followers what ``send`` says, before anything else: one of them may be gone already, as anybody may later."""
@@ -113,10 +115,23 @@ class Attempt:
                 self.buffers = self.buffers_like(self.combined.buffers)
             assert self.buffers is not None
             self._route.share_buffers(self.buffers, self.combined.buffers_from)
+        if self.combined.carried:
+            self._share_carried(self.combined.carried)
         self._route.wait_results(self.result.tensors)
         self.complete = True
         reach("before_acknowledge", self.step)
         self._route.acknowledge(lambda: reach("acknowledging", self.step))
+
+    def _share_carried(self, carried: Sequence[Carried]) -> None:
+        if self.group is None:
+            return
+        sizes: dict[int, int] = {}
+        for each in carried:
+            sizes[each.rank] = sizes.get(each.rank, 0) + each.nbytes
+        for rank, size in sizes.items():
+            if rank != self.group.rank:
+                self.carried[rank] = torch.empty(size, dtype=torch.uint8)
+        self._route.share_carried(self.carried)
 
     def _exchange_bucket(self, then_send: Callable[[], None] | None = None) -> None:
         if not self._posted:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import threading
 import time
@@ -19,8 +20,11 @@ from craft.groups.store import Store
 from craft.protocol.errors import GroupError
 from craft.protocol.fitness import Device, Torch
 from craft.protocol.membership import Generation, Member
+from craft.wire.peers import KEY_BYTES
 
 _LIMIT_S = 10.0
+_KEY = secrets.token_bytes(KEY_BYTES)
+"""Of a job that is in this process alone."""
 _COPY_BYTES = 256 << 20
 _COPIES = 5
 
@@ -59,13 +63,13 @@ def _abort_ms() -> tuple[float | None, str]:
 
 
 def _pair() -> tuple[GlooGroup, GlooGroup] | None:
-    store = Store("127.0.0.1")
+    store = Store("127.0.0.1", _KEY)
     members = tuple(Member(worker_id=f"w{rank}", store_port=store.port) for rank in range(2))
     generation = Generation(number=1, nonce="fitness", members=members)
     groups: dict[int, GlooGroup] = {}
 
     def meet(rank: int) -> None:
-        groups[rank] = GlooGroup(generation, rank, "127.0.0.1", _LIMIT_S)
+        groups[rank] = GlooGroup(generation, rank, "127.0.0.1", _KEY, _LIMIT_S)
 
     threads = [threading.Thread(target=meet, args=(rank,), daemon=True) for rank in range(2)]
     for thread in threads:

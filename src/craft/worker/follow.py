@@ -21,13 +21,13 @@ from craft.protocol.errors import BitsDiffer, GroupError, SnapshotAborted, Snaps
 from craft.protocol.membership import DROPPED, Generation, Settlement
 from craft.protocol.word import Combined, Word
 from craft.snapshots.fetch import Fetched
+from craft.telemetry.points import reach
 from craft.worker import tidings
 from craft.worker.commit import Commitments
 from craft.worker.exchange import Attempt
 from craft.worker.gradients import Flats, Gradients
 from craft.worker.heal import donors_of
 from craft.worker.layout import Layout
-from craft.worker.points import reach
 from craft.worker.reduction import Reduced
 from craft.worker.route import Route
 from craft.worker.routes import route_of
@@ -222,7 +222,7 @@ class Follower:
     def _has_nothing_to_take(self) -> bool:
         """Whether all steps are over, or the others count on this worker in the next one, as on any that keeps pace."""
         ledger = self._commitments.ledger
-        if self._size_of(ledger.level) == 0 or ledger.worker_id not in ledger.idle:
+        if ledger.over or self._size_of(ledger.level) == 0 or ledger.worker_id not in ledger.idle:
             return True
         with self._change:
             last = self._results[-1].combined if self._results else None
@@ -245,7 +245,12 @@ class Follower:
             assert combined is not None
             if combined.resend:
                 return
-            if combined.unequal_digests or combined.unequal_probes:
+            if combined.outcasts:
+                # Another one that joined has to leave: the step is done again without it.
+                commitments.await_move()
+                self._regroup(attempt)
+                return
+            if combined.differs:
                 raise BitsDiffer(f"the others found that their states differ after step {combined.step}")
             commitments.completed()
             commitments.all_acknowledged(combined)

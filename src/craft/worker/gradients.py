@@ -20,7 +20,7 @@ import torch
 
 from craft.decide.held import Hold
 from craft.decide.tree import Node, parent_of
-from craft.protocol.errors import ConfigError
+from craft.protocol.errors import ConfigError, UnsafeScript
 from craft.worker.aside import Aside
 from craft.worker.layout import Bucket, Layout, bitmap
 
@@ -104,6 +104,11 @@ class Gradients:
             )
         leaf.weight = weight
 
+    @property
+    def weight(self) -> float:
+        """Of the active microbatch."""
+        return self._leaf().weight
+
     def finish(self, hasher: Callable[[Flats], bytes] | None = None) -> _Leaf:
         """The active microbatch ends: flush what is left and hold its node. ``hasher`` takes a digest of its own gradient."""
         leaf = self._leaf()
@@ -137,6 +142,15 @@ class Gradients:
         if leaf is not None and leaf.node == node:
             return leaf.merged
         return self.nodes[node]
+
+    @torch.no_grad()
+    def show(self) -> None:
+        """Let the script see, in ``p.grad``, a copy of what its last microbatch gave: for code in the middle of a step."""
+        leaf = self._active
+        for index, param in enumerate(self.layout.params if leaf is not None else ()):
+            if leaf is not None and leaf.count[index] and param.grad is None:
+                bucket, place = self.layout.place[index]
+                param.grad = leaf.flats.views[bucket][place].clone()
 
     def hold_empty(self, microbatch: int, size: int) -> _Leaf:
         """Hold a microbatch without data: every gradient is absent."""
@@ -225,6 +239,8 @@ class _Leaf:
         self.merged = (lent or gradients.take()) if siblings else self.flats
         self._expected = expected
         self._flushed = flushed
+        self._left: dict[int, tuple[torch.Tensor, int]] = {}
+        """In the first microbatch: the gradients as autograd left them, with torch's count of their changes."""
         self._done = [False] * len(self._layout.buckets)
         self._missing = [
             sum(expected[index] for index in bucket.param_indices) if expected is not None else -1
@@ -239,6 +255,10 @@ class _Leaf:
     def arrived(self, index: int, bucket: int) -> None:
         """Autograd has put a gradient into a parameter."""
         self.count[index] += 1
+        if self._expected is None:
+            grad = self._layout.params[index].grad
+            assert grad is not None
+            self._left[index] = (grad, grad._version)
         if self._done[bucket]:
             self._add_late(index, bucket)
         elif self._expected is not None and self.count[index] <= self._expected[index]:
@@ -271,11 +291,25 @@ class _Leaf:
     @torch.no_grad()
     def close(self) -> None:
         """Flush what is left; if a flushed bucket changed since, sum it again. What it was summed from is intact."""
+        self._check_untouched()
         for bucket in range(len(self._done)):
             if not self._done[bucket]:
                 self._flush(bucket)
             elif self.late:
                 self._merge(bucket)
+
+    def _check_untouched(self) -> None:
+        """Raise UnsafeScript if the script changed a gradient of the first microbatch. In later ones that does nothing at all."""
+        for index, (grad, version) in self._left.items():
+            now = self._layout.params[index].grad
+            if now is None or now is not grad or now._version != version:
+                raise UnsafeScript(
+                    f"a gradient of shape {tuple(grad.shape)} was changed, replaced or cleared inside the loop over"
+                    " microbatches, after backward(): gradient clipping, scaler.unscale_ and zero_grad have no place there,"
+                    " since gradients are taken out of p.grad while backward() goes on. Do it once per step, after the loop:"
+                    " there p.grad is the mean over the global batch (a hook by p.register_hook works on each microbatch)"
+                )
+        self._left = {}
 
     @torch.no_grad()
     def _flush(self, index: int) -> None:

@@ -16,6 +16,7 @@ from craft.protocol.word import Combined
 from craft.worker.buffers import Buffers
 from craft.worker.exchange import Attempt
 from craft.worker.gradients import hand_out
+from craft.worker.lanes import Lanes
 from craft.worker.layout import Layout
 from craft.worker.numbers import Numbers
 
@@ -39,10 +40,11 @@ class Outcome:
 class Handover:
     """Belongs to the main thread."""
 
-    def __init__(self, buffers: Buffers, numbers: Numbers) -> None:
+    def __init__(self, buffers: Buffers, lanes: Lanes, numbers: Numbers) -> None:
         self.last: Outcome | None = None
         """Of the step that was committed last."""
         self._buffers = buffers
+        self._lanes = lanes
         self._numbers = numbers
         self._told = False
         """Whether it was said that there are no gradients."""
@@ -65,6 +67,7 @@ class Handover:
         metrics = combined.metrics if combined.total_weight else ()
         if self._numbers.look(attempt.step, metrics, layout, attempt.result.tensors):
             self._buffers.commit(combined.buffers, attempt.buffers)
+            self._lanes.commit(combined.carried, attempt.carried)
         else:
             self._numbers.leave_out([param for bucket in layout.buckets for param in bucket.params])
             self._buffers.commit((), None)

@@ -22,9 +22,9 @@ from craft.snapshots.pace import num_lanes
 from craft.snapshots.portable import carried_bytes, load
 from craft.snapshots.reserve import Reserve, can_wait_there
 from craft.snapshots.state import Stateful
+from craft.telemetry.points import reach
 from craft.worker.commit import Commitments
 from craft.worker.course import Course
-from craft.worker.points import reach
 from craft.worker.start import Attached, Progress, compare
 
 logger = logging.getLogger(__name__)
@@ -83,6 +83,11 @@ class Healing:
     def _stripe_bytes(self, donors: int) -> int:
         """How much room the largest stripe takes if there are so many donors."""
         return -(-self._state_bytes // donors) + _STRIPE_SLACK
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether joiners wait for a copy of the state from here."""
+        return self._due is not None
 
     def give(self) -> None:
         """The state is that of the last commit: copy what is wanted of it, if anything is."""
@@ -163,6 +168,11 @@ class Healing:
         )
         if problem is not None:
             raise ConfigError(problem)
+        if theirs.progress.spoiled:
+            raise ConfigError(
+                "code after the training loop changed the training state before this worker could take it: that code cannot be"
+                " run again from where it began. Let job.once(name, fn) do such work: then the next worker does it"
+            )
         if theirs.modes is not None:
             theirs.modes.put(self._modules, self._registered)
         load(fetched.header, fetched.tensors, self._modules, self._registered)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from craft.decide.techniques import Divergence, Loss, Stragglers
+from craft.decide.techniques import Loss, Stragglers
 from craft.protocol.errors import ConfigError
 from craft.protocol.events import Event
 from craft.settings.worker import WorkerSettings
@@ -18,7 +18,7 @@ from craft.snapshots.donor import Donor
 from craft.snapshots.ownership import job_of
 from craft.snapshots.reserve import Reserve
 from craft.snapshots.state import Stateful
-from craft.worker import between
+from craft.worker import between, evaluation
 from craft.worker.activity import Activity
 from craft.worker.attempts import Attempts, numbers
 from craft.worker.channel import Channel
@@ -26,14 +26,24 @@ from craft.worker.commit import Commitments
 from craft.worker.data import Collate
 from craft.worker.devices import between_devices, device_of, make_scales, own_device, warm_up
 from craft.worker.extra_state import ExtraState
+from craft.worker.lanes import REGISTERED_AS, Lanes
 from craft.worker.meeting import Meeting
+from craft.worker.outside_loops import OutsideLoops
 from craft.worker.parts import Parts
-from craft.worker.refusals import check_attempts, check_event, check_model, check_optimizers, check_registered
+from craft.worker.pauses import paused
+from craft.worker.refusals import (
+    check_attempts,
+    check_event,
+    check_model,
+    check_optimizers,
+    check_registered,
+)
+from craft.worker.script_checks import ignored_sampler
 from craft.worker.shifted import Shifted
-from craft.worker.sources import make_source
+from craft.worker.sources import check_start_step, is_stream, make_source
 from craft.worker.start import Conditions
-from craft.worker.steps import Steps
-from craft.worker.target import Asked, check_tag, choose_target
+from craft.worker.steps import Epochs, Steps
+from craft.worker.target import Asked, check_every, check_tag, choose_target
 from craft.worker.training import Training
 from craft.worker.voice import Voice
 
@@ -41,6 +51,7 @@ logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=torch.nn.Module)
 E = TypeVar("E", bound=Event)
+R = TypeVar("R")
 
 
 class _Saved:
@@ -86,7 +97,9 @@ class Job:
         self._handlers: list[tuple[type[Event], Callable[[Any], None]]] = []
         self._asked = Asked()
         self._training: Training | None = None
-        self._attempts: Attempts | None = None
+        """Of the loop that the script is in, or was in last."""
+        self._outside: OutsideLoops | None = None
+        """Of calls that this worker makes before it takes part in a loop."""
 
     def replicate(self, model: M) -> M:
         """Keep the parameters and buffers of ``model`` the same on every worker. Returns the same module."""
@@ -133,31 +146,45 @@ class Job:
         collate_fn: Collate | None = None,
         num_workers: int | None = None,
         steps_per_epoch: int | None = None,
+        start_step: int = 0,
     ) -> Steps:
-        """Return the loop over the job's steps.
+        """Return the loop over the job's steps. A script may have several, one after the other; step numbers run on.
 
-        ``data`` is a map-style dataset, a ``DataLoader`` (its collate function, workers and pinning are taken over), or
-        ``stream(microbatch, num_microbatches, start_step) -> iterator``. The global batch is cut into ``microbatches``
-        (default: the number of slots), which never change. ``steps_per_epoch`` ends a pass over a dataset earlier.
+        ``data`` is a dataset, map-style or iterable, a ``DataLoader`` (its collate function, workers, sampler and pinning are
+        taken over), or ``stream(microbatch, num_microbatches, start_step) -> iterator``. The global batch is cut into
+        ``microbatches`` (default: the number of slots), which never change. ``steps_per_epoch`` ends a pass over a dataset
+        earlier. A script that has loaded its own file gives ``start_step``, the number of steps that it had done.
         """
         self._not_training("steps")
         if not self._modules:
             raise ConfigError("job.steps() before job.replicate(model): there is nothing to train yet")
-        return Steps(
-            self._begin(
-                data,
-                own_loop=False,
-                global_batch=global_batch,
-                microbatches=microbatches,
-                steps=steps,
-                epochs=epochs,
-                seed=seed,
-                shuffle=shuffle,
-                collate_fn=collate_fn,
-                num_workers=num_workers,
-                steps_per_epoch=steps_per_epoch,
-            )
+        training = self._begin(
+            data,
+            own_loop=False,
+            global_batch=global_batch,
+            microbatches=microbatches,
+            steps=steps,
+            epochs=epochs,
+            seed=seed,
+            shuffle=shuffle,
+            collate_fn=collate_fn,
+            num_workers=num_workers,
+            steps_per_epoch=steps_per_epoch,
+            start_step=start_step,
         )
+        return Steps(training, passed=self._passed())
+
+    def epochs(self, n: int, data: Any, **options: Any) -> Epochs:
+        """Return the loop over ``n`` passes over ``data``; ``for step in epoch`` gives the steps of each.
+
+        ``options`` are those of ``job.steps``. Code after the loop over an epoch's steps runs on every worker, once per epoch.
+        """
+        for taken in ("steps", "epochs"):
+            if taken in options:
+                raise ConfigError(f"job.epochs(n, data, {taken}=...): n is the number of passes; leave {taken} out")
+        if is_stream(data):
+            raise ConfigError("job.epochs(n, stream): a stream has no passes; use job.steps(stream, steps=...)")
+        return Epochs(self.steps(data, epochs=n, **options))
 
     def attempts(
         self,
@@ -191,19 +218,35 @@ class Job:
             collate_fn=collate_fn,
             num_workers=num_workers,
         )
-        self._attempts = Attempts(training, self._modules, self._registered)
-        return self._attempts
+        return Attempts(training, self._modules, self._registered, passed=self._passed())
 
-    def _begin(self, data: Any, *, own_loop: bool, microbatches: int | None, seed: int, **more: Any) -> Training:
+    def _begin(
+        self,
+        data: Any,
+        *,
+        own_loop: bool,
+        microbatches: int | None,
+        seed: int,
+        whole: bool = False,
+        start_step: int = 0,
+        **more: Any,
+    ) -> Training:
+        if self._training is not None:
+            self._training.finish_loop()
         count = microbatches if microbatches is not None else self._meeting.slots
         source, total_steps, settings = make_source(data, microbatches=count, seed=seed, **more)
-        settings |= {"own_loop": True} if own_loop else {}
+        settings |= {name: True for name, holds in (("own_loop", own_loop), ("all_compute", whole)) if holds}
+        if self._commitments.loops:
+            settings["loop"] = self._commitments.loops + 1
+        self._commitments.begin_at(check_start_step(start_step, total_steps))
         if not own_loop:
             check_optimizers(self._registered, self._modules)
         connected = between_devices(self._settings.group, self.device)
         logger.info("trains on %s; gradients travel by %s", self.device, "Gloo" if connected is None else "NCCL")
         self._meeting.equip(connected)
         make_scales(self._registered.values(), self.device)
+        loss = self._techniques.get(Loss)
+        lanes = Lanes(self.device)
         parts = Parts(
             settings=self._settings,
             techniques=self._techniques,
@@ -213,17 +256,31 @@ class Job:
             donor=self._donor,
             reserve=self._reserve,
             commitments=self._commitments,
-            modules=self._modules,
-            registered=self._registered,
-            source=Shifted(source, total_steps, by_passes=more["steps"] is None),
+            # Copies: what is registered after this loop belongs to the next one.
+            modules=dict(self._modules),
+            registered={**self._registered, **({} if own_loop else {REGISTERED_AS: lanes})},
+            lanes=lanes,
+            device=self.device,
+            source=Shifted(source, total_steps, more["steps"] is None, lambda: self._commitments.ledger.first_step),
             seed=seed,
             conditions=Conditions.here(self.device, settings | self._settings.shared() | self._techniques.shared()),
-            target=choose_target(self._asked, self._techniques, job_of(self._settings.state_key_bytes)),
+            target=check_every(
+                choose_target(self._asked, self._techniques, job_of(self._settings.state_key_bytes)), is_stream(data)
+            ),
+            drops=loss is not None and loss.settings.answer == "shrink",
             own_loop=own_loop,
+            whole=whole,
         )
         self._training = Training(parts)
         self._voice.report(microbatches=count)
+        if text := ignored_sampler(data):
+            self._training.checks.warn(text)
         return self._training
+
+    def _passed(self) -> OutsideLoops | None:
+        """If the job has ended the loop that begins now: how calls are made after it by this worker, which came later."""
+        is_passed = not self._commitments.ledger.generation and self._commitments.loops + 1 < self._meeting.loop
+        return self._outside_loops() if is_passed else None
 
     def checkpoints(
         self,
@@ -235,8 +292,8 @@ class Job:
     ) -> None:
         """Take checkpoints into ``url``, a path or such as ``s3://bucket/job``; before ``job.steps``.
 
-        ``every``: "auto", "500 steps", "10 min". ``keep``: how many stay, besides those with a tag. ``local``: a fast directory
-        of each host to which they are written first. What ``craft run`` was given comes before what is said here.
+        ``every``: "auto", "500 steps", "1 epoch", "10 min". ``keep``: how many stay, besides those with a tag. ``local``: a fast
+        directory of each host to which they are written first. What ``craft run`` was given comes before what is said here.
         """
         self._not_training("checkpoints")
         self._asked = Asked(os.fspath(url), str(every), keep, os.fspath(local) if local is not None else None)
@@ -248,6 +305,8 @@ class Job:
         """
         check_tag(tag)
         training = self._loop("checkpoint")
+        if training.over:
+            raise ConfigError("job.checkpoint() after the loop: the last state has its checkpoint already")
         if training.course.saving is None:
             raise ConfigError(
                 "job.checkpoint(): where to? Call job.checkpoints(url) before, or craft run --checkpoints URL"
@@ -271,39 +330,82 @@ class Job:
         self._training.stop_reason = reason
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum ``tensor`` over all workers, in place. Between the steps; a worker that is lost meanwhile is left out."""
-        return between.all_reduce(self._loop("all_reduce"), tensor)
+        """Sum ``tensor`` over all workers, in place. Outside of inner loops; a worker that is lost meanwhile is left out."""
+        return between.all_reduce(self._place, tensor)
 
     def broadcast_object(self, value: Any) -> Any:
-        """Return rank 0's ``value`` on every worker: plain data, nothing is pickled. Between the steps."""
-        return between.broadcast_object(self._loop("broadcast_object"), value)
+        """Return rank 0's ``value`` on every worker: plain data, nothing is pickled. Outside of inner loops."""
+        return between.broadcast_object(self._place, value)
 
     def barrier(self) -> None:
-        """Wait until every worker has come here. Between the steps."""
-        between.gather(self._loop("barrier"), "barrier", b"")
+        """Wait until every worker has come here. Outside of inner loops."""
+        between.gather(self._place, "barrier", b"")
+
+    def once(self, name: str, fn: Callable[[], R]) -> R:
+        """Have one worker call ``fn`` to its end, and return the result on every worker: to save, download, or log.
+
+        Every worker calls it, outside of inner loops. If the one that runs ``fn`` is lost, the next one runs it again: ``fn``
+        must not mind that its work was begun before. It returns plain data, or None. ``name`` is for messages.
+        """
+        if not isinstance(name, str) or not callable(fn):
+            raise ConfigError("job.once(name, fn) takes a name and a function")
+        result: R = between.once(self._place, self._activity, name, fn)
+        return result
 
     def evaluate(
-        self, dataset: Any, fn: between.Score, *, batch_size: int, collate_fn: Collate | None = None
+        self,
+        data: Any,
+        fn: evaluation.Score,
+        *,
+        batch_size: int | None = None,
+        collate_fn: Collate | None = None,
     ) -> dict[str, float]:
-        """Share ``dataset`` over the workers, each sample once, also if some are lost; between the steps.
+        """Share ``data`` over the workers, each sample once, also if some are lost. Outside of inner loops.
 
-        ``fn(batch)`` returns a dict of numbers, the means over its batch; what comes back is their mean over all samples,
-        the same bits on every worker. Gradients are off; ``model.eval()`` and ``train()`` are the script's own.
+        ``data`` is a dataset, with ``batch_size``, or a ``DataLoader``. ``fn(batch)`` returns a dict of numbers, the means over
+        its batch; what comes back is their mean over all samples, the same bits on every worker. Gradients are off;
+        ``model.eval()`` and ``train()`` are the script's own.
         """
-        return between.evaluate(self._loop("evaluate"), dataset, fn, batch_size, collate_fn)
+        return evaluation.evaluate(self._loop("evaluate"), data, fn, batch_size, collate_fn)
 
     def _loop(self, call: str) -> Training:
         if self._training is None:
-            raise ConfigError(f"job.{call}() before job.steps(): it belongs into the loop, after the inner one")
+            raise ConfigError(f"job.{call}() before job.steps(): it belongs into the loop, or after it")
+        self._training.finish_loop()
         return self._training
 
+    @property
+    def _place(self) -> Training | OutsideLoops:
+        """Through which calls to all workers are made at this place of the script."""
+        if self._training is not None:
+            self._training.finish_loop()
+            return self._training
+        return self._outside_loops()
+
+    def _outside_loops(self) -> OutsideLoops:
+        if self._outside is None:
+            self._meeting.equip(between_devices(self._settings.group, self.device))
+            self._outside = OutsideLoops(
+                self._commitments,
+                self._meeting,
+                self._voice,
+                self._activity,
+                self._donor,
+                self._settings.state_key_bytes,
+                self._settings.late,
+            )
+        return self._outside
+
     def paused(self, reason: str) -> AbstractContextManager[None]:
-        """Within ``with job.paused("evaluation"):`` this worker is never taken for one that hangs, however long it takes."""
-        return self._activity.paused(reason)
+        """Within ``with job.paused("evaluation"):`` this worker is never taken for one that hangs, however long it takes.
+
+        One that takes longer than a second gets a line in the journal afterwards.
+        """
+        return paused(self._activity, self._voice, reason)
 
     def _not_training(self, call: str) -> None:
-        if self._training is not None:
-            raise ConfigError(f"job.{call}() after job.steps(): the loop has begun, and there is one in a script")
+        if self._training is not None and not (self._training.over or self._training.broken_off):
+            raise ConfigError(f"job.{call}() in the loop over job.steps: it belongs before that loop, or after it")
 
     @property
     def worker_id(self) -> str:
@@ -316,8 +418,11 @@ class Job:
 
     @property
     def _company(self) -> tuple[int, int] | None:
-        current = self._training.current if self._training is not None else None
-        return current._company if current is not None else None
+        if self._training is None:
+            return None
+        current = self._training.current
+        in_body = current._company if current is not None else None
+        return in_body or self._training.loop_end.rank_and_size
 
     @property
     def rank(self) -> int:
@@ -381,31 +486,3 @@ class Job:
     @property
     def branch(self) -> int:
         return self._commitments.ledger.branch
-
-
-def place_of(job: Job) -> tuple[int | None, int | None]:
-    """(step, microbatch) that the script is in; (None, None) before the first step. No business of the script's."""
-    current = job._training.current if job._training is not None else None
-    return (None, None) if current is None else current._place
-
-
-def slots_of(job: Job) -> int:
-    """How many workers the job has when all are there; does not change with who is lost. No business of the script's."""
-    return job._meeting.slots
-
-
-def has_trained(job: Job) -> bool:
-    """Whether the job's one loop has begun, or is over. No business of the script's."""
-    return job._training is not None
-
-
-def may_go_back(job: Job) -> bool:
-    """Whether the job goes back to a checkpoint where numbers are not finite. No business of the script's."""
-    divergence = job._techniques.get(Divergence)
-    return divergence is not None and divergence.settings.answer == "rollback"
-
-
-def finish(job: Job) -> None:
-    """The script came to its end."""
-    if job._attempts is not None:
-        job._attempts.finish()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 
@@ -21,15 +22,16 @@ from craft.settings.rundir import RunDir
 from craft.settings.worker import WorkerSettings
 from craft.snapshots.donor import Donor
 from craft.snapshots.reserve import Reserve
-from craft.worker import adoption, collectives, stacks
+from craft.telemetry.points import reach
+from craft.worker import adoption, collectives, plain_exit, stacks, temporary_files
 from craft.worker.activity import Activity
 from craft.worker.channel import Channel
 from craft.worker.guest import Abort, Guest
 from craft.worker.heap import keep_for_next_step
 from craft.worker.injections import Injections, install
 from craft.worker.job import Job
+from craft.worker.job_access import finish
 from craft.worker.meeting import Left, Meeting
-from craft.worker.points import reach
 from craft.worker.venue import Venue
 
 logger = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ def connect() -> Channel | None:
         )
     if adopted:
         # What is done for those who are forked before their script begins.
+        temporary_files.keep_with_agent(settings.activity)
         stacks.register(RunDir(settings.run_dir).stacks(settings.worker_id) if settings.run_dir is not None else None)
         set_aside()
         adoption.Ending()
@@ -101,8 +104,11 @@ def join() -> Job:
     activity().now(Phase.JOINING)
     donor = None
     if channel is None:
+        plain_exit.install()
         alone = Generation(number=1, nonce="alone", members=(_member(settings),))
         meeting.direct(Directive(sequence=1, generation=alone))
+        # Under ``craft run`` the end of the script is seen by what runs it.
+        atexit.register(lambda: finish(_job) if _job is not None else None)
     else:
         donor = _take_part(settings, channel, meeting)
     _job = Job(settings, meeting, channel, activity(), donor, _reserve)
@@ -110,22 +116,31 @@ def join() -> Job:
     return _job
 
 
+def join_anew() -> Job:
+    """Become another job of one, for a script that trains more than once; outside of ``craft run`` only."""
+    global _job
+    if connect() is None:
+        _job = None
+    return join()
+
+
 def _meeting(settings: WorkerSettings, channel: Channel | None) -> Meeting:
-    def broke(generation: int, detail: str, unreachable: tuple[str, ...]) -> None:
+    def broke(broken: Broken) -> None:
         if channel is not None:
-            channel.report(broken=Broken(generation=generation, detail=detail, unreachable=unreachable))
+            channel.report(broken=broken, progress=meeting.progress)
 
     def left() -> None:
         logger.info("leaves the job, as it was told")
         if channel is not None:
             channel.report(left=True)
 
-    return Meeting(settings.worker_id, settings.address, broke, left)
+    meeting = Meeting(settings.worker_id, settings.address, settings.state_key_bytes, broke, left)
+    return meeting
 
 
 def _take_part(settings: WorkerSettings, channel: Channel, meeting: Meeting) -> Donor:
     """Say where this worker can be found, and follow directives from now on. Returns what gives its state to others."""
-    store = Store(settings.address)
+    store = Store(settings.address, settings.state_key_bytes)
     _stores.append(store)
     donor = Donor(settings.address, settings.state_key_bytes)
     member = replace(

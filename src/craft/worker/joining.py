@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from craft.protocol.membership import Settlement
+from craft.telemetry.points import reach
 from craft.worker.buffers import Buffers
 from craft.worker.commit import Commitments
 from craft.worker.follow import Follower, Result
 from craft.worker.heal import Healing
 from craft.worker.layout import Layout
-from craft.worker.points import reach
 from craft.worker.reduction import listen
 from craft.worker.start import Progress
 from craft.worker.voice import Voice
@@ -94,6 +94,11 @@ class Joining:
         now = not self._warmed_up and self.catches_up and not self._follower.has_results
         self._warmed_up = self._warmed_up or now
         return now
+
+    @property
+    def has_results(self) -> bool:
+        """Whether a result is queued that can be replayed at once."""
+        return self._follower.has_results
 
     @property
     def is_followed(self) -> bool:

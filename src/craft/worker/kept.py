@@ -13,6 +13,7 @@ import torch
 from craft.snapshots.device import hold_back
 from craft.snapshots.portable import Header, State, load
 from craft.snapshots.state import Stateful
+from craft.worker.modes import Modes
 
 
 class Kept:
@@ -30,6 +31,8 @@ class Kept:
         self._registered = registered
         self._header: Header | None = None
         self._copies: list[torch.Tensor] = []
+        self._modes = Modes()
+        """What the body may have switched: frozen parameters, ``eval()``, groups of optimizers."""
         self._changed = False
 
     @torch.no_grad()
@@ -46,16 +49,26 @@ class Kept:
         else:
             self._copies = [tensor.clone() for tensor in state.tensors]
         self._header = state.header
+        self._modes = Modes.of(self._modules, self._registered)
         self._changed = True
 
     def put_back(self) -> None:
         """The step did not come about: the state is that of the last commit again."""
         if not self._changed:
             return
+        self._load()
+        self._changed = False
+
+    def put_back_again(self) -> None:
+        """The next try begins: undo what the script did after the one that did not come about."""
+        assert not self._changed
+        self._load()
+
+    def _load(self) -> None:
         assert self._header is not None
+        self._modes.put(self._modules, self._registered)
         # Copies of the copies: what is loaded may become the script's own, and the next attempt may fail, too.
         load(self._header, [copy.clone() for copy in self._copies], self._modules, self._registered)
-        self._changed = False
 
     def let_go(self) -> None:
         """The step is committed."""

@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from craft.protocol.errors import ConfigError
+from craft.worker.loader_settings import samples_in_pass
 from craft.worker.steps import Driven, Step
 
 
@@ -37,12 +38,12 @@ class StepLoader:
 
     def __len__(self) -> int:
         """Steps in an epoch."""
-        samples = len(self.dataset)  # type: ignore[arg-type]
+        samples = samples_in_pass(self.loader)
         return samples // self.global_batch if self._drop_last else -(-samples // self.global_batch)
 
     def samples(self, position: int) -> int:
         """Samples in the step at this place of an epoch."""
-        return min(self.global_batch, len(self.dataset) - position * self.global_batch)  # type: ignore[arg-type]
+        return min(self.global_batch, samples_in_pass(self.loader) - position * self.global_batch)
 
     def __iter__(self) -> Iterator[Any]:
         return self

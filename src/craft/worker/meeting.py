@@ -30,14 +30,20 @@ class Meeting:
     """The generation that this worker is to act under, the one to come, and their groups."""
 
     def __init__(
-        self, worker_id: str, address: str, on_broken: OnBroken, on_left: Callable[[], None] = lambda: None
+        self,
+        worker_id: str,
+        address: str,
+        key: bytes,
+        on_broken: OnBroken,
+        on_left: Callable[[], None] = lambda: None,
     ) -> None:
+        """``key`` is the job's; of no use in a job of one worker, which has none."""
         self._worker_id = worker_id
         self._on_broken = on_broken
         self._on_left = on_left
         # Guards everything below; the channel's thread, opening threads and the main thread meet here. Reentrant.
         self._change = threading.Condition()
-        self._places = Places(worker_id, address, self._change, on_broken, self.broke)
+        self._places = Places(worker_id, address, key, self._change, on_broken, self.broke)
         self._leaving = 0
         """The upcoming generation in which this worker is not."""
         self._inside = False
@@ -47,6 +53,10 @@ class Meeting:
         self._fenced: str | None = None
         self._over: str | None = None
         self._heard = False
+        self.progress: tuple[int, ...] = ()
+        """Branch, committed steps and calls completed since; the main thread keeps it, for reports of any thread."""
+        self.left = False
+        """Whether this worker has left the job, as it was told."""
         self.slots = 1
         """Places in the job's layout."""
         self.winding_down: str | None = None
@@ -57,6 +67,12 @@ class Meeting:
         """Branch and steps of the newest complete checkpoint, as far as the lighthouse says."""
         self.wishes: tuple[CheckpointWish, ...] = ()
         """The latest wishes for checkpoints."""
+        self.generation: Generation | None = None
+        """The current generation as the lighthouse says, with this worker or without it."""
+        self.loop = 1
+        """The training loop of the script that the job is in, or has ended last."""
+        self.finishing = 0
+        """The generation whose members' scripts have all come to their end; 0: none."""
         self.restoration: Restoration | None = None
         """From where the job began again, if it did: those in its generations begin there, too."""
 
@@ -77,6 +93,7 @@ class Meeting:
             self._restore(directive.restoration)
             self._heard = True
             self.slots = directive.slots or self.slots
+            self.loop, self.finishing, self.generation = directive.loop, directive.finishing, directive.generation
             self._change.notify_all()
             if self._worker_id in directive.fenced:
                 self._fence(f"worker {self._worker_id} was declared lost; the job goes on without it")
@@ -156,7 +173,7 @@ class Meeting:
         """Say that the group of generation ``number`` broke, unless a newer one is there already."""
         if self.newer(number):
             return
-        self._on_broken(number, str(error), ())
+        self._on_broken(self._places.broke(number, error))
         self._places.probe(number)
 
     @property
@@ -207,6 +224,17 @@ class Meeting:
         """Block until there is a generation after ``number``."""
         with self._change:
             self._change.wait_for(lambda: self.newer(number))
+
+    def wait_others(self) -> None:
+        """Of a worker that comes later: wait until there is a generation, or the whole job begins again."""
+        with self._change:
+            self._change.wait_for(lambda: self.generation is not None or self.restoration is not None or self._gone)
+
+    def wait_finish(self, number: int) -> bool:
+        """Wait until the scripts of all workers came to their end; False: a generation after ``number`` is to be entered."""
+        with self._change:
+            self._change.wait_for(lambda: self.finishing >= number or self.newer(number))
+            return self.finishing >= number
 
     def wait_saved(self, place: tuple[int, int], number: int, limit_s: float) -> bool:
         """Wait until the checkpoint of ``place``, a branch and a step, is complete, or for so long.
@@ -281,6 +309,7 @@ class Meeting:
 
     def leave(self) -> NoReturn:
         """Leave the job: raises Left."""
+        self.left = True
         self._on_left()
         raise Left(0)
 

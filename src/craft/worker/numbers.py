@@ -1,10 +1,11 @@
-"""Numbers that are not finite: every worker sees them in the same step, since all have the same result, and does the same.
+"""Numbers that are not finite, or spikes: every worker sees them in the same step and does the same, by the same result.
 
 ``Flight`` looks at each result before it hands it to the script; ``Training`` does what is left to do at the step boundary.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -12,11 +13,14 @@ from typing import Any
 import torch
 
 from craft.decide.divergence import DivergenceAnswer
+from craft.decide.spikes import SpikeRule, find_spike, remember
 from craft.decide.technique import Hooks, Moment
 from craft.protocol.errors import CraftError
 from craft.protocol.events import NumbersDiverged
 from craft.worker.layout import Layout
 from craft.worker.start import Progress
+
+logger = logging.getLogger(__name__)
 
 _LOWER_BY = 0.1
 _LOWER_STEPS = 100
@@ -33,17 +37,26 @@ _WORDS: dict[DivergenceAnswer, str] = {
 
 
 class NotFinite(CraftError):
-    """A loss or a gradient is not finite, and the job is to end then. Raised on every worker in the same step."""
+    """A loss or a gradient is not finite, or a spike, and the job is to end then. Raised on every worker in the same step."""
 
 
 class Numbers(Hooks):
     """The hooks of the technique ``divergence``; it also has a say in what a result may change."""
 
     def __init__(
-        self, answer: DivergenceAnswer | None, registered: Iterable[Any], tell: Callable[[NumbersDiverged], None]
+        self,
+        answer: DivergenceAnswer | None,
+        registered: Iterable[Any],
+        tell: Callable[[NumbersDiverged], None],
+        spikes: SpikeRule | None = None,
     ) -> None:
-        """Without an answer, nobody looks."""
+        """Without an answer, no number is looked at. ``spikes``: which finite ones count, too."""
         self._tell = tell
+        self._spikes = spikes
+        self._warned = False
+        """Whether it was said that the number is missing that is to be looked at for spikes."""
+        self.recent: tuple[float, ...] = ()
+        """Its newest values, the same on every worker."""
         items = list(registered)
         self._answer = answer
         # A gradient scaler tries how large gradients may become: those that are not finite are its daily business.
@@ -63,6 +76,7 @@ class Numbers(Hooks):
 
     def load(self, progress: Progress) -> None:
         self.lowered_until = progress.lowered_until
+        self.recent = progress.recent
 
     def look(
         self, step: int, metrics: Sequence[tuple[str, float]], layout: Layout, flats: Sequence[torch.Tensor]
@@ -71,7 +85,7 @@ class Numbers(Hooks):
         self._step = step
         if self._answer is None:
             return True
-        what = self._found(metrics, layout, flats)
+        what = self._found(metrics, layout, flats) or self._spike(step, dict(metrics))
         again, self._bad = self._bad, what is not None
         self.due = None
         # Where nothing is done about it, it is told once: weights that are gone stay so.
@@ -95,6 +109,23 @@ class Numbers(Hooks):
             if not math.isfinite(total) and not bool(torch.isfinite(_parts(flat)).all()):
                 return f"a gradient is not finite (bucket of parameters {bucket.param_indices[0]} to {bucket.param_indices[-1]})"
         return None
+
+    def _spike(self, step: int, metrics: dict[str, float]) -> str | None:
+        """Whether the number that is looked at is a spike, in words; from here on it is one of the recent ones."""
+        rule = self._spikes
+        if rule is None:
+            return None
+        if (value := metrics.get(rule.metric)) is None:
+            if not self._warned:
+                logger.warning(
+                    "step %d: spikes are looked for in %r, which the script did not log in it (it logged: %s): give its name to"
+                    " --set divergence.spike_metric=NAME", step, rule.metric, ", ".join(metrics) or "nothing",
+                )  # fmt: skip
+            self._warned = True
+            return None
+        found = find_spike(value, self.recent, rule)
+        self.recent = remember(self.recent, value, rule)
+        return found
 
     def leave_out(self, params: Iterable[torch.nn.Parameter]) -> None:
         """Make the script's update change nothing: without gradients, no optimizer does."""
@@ -124,7 +155,7 @@ class Numbers(Hooks):
         if self._rollbacks[1] > _MOST_ROLLBACKS:
             raise NotFinite(
                 f"the job went back to the checkpoint of step {step} {_MOST_ROLLBACKS} times, each time with other data, and"
-                " numbers are still not finite: lower the learning rate, or clip gradients"
+                " still diverges: lower the learning rate, or clip gradients"
             )
 
     def _lower(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:

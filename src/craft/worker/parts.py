@@ -14,6 +14,7 @@ from craft.snapshots.reserve import Reserve
 from craft.snapshots.state import Stateful
 from craft.worker.activity import Activity
 from craft.worker.commit import Commitments
+from craft.worker.lanes import Lanes
 from craft.worker.meeting import Meeting
 from craft.worker.shifted import Shifted
 from craft.worker.start import Conditions
@@ -36,10 +37,17 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """Memory for the state that a worker which comes later will get."""
     modules: Mapping[str, torch.nn.Module]
     registered: Mapping[str, Stateful]
+    lanes: Lanes
+    device: torch.device
+    """Where this worker computes."""
     source: Shifted
     seed: int
     conditions: Conditions
     target: Target | None
     """Where checkpoints go, if any are taken."""
+    drops: bool = False
+    """Whether the microbatches of a lost worker are left out."""
     own_loop: bool = False
     """Whether the script reduces gradients itself, and makes its updates before the commit (``Attempts``)."""
+    whole: bool = False
+    """Whether every worker computes all of a step, after its commit, so that no gradient is exchanged."""

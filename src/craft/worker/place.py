@@ -17,15 +17,16 @@ from craft.groups.gloo import GlooGroup
 from craft.groups.nccl import NcclGroup
 from craft.groups.reach import unreachable
 from craft.protocol.entries import Moments
-from craft.protocol.errors import GroupError
+from craft.protocol.errors import GroupBroken, GroupError, GroupTimeout
 from craft.protocol.membership import Generation
+from craft.protocol.messages import Broken
+from craft.telemetry.points import reach
 from craft.worker.devices import connect_devices
-from craft.worker.points import reach
 
 _OPEN_LIMIT_S = 15.0
 
 AnyGroup = GlooGroup | NcclGroup
-OnBroken = Callable[[int, str, tuple[str, ...]], None]
+OnBroken = Callable[[Broken], None]
 
 
 class Place:
@@ -39,6 +40,8 @@ class Place:
         """Why it will never open; not for the lighthouse to judge."""
         self.opened = len(generation.members) == 1
         self.abandoned = False
+        self.missed: tuple[str, ...] = ()
+        """Members because of which it broke, as far as that is known."""
         self.moments = replace(moments, met=time.time())
 
     def abandon(self) -> None:
@@ -46,6 +49,13 @@ class Place:
         self.abandoned = True
         if self.group is not None:
             self.group.abort()
+
+    def broke(self, error: Exception) -> None:
+        """Note because of whom, if ``error`` says so."""
+        if isinstance(error, GroupTimeout):
+            self.missed = error.missed
+        elif isinstance(error, GroupBroken) and 0 <= error.peer < len(self.generation.members):
+            self.missed = (self.generation.members[error.peer].worker_id,)
 
 
 class Places:
@@ -55,6 +65,7 @@ class Places:
         self,
         worker_id: str,
         address: str,
+        key: bytes,
         change: threading.Condition,
         on_broken: OnBroken,
         broke: Callable[[int, Exception], None],
@@ -62,6 +73,7 @@ class Places:
         """``change`` is that lock; ``broke(generation, error)`` is called if a group does not open."""
         self._worker_id = worker_id
         self._address = address
+        self._key = key
         self._change = change
         self._on_broken = on_broken
         self._broke = broke
@@ -120,14 +132,25 @@ class Places:
     def probe(self, number: int) -> None:
         """Find out, behind the scenes, which members of generation ``number`` cannot be reached, and say so."""
         with self._change:
-            places = [place for place in (self.current, self.upcoming) if place is not None]
-            place = next((each for each in places if each.generation.number == number), None)
+            place = self._place_of(number)
             if place is None or self._probed >= number:
                 return
             self._probed = number
 
         args = (place, "stuck, though every member can be reached")
         threading.Thread(target=self._look, args=args, name=f"craft-probe-{number}", daemon=True).start()
+
+    def broke(self, number: int, error: Exception) -> Broken:
+        """Return what is to be said of generation ``number``, whose group broke."""
+        with self._change:
+            place = self._place_of(number)
+            if place is not None:
+                place.broke(error)
+            return Broken(generation=number, detail=str(error), missed=place.missed if place is not None else ())
+
+    def _place_of(self, number: int) -> Place | None:
+        places = (self.current, self.upcoming)
+        return next((each for each in places if each is not None and each.generation.number == number), None)
 
     def _open(self, place: Place) -> None:
         generation = place.generation
@@ -136,8 +159,9 @@ class Places:
         reach("opening", self.step, rank)
         began = time.monotonic()
         try:
-            self._connect(place, GlooGroup(generation, rank, self._address, _OPEN_LIMIT_S))
+            self._connect(place, GlooGroup(generation, rank, self._address, self._key, _OPEN_LIMIT_S))
         except GroupError as error:
+            place.broke(error)
             if time.monotonic() - began > _OPEN_LIMIT_S / 2 and not place.abandoned:
                 # Everybody's limit ends at about the same time: first find out who is out of reach, then say it all.
                 self._look(place, str(error))
@@ -172,4 +196,5 @@ class Places:
         missing = unreachable(place.generation, self._worker_id)
         if not place.abandoned:
             detail = f"no connection to {', '.join(missing)}" if missing else otherwise
-            self._on_broken(place.generation.number, detail, missing)
+            number = place.generation.number
+            self._on_broken(Broken(generation=number, detail=detail, unreachable=missing, missed=place.missed))

@@ -53,6 +53,8 @@ class Reduced(msgspec.Struct, frozen=True, array_like=True):
     packed: bytes
     parts: tuple[bytes, ...] = ()
     """Of a call: what everybody gave."""
+    sample: bytes = b""
+    """Hash of a part of the gradient of microbatch 0, for a worker that joined to compare its own with."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -102,7 +104,7 @@ class Reductions:
         ledger = self._commitments.ledger
         return [rank for rank, member in enumerate(ledger.members) if member not in ledger.idle]
 
-    def reduce(self, phase: Phase, place: int, records: Sequence[Record]) -> dict[str, float]:
+    def reduce(self, phase: Phase, place: int, records: Sequence[Record], sample: bytes = b"") -> dict[str, float]:
         """Bring the mean over all microbatches into ``p.grad``; raises GroupError if somebody is lost meanwhile.
 
         Returns the means of what was logged.
@@ -113,6 +115,7 @@ class Reductions:
             records=tuple(records),
             buffers=self._buffers.changed,
             rewinds=self._commitments.ledger.rewinds,
+            sample=sample,
         )
         if not attempt.finish(lambda: word):
             assert attempt.error is not None
@@ -200,6 +203,7 @@ class Reductions:
                 metrics=combined.metrics,
                 buffers=combined.buffers,
                 packed=_bytes(packed) if combined.buffers and packed is not None else b"",
+                sample=combined.sample,
             )
             with self._telling():
                 self._send(_encode(reduced))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from craft.decide.technique import Chosen
 from craft.decide.techniques import Divergence, Loss
@@ -40,6 +41,11 @@ def check_model(model: torch.nn.Module) -> None:
 
 def check_registered(name: str, item: Any, registered: Mapping[str, Stateful]) -> None:
     """Raise ConfigError unless ``item`` has state that can be taken and put back, under a name of its own."""
+    if isinstance(item, DataLoader):
+        raise ConfigError(
+            f"register({name}=...) got a {type(item).__qualname__}: its place in the data follows the job without that: give it"
+            " to job.steps, and do not register it"
+        )
     if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
         raise ConfigError(
             f"register({name}=...) got a {type(item).__qualname__}, which has no state_dict and load_state_dict"
@@ -72,6 +78,16 @@ def check_attempts(data: Any, techniques: Chosen, has_state: bool) -> None:
         raise ConfigError(
             "job.attempts() takes no stream: leave data out, and read what belongs to (attempt.step, microbatch)"
         )
+    loader = data if isinstance(data, DataLoader) else None
+    if isinstance(data if loader is None else loader.dataset, IterableDataset):
+        raise ConfigError(
+            "job.attempts() takes no IterableDataset: leave data out, and read what belongs to (attempt.step, microbatch)"
+        )
+    if loader is not None and type(loader.batch_sampler) not in (BatchSampler, type(None)):
+        raise ConfigError(
+            f"job.attempts() takes no DataLoader with a {type(loader.batch_sampler).__qualname__}: give it a sampler and a"
+            " batch_size, or leave data out and read what belongs to (attempt.step, microbatch)"
+        )
     # What would change a step whose updates are made before it is committed.
     loss, divergence = techniques.get(Loss), techniques.get(Divergence)
     if loss is not None and loss.settings.answer == "shrink":
@@ -83,6 +99,16 @@ def check_attempts(data: Any, techniques: Chosen, has_state: bool) -> None:
         raise Refused(
             f"--on-divergence {divergence.settings.answer} with job.attempts(): the body of an attempt makes its own updates;"
             " use report, rollback or stop"
+        )
+
+
+def check_whole(techniques: Chosen) -> None:
+    """Raise Refused if a technique was asked to act on gradients of steps that every worker computes whole."""
+    divergence = techniques.get(Divergence)
+    if divergence is not None and (divergence.settings.answer != "report" or divergence.settings.spikes is not None):
+        raise Refused(
+            f"--on-divergence {divergence.settings.answer} in a fit that every worker computes whole (manual optimization,"
+            " several loaders, iterables): gradients and losses do not pass through CRAFT, which cannot see them; leave it out"
         )
 
 

@@ -9,29 +9,30 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import torch
 
 from craft.decide import ledger as books
 from craft.decide.ledger import Ledger
-from craft.decide.techniques import Stragglers
+from craft.decide.techniques import Divergence, Stragglers
 from craft.protocol.errors import Refused, SnapshotCorrupt, SnapshotError, SnapshotMissing
-from craft.protocol.events import CheckpointRejected
+from craft.protocol.events import CheckpointRejected, ScriptWarned
 from craft.protocol.messages import Restoration
 from craft.snapshots.listing import candidates
-from craft.snapshots.manifest import Manifest, place_of_name
+from craft.snapshots.manifest import CHUNKS, MANIFESTS, PARTS, Manifest, place_of_name
 from craft.snapshots.ownership import StoreTaken, check_owner, claim
 from craft.snapshots.portable import load
 from craft.snapshots.restore import Restored, restore
 from craft.snapshots.state import Stateful
+from craft.snapshots.suspicion import Doubts, Suspicion, mark
 from craft.snapshots.tiers import Tiers
+from craft.telemetry.points import reach
 from craft.worker.calls import exchange
 from craft.worker.commit import Commitments
 from craft.worker.modes import Modes
 from craft.worker.one_store import check_one_store
-from craft.worker.points import reach
 from craft.worker.start import Attached, Conditions, Progress
 from craft.worker.voice import Voice
 
@@ -48,7 +49,7 @@ _MAY_CHANGE = frozenset(
         "steps",
         "epochs",
         "loss.answer",
-        "divergence.answer",
+        *(f"{Divergence.name}.{key}" for key in Divergence.shared),
         *(f"{Stragglers.name}.{key}" for key in Stragglers.shared),
     }
 )
@@ -94,6 +95,8 @@ class Rewind:
         self._in_hand: Restored | None = None
         self.rejected = False
         """Whether one was found that cannot be used."""
+        self.named: int | None = None
+        """The step that a person named: a checkpoint of it is used though it is doubted."""
         self._loaded = 0
         """How often a checkpoint was put into the state here."""
 
@@ -110,15 +113,49 @@ class Rewind:
         self.rejected = True
         self._voice.note(event)
 
-    def prepare(self, wanted: int | None, next_branch: bool, again: Restoration | None = None) -> str | None:
+    def doubt(self, agreed: int, step: int, reason: str) -> None:
+        """Bits differ in ``step``, and were last known not to after ``agreed`` steps: checkpoints since are not to be used."""
+        found = Suspicion(branch=self._commitments.ledger.branch, after=agreed, step=step, reason=reason)
+        try:
+            mark(self._tiers.nearest_first, found)
+        except SnapshotError as error:
+            logger.error(
+                "checkpoints after step %d may hold wrong bits, and cannot be marked so (%s): remove them by hand, with"
+                " 'craft checkpoints rm'",
+                agreed,
+                error,
+            )
+        else:
+            logger.warning("checkpoints after step %d may hold wrong bits, and are marked so in %s", agreed, self.url)
+
+    def _trusted(self, found: list[Manifest], doubts: Doubts) -> list[Manifest]:
+        """Those that are not doubted, and those that a person named; the others are told of."""
+        trusted = []
+        for each in found:
+            doubt = doubts.about(each)
+            if doubt is None:
+                trusted.append(each)
+            elif each.step == self.named:
+                text = f"goes on from the checkpoint of step {each.step}, as --resume {each.step} says, though {doubt}"
+                logger.warning("%s", text)
+                self._voice.note(ScriptWarned(text=text))
+                trusted.append(each)
+            else:
+                self._rejected(CheckpointRejected(name=each.name, step=each.step, url=self.url, reason=str(doubt)))
+        return trusted
+
+    def prepare(
+        self, wanted: int | None, next_branch: bool, again: Restoration | None = None, at_least: int = 0
+    ) -> str | None:
         """Agree with everybody on the newest checkpoint that all can read (or that of step ``wanted``), and have it in hand.
 
-        ``again``: the job begins again, and says in which branch, and from which one at most. Returns why there is none, if
+        ``again``: the job begins again, and says in which branch, and from which one at most. ``at_least``: the script itself
+        has come to that step, and no older one is of use. Returns why there is none, if
         there is none. Raises GroupError if somebody is lost; then it may be that all have it in hand, or have gone back.
         """
         self._discard()
         leads = self._commitments.ledger.rank == 0
-        offer, found = self._offer(wanted, next_branch, again) if leads else (_Offer(), [])
+        offer, found = self._offer(wanted, next_branch, again, at_least) if leads else (_Offer(), [])
         offer = msgspec.json.decode(self._exchange(msgspec.json.encode(offer))[0], type=_Offer)
         if offer.problem:
             return offer.problem
@@ -145,32 +182,42 @@ class Rewind:
         self._commitments.ledger = books.discarded(self._commitments.ledger)
         self._in_hand = None
 
-    def _offer(self, wanted: int | None, next_branch: bool, again: Restoration | None) -> tuple[_Offer, list[Manifest]]:
+    def _offer(
+        self, wanted: int | None, next_branch: bool, again: Restoration | None, at_least: int
+    ) -> tuple[_Offer, list[Manifest]]:
         try:
             if next_branch or (again is not None and again.checkpoint is not None):
                 check_owner(self._tiers.durable, self._tiers.owner)
             found = self.listed()
+            doubts = Doubts(self._tiers.nearest_first)
         except StoreTaken as error:
             return _Offer(problem=str(error)), []
         except SnapshotError as error:
             return _Offer(problem=f"{self.url} does not say which checkpoints there are: {error}"), []
+        trusted = self._trusted(found, doubts)
+        if found and not trusted:
+            return _Offer(problem=_only_doubted(self.url, found)), found
         if again is not None:
-            own = [each for each in found if _is_of_course(each, again) and wanted in (None, each.step)]
+            own = [each for each in trusted if _is_of_course(each, again) and wanted in (None, each.step)]
             return _Offer(tuple((each.name, again.branch) for each in own)), found
         # Past this worker's own, too: a job that begins again may be in one that no checkpoint is of yet.
-        new = max((self._commitments.ledger.branch, *(each.branch for each in found))) + 1
+        new = max((self._commitments.ledger.branch, *doubts.branches, *(each.branch for each in found))) + 1
         names = []
-        for each in found:
+        for each in trusted:
             if next_branch and not self._is_behind(each):
                 continue
-            if wanted is None or each.step == wanted:
+            if each.step == wanted or (wanted is None and each.step >= at_least):
                 # Beside newer ones it is a course of its own: they must not be taken for what follows it.
-                names.append((each.name, new if next_branch or each.order < found[0].order else each.branch))
+                apart = next_branch or each.order < found[0].order or each.branch in doubts.branches
+                names.append((each.name, new if apart else each.branch))
         return _Offer(tuple(names)), found
 
     def _is_behind(self, manifest: Manifest) -> bool:
         """Whether to go there is to go back: a place may hold another course, that came further than this one has."""
         ledger = self._commitments.ledger
+        if ledger.loop > 1 and manifest.step <= ledger.first_step:
+            # Of an earlier loop of the script.
+            return False
         return manifest.branch <= ledger.branch and manifest.step <= self._commitments.step
 
     def _exchange(self, data: bytes) -> list[bytes]:
@@ -203,6 +250,13 @@ class Rewind:
 
     def _check(self, then: Conditions) -> None:
         """Raise Refused if the job was another one: the same settings must lead to the same data in the same order."""
+        loop, own = then.settings.get("loop", 1), self._conditions.settings.get("loop", 1)
+        if loop != own:
+            raise Refused(
+                f"the checkpoint is of training loop {loop} of the script, and this is loop {own}: a job goes on from a"
+                " checkpoint only in its first loop, since the code between the loops would be run again with another state."
+                " Put the loops into scripts of their own, each with its own place for checkpoints"
+            )
         for key in sorted((then.settings.keys() | self._conditions.settings.keys()) - _MAY_CHANGE):
             was, now = then.settings.get(key), self._conditions.settings.get(key)
             if was != now:
@@ -232,6 +286,19 @@ class Rewind:
                 claim(self._tiers.durable, self._tiers.owner)
             except SnapshotError as error:
                 raise Refused(f"checkpoints cannot be written: {error}") from error
+
+    def warn_of_rests(self) -> None:
+        """The job begins anew, though it was to go on: say so if the place holds something. Only the leader does."""
+        if self._commitments.ledger.rank != 0:
+            return
+        store = self._tiers.durable
+        if store.files(CHUNKS) or store.files(PARTS):
+            text = (
+                f"--resume: {self.url} holds parts of checkpoints and lists none: either none was ever complete, or the files in"
+                f" {MANIFESTS}/ were removed. The job begins anew, and what is there is removed after its next checkpoint"
+            )
+            logger.warning("%s", text)
+            self._voice.note(ScriptWarned(text=text))
 
     def check_fresh(self) -> None:
         """Raise Refused if a job that begins anew would write among the checkpoints of another one."""
@@ -271,16 +338,28 @@ class Rewind:
             )
 
 
+def _only_doubted(url: str, found: Sequence[Manifest]) -> str:
+    steps = ", ".join(str(each.step) for each in found)
+    return (
+        f"every checkpoint in {url} may hold wrong bits (of steps {steps}): bits differed between workers after they were"
+        f" last known to be the same ('craft checkpoints ls {url}' says when). Name a step to go on from it all the same:"
+        f" --resume {found[0].step}"
+    )
+
+
 def _is_of_course(manifest: Manifest, again: Restoration) -> bool:
     """Whether a checkpoint is not newer than the one that the job is to begin from again."""
     newest = place_of_name(again.checkpoint) if again.checkpoint is not None else None
     return newest is None or (manifest.branch, manifest.step) <= newest
 
 
-def begin_from(resume: str | None, rewind: Rewind | None, ledger: Ledger, again: Restoration | None = None) -> None:
+def begin_from(
+    resume: str | None, rewind: Rewind | None, ledger: Ledger, again: Restoration | None = None, start_step: int = 0
+) -> None:
     """Before the first step: begin from a checkpoint if that is wanted, with everybody; refuse what cannot be.
 
-    ``again``: the job began again by itself. Raises GroupError if somebody is lost meanwhile.
+    ``again``: the job began again by itself. A script that begins at a later step than any checkpoint, ``start_step``,
+    goes on from what it has loaded itself. Raises GroupError if a worker is lost meanwhile.
     """
     if again is not None:
         _begin_again(resume, rewind, ledger, again)
@@ -298,9 +377,11 @@ def begin_from(resume: str | None, rewind: Rewind | None, ledger: Ledger, again:
             rewind.check_fresh()
             rewind.claim()
             return
-        wanted = None if resume == "auto" else int(resume)
-        problem = rewind.prepare(wanted, next_branch=False)
+        wanted = rewind.named = None if resume == "auto" else int(resume)
+        problem = rewind.prepare(wanted, next_branch=False, at_least=start_step)
         if problem is None:
+            if start_step:
+                logger.info("--resume: a checkpoint goes before job.steps(start_step=%d)", start_step)
             rewind.claim()
             rewind.go()
             return
@@ -310,12 +391,20 @@ def begin_from(resume: str | None, rewind: Rewind | None, ledger: Ledger, again:
     if wanted is not None:
         steps = ", ".join(str(each.step) for each in listed) or "none"
         raise Refused(f"--resume {wanted}: {problem}; there are: {steps}")
+    if start_step and not rewind.rejected and all(each.step < start_step for each in listed):
+        logger.info(
+            "--resume: no checkpoint is of step %d or later: the job goes on from there, with what the script has loaded",
+            start_step,
+        )
+        rewind.claim()
+        return
     if listed or rewind.rejected:
         # To begin anew would be to throw away what can perhaps be repaired.
         raise Refused(
             f"--resume: {problem}: repair or remove what is there, or start without --resume in another place"
         )
     rewind.claim()
+    rewind.warn_of_rests()
 
 
 def _begin_again(resume: str | None, rewind: Rewind | None, ledger: Ledger, again: Restoration) -> None:
@@ -325,8 +414,9 @@ def _begin_again(resume: str | None, rewind: Rewind | None, ledger: Ledger, agai
     """
     if rewind is None or ledger.rewinds:
         return
+    rewind.named = int(resume) if resume is not None and resume != "auto" else None
     # A course of its own that has no checkpoint yet begins where it began.
-    wanted = int(resume) if again.checkpoint is None and resume is not None and resume != "auto" else None
+    wanted = rewind.named if again.checkpoint is None else None
     problem = rewind.prepare(wanted, next_branch=False, again=again)
     if problem is not None and (again.checkpoint is not None or rewind.rejected):
         raise SnapshotMissing(f"the job cannot begin again: {problem}")

@@ -15,12 +15,14 @@ import torch
 from craft.decide.plan import share_of
 from craft.decide.tree import Node, cover, fold
 from craft.groups.group import Lines, Pending
+from craft.telemetry.points import reach
 from craft.worker.gradients import Gradients
 from craft.worker.layout import Layout
-from craft.worker.points import reach
 
 _WORD, _REST, BUFFERS, _ROUND = 0, 1, 2, 3
 """Tags of what goes once per step; a round of the acknowledgement takes one each."""
+_CARRIED = 62
+"""Tag of what microbatches leave for the next step; below those of buckets."""
 FIRST_BUCKET = 64
 _LENGTH_BYTES = 4
 
@@ -188,6 +190,15 @@ class Route:
                 self._send(flat, peer, BUFFERS)
         else:
             self._group.recv(flat, source, BUFFERS).wait()
+
+    def share_carried(self, rows: Mapping[int, torch.Tensor]) -> None:
+        """Bring each rank's row of bytes to everybody; the others' are room for what they send."""
+        assert self._group is not None
+        due = [self._group.recv(row, rank, _CARRIED) for rank, row in rows.items() if rank != self._rank]
+        if self._rank in rows:
+            for peer in self._peers:
+                self._send(rows[self._rank], peer, _CARRIED)
+        self._group.wait_all(due)
 
     def send_word(self, data: bytes) -> None:
         """Send this member's word to all: its length, and what of it fits into the frame."""

@@ -9,25 +9,32 @@ import runpy
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Sequence
 
-from craft.protocol.errors import BitsDiffer, CallsDiffer, ConfigError, Refused, StateLost
+from craft.protocol.errors import BitsDiffer, CallsDiffer, ConfigError, NewcomerDiffers, Refused, ScriptLeft, StateLost
 from craft.protocol.events import WorkerFailed
 from craft.settings.rundir import RunDir
 from craft.settings.worker import WorkerSettings
-from craft.worker import adapters, join, stacks
+from craft.telemetry import logs
+from craft.worker import adapters, join, stacks, temporary_files
 from craft.worker.channel import Channel
 from craft.worker.devices import is_hardware_fault
-from craft.worker.job import finish, place_of
+from craft.worker.job_access import finish as finish_job
+from craft.worker.job_access import left_in_step, place_of
+from craft.worker.script_errors import real_error, sentence, story
+
+logger = logging.getLogger(__name__)
 
 _MAX_TRACEBACK_CHARS = 20_000
 
 
 def run_script(script: str, arguments: Sequence[str], *, as_module: bool, worker_id: str) -> int:
     """Run a script (or a module) as ``__main__`` and return the exit code of this process."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    run_dir = WorkerSettings.from_environment().run_dir
+    logs.begin(logging.INFO, logs.IN_FILES, "craft")
+    settings = WorkerSettings.from_environment()
+    logs.hide(settings.state_key)
+    temporary_files.keep_with_agent(settings.activity)
+    run_dir = settings.run_dir
     stacks.register(RunDir(run_dir).stacks(worker_id) if run_dir is not None else None)
     channel = join.connect()
     join.set_aside()
@@ -45,17 +52,14 @@ def run_script(script: str, arguments: Sequence[str], *, as_module: bool, worker
             raise ConfigError(
                 f"{script} ended without calling craft.join() or craft.attend(): it is not a training script of CRAFT's"
             )
-        _finish()
+        finish()
     except SystemExit as error:
         code = _exit_code(error)
         if code == 0:
-            _finish()
-        if code != 0:
+            code = _finish_after_exit(channel, error, worker_id)
+        else:
             # As any exception: a fault where one worker raises it, a bug where the next one does, too.
             _report(channel, error, worker_id)
-    except (BitsDiffer, StateLost):
-        code = 1
-        traceback.print_exc()
     except BaseException as error:  # noqa: BLE001  (the edge of a process: it is reported, and decides the exit code)
         code = 1
         _report(channel, error, worker_id)
@@ -63,13 +67,37 @@ def run_script(script: str, arguments: Sequence[str], *, as_module: bool, worker
     return code
 
 
-def _finish() -> None:
-    """Steps of CRAFT's own finish by themselves; of any other loop only the end of the script is known."""
+def finish() -> None:
+    """The script came to its end: wait until it has on all workers; of a foreign loop only this end is known.
+
+    Raises ScriptLeft if that was in the middle of its training loop.
+    """
     job, guest = join.joined(), join.attending()
     if job is not None:
-        finish(job)
+        finish_job(job)
+        step = left_in_step(job)
+        if step is not None:
+            raise ScriptLeft(
+                f"the script left before its end, in the middle of step {step}, and without an error. A training loop can be"
+                " left between two steps: by break, on all workers in the same step, or by job.stop(reason) on any worker"
+            )
     if guest is not None:
         guest.finish()
+    channel = join.connect()
+    if job is None and guest is None and channel is not None:
+        # It ended by itself before it joined: nothing was to be done.
+        channel.report(script_ended=True)
+
+
+def _finish_after_exit(channel: Channel | None, error: SystemExit, worker_id: str) -> int:
+    """The script called ``sys.exit(0)``: return the exit code of this process."""
+    try:
+        finish()
+    except ScriptLeft as left:
+        left.__cause__ = error
+        _report(channel, left, worker_id)
+        return 1
+    return 0
 
 
 def _exit_code(error: SystemExit) -> int:
@@ -83,21 +111,24 @@ def _exit_code(error: SystemExit) -> int:
 
 def _story(error: BaseException) -> str:
     """The traceback, from the user's script on."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
-        frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+    return story(error, __file__, "<frozen runpy>")
 
 
 def _report(channel: Channel | None, error: BaseException, worker_id: str) -> None:
-    print(_story(error), file=sys.stderr, end="")
+    real = real_error(error)
+    if isinstance(real, BitsDiffer | StateLost):
+        # The job ends with this sentence; a traceback would only show where in the loop CRAFT found it.
+        logger.info("%s", real)
+    else:
+        print(_story(error), file=sys.stderr, end="")
     tell(channel, error, worker_id)
 
 
 def tell(channel: Channel | None, error: BaseException, worker_id: str) -> None:
     """Tell the agent by which exception the script ends."""
+    real = real_error(error)
     # Every worker raises these at the same step, and has said so already.
-    if channel is None or isinstance(error, BitsDiffer | StateLost):
+    if channel is None or isinstance(real, BitsDiffer | StateLost):
         return
     job = join.joined()
     guest = join.attending()
@@ -105,23 +136,18 @@ def tell(channel: Channel | None, error: BaseException, worker_id: str) -> None:
     channel.report(
         failed=WorkerFailed(
             worker_id=worker_id,
-            error=_sentence(error)[-2000:],
+            error=sentence(error)[-2000:],
             traceback=_story(error)[-_MAX_TRACEBACK_CHARS:],
             step=step,
-            microbatch=microbatch,
-            late=WorkerSettings.from_environment().late,
-            refused=isinstance(error, Refused),
-            everywhere=isinstance(error, CallsDiffer),
-            hardware=is_hardware_fault(error),
+            # Where the loop was left is no fault of a microbatch's: the next worker would leave it there, too.
+            microbatch=None if isinstance(real, ScriptLeft) else microbatch,
+            late=WorkerSettings.from_environment().late or isinstance(real, NewcomerDiffers),
+            refused=isinstance(real, Refused),
+            everywhere=isinstance(real, CallsDiffer),
+            hardware=is_hardware_fault(real),
             time=time.time(),
         )
     )
-
-
-def _sentence(error: BaseException) -> str:
-    if isinstance(error, Refused):
-        return str(error)
-    return "".join(traceback.format_exception_only(type(error), error)).strip()
 
 
 def _leave(channel: Channel | None) -> None:

@@ -26,9 +26,10 @@ from craft.protocol.membership import Generation
 from craft.snapshots.manifest import name_of
 from craft.snapshots.portable import State
 from craft.snapshots.writer import Place, Writer
+from craft.telemetry.points import reach
 from craft.worker.activity import Activity
 from craft.worker.meeting import Meeting
-from craft.worker.points import reach
+from craft.worker.pauses import paused
 from craft.worker.target import Target
 from craft.worker.voice import Voice
 
@@ -76,7 +77,10 @@ class Saving(Hooks):
         voice: Voice,
         activity: Activity,
         state: Callable[[], State],
+        ends_epoch: Callable[[int], int | None],
     ) -> None:
+        """``ends_epoch(step)``: the pass over the data that ends with ``step``, if one does."""
+        self._ends_epoch = ends_epoch
         self._every = target.every
         self._worker_id = worker_id
         self._meeting = meeting
@@ -134,6 +138,9 @@ class Saving(Hooks):
             return self._again
         if self._every.steps is not None:
             return "" if (step + 1) % self._every.steps == 0 else None
+        if self._every.epochs is not None:
+            epoch = self._ends_epoch(step)
+            return "" if epoch is not None and (epoch + 1) % self._every.epochs == 0 else None
         interval_s = self._every.seconds or self._interval_s
         return "" if leads and time.monotonic() - self._last >= interval_s else None
 
@@ -158,7 +165,8 @@ class Saving(Hooks):
         if combined.busy and combined.wish and not combined.leave:
             # It is not skipped: everybody says it again, until it can be taken.
             return
-        if combined.busy and not combined.leave:
+        # The end of an epoch comes once: there the one before it is waited for.
+        if combined.busy and not combined.leave and self._every.epochs is None:
             self._last = time.monotonic()
             if leads:
                 reason = "the one before it is still being written"
@@ -175,8 +183,11 @@ class Saving(Hooks):
 
     # At a step boundary.
 
-    def at_boundary(self) -> None:
-        """The state is that of the last commit: copy this worker's share if one is due. Raises Left if all leave."""
+    def at_boundary(self) -> bool:
+        """The state is that of the last commit: copy this worker's share if one is due; whether one was.
+
+        Raises Left if all leave.
+        """
         dues, self._due = self._due, []
         for due in dues:
             self._take(due)
@@ -184,6 +195,7 @@ class Saving(Hooks):
             self._wait("a checkpoint before the job makes room", self._time_left())
             if not dues or self._is_whole(dues[-1]):
                 self._meeting.leave()
+        return bool(dues)
 
     def _is_whole(self, due: Due) -> bool:
         """Wait for the others' shares; False if one of them is lost: those who are left take another checkpoint."""
@@ -191,13 +203,14 @@ class Saving(Hooks):
         if last is not None and not last.written:
             # This share was given up, or there is no time left: there is nothing to wait for.
             return True
-        with self._activity.paused("the others' shares of the last checkpoint"):
+        with paused(self._activity, self._voice, "the others' shares of the last checkpoint"):
             return self._meeting.wait_saved((due.branch, due.step), due.generation.number, self._time_left())
 
     def _take(self, due: Due) -> None:
         if self._writer.busy:
             # Only one that somebody asked for comes here: it is not skipped.
-            self._wait("the checkpoint before this one", self._time_left())
+            with paused(self._activity, self._voice, "the checkpoint before this one"):
+                self._writer.wait_free(self._time_left())
         if due.agreed and self._again in ("", due.tag or ""):
             self._again = None
         place = Place(
@@ -225,7 +238,7 @@ class Saving(Hooks):
         return max(0.0, preempting.deadline - time.time())
 
     def _wait(self, why: str, limit_s: float) -> None:
-        with self._activity.paused(why):
+        with paused(self._activity, self._voice, why):
             self._writer.wait(limit_s)
 
     def prepare(self, members: Sequence[str]) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from craft.protocol.errors import ConfigError
 
-RESERVED = frozenset({"step", "branch", "time"})
+RESERVED = frozenset({"step", "branch", "time", "checksum"})
 """Names of what ``metrics.jsonl`` itself says of every step."""
 
 

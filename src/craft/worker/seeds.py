@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 DATA, BEGIN, COMPUTE, UPDATE, ORDER, EVALUATE = "data", "begin", "compute", "update", "order", "evaluate"
+ITERATE = "iterate"
 
 
 def derive(seed: int, purpose: str, *place: int) -> int:
@@ -19,11 +22,31 @@ def derive(seed: int, purpose: str, *place: int) -> int:
 
 def seed_all(value: int) -> None:
     """Seed every generator that user code commonly draws from: torch (CPU and CUDA), numpy and random."""
-    torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(value)
+    seed_host(value)
+
+
+def seed_host(value: int) -> None:
+    """Seed the generators of the CPU: torch, numpy and random."""
+    torch.default_generator.manual_seed(value)
     random.seed(value)
     # Seeded only if something has imported it: importing numpy for a script that does without would be a waste.
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(value & 0xFFFFFFFF)
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """Put the generators of the CPU back afterwards to what they were before."""
+    numpy = sys.modules.get("numpy")
+    torch_state, random_state = torch.default_generator.get_state(), random.getstate()
+    numpy_state = numpy.random.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(torch_state)
+        random.setstate(random_state)
+        if numpy is not None and numpy_state is not None:
+            numpy.random.set_state(numpy_state)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import faulthandler
 import logging
-import os
 import sys
 import threading
 from pathlib import Path
 from types import FrameType
 
+from craft.settings.private_files import append_private
 from craft.wire.activity import STACKS_SIGNAL
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ def register(path: Path | None) -> None:
         return
     # Kept open for the life of the process: the handler can open nothing.
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        fd = append_private(path)
     except OSError as error:
         logger.error("stacks of this worker cannot be written: %s", error)
         return

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 import torch
+from msgspec.structs import replace
 
 from craft.groups.group import Group
 from craft.protocol.errors import ConfigError
@@ -15,6 +16,7 @@ from craft.protocol.events import ParametersUnequal
 from craft.snapshots.state import Leaf, digest, digests
 from craft.worker.gather import gather
 from craft.worker.modes import Modes
+from craft.worker.order import Position
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +44,22 @@ class Conditions(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """What sets this job's course apart from that of one in which every number was finite."""
+    """What sets this job's course apart from that of one in which every number was finite, and its place in the data."""
 
     skipped: int = 0
     """Steps' worth of data that was left out by going back."""
     lowered_until: int = 0
     """Up to this step learning rates are lowered."""
+    loop: int = 1
+    """The training loop of the script, from 1."""
+    first_step: int = 0
+    """The number of that loop's first step."""
+    spoiled: bool = False
+    """Whether code after the loop changed the state before a worker could take it that is to run this code again."""
+    recent: tuple[float, ...] = ()
+    """The newest values of the number that is looked at for spikes."""
+    position: Position | None = None
+    """Where reading goes on in data whose passes have no known length."""
 
 
 class Attached(msgspec.Struct, frozen=True):
@@ -61,8 +73,14 @@ class Attached(msgspec.Struct, frozen=True):
     """What it is switched to now."""
 
 
-def check_conditions(group: Group | None, worker_ids: Sequence[str], conditions: Conditions) -> None:
-    """Compare everybody's conditions with rank 0's; raise ConfigError, on every worker, if they differ."""
+def check_conditions(
+    group: Group | None, worker_ids: Sequence[str], conditions: Conditions, start_step: int = 0
+) -> None:
+    """Compare everybody's conditions with rank 0's; raise ConfigError, on every worker, if they differ.
+
+    ``start_step`` is compared here alone: a worker that joins later may have read a newer file of the script's.
+    """
+    conditions = replace(conditions, settings=conditions.settings | {"start_step": start_step})
     everyone = [msgspec.json.decode(data, type=Conditions) for data in gather(group, msgspec.json.encode(conditions))]
     for worker_id, other in zip(worker_ids, everyone, strict=True):
         problem = compare(worker_ids[0], everyone[0], worker_id, other)

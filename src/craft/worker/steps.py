@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from craft.protocol.activity import Phase
 from craft.protocol.errors import ConfigError
+from craft.telemetry.points import reach
 from craft.worker import seeds
-from craft.worker.bits import PROBE
 from craft.worker.data import ENDED
 from craft.worker.injections import strike
+from craft.worker.lanes import Lane, carry, copy_of
 from craft.worker.meeting import Left
-from craft.worker.points import reach
+from craft.worker.repeats import is_extra, is_repeat, place_of
 from craft.worker.scalars import checked
 
 if TYPE_CHECKING:
+    from craft.worker.outside_loops import OutsideLoops
     from craft.worker.training import Training
 
 
@@ -42,8 +44,12 @@ class Step:
         self.done = False
         self._entered = False
         self._scalars: dict[str, float | torch.Tensor] = {}
+        self._lane: Lane | None = None
+        """What this microbatch reads and leaves, if it carries anything."""
         self._said: list[str] = []
         """Of this microbatch, by an adapter."""
+        self._extra = False
+        """Whether it is computed for comparison only: nothing of it may stay."""
 
     @property
     def _place(self) -> tuple[int, int | None]:
@@ -52,6 +58,16 @@ class Step:
     @property
     def _done(self) -> bool:
         return self.done
+
+    @property
+    def _is_ahead(self) -> bool:
+        """Whether its inner loop has not begun: all workers are at the same place, as they are after it."""
+        return not self._entered
+
+    @property
+    def last_of_epoch(self) -> bool:
+        """Whether the pass over the data ends with this step."""
+        return self._training.source.is_last_of_epoch(self.number)
 
     def log(self, /, **scalars: float | torch.Tensor) -> None:
         """Log scalars of this microbatch; their mean over the global batch is in ``metrics`` afterwards."""
@@ -71,6 +87,33 @@ class Step:
         if not value >= 0 or value == float("inf"):
             raise ConfigError(f"step.weight({value}): a weight is a finite number of at least 0")
         self._training.flight.gradients.weigh(value)
+        self._training.checks.weighed()
+
+    def carry(self, /, *, reset: bool = False, **initial: Any) -> Lane:
+        """Return what this microbatch of the step before left under these names, as attributes.
+
+        ``initial`` gives each value, or a function that makes it, for the lane's first step, or after a ``reset``. What the
+        attributes are when this microbatch ends is kept, detached, and read by the same microbatch of the next step.
+        """
+        if self.microbatch is None:
+            raise ConfigError(
+                "step.carry(...) belongs into the inner loop: it carries values from a microbatch to the next step's"
+            )
+        if self._lane is None:
+            self._lane = self._training.lanes.open(self.microbatch)
+        return carry(self._lane, initial, reset=reset)
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the rows of ``tensor`` of all microbatches of this step, in their order; those of this one have gradients.
+
+        For a loss over the whole global batch: every microbatch computes that loss, and afterwards ``p.grad`` is its gradient.
+        The inner loop's body then runs twice for each microbatch. In the first run the other rows have no meaning, and
+        nothing of what it computes counts.
+        """
+        if self.microbatch is None:
+            raise ConfigError("step.gather(tensor) belongs into the inner loop: it gives the rows of all microbatches")
+        size = self._training.source.size_of(self.number)
+        return self._training.flight.gathering.gather(tensor, self.number, self.microbatch, size)
 
     def __iter__(self) -> Iterator[Any]:
         if self._entered:
@@ -82,11 +125,18 @@ class Step:
         training = self._training
         training.begin()
         flight, source = training.flight, training.source
+        gathering = flight.gathering
+        again: dict[int, Any] = {}
+        """Of microbatches that are computed a second time: their data as it came, if that can be copied."""
         while (microbatch := training.next_microbatch()) is not None:
-            place = 0 if microbatch == PROBE else microbatch
-            self.microbatch, self._scalars, self._said = place, {}, []
+            place = place_of(microbatch)
+            self.microbatch, self._scalars, self._said, self._lane = place, {}, [], None
+            self._extra = is_extra(microbatch)
             training.activity.now(Phase.LOADING, self.number, place)
-            data = source.fetch(self.number, place)
+            if microbatch in again:
+                data = again.pop(microbatch)
+            else:
+                data = (source.again if is_repeat(microbatch) else source.fetch)(self.number, place)
             if data is ENDED:
                 self.microbatch = None
                 flight.hold_empty(microbatch)
@@ -97,11 +147,21 @@ class Step:
             training.activity.now(Phase.COMPUTING, self.number, place)
             strike(self.number)
             training.passive.reach("batch_start", microbatch=place)
+            first = (gathering.in_use or gathering.expected) and not gathering.complete
+            if first and (copied := copy_of(data)) is not None:
+                again[microbatch] = copied
+            if training.checks.looks_at_losses:
+                training.look_at_losses(self.number, place)
             yield data
             self.microbatch = None
+            if gathering.in_first_pass:
+                flight.pass_over(microbatch)
+                continue
+            gathering.finished(place)
             scalars = {name: float(value) for name, value in self._scalars.items()}
-            more = microbatch == PROBE or source.more(self.number + 1, place)
-            flight.hold(microbatch, scalars, more, self._said)
+            more = self._extra or source.more(self.number + 1, place)
+            carried = self._lane._left() if self._lane is not None else None
+            flight.hold(microbatch, scalars, more, self._said, carried)
             training.passive.reach("after_backward", microbatch=place)
         self.metrics = training.committed(self.number)
         self.done = True
@@ -120,14 +180,41 @@ def said_aside(step: Step) -> tuple[str, ...]:
     return last.combined.said
 
 
+def has_another(step: Step) -> bool:
+    """For adapters: whether this worker has a microbatch to compute after the one that it has in hand, as far as it knows."""
+    training = step._training
+    return not training.behind and len(training.commitments.ledger.pending) > 1
+
+
+def seed_computing(step: Step) -> None:
+    """For adapters that ran code of the script's between taking a microbatch and computing it: seed once more."""
+    assert step.microbatch is not None
+    seeds.seed_all(seeds.derive(step._training.seed, seeds.COMPUTE, step.number, step.microbatch, 1))
+
+
+def look_at_commit(step: Step, place: int) -> None:
+    """For adapters that evaluate in the middle of a step: have the buffers, and random numbers, that all workers have."""
+    step._training._buffers.restore()
+    step._training.flight.gradients.show()
+    seeds.seed_all(seeds.derive(step._training.seed, seeds.EVALUATE, step.number, place))
+
+
 class Steps:
-    """The outer loop. Ends when all steps are committed, the streams have ended, or the script asked to stop."""
+    """The outer loop. Ends when all steps are committed, the streams have ended, or the script asked to stop.
 
-    def __init__(self, training: Training) -> None:
+    A script may also leave it by ``break`` after the inner loop, on every worker after the same step.
+    """
+
+    def __init__(self, training: Training, *, passed: OutsideLoops | None = None) -> None:
+        """``passed``: set if the job has ended this loop already, before this worker came: there is nothing to do in it."""
         self._training = training
+        self._passed = passed
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Generator[Step]:
         training = self._training
+        if self._passed is not None:
+            training.pass_over(self._passed)
+            return
         try:
             training.start()
             while training.wants_more():
@@ -149,8 +236,62 @@ class Steps:
         except Left:
             training.course.leave()
             raise
+        except GeneratorExit:
+            training.leave_loop()
+            raise
         finally:
-            training.close()
+            if not training.broken_off:
+                training.close() if training.over else training.abandon()
+
+
+class Epoch:
+    """One pass over the data: the steps that are left of it."""
+
+    def __init__(self, steps: Iterator[Step], first: Step) -> None:
+        self._steps = steps
+        self._step = first
+        self._entered = False
+
+    @property
+    def number(self) -> int:
+        """Which pass it is, from 0."""
+        return self._step._training.source.epoch_of(self._step.number)
+
+    def __iter__(self) -> Iterator[Step]:
+        if self._entered:
+            raise ConfigError(f"epoch {self.number} was iterated twice: each epoch has one loop over its steps")
+        self._entered = True
+        while True:
+            # What comes after the last step of a pass belongs to the script, before anything is done at the boundary.
+            yield self._step
+            if self._step.last_of_epoch or (following := next(self._steps, None)) is None:
+                return
+            self._step = following
+
+    def check_iterated(self) -> None:
+        """Raise ConfigError if the script left the epoch before its end."""
+        step = self._step
+        if not (self._entered and step.done and step.last_of_epoch):
+            raise ConfigError(
+                f"epoch {self.number} was left after step {step.number}, before its end: `for step in epoch` must run until it"
+                " stops by itself. job.steps(..., steps_per_epoch=N) makes epochs shorter; `break` out of both loops ends the"
+                " training"
+            )
+
+
+class Epochs:
+    """The loop over passes: ``for epoch in job.epochs(n, data, ...)``, and in it ``for step in epoch``."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    def __iter__(self) -> Iterator[Epoch]:
+        steps = iter(self._steps)
+        while (first := next(steps, None)) is not None:
+            epoch = Epoch(steps, first)
+            yield epoch
+            if not self._steps._training.over:
+                epoch.check_iterated()
 
 
 class Driven:
@@ -158,9 +299,12 @@ class Driven:
 
     def __init__(self, steps: Steps) -> None:
         self._training = steps._training
-        self._steps = iter(steps)
+        self._steps = steps.__iter__()
         self._step: Step | None = None
         self.ended = False
+        if self._training.settings.socket is None:
+            # A framework's hooks would be called once more; and there is no other worker whose bits could differ.
+            self._training.repeat_nothing()
 
     def next(self) -> Step | None:
         """The next step, or the same one again while its inner loop has not begun; None: there is none any more."""
@@ -168,6 +312,12 @@ class Driven:
             self._step = next(self._steps, None)
             self.ended = self._step is None
         return self._step
+
+    @property
+    def epoch(self) -> int | None:
+        """The pass over the data that the next step is in; None: there is none any more."""
+        step = self.next()
+        return None if step is None else self._training.source.epoch_of(step.number)
 
     @property
     def between_steps(self) -> bool:
@@ -179,3 +329,10 @@ class Driven:
         if not self.ended:
             self._training.finished = True
             self.ended = next(self._steps, None) is None
+
+    def close(self) -> None:
+        """The framework's loop ended before its end, by an error: end threads and connections. Can be repeated."""
+        self.ended = True
+        assert isinstance(self._steps, Generator)
+        self._steps.close()
+        self._training.give_up()

@@ -59,6 +59,15 @@ def choose_target(asked: Asked, techniques: Chosen, owner: str = "") -> Target |
     return None
 
 
+def check_every(target: Target | None, is_stream: bool) -> Target | None:
+    """Return ``target``; raise Refused if its checkpoints are due by epochs, and the data has none."""
+    if target is not None and target.every.epochs is not None and is_stream:
+        raise Refused(
+            "checkpoints every so many epochs with a stream: a stream has one pass; give a number of steps, or minutes"
+        )
+    return target
+
+
 def check_tag(tag: str | None) -> None:
     """Raise ConfigError unless a checkpoint can be kept under this."""
     if tag is not None and not (isinstance(tag, str) and 0 < len(tag) <= 64 and tag.isprintable()):

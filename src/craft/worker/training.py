@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec.structs import replace
 
 from craft.decide import ledger as books
 from craft.decide.technique import Chosen, Moment
@@ -15,26 +16,31 @@ from craft.protocol.errors import ConfigError, GroupError
 from craft.protocol.events import StopRequested
 from craft.protocol.membership import Settlement
 from craft.snapshots.device import hold_back
-from craft.snapshots.state import Leaf, digest, module_leaves, registered_leaves
+from craft.snapshots.state import STATE_IS_BUILT, Leaf, digest, module_leaves, registered_leaves
+from craft.telemetry.points import reach
+from craft.worker import frozen_checks
 from craft.worker.account import Account
-from craft.worker.bits import PROBE, Bits
+from craft.worker.bits import Bits
 from craft.worker.buffers import Buffers
-from craft.worker.calls import Calls
+from craft.worker.calls import CallPlace, Calls
 from craft.worker.chronicle import Committed
-from craft.worker.course import STATE_IS_BUILT, Course
+from craft.worker.course import Course
 from craft.worker.exchange import ExchangeThread
 from craft.worker.flight import Flight
-from craft.worker.gather import gather
+from craft.worker.gathering import Gathering
 from craft.worker.gradients import Gradients
 from craft.worker.handover import Handover
 from craft.worker.heal import Healing
 from craft.worker.health import GpuWatch, watch_gpu
 from craft.worker.joining import Joining
 from craft.worker.layout import Layout, bitmap, parameters_of, trainable_of
+from craft.worker.loop_end import LoopEnd, after_loop, meeting_at_end, step_at_end
+from craft.worker.outside_loops import OutsideLoops
 from craft.worker.pacing import Pacing
 from craft.worker.parts import Parts
 from craft.worker.passive import InWorker, Passive, hooks_of
-from craft.worker.points import reach
+from craft.worker.repeats import PROBE
+from craft.worker.script_checks import ScriptChecks
 from craft.worker.start import check_conditions, make_equal
 from craft.worker.structure import Structure
 
@@ -67,14 +73,32 @@ class Training:
         self._registered = parts.registered
         self._conditions = parts.conditions
         self._own_loop = parts.own_loop
-        exchanged = [] if parts.own_loop else list(parts.modules.values())
-        self._structure = Structure({} if parts.own_loop else parts.modules)
+        self.lanes = parts.lanes
+        exchanges = not (parts.own_loop or parts.whole)
+        exchanged = list(parts.modules.values()) if exchanges else []
+        self._structure = Structure(parts.modules if exchanges else {})
+        self.checks = ScriptChecks(
+            parts.modules,
+            parts.registered,
+            not exchanges,
+            self._in_microbatch,
+            voice.note,
+            settings.check_script,
+            is_heard=voice.is_heard,
+        )
         self._params = parameters_of(exchanged)
-        self._buffers = Buffers(exchanged)
+        self._buffers = Buffers(exchanged, list(parts.modules))
         self._exchange = ExchangeThread(voice.broke)
-        self._bits = Bits(settings.check_bits and not parts.own_loop, settings.digest_bytes, self.leaves)
+        self.checks_bits = settings.check_bits
+        self._bits = Bits(
+            settings.check_bits and exchanges,
+            settings.digest_bytes,
+            self.leaves,
+            self.checks.warn,
+            self._may_vary,
+        )
         self._account = Account(settings.run_dir, settings.worker_id, voice.note, parts.source.samples, voice.unwritten)
-        self.course = Course(parts)
+        self.course = Course(parts, self._bits.agreement, self.leaves)
         self._pacing = Pacing(techniques, parts.activity, lambda: commitments.ledger, voice.note, voice.emit)
         own = {**self.course.hooks, Stragglers.name: self._pacing}
         self._gpu = self._watch_gpu(techniques)
@@ -89,9 +113,14 @@ class Training:
         self._ended = False
         self.over = False
         """Whether the loop has come to its end."""
-        commitments.record = self._account.entered
+        self.broken_off = False
+        """Whether the script left the loop by itself after a committed step; what is due at its end is still to be done."""
+        self._passed: OutsideLoops | None = None
+        """Of a worker that came when the job had ended this loop: how it makes calls after it."""
+        self.loop_end = LoopEnd(settings.worker_id, commitments, self.course, self.call)
+        commitments.record = lambda entered: self._account.entered(replace(entered, leader=self.loop_end.leader))
         commitments.trainable = lambda: bitmap(trainable_of(self._params))
-        self.handover = Handover(self._buffers, self.course.numbers)
+        self.handover = Handover(self._buffers, self.lanes, self.course.numbers)
         self.flight = Flight(
             commitments,
             self._exchange,
@@ -103,7 +132,22 @@ class Training:
             self.settled,
             voice,
             self._word,
+            Gathering(parts.device, parts.source.samples, drops=parts.drops),
+            self.course.differs,
         )
+
+    def _in_microbatch(self) -> bool:
+        return self.current is not None and self.current.microbatch is not None
+
+    def _may_vary(self) -> bool:
+        """Whether a microbatch may give other bits on this very worker, and no other one is there to be unlike it."""
+        on_device = any(param.is_cuda for param in self._params)
+        return on_device and len(self.commitments.ledger.members) == 1 and not self._conditions.deterministic
+
+    def look_at_losses(self, step: int, microbatch: int) -> None:
+        """The first step: the checks look at what the script calls ``backward()`` on."""
+        sizes = {each: self.source.samples(step, each) for each in range(self.source.size_of(step))}
+        self.checks.microbatch(sizes, microbatch, len(self.commitments.ledger.share), self.commitments.slots)
 
     def _new_gradients(self) -> Gradients:
         return Gradients(Layout(self._params, self.bucket_bytes), hold=self.settings.hold)
@@ -147,15 +191,15 @@ class Training:
 
     def start(self) -> None:
         """Meet the others, and make sure that all begin from the same state under the same conditions."""
-        self.activity.now(Phase.JOINING, 0)
-        if self.settings.late:
-            self._voice.report(joined=True)
-        settlement = self._regroup()
+        self.commitments.loop_begun()
+        self.activity.now(Phase.JOINING, self.commitments.step)
+        self._voice.report(joined=True, loop=self.commitments.loops, after_loop=False)
+        settlement = self._regroup() if self._must_meet else None
         # A loss meanwhile leads to another round, unless somebody has come through: then all have, and may be on their way.
         while not self.commitments.started:
             try:
                 self._compare()
-                self.commitments.started = True
+                settlement = self.commitments.start(settlement)
             except GroupError as error:
                 self.commitments.broke(error)
                 self.commitments.await_move()
@@ -164,11 +208,18 @@ class Training:
         if self.commitments.ledger.whole:
             self.healing.needs_nothing()
             self.course.applied = self.commitments.step
-            self.settled(settlement, level=True)
+            if settlement is not None:
+                self.settled(settlement, level=True)
         else:
+            assert settlement is not None
             self._join(settlement)
         self._voice.report(total_steps=self.total_steps)
         self._account.begin()
+
+    @property
+    def _must_meet(self) -> bool:
+        """Whether a generation is to be entered first: the first one, or a newer one than that of the loop before."""
+        return not self.commitments.ledger.generation or self.commitments.moved
 
     def _regroup(self) -> Settlement:
         settlement = self.commitments.regroup(self.source.size_of)
@@ -184,7 +235,7 @@ class Training:
     def _compare(self) -> None:
         self.course.begin()
         group, members = self.commitments.group, self.commitments.ledger.members
-        check_conditions(group, members, self._conditions)
+        check_conditions(group, members, self._conditions, self.commitments.start_step)
         self._follow()
         unequal = make_equal(group, members, self.leaves())
         if unequal is not None:
@@ -204,30 +255,54 @@ class Training:
             self._own_loop,
         )
         self.course.applied, progress = self._joining.take_state(settlement)
+        if not self.flight.gradients.layout.fits():
+            # With the state came which parameters the others train.
+            self.flight.lay_out(self._new_gradients())
         self.healing.measure()
         self.course.take(progress)
-        self._bits.probe_wanted = False
+        self._bits.joins()
+
+    @property
+    def _has_results(self) -> bool:
+        """Whether steps of the others are still to be replayed."""
+        return self._joining is not None and self._joining.has_results
 
     def wants_more(self) -> bool:
         """Whether there is another step; what is due at the boundary before it is done first."""
         self._structure.check()
+        if self.commitments.ledger.over and not self._has_results:
+            # Only a worker that came when the others were done with the loop finds it so, or one that caught up meanwhile.
+            return False
+        self.checks.at_boundary(self.applied)
         self.course.at_boundary(self.behind, lambda: self.settled(self._regroup(), level=True))
         if self._ended:
             return False
         self._meeting.at(self.applied)
-        return self.total_steps is None or self.applied < self.total_steps
+        if self.total_steps is not None and self.applied >= self.total_steps:
+            return False
+        if self._joining is None:
+            self.flight.at_boundary()
+        return True
 
     def begin(self) -> None:
         """The inner loop of a step begins."""
         # No longer the script's code: whoever waits here, for a generation to be entered, waits for others.
         self.activity.now(Phase.EXCHANGING, self.applied)
         if not self.flight.gradients.layout.fits():
-            self.flight.lay_out(self._new_gradients())
+            self._lay_out()
         if self._joining is not None:
             self._buffers.begin()
             return
         self.healing.give()
-        self.flight.begin()
+        self.flight.begin(self.course.saved)
+
+    def _lay_out(self) -> None:
+        """The script froze or unfroze parameters: if it did so on every worker, exchange others from here on."""
+        gradients = self._new_gradients()
+        told = frozen_checks.encode(self.settings.worker_id, gradients.layout.trainable)
+        parts = self._call_at(self._before_step, frozen_checks.CALL, told)
+        frozen_checks.compare(parts, self.applied, self._modules)
+        self.flight.lay_out(gradients)
 
     def next_microbatch(self) -> int | None:
         """What the inner loop computes next; the data source is told what to expect."""
@@ -291,6 +366,7 @@ class Training:
     def _caught_up(self, step: int) -> None:
         """From ``step`` on this worker takes part in the exchange itself."""
         self._joining = None
+        self._bits.newcomer = True
         self._voice.report(urgent=False, behind=False)
         self.commitments.ledger = books.keeps_pace(self.commitments.ledger)
         self._bits.restart(self.applied + 1)
@@ -310,6 +386,7 @@ class Training:
         # The script's update comes next, and the state before it may still be on its way to a joiner or a checkpoint.
         hold_back()
         metrics = dict(combined.metrics)
+        self.course.compare(number, metrics)
         self._account.committed(
             Committed(
                 step=number,
@@ -335,42 +412,113 @@ class Training:
         self._voice.report(urgent=False, step=number + 1, metrics=metrics, step_s=self._account.step_s, times=times)
         return metrics
 
-    # Between the steps.
+    # Between the steps, and after the loop.
 
     @property
     def behind(self) -> bool:
-        """Whether this worker catches up: it takes no part in what the others do between the steps."""
-        return self._joining is not None
+        """Whether this worker takes no part in what the others do between the steps: it catches up, or came after them."""
+        ledger = self.commitments.ledger
+        return self._joining is not None or self._passed is not None or ledger.worker_id in ledger.idle
+
+    def left_alone(self) -> bool:
+        """Of one that is behind: whether it makes calls by itself, since no worker is left that was not."""
+        return self._passed is None and self.calls.left_alone(self.is_followed)
 
     def is_followed(self) -> bool:
         """Whether a joiner's thread follows generations in the main thread's stead."""
         return self._joining is not None and self._joining.is_followed
 
+    def place(self) -> CallPlace | None:
+        """Where in the script this worker is, if it may call all others there; else None."""
+        current, loop = self.current, self.commitments.ledger.loop
+        if self.over:
+            # The script's own calls are counted from the first one after the loop, by all alike.
+            name = after_loop(loop) if self.loop_end.digest is not None else meeting_at_end(loop)
+            return CallPlace(name=name, step=self.applied, kept=True)
+        if current is None or not (current._done or current._is_ahead):
+            return None
+        if current._done:
+            return CallPlace(name=str(self.applied), step=self.applied)
+        return self._before_step
+
+    @property
+    def _before_step(self) -> CallPlace:
+        return CallPlace(name=f"before{self.applied}", step=self.applied, before_step=True)
+
+    def call(self, name: str, data: bytes) -> list[bytes] | None:
+        """Return the bytes of all workers that take part in the call; None if this is no place for one."""
+        if self._passed is not None:
+            return self._passed.call(name, data)
+        place = self.place()
+        return None if place is None else self._call_at(place, name, data)
+
+    def _call_at(self, place: CallPlace, name: str, data: bytes) -> list[bytes]:
+        phase = Phase.ENDING if self.over else Phase.UPDATING
+        step = self.applied if place.before_step else max(0, self.applied - 1)
+        last = self.handover.last
+        under = last.under.number if last is not None else self.commitments.ledger.generation
+        self.activity.now(Phase.CALLING, step)
+        try:
+            return self.calls.gather(name, data, place, under, self.behind, self.is_followed)
+        finally:
+            self.activity.now(phase, step)
+
     def _regroup_between_steps(self) -> None:
-        # The update of the step that was committed last may be half done: the state is nobody's yet.
-        self.settled(self._regroup(), level=False)
+        # The update of the step that was committed last may be half done: the state is no one's to take yet.
+        self.settled(self._regroup(), level=self.over)
 
     def end(self) -> None:
-        """Every step is committed here; leave only when it is everywhere, as far as the others are still there."""
+        """The loop is over here; return when it is over for all, and its last checkpoint is written."""
         if self._joining is not None:
             # It has nothing more to take: the last results are replayed.
-            assert self._joining.next() is None
+            left = self._joining.next()
+            assert left is None, left
             self._joining = None
+        # First of all: a worker that joins from here on is told that there are no more steps.
+        self.commitments.loop_ended()
+        if (self.broken_off or self.finished) and not self._ended and self.commitments.ledger.idle:
+            # A joiner waits for a step that does not come, until all meet again.
+            self.commitments.broke(GroupError("the script left its loop before the last step"))
+        self.broken_off = False
         self.over = True
         self.activity.now(Phase.ENDING)
         self.healing.give()
-        while True:
-            try:
-                # Once this returns, everybody has come here: nobody needs anything from this worker any more.
-                gather(self.commitments.group, b"")
-                self.course.end()
-                break
-            except GroupError as error:
-                self.commitments.broke(error)
-                self.commitments.await_move()
-                self.settled(self._regroup(), level=True)
+        self.loop_end.meet()
+        self.loop_end.digest = digest(self.leaves())
         self._account.complete()
-        self._voice.report(complete=True, step=self.commitments.step, digest=digest(self.leaves()))
+        self._voice.report(after_loop=True, step=self.commitments.step)
+
+    def pass_over(self, outside: OutsideLoops) -> None:
+        """The job has ended this loop already: the script of a worker that comes later goes on after it."""
+        self.commitments.loop_begun()
+        self.course.applied = step_at_end(outside, self.commitments.loops)
+        self._passed = outside
+        self.over = True
+        self.close()
+
+    def leave_loop(self) -> None:
+        """The script left the loop: by ``break``, or by an exception, which shows when the script ends."""
+        self.broken_off = not self.over and self.current is not None and self.current._done
+
+    def finish_loop(self) -> None:
+        """If the script left the loop by itself after a committed step, that was the last one."""
+        if self.broken_off:
+            try:
+                self.end()
+            finally:
+                self.close()
+
+    def finish(self) -> None:
+        """The script came to its end here; return when it has on every worker, as far as it ever will."""
+        if self._passed is not None:
+            # It took no part in any loop: the script has fewer of them here than on the others.
+            return
+        self._voice.report(script_ended=True)
+        while self._voice.is_heard and not self._meeting.wait_finish(self.commitments.ledger.generation):
+            # A worker comes that runs the code after the loop in the place of one that was lost there.
+            self.settled(self._regroup(), level=True)
+        self._voice.report(complete=True, step=self.commitments.step, digest=self.loop_end.digest)
+        self._meeting.close()
 
     def _watch_gpu(self, techniques: Chosen) -> GpuWatch | None:
         technique = techniques.get(GpuHealth)
@@ -379,15 +527,31 @@ class Training:
         return watch_gpu(technique.settings, InWorker(technique.name, self.settings, self._voice))
 
     def close(self) -> None:
+        """Let go of everything that only the loop needs; calls to all workers can still be made."""
         self._structure.close()
+        self.checks.close()
         self.passive.close()
         if self._gpu is not None:
             self._gpu.close()
         self.course.close()
         self.flight.gradients.detach()
-        self._meeting.close()
         self._exchange.stop()
         self.source.close()
+
+    def abandon(self) -> None:
+        """The loop was left in the middle of a step: take no part in the job any more."""
+        self.close()
+        self._meeting.close()
+
+    def repeat_nothing(self) -> None:
+        """Compute no microbatch twice to compare its bits."""
+        self._bits.repeats.give_up()
+
+    def give_up(self) -> None:
+        """The loop was left by an error, perhaps between two steps: nothing is to go on after it."""
+        if self.broken_off:
+            self.broken_off = False
+            self.abandon()
 
     def settled(self, settlement: Settlement, level: bool) -> None:
         """A new generation is settled: tell the lighthouse, those who join, and the script if it wants to know.
@@ -399,7 +563,17 @@ class Training:
         # Whether it was in a step or still before its first one: from here on all look at the same slices.
         self._bits.restart(settlement.level + 1)
         self.healing.settled(settlement)
-        self.passive.reach("generation_change", lost=self.commitments.lost)
+        if settlement.idle:
+            self.calls.tell_joiners()
+        if not self.over:
+            self.passive.reach("generation_change", lost=self.commitments.lost)
         if level:
-            self.healing.give()
+            self._give()
         self._voice.entered(settlement, self.commitments.ledger.generation, self.commitments.lost)
+
+    def _give(self) -> None:
+        """Have the state ready for those who join. After the loop it is that of the loop's end, or is said not to be."""
+        at_end = self.loop_end.digest
+        if at_end is not None and self.healing.is_asked:
+            self.course.spoiled = digest(self.leaves()) != at_end
+        self.healing.give()

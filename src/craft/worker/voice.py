@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from craft.protocol.events import (
     StateDiverged,
     StepRetried,
     WorkerLost,
+    WorkerPaused,
 )
 from craft.protocol.membership import DROPPED, Settlement
 from craft.worker.channel import Channel
@@ -48,7 +50,7 @@ class Voice:
     def settled(self, settlement: Settlement, generation: int) -> StepRetried | None:
         """A generation is settled: tell the lighthouse, and return what was lost by it, if anything was."""
         dropped = tuple(index for index, owner in enumerate(settlement.owners) if owner == DROPPED)
-        changes: dict[str, Any] = {"generation": generation, "broken": None}
+        changes: dict[str, Any] = {"generation": generation, "broken": None, "progress": self._meeting.progress}
         retried = None
         if settlement.given or dropped:
             retried = StepRetried(generation=generation, step=settlement.level, given=settlement.given, dropped=dropped)
@@ -68,6 +70,14 @@ class Voice:
     def note(self, event: AnyNote) -> None:
         """Tell of something, for the journal; any thread may."""
         self._notes.add(event)
+
+    def paused(self, reason: str, seconds: float) -> None:
+        """This worker was paused for so long, until now."""
+        self.note(
+            WorkerPaused(
+                worker_id=self._worker_id, reason=reason, seconds=round(seconds, 3), time=round(time.time(), 6)
+            )
+        )
 
     def unwritten(self, trouble: str) -> None:
         """What is written down of this worker cannot be, and why; or all can be again."""

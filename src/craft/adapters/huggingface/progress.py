@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from craft.adapters.travel import Travel
 Broadcast = Callable[[Any], Any]
 """Returns what rank 0 gave, on every worker."""
 
+_FILE = "craft_progress.json"
+"""In a checkpoint of the Trainer's own."""
 _COUNTED = ("global_step", "epoch", "best_metric", "best_global_step")
 _NOTED = ("num_input_tokens_seen", "best_model_checkpoint")
 
@@ -55,6 +59,16 @@ class Progress:
         self._losses = {name: state[name] for name in self._losses}
         self.usual_items = state["usual_items"]
         self.loaded = True
+
+    def save(self, folder: str) -> None:
+        """Add to a checkpoint of the Trainer's own what it takes to go on from it with the same bits."""
+        Path(folder, _FILE).write_text(json.dumps({"usual_items": self.usual_items}))
+
+    def go_on_from(self, folder: str) -> None:
+        """Take that from a checkpoint; one that ``Trainer`` wrote does not have it."""
+        file = Path(folder, _FILE)
+        if file.is_file():
+            self.usual_items = json.loads(file.read_text())["usual_items"]
 
     def run(self) -> None:
         """The loop is about to begin with its first epoch here, and has set all of this to nothing."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import IterableDataset
-
 from craft.protocol.errors import ConfigError
-from craft.worker.job import Job, has_trained, may_go_back
+from craft.worker.job import Job
+from craft.worker.job_access import has_trained, is_alone, may_go_back
 
-_ORDERS = ("random", "sequential")
+_ORDERS = ("random", "sequential", "group_by_length")
 
 
 def check(trainer: Any, job: Job, trial: Any) -> None:
@@ -20,7 +19,7 @@ def check(trainer: Any, job: Job, trial: Any) -> None:
 
 
 def _reasons(trainer: Any, job: Job, trial: Any) -> list[tuple[bool, str]]:
-    args = trainer.args
+    args, alone = trainer.args, is_alone(job)
     optimizer = str(getattr(args.optim, "value", args.optim))
     return [
         (
@@ -43,13 +42,9 @@ def _reasons(trainer: Any, job: Job, trial: Any) -> list[tuple[bool, str]]:
             " one, on its own device; load it without device_map",
         ),
         (
-            args.auto_find_batch_size,
+            args.auto_find_batch_size and not alone,
             "TrainingArguments(auto_find_batch_size=True) changes the size of a step on the way, and a job's microbatches"
             " never change: leave it out",
-        ),
-        (
-            args.torch_compile,
-            "TrainingArguments(torch_compile=True) is not there yet under CraftTrainer: leave it out",
         ),
         (
             args.train_sampling_strategy not in _ORDERS,
@@ -75,18 +70,12 @@ def _reasons(trainer: Any, job: Job, trial: Any) -> list[tuple[bool, str]]:
             "a second train() in one script: a job has one, and its order of data goes on through all of it. Give the first more"
             " epochs or steps, or run a script for each with craft run",
         ),
-        (trial is not None, "hyperparameter_search trains many models, and a job trains one: run a job for each"),
+        (
+            trial is not None and not alone,
+            "hyperparameter_search trains many models, and a job trains one: run a job for each",
+        ),
         (
             may_go_back(job),
             "--on-divergence rollback is not there yet under CraftTrainer, whose loop cannot go back: skip, or stop",
         ),
     ]
-
-
-def check_data(loader: Any) -> None:
-    """What the script trains on."""
-    if isinstance(getattr(loader, "dataset", None), IterableDataset):
-        raise ConfigError(
-            "CraftTrainer needs a train_dataset with samples by number, not an IterableDataset: whoever redoes a lost part must"
-            " find the same samples"
-        )

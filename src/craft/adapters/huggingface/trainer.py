@@ -20,12 +20,14 @@ from transformers import trainer as home
 
 from craft.adapters.huggingface import refusals
 from craft.adapters.huggingface.alone import keep_alone, take_rank, use_one_gpu
+from craft.adapters.huggingface.compiled import by_shape
 from craft.adapters.huggingface.loader import StepInputs, StepLoader
 from craft.adapters.huggingface.progress import Progress, Surroundings
 from craft.protocol.errors import ConfigError
 from craft.settings.huggingface import alone
-from craft.worker.job import Job, slots_of
-from craft.worker.join import join
+from craft.worker.job import Job
+from craft.worker.job_access import has_trained, is_alone, slots_of
+from craft.worker.join import join, join_anew
 from craft.worker.steps import Driven, Step
 
 if TYPE_CHECKING:
@@ -79,6 +81,8 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
     def _save_rng_state(self, output_dir: str) -> None:
         if self.args.should_save:
             super()._save_rng_state(output_dir)
+            if self._progress is not None:
+                self._progress.save(output_dir)
 
     @property
     def _between(self) -> bool:
@@ -93,8 +97,11 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
         return super().train(resume_from_checkpoint, *given, **named)
 
     def _inner_training_loop(self, *given: Any, **named: Any) -> Any:
+        if has_trained(self._job) and is_alone(self._job):
+            # A job has one loop. Outside of craft run each training is a job of one.
+            self._job = join_anew()
         refusals.check(self, self._job, named.get("trial"))
-        with self._by_steps():
+        with self._by_steps(), by_shape(self.args.torch_compile):
             output = super()._inner_training_loop(*given, **named)
             assert self._driven is not None
             self._driven.finish()
@@ -111,6 +118,8 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
         try:
             yield
         finally:
+            if self._driven is not None:
+                self._driven.close()
             home.skip_first_batches = skip
             for name in shadows:
                 delattr(self, name)
@@ -133,21 +142,34 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
         place: tuple[int, int] = super()._init_training_state(max_steps, steps_per_epoch, *more)
         resume_from_checkpoint = more[1]
         self._prepared = super()._prepare_for_training(max_steps, self._loader, resume_from_checkpoint)
-        self._meet(max_steps, steps_per_epoch)
-        assert self._progress is not None
-        if not self._progress.loaded:
-            return place
-        return self.state.global_step // steps_per_epoch, self.state.global_step % steps_per_epoch
+        # From a checkpoint of the Trainer's own: at the same sample of the same epoch.
+        start_step = min(place[0] * steps_per_epoch + place[1], max_steps)
+        self._progress, self._surroundings = Progress(self), Surroundings(self)
+        if resume_from_checkpoint is not None:
+            self._progress.go_on_from(resume_from_checkpoint)
+        self._meet(max_steps, steps_per_epoch, start_step)
+        return self._place(steps_per_epoch) if self._progress.loaded else place
+
+    def _place(self, steps_per_epoch: int) -> tuple[int, int]:
+        """Where a state was taken over: the epoch, and the steps done in it."""
+        loader, done = self._loader, self.state.global_step
+        assert loader is not None and loader.driven is not None
+        if not loader.is_iterable:
+            return done // steps_per_epoch, done % steps_per_epoch
+        before = self.state.epoch or 0.0
+        epoch = loader.driven.epoch
+        loader.epoch = int(before) if epoch is None else epoch
+        # The Trainer's epochs are as long as steps_per_epoch says, even if a pass was shorter.
+        return loader.epoch, round((before - loader.epoch) * steps_per_epoch) if int(before) == loader.epoch else 0
 
     def _prepare_for_training(self, *_: Any) -> Any:
         prepared, self._prepared = self._prepared, None
         return prepared
 
-    def _meet(self, max_steps: int, steps_per_epoch: int) -> None:
+    def _meet(self, max_steps: int, steps_per_epoch: int, start_step: int) -> None:
         """Everything is set up, and user code has had its say: meet the others, and take their state if they are on their way."""
         job, loader, args = self._job, self._loader, self.args
         assert loader is not None
-        self._progress, self._surroundings = Progress(self), Surroundings(self)
         job.replicate(self.model)
         job.register(**self._registered())
         steps = job.steps(
@@ -155,8 +177,10 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
             global_batch=loader.global_batch,
             microbatches=loader.microbatches,
             steps=max_steps,
-            steps_per_epoch=steps_per_epoch,
+            steps_per_epoch=steps_per_epoch if loader.has_length else None,
             seed=args.seed if args.data_seed is None else args.data_seed,
+            shuffle=loader.shuffle,
+            start_step=start_step,
         )
         self._driven = loader.driven = Driven(steps)
         loader.on_end = self._stop
@@ -244,7 +268,8 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
 
     def _tokens(self, step: Step) -> float:
         assert self._loader is not None
-        samples = self._loader.samples(self.state.global_step % len(self._loader))
+        position = self.state.global_step % len(self._loader) if self._loader.has_length else 0
+        samples = self._loader.samples(position)
         return step.metrics["tokens"] * min(self._loader.microbatches, samples)
 
     def floating_point_ops(self, inputs: Any) -> Any:
@@ -264,11 +289,11 @@ class CraftTrainer(CraftMixin, transformers.Trainer):  # type: ignore[misc]
 
 
 def _load_steps(trainer: Any) -> StepLoader:
-    loader = type(trainer).get_train_dataloader(trainer)
-    refusals.check_data(loader)
+    with trainer._accumulating():
+        loader = type(trainer).get_train_dataloader(trainer)
     microbatches = trainer._microbatches or slots_of(trainer._job) * trainer._accumulated
     trainer._loader = steps = StepLoader(loader, microbatches)
-    if len(steps) == 0:
+    if steps.has_length and len(steps) == 0:
         raise ConfigError(f"the dataset has fewer samples than the {steps.global_batch} of one step")
     return steps
 

@@ -1,22 +1,58 @@
-"""What Lightning's fit loop iterates over in place of the script's own training data: one item per optimizer step."""
+"""What Lightning's fit loop iterates over in place of the script's own ``DataLoader``, where a job's steps are cut."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from craft.worker import loader as steps
+from torch.utils.data import DataLoader
 
 
-class StepLoader(steps.StepLoader):
-    """Gives ``Step`` after ``Step``; the batches of one come out of it in ``CraftStrategy.optimizer_step``."""
+class RoundLoader:
+    """Gives one item for each batch of Lightning's loop; all workers together compute ``per_round`` batches of data in it.
 
-    def __init__(self, loader: Any, microbatches: int) -> None:
-        super().__init__(loader, microbatches, 'Trainer(strategy="craft")')
+    Lightning knows an epoch's end by the length, so that one iterator serves all epochs, and an epoch that was begun elsewhere.
+    """
 
-    # Lightning asks for these where it resumes in the middle of an epoch: this loader goes on where the job is.
+    def __init__(self, loader: DataLoader[Any], per_round: int, take: Callable[[], Any]) -> None:
+        """``take`` gives the next item, or raises StopIteration."""
+        self.loader = loader
+        batches: Any = loader.batch_sampler
+        self.batch = int(batches.batch_size)
+        self._per_round = per_round
+        self._take = take
+        drawn = len(batches.sampler)
+        self.samples = drawn - drawn % self.batch if batches.drop_last else drawn
+        """In an epoch."""
+        self.state_dict: Callable[[], dict[str, Any]]
+        self.load_state_dict: Callable[[Any], None]
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
+    def __len__(self) -> int:
+        return -(-self.samples // (self.batch * self._per_round))
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
+    def samples_of(self, first: int, rounds: int, limit: int) -> int:
+        """Samples in so many rounds of an epoch from ``first`` on, of the first ``limit`` samples."""
+        size = self.batch * self._per_round
+        return max(0, min(rounds * size, min(limit, self.samples) - first * size))
+
+    def __getattr__(self, name: str) -> Any:
+        """What the script asks of its own loader; a state has this one only where Lightning is to know it."""
+        if name in ("loader", "state_dict", "load_state_dict"):
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self.loader
+
+    def __hash__(self) -> int:
+        return id(self.loader)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has no part in the fit."""
+        return {name: value for name, value in vars(self).items() if name != "_take"}
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._take()

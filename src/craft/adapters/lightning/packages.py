@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -24,6 +25,7 @@ def register(package: str | None = None) -> None:
         registry.register(NAME, strategy_class(package), description=_DESCRIPTION)
 
 
+@functools.cache
 def strategy_class(package: str) -> Any:
     """The strategy as a subclass of this package's own ``Strategy``."""
     from craft.adapters.lightning.strategy import CraftStrategy

@@ -12,8 +12,8 @@ import torch
 from craft.adapters.lightning import leading, logged
 from craft.adapters.travel import Travel
 
-_UNSAID = ("_last_checkpoint_saved", "_last_global_step_saved")
-"""What ``ModelCheckpoint`` goes by and leaves out of its state."""
+_UNSAID = ("_last_checkpoint_saved", "_last_global_step_saved", "_latest_update_epoch")
+"""What ``ModelCheckpoint`` and ``WeightAveraging`` go by and leave out of their states."""
 
 
 class Progress:
@@ -25,6 +25,10 @@ class Progress:
         """Whether a state was loaded: the fit loop is to go on from there."""
         self.runs = False
         """Whether the fit loop is on its way, so that an epoch has begun, whatever a state says that is loaded from now on."""
+        self.rounds = 0
+        """Batches of Lightning's that the step in flight has had so far: they belong to no boundary."""
+        self.reloaded = 0
+        """The epoch in which the loaders were made, of the state that was loaded."""
 
     def _counters(self) -> dict[str, Any]:
         fit = self._trainer.fit_loop
@@ -34,6 +38,7 @@ class Progress:
             "batches": epoch.batch_progress,
             "schedulers": epoch.scheduler_progress,
             "steps": epoch.automatic_optimization.optim_progress.optimizer.step,
+            "manual_steps": epoch.manual_optimization.optim_step_progress,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -41,7 +46,10 @@ class Progress:
         state: dict[str, Any] = {
             name: [counter.total.completed, counter.current.completed] for name, counter in self._counters().items()
         }
-        state["logged_steps"] = self._trainer.fit_loop.epoch_loop._batches_that_stepped
+        state["batches"] = [completed - self.rounds for completed in state["batches"]]
+        fit = self._trainer.fit_loop
+        state["logged_steps"] = fit.epoch_loop._batches_that_stepped
+        state["reloaded"] = max(fit._last_train_dl_reload_epoch, 0)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -55,6 +63,7 @@ class Progress:
         for tracker, completed in zip((zero_grad.total, zero_grad.current), state["steps"], strict=True):
             _set(tracker, completed)
         epoch._batches_that_stepped = state["logged_steps"]
+        self.reloaded = state["reloaded"]
         if self._in_epoch or self.runs:
             # It was begun, and is not over.
             for tracker in (fit.epoch_progress.total, fit.epoch_progress.current):

@@ -2,41 +2,62 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from typing import Any
 
 import torch
 
-from craft.adapters.lightning.loader import StepLoader
+from craft.adapters.lightning.training_callbacks import FINDERS, UNFOLLOWED, is_a
 from craft.protocol.errors import ConfigError
-from craft.worker.job import Job, has_trained
+from craft.worker.job import Job
+from craft.worker.job_access import has_trained
 
 logger = logging.getLogger(__name__)
 
 
-def check(trainer: Any, device: torch.device) -> None:
-    """Before the model is set up."""
+def check(trainer: Any, device: torch.device, alone: bool) -> None:
+    """Before the model is set up. ``alone``: in a job of one outside of ``craft run``, which needs no other worker to agree."""
     accelerator = type(trainer.accelerator).__name__
     if device.type == "cpu" and accelerator != "CPUAccelerator":
         raise ConfigError(
             f'Trainer(strategy="craft") runs on the CPU and on GPUs of NVIDIA, and this one has a {accelerator}:'
             ' accelerator="cpu" or "gpu"'
         )
+    if alone:
+        return
     if trainer._accelerator_connector._layer_sync is not None:
         raise ConfigError(
             "Trainer(sync_batchnorm=True) exchanges statistics inside the forward pass and so would make a microbatch depend"
             " on who computes the others: leave it out"
         )
+    if "dataloader_iter" in inspect.signature(trainer.lightning_module.training_step).parameters:
+        raise ConfigError(
+            "training_step(dataloader_iter) reads as many batches as it likes, so that a worker that joins in the middle of an"
+            " epoch cannot tell where it is: under craft run take a batch"
+        )
     for callback in trainer.callbacks:
-        if _is_a(callback, "StochasticWeightAveraging", "WeightAveraging", "ModelPruning"):
-            raise ConfigError(
-                f"{type(callback).__name__} has a state that is not in the module: a worker that joins, or a job that goes on,"
-                ' would begin without it. Not under strategy="craft"; a moving average can be kept in buffers of the module'
-            )
-    if any(type(each).__name__ == "GradientAccumulationScheduler" for each in trainer.callbacks):
+        _check_callback(callback)
+
+
+def _check_callback(callback: Any) -> None:
+    """Raise ConfigError for one that only a job of one can have."""
+    name = type(callback).__name__
+    if is_a(callback, *UNFOLLOWED):
+        raise ConfigError(
+            f"{name} builds parts of the model, or of its optimizers, on the way: a worker that joins, or a job that goes on,"
+            " could not. Not under craft run; a moving average can be kept by WeightAveraging"
+        )
+    if is_a(callback, "GradientAccumulationScheduler"):
         raise ConfigError(
             "GradientAccumulationScheduler changes the size of a step on the way, and a job's microbatches never change:"
             " use Trainer(accumulate_grad_batches=...)"
+        )
+    if is_a(callback, *FINDERS):
+        # Those of a Tuner are of these classes, too.
+        raise ConfigError(
+            f"{name} (by itself, or Tuner's) trains before the fit, and a job trains once: find the value in a separate script,"
+            " without craft run, and set it here"
         )
 
 
@@ -47,47 +68,18 @@ def check_only_fit(trainer: Any, job: Job) -> None:
             "a second trainer.fit() in one script: a job has one, and its order of data goes on through all of it. Give the first"
             " more epochs, or run a script for each with craft run"
         )
-    for callback in trainer.callbacks:
-        if _is_a(callback, "LearningRateFinder", "BatchSizeFinder"):
-            # Those of a Tuner are of these classes, too.
-            raise ConfigError(
-                f"{type(callback).__name__} (by itself, or Tuner's) trains before the fit, and a job trains once: find the value"
-                ' in a script of its own, without strategy="craft", and set it here'
-            )
-
-
-def check_fit(trainer: Any, loader: StepLoader | None) -> None:
-    """When Lightning has all that it trains with."""
-    if not trainer.lightning_module.automatic_optimization:
-        raise ConfigError(
-            'manual optimization is not there yet under strategy="craft": set automatic_optimization = True, or write the'
-            " loop with craft.join()"
-        )
-    if any(isinstance(each, torch.optim.LBFGS) for each in trainer.optimizers):
-        raise ConfigError('LBFGS computes a step several times over: strategy="craft" does that once')
-    if loader is None or trainer.train_dataloader is not loader:
-        raise ConfigError('Trainer(strategy="craft") takes one DataLoader for training, not a collection of them')
-    if type(trainer.fit_loop._data_fetcher).__name__ == "_DataLoaderIterDataFetcher":
-        raise ConfigError('training_step(dataloader_iter) is not there under strategy="craft": take a batch')
-    if trainer.reload_dataloaders_every_n_epochs:
-        raise ConfigError(
-            "Trainer(reload_dataloaders_every_n_epochs=...) changes the data on the way, and a job's order of data is fixed at"
-            " its first step: leave it out"
-        )
 
 
 def warn_of_what_stays(trainer: Any) -> None:
     """Say what is saved by code of the script's own, which nobody asks for a worker that joins."""
     for each in (trainer.lightning_module, *trainer.callbacks):
-        base = next(kind for kind in type(each).__mro__ if kind.__name__ in ("LightningModule", "Callback"))
+        if is_a(each, "WeightAveraging"):
+            continue
+        base = next((kind for kind in type(each).__mro__ if kind.__name__ in ("LightningModule", "Callback")), None)
         for name in ("on_save_checkpoint", "on_load_checkpoint"):
-            if getattr(type(each), name) is not getattr(base, name):
+            if base is not None and getattr(type(each), name) is not getattr(base, name):
                 logger.warning(
                     "%s.%s is for Lightning's own checkpoints: what it keeps comes neither to a worker that joins nor into"
                     " those of CRAFT. Keep it in buffers, or in state_dict() of the callback", type(each).__name__, name,
                 )  # fmt: skip
                 break
-
-
-def _is_a(callback: Any, *names: str) -> bool:
-    return any(kind.__name__ in names for kind in type(callback).__mro__)

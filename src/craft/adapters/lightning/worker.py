@@ -8,7 +8,8 @@ import torch
 
 from craft.protocol.errors import ConfigError
 from craft.worker.devices import own_device
-from craft.worker.job import Job, slots_of
+from craft.worker.job import Job
+from craft.worker.job_access import slots_of
 from craft.worker.join import join
 from craft.worker.steps import Driven
 
@@ -23,6 +24,8 @@ class Worker(_Strategy):
 
     _joined: Job | None = None
     _driven: Driven | None = None
+    _accumulates = False
+    """Whether the batch that Lightning's loop is in is not the last one of its step."""
 
     # Who is who.
 
@@ -60,6 +63,10 @@ class Worker(_Strategy):
         """The job's slots: does not change when workers are lost, so that what is computed from it does not either."""
         return slots_of(self._job)
 
+    @world_size.setter
+    def world_size(self, size: int) -> None:
+        raise ConfigError(f"strategy.world_size = {size}: craft run says how many workers a job has, by --workers")
+
     # Between the steps.
 
     @property
@@ -67,10 +74,10 @@ class Worker(_Strategy):
         if self._driven is None or self.lightning_module is None:
             return False
         # Where one worker's trainer ends with an error, it is alone with what its callbacks do about that.
-        return self._driven.between_steps and not self.lightning_module.trainer.interrupted
+        return self._driven.between_steps and not self._accumulates and not self.lightning_module.trainer.interrupted
 
     def _demand_between(self, call: str) -> None:
-        if self._driven is not None and not self._driven.ended and not self._between:
+        if self._driven is not None and not self._driven.ended and not self._between and self.world_size > 1:
             raise ConfigError(
                 f"{call} while a step is computed: workers are not at the same place there; call it in a hook after the step"
             )

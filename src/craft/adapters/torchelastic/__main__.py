@@ -7,6 +7,7 @@ import sys
 from craft.adapters.torchelastic.events import NAME, register
 from craft.protocol.errors import CraftError
 from craft.settings import torchrun
+from craft.telemetry.plain_text import indented
 from craft.wire.auth import read_token
 from craft.wire.client import Client
 from craft.wire.tls import client_context
@@ -18,7 +19,7 @@ def main() -> None:
         tls = client_context(place.tls_ca) if place.url.startswith("https:") else None
         register(Client(place.url, read_token(place.token_file), tls=tls).cloud_event, place.host)
     except CraftError as error:
-        print(f"craft: {error}", file=sys.stderr)
+        print(indented(f"craft: {error}"), file=sys.stderr)
         raise SystemExit(2) from None
     from torch.distributed.run import main as run
 

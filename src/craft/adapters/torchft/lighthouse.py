@@ -24,6 +24,7 @@ import msgspec
 from craft.adapters.torchft import messages, packages
 from craft.adapters.torchft.messages import Attends, Gone
 from craft.protocol.errors import ConfigError, MalformedMessage
+from craft.telemetry import logs
 
 logger = logging.getLogger(__name__)
 
@@ -274,7 +275,7 @@ async def run(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logs.begin(logging.INFO, logs.IN_FILES)
     args = parse()
     try:
         packages.check()

@@ -7,9 +7,11 @@ from craft.decide.policies.alert import AlertPolicy
 from craft.decide.policies.broken import BrokenPolicy
 from craft.decide.policies.checkpoint import CheckpointPolicy
 from craft.decide.policies.drain import DrainPolicy
+from craft.decide.policies.finish import FinishPolicy
 from craft.decide.policies.form import FormPolicy
 from craft.decide.policies.hang import HangPolicy
 from craft.decide.policies.join import JoinPolicy
+from craft.decide.policies.last_copy import LastCopyPolicy
 from craft.decide.policies.loss import LossPolicy
 from craft.decide.policies.policy import EXIT_BUG, EXIT_FINISHED, EXIT_GIVEN_UP, EXIT_PREEMPTED, Policy, decide
 from craft.decide.policies.preempt import PreemptPolicy
@@ -28,9 +30,11 @@ __all__ = [
     "BrokenPolicy",
     "CheckpointPolicy",
     "DrainPolicy",
+    "FinishPolicy",
     "FormPolicy",
     "HangPolicy",
     "JoinPolicy",
+    "LastCopyPolicy",
     "LossPolicy",
     "Policy",
     "PreemptPolicy",

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
+from craft.decide.last_copy import holders, is_last_copy
 from craft.decide.membership import JobState
-from craft.decide.policies.policy import names
-from craft.protocol.actions import AnyAction, DeclareLost, Reconfigure, Watch
+from craft.decide.observing import PEERS
+from craft.decide.policies.policy import EXIT_GIVEN_UP, names
+from craft.protocol.actions import AnyAction, DeclareLost, Reconfigure, Stop, Watch
 from craft.protocol.events import AnyEvent, ExchangeBroken, GenerationStuck
 
 _PROBED = 5
 """So many times in a row count as one, where members find out whom they reach: that takes seconds."""
+MOST_RETRIES = 4
+"""So many generations in a row may the same members meet again before one of them commits a step or completes a call."""
+_MOST_BLAMED = 3
+"""So many workers are replaced in that time because they seem to be in the way."""
 
 
 class BrokenPolicy:
-    """Answers a broken exchange that no death explains: the same members meet again, without those out of reach."""
+    """Answers a broken exchange that no death explains: the same members meet again, without those out of reach.
+
+    That is done a few times only. Then the member that is in the way of the others is replaced; where that cannot be told, or
+    did not help, the job ends.
+    """
 
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
         current = state.generation
@@ -32,14 +42,15 @@ class BrokenPolicy:
             return ()
         if event.generation != current.number:
             return self._does_not_open(state, event.generation)
-        cut_off = blame(state.members, state.complaints)
+        cut_off = blame(state.members, state.complaints, holders(state))
         if cut_off:
             return tuple(
-                DeclareLost(worker_id=worker_id, source="peers", reason=_complaint(worker_id, state.complaints))
+                DeclareLost(worker_id=worker_id, source=PEERS, reason=_complaint(worker_id, state.complaints))
                 for worker_id in cut_off
             )
-        reason = f"generation {event.generation} broke though nobody is known to be lost: the same members meet again"
-        return (Reconfigure(members=state.members, again=True, reason=reason),)
+        return meet_again(
+            state, f"generation {event.generation} broke though nobody is known to be lost: the same members"
+        )
 
     def _does_not_open(self, state: JobState, number: int) -> tuple[AnyAction, ...]:
         """An upcoming generation: whoever was to join in it is followed by another, for whom it may."""
@@ -47,21 +58,76 @@ class BrokenPolicy:
         joiners = [each for each in state.upcoming.worker_ids if each not in state.members]
         reason = f"generation {number}, in which it was to join, does not open"
         # The loss of the first leads to a newer generation, in which the others are.
-        return tuple(DeclareLost(worker_id=each, source="peers", reason=reason) for each in joiners[:1])
+        return tuple(DeclareLost(worker_id=each, source=PEERS, reason=reason) for each in joiners[:1])
 
 
-def blame(members: Sequence[str], complaints: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+def meet_again(state: JobState, why: str) -> tuple[AnyAction, ...]:
+    """Have the same members meet in a new generation; ``why`` is the sentence up to who they are.
+
+    If that was done too often in vain: replace the one that is in the way, or end the job.
+    """
+    if state.retries < MOST_RETRIES:
+        return (Reconfigure(members=state.members, again=True, reason=f"{why} meet again"),)
+    suspect = in_the_way(state.members, state.missed)
+    if suspect is not None and is_last_copy(state, {suspect}):
+        # It stays, whatever the others say of it: one that can be replaced is.
+        suspect = next((each for each in reversed(state.members) if each not in holders(state)), None)
+    if suspect is not None and state.blamed < _MOST_BLAMED:
+        by = [each for each, about in state.missed if about == suspect]
+        reason = (
+            f"the same {len(state.members)} workers met {MOST_RETRIES} times again in vain, and {suspect} is in the way, as"
+            f" {names(by)} {'says' if len(by) == 1 else 'say'}"
+        )
+        return (DeclareLost(worker_id=suspect, source=PEERS, reason=reason),)
+    reason = (
+        f"the same {len(state.members)} workers met {MOST_RETRIES} times again, and none committed a step or completed a call:"
+        f" {_who_missed_whom(state)}. Look at the network between their hosts, and at how many files a process may open"
+        " (ulimit -n)"
+    )
+    return (Stop(reason=reason, exit_code=EXIT_GIVEN_UP),)
+
+
+def in_the_way(members: Sequence[str], missed: Iterable[tuple[str, str]]) -> str | None:
+    """Return the member because of which the others do not meet; None if that cannot be told.
+
+    It is the one of whom most say so, and among equals one that says so of itself, or else the one of the highest rank; but
+    where it is said of all alike, it may be any of them.
+    """
+    pairs = {(by, about) for by, about in missed if by in members and about in members}
+    votes = Counter(about for _, about in pairs)
+    if not votes:
+        return None
+    weight = {worker_id: (votes[worker_id], (worker_id, worker_id) in pairs) for worker_id in votes}
+    worst = [worker_id for worker_id in members if weight.get(worker_id) == max(weight.values())]
+    return None if len(worst) == len(members) else worst[-1]
+
+
+def _who_missed_whom(state: JobState) -> str:
+    """Who could not meet whom, in words."""
+    found: dict[str, list[str]] = {}
+    for by, about in state.missed:
+        found.setdefault(by, []).append("the others" if by == about else about)
+    if not found:
+        return "no member could say which other one it did not meet"
+    return "; ".join(f"{by} did not meet {names(about)}" for by, about in found.items())
+
+
+def blame(
+    members: Sequence[str], complaints: Iterable[tuple[str, str]], having_state: Collection[str] = ()
+) -> tuple[str, ...]:
     """Return the fewest that must go so that all others can reach each other, as far as that is easily found.
 
     Again and again the one with the most broken links goes; among equals the one of the highest rank, so that a whole
-    host goes rather than half of each.
+    host goes rather than half of each. One of those that have the training state stays.
     """
     rank = {worker_id: number for number, worker_id in enumerate(members)}
     links = {frozenset(pair) for pair in complaints if pair[0] in rank and pair[1] in rank and pair[0] != pair[1]}
     gone: list[str] = []
     while links:
         degree = Counter(worker_id for link in links for worker_id in link)
-        worst = max(degree, key=lambda worker_id: (degree[worker_id], rank[worker_id]))
+        last = frozenset(having_state).difference(gone)
+        candidates = [worker_id for worker_id in degree if last != {worker_id}]
+        worst = max(candidates, key=lambda worker_id: (degree[worker_id], rank[worker_id]))
         gone.append(worst)
         links = {link for link in links if worst not in link}
     return tuple(gone)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from craft.decide.membership import JobState
 from craft.decide.policies.policy import EXIT_GIVEN_UP, too_few
 from craft.protocol.actions import AnyAction, Reconfigure, Stop
-from craft.protocol.events import AnyEvent, HostLost, WorkerFailed, WorkerFinished, WorkerJoined, WorkerLost
+from craft.protocol.events import AnyEvent, HostLost, WorkerFailed, WorkerFinished, WorkerJoined, WorkerLeft, WorkerLost
 from craft.protocol.membership import Member
 
 
@@ -15,7 +15,7 @@ class FormPolicy:
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
         if state.generation is not None or state.restoring:
             return ()
-        if not isinstance(event, WorkerJoined | WorkerLost | WorkerFailed | WorkerFinished | HostLost):
+        if not isinstance(event, WorkerJoined | WorkerLost | WorkerFailed | WorkerFinished | WorkerLeft | HostLost):
             return ()
         if len(state.having("waiting")) < state.slots - state.absent:
             return ()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from craft.decide.last_copy import STOPPED
 from craft.decide.membership import JobState
-from craft.protocol.actions import AnyAction, DeclareLost, Probe, Reconfigure
+from craft.decide.policies.broken import meet_again
+from craft.protocol.actions import AnyAction, DeclareLost, Probe
 from craft.protocol.events import AnyEvent, WorkerOverdue
 
-STOPPED = "stopped"
 EXCHANGING = "exchanging"
 CALLING = "calling"
 ENDING = "ending"
@@ -51,8 +52,7 @@ class HangPolicy:
                 # Others who wait in the same call said so just before, and all are about to meet.
                 return ()
             # Each then says where it stands. If that is not at the same call, all find out.
-            reason = (
-                f"every member waits for another, and {event.worker_id} in a call between the steps: all meet again"
+            return meet_again(
+                state, f"every member waits for another, and {event.worker_id} in a call between the steps: all"
             )
-            return (Reconfigure(members=state.members, again=True, reason=reason),)
         return (Probe(generation=current.number, reason="every member waits in the exchange for another"),)

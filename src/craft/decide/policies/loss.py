@@ -106,6 +106,8 @@ class LossPolicy:
     def _survivors(self, state: JobState) -> str:
         """What those who are left do about it."""
         number = len(state.members)
+        if all(view.after_loop for view in state.having("member")):
+            return "its code after the loop is to be run again"
         if all(view.member.guest for view in state.having("member")):
             return "1 survivor is told" if number == 1 else f"{number} survivors are told"
         one, several = ("drops", "drop") if self._on_loss == "shrink" else ("redoes", "redo")
@@ -143,7 +145,16 @@ def is_loss(state: JobState, event: AnyEvent) -> bool:
         return False
     present = state.generation.worker_ids
     upcoming = state.upcoming.worker_ids if state.upcoming is not None else ()
-    return any(worker_id in present or worker_id in upcoming for worker_id in subjects(state, event))
+    return any(
+        (worker_id in present or worker_id in upcoming) and not _script_ended(state, worker_id)
+        for worker_id in subjects(state, event)
+    )
+
+
+def _script_ended(state: JobState, worker_id: str) -> bool:
+    """Whether nothing is missed of a worker: it ran its script to the end, and only waited for the others."""
+    view = state.view(worker_id)
+    return view is not None and view.script_ended
 
 
 def fences(event: AnyEvent) -> tuple[AnyAction, ...]:

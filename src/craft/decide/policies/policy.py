@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from craft.decide.last_copy import keep_last_copy
 from craft.decide.membership import JobState
 from craft.protocol.actions import AnyAction
 from craft.protocol.events import AnyEvent, HostLost, WorkerFailed, WorkerFinished, WorkerLeft, WorkerLost
@@ -33,7 +34,7 @@ def decide(policies: Sequence[Policy], state: JobState, event: AnyEvent) -> tupl
     for policy in policies:
         actions = policy.decide(state, event)
         if actions:
-            return actions
+            return keep_last_copy(state, event, actions)
     return ()
 
 

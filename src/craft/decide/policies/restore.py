@@ -19,6 +19,7 @@ from craft.decide.restoration import (
 from craft.protocol.actions import AnyAction, Reconfigure, Restore, Stop
 from craft.protocol.events import (
     AnyEvent,
+    ArrivalsEnded,
     HoldExpired,
     HostLost,
     ReplacementsEnded,
@@ -80,15 +81,23 @@ class RestorePolicy:
         expired = isinstance(event, HoldExpired)
         if isinstance(event, HoldExpired) and state.restoration and event.generation != state.restoration.after:
             return ()
-        if expired or isinstance(
-            event,
-            WorkerJoined | WorkerLost | WorkerEnded | WorkerFailed | WorkerFinished | HostLost | ReplacementsEnded,
+        ended = isinstance(event, ArrivalsEnded)
+        if (
+            expired
+            or ended
+            or isinstance(
+                event,
+                WorkerJoined | WorkerLost | WorkerEnded | WorkerFailed | WorkerFinished | HostLost | ReplacementsEnded,
+            )
         ):
-            return self._formed(state, expired)
+            return self._formed(state, expired, ended)
         return ()
 
-    def _formed(self, state: JobState, expired: bool) -> tuple[AnyAction, ...]:
-        """The first generation, if enough have come, and nobody of the one before can go on beside it."""
+    def _formed(self, state: JobState, expired: bool, ended: bool = False) -> tuple[AnyAction, ...]:
+        """The first generation, if enough have come, and nobody of the one before can go on beside it.
+
+        ``ended``: nobody else is on the way, so that those who have come are enough.
+        """
         running = may_still_run(state)
         if running and not expired:
             return ()
@@ -98,9 +107,10 @@ class RestorePolicy:
         waiting = in_order(state)
         over = expired or not state.replaceable
         least = max(1, state.min_workers)
-        if len(waiting) >= (least if over else max(least, _expected(state))):
+        if len(waiting) >= (least if over or ended else max(least, _expected(state))):
             chosen = waiting[: state.slots]
             reason = f"{len(chosen)} workers begin again" if len(chosen) > 1 else "1 worker begins again"
+            reason += ": nobody else is on the way" if ended else ""
             return (Reconfigure(members=chosen, reason=reason),)
         if not over:
             return ()
@@ -111,12 +121,12 @@ class RestorePolicy:
 
 
 def _expected(state: JobState) -> int:
-    """How many will come: all, but for those of silent hosts, and of hosts that start nobody in the place of lost ones."""
+    """How many will come: not those that left, nor those of silent hosts, nor of hosts that start no more workers."""
     here = {view.member.host for view in state.having("waiting")}
     away = [view.member.host for view in state.having("lost") if not view.ended and view.member.host not in here]
     former = state.former.members if state.former is not None else ()
     unreplaced = [member for member in former if member.host in dict(state.unreplaced) and member.host not in away]
-    return state.slots - len(away) - len(unreplaced)
+    return state.slots - len(away) - len(unreplaced) - state.left
 
 
 def _place(found: Basis) -> str:

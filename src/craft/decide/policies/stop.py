@@ -69,15 +69,27 @@ class StopPolicy:
         return ()
 
     def _finished(self, state: JobState) -> tuple[AnyAction, ...]:
-        if state.having("member"):
+        if state.having("member") or state.unpaid:
             return ()
         if state.generation is None and (state.having("waiting") or state.absent < state.slots):
             # Nothing has begun yet: the others, who may not even have joined, can still do the whole job.
             return ()
+        if state.generation is not None and not state.having("finished"):
+            # The last one ended with exit code 0 before its end: a loss like any other.
+            return ()
         if unequal := _unequal(state):
             return (Stop(reason=unequal, exit_code=EXIT_BUG),)
-        reason = f", as asked: {state.winding_down}" if state.winding_down is not None else ""
-        return (Stop(reason=f"every worker finished{reason}", exit_code=EXIT_FINISHED),)
+        return (Stop(reason=f"every worker finished{_how_far(state)}", exit_code=EXIT_FINISHED),)
+
+
+def _how_far(state: JobState) -> str:
+    """What is to be said beside that every worker finished: nothing, where all was done that was to be."""
+    if state.winding_down is not None:
+        return f", as asked: {state.winding_down}"
+    if state.generation is None:
+        return " before it joined the others: nothing was trained"
+    cut = next((view.cut for view in state.having("finished") if view.cut is not None), None)
+    return "" if cut is None else f" after {cut[0]} of {cut[1]} steps: the script left its loop there"
 
 
 def _unequal(state: JobState) -> str:

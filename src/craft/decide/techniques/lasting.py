@@ -39,7 +39,8 @@ class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     ] = None
     local: Annotated[str | None, says("A fast directory of each host, to which they are written first.")] = None
     every: Annotated[
-        str | None, says("auto, or such as '500 steps' or '10 min'; by default what the script says, or else auto.")
+        str | None,
+        says("auto, or such as '500 steps', '1 epoch' or '10 min'; by default what the script says, or else auto."),
     ] = None
     keep: Annotated[
         Annotated[int, msgspec.Meta(ge=1)] | None,

@@ -2,7 +2,7 @@
 
 With ``Retry`` they are a ladder, whose rungs are tried one after the other; each says why in the reason of its action.
 
-1. **retry**: an exchange broke and nobody is lost: the same members meet again (``Retry``).
+1. **retry**: an exchange broke and nobody is lost: the same members meet again, a few times (``Retry``).
 2. **replace**: it broke again and somebody is out of reach, or somebody died: that one is lost, the others go on, and a
    spare or one that is started takes its slot (``Retry``, ``Loss``, ``Spares``, ``Restart``).
 3. **restore**: nobody is left who has the state: all begin again from the newest checkpoint (``Restore``).
@@ -25,6 +25,7 @@ from craft.decide.settle import LossAnswer
 from craft.decide.technique import Technique
 from craft.protocol.config import says
 from craft.protocol.events import (
+    ArrivalsEnded,
     HoldExpired,
     HostLost,
     ReplacementsEnded,
@@ -106,7 +107,7 @@ class Restore(Technique[RestoreSettings]):
     before = ("loss",)
     answers = (
         WorkerLost, HostLost, WorkerFailed, WorkerFinished, WorkerLeft, WorkerEnded, WorkerJoined, StateGone, HoldExpired,
-        ReplacementsEnded,
+        ArrivalsEnded, ReplacementsEnded,
     )  # fmt: skip
 
     def policies(self) -> Sequence[Policy]:

@@ -8,23 +8,34 @@ from typing import ClassVar
 from craft.decide.policies.abort import AbortPolicy
 from craft.decide.policies.broken import BrokenPolicy
 from craft.decide.policies.drain import DrainPolicy
+from craft.decide.policies.finish import FinishPolicy
 from craft.decide.policies.form import FormPolicy
 from craft.decide.policies.join import JoinPolicy
+from craft.decide.policies.last_copy import LastCopyPolicy
 from craft.decide.policies.policy import Policy
 from craft.decide.policies.recover import RecoverPolicy
 from craft.decide.policies.stop import StopPolicy
 from craft.decide.technique import NoSettings, Technique
 from craft.protocol.events import (
     AbortRequested,
+    Answered,
+    AwaitExpired,
     DrainExpired,
     DrainRequested,
     ExchangeBroken,
     GenerationEntered,
     GenerationStuck,
+    HoldExpired,
     HostLost,
+    HostSilent,
+    LoopBegun,
+    LoopEnded,
+    ReplacementsEnded,
+    ScriptEnded,
     StateDiverged,
     StateGone,
     StopRequested,
+    WorkerCaughtUp,
     WorkerFailed,
     WorkerFinished,
     WorkerJoined,
@@ -40,13 +51,18 @@ class Membership(Technique[NoSettings]):
     summary = "makes the first generation, and ends the job when all is done or nothing can be"
     optional = False
     before = ()
-    emits = (WorkerJoined, WorkerFinished, WorkerFailed, GenerationEntered, StateDiverged, StateGone)
+    emits = (
+        WorkerJoined, WorkerFinished, WorkerFailed, GenerationEntered, StateDiverged, StateGone, LoopBegun, LoopEnded,
+        ScriptEnded, WorkerCaughtUp, HostSilent, Answered, AwaitExpired,
+    )  # fmt: skip
     answers = (
         StopRequested, StateDiverged, WorkerFailed, WorkerFinished, WorkerLeft, WorkerJoined, WorkerLost, HostLost,
+        LoopEnded, ScriptEnded, GenerationEntered, HoldExpired, ReplacementsEnded, WorkerCaughtUp, HostSilent,
+        AwaitExpired,
     )  # fmt: skip
 
     def policies(self) -> Sequence[Policy]:
-        return (StopPolicy(), FormPolicy())
+        return (StopPolicy(), FinishPolicy(), FormPolicy(), LastCopyPolicy())
 
 
 class Retry(Technique[NoSettings]):

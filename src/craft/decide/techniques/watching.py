@@ -14,6 +14,7 @@ from craft.decide.policies.hang import HangPolicy
 from craft.decide.policies.health import HealthPolicy
 from craft.decide.policies.policy import Policy
 from craft.decide.policies.straggler import StragglerPolicy
+from craft.decide.spikes import SpikeRule
 from craft.decide.stragglers import StragglerSettings
 from craft.decide.technique import Technique
 from craft.protocol.config import says
@@ -35,6 +36,7 @@ class Hang(Technique[HangLimits]):
         "hang_limit_s": "limit_s",
         "hang_factor": "factor",
         "first_step_limit_s": "first_step_limit_s",
+        "update_limit_s": "update_limit_s",
         "stop_limit_s": "stop_limit_s",
     }
     emits = (WorkerOverdue,)
@@ -51,17 +53,41 @@ class DivergenceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             "report; skip: the step changes nothing; lower-lr; rollback: to the newest checkpoint, without the data since; stop."
         ),
     ] = "report"
+    spike_deviations: Annotated[
+        Annotated[float, msgspec.Meta(gt=0.0)] | None,
+        says("A finite number counts, too, if it is so many robust deviations above the median of the window."),
+    ] = None
+    spike_ratio: Annotated[
+        Annotated[float, msgspec.Meta(gt=1.0)] | None,
+        says("The same, if it is so many times the median of the window."),
+    ] = None
+    spike_metric: Annotated[str, says("Which number that the script logs is looked at for spikes.")] = "loss"
+    spike_window: Annotated[
+        int, msgspec.Meta(ge=3, le=10_000), says("How many steps before are looked at; until then there are no spikes.")
+    ] = 50
+
+    @property
+    def spikes(self) -> SpikeRule | None:
+        """When a finite number is a spike; None: never."""
+        if self.spike_deviations is None and self.spike_ratio is None:
+            return None
+        return SpikeRule(
+            metric=self.spike_metric,
+            window=self.spike_window,
+            deviations=self.spike_deviations,
+            ratio=self.spike_ratio,
+        )
 
 
 class Divergence(Technique[DivergenceSettings]):
     """Its hooks are ``worker/numbers``: every worker sees the same numbers, so that nobody has to be asked."""
 
     name = "divergence"
-    summary = "looks at every loss and gradient, and answers one that is not finite"
+    summary = "looks at every loss and gradient, and answers one that is not finite, or a spike where that is asked for"
     Settings = DivergenceSettings
     flags: ClassVar[Mapping[str, str]] = {"on_divergence": "answer"}
     points = ("after_commit",)
-    shared = ("answer",)
+    shared = ("answer", "spike_deviations", "spike_ratio", "spike_metric", "spike_window")
     emits = (NumbersDiverged, RolledBack)
 
 

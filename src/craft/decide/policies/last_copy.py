@@ -1,0 +1,47 @@
+"""Hosts that fall silent with the only copy of the training state, and the end of a wait for one that has it."""
+
+from __future__ import annotations
+
+from craft.decide.last_copy import awaiting, is_last_copy, may_begin
+from craft.decide.membership import Awaited, JobState
+from craft.protocol.actions import AnyAction, DeclareHostLost, DeclareLost
+from craft.protocol.events import AnyEvent, AwaitExpired, HostSilent, WorkerCaughtUp
+
+
+class LastCopyPolicy:
+    """Waits for a silent host that has the only copy; gives it up when others have the state, or can have it again."""
+
+    def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
+        if isinstance(event, HostSilent):
+            if not is_last_copy(state, _workers_of(state, event.host)):
+                return (DeclareHostLost(host=event.host, reason=event.reason),)
+            if any(each.host == event.host for each in state.awaited):
+                return ()
+            return (awaiting(state, event.reason, host=event.host),)
+        if isinstance(event, WorkerCaughtUp):
+            return tuple(_give_up(each) for each in state.awaited if not is_last_copy(state, _subjects(state, each)))
+        if isinstance(event, AwaitExpired):
+            return tuple(
+                _give_up(each) for each in state.awaited if _is_it(each, event) and may_begin(state, each.host)
+            )
+        return ()
+
+
+def _is_it(each: Awaited, event: AwaitExpired) -> bool:
+    return (each.worker_id, each.host) == (event.worker_id, event.host)
+
+
+def _subjects(state: JobState, each: Awaited) -> frozenset[str]:
+    return frozenset({each.worker_id}) if each.worker_id is not None else _workers_of(state, each.host)
+
+
+def _workers_of(state: JobState, host: str | None) -> frozenset[str]:
+    return frozenset(view.member.worker_id for view in state.having("member") if view.member.host == host)
+
+
+def _give_up(each: Awaited) -> AnyAction:
+    reason = f"{each.what}, and it has not answered since"
+    if each.worker_id is not None:
+        return DeclareLost(worker_id=each.worker_id, source="watch", reason=reason)
+    assert each.host is not None
+    return DeclareHostLost(host=each.host, reason=reason)

@@ -1,0 +1,90 @@
+"""Lines of the journal that are neither events of the job nor actions, and the type of every line by its name."""
+
+from __future__ import annotations
+
+import msgspec
+
+from craft.protocol.actions import AnyAction
+from craft.protocol.event import Event
+from craft.protocol.events import AnyEvent
+
+
+class LighthouseStarted(Event, frozen=True, kw_only=True, tag=True):
+    """A lighthouse began to serve."""
+
+    pid: int
+    url: str
+    generation: int
+    """The one that it found, 0 if there was none."""
+    restarted: bool = False
+    slots: int = 0
+
+
+class LighthouseAlone(Event, frozen=True, kw_only=True, tag=True):
+    """No agent is heard."""
+
+    pid: int
+    silent_s: float
+
+
+class LighthouseHeard(Event, frozen=True, kw_only=True, tag=True):
+    """The first agent is heard again."""
+
+    host: str
+    alone_s: float
+
+
+class FileDamaged(Event, frozen=True, kw_only=True, tag=True):
+    """A file of the run directory was damaged, and the lighthouse goes on all the same."""
+
+    file: str
+    detail: str
+    """What is wrong with it, and what was done about it."""
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag=True):
+    """What was lost by one fault, or by several that were overcome together."""
+
+    worker_ids: tuple[str, ...]
+    """Those whose loss it was; none if an exchange broke and nobody was lost."""
+    generation: int
+    """Under which the first step afterwards was committed."""
+    step: int
+    """That step."""
+    lost_ms: float | None
+    """Time from commit to commit, less an undisturbed step; None if no step was committed before."""
+    steps_retried: int
+    """Steps that had begun and were taken up again; a committed one never is."""
+    microbatches_redone: int
+    """Of these steps, computed in the place of the lost workers."""
+    samples_redone: int | None
+    """Samples in them; None where only the script knows: in streams."""
+    microbatches_dropped: int = 0
+    samples_dropped: int | None = 0
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag=True):
+    """One event by which workers were lost while the job was not ending."""
+
+    worker_ids: tuple[str, ...]
+    reason: str
+    generation: int
+    """The generation that it hit; 0 before the first one."""
+    next_generation: int | None = None
+    """The generation that was made because of it, if one was."""
+    seen: float = 0.0
+    """When it was seen, in seconds since 1970."""
+    host: str | None = None
+    """Set if the whole host was lost."""
+    cost: Cost | None = None
+    """What it cost, once a step is committed again."""
+
+
+LighthouseEvent = LighthouseStarted | LighthouseAlone | LighthouseHeard | FileDamaged
+
+RECORDS: dict[str, dict[str, type[msgspec.Struct]]] = {
+    "event": {each.__name__: each for each in (*AnyEvent.__args__, *LighthouseEvent.__args__)},
+    "action": {each.__name__: each for each in AnyAction.__args__},
+    "outcome": {"Fault": Fault, "Cost": Cost},
+}
+"""By the kind of a line, and the name in it."""

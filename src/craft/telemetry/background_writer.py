@@ -1,0 +1,84 @@
+"""Writes records on a thread: who hands one over waits for it a moment at most, however slow the disk is.
+
+A write to a file usually takes microseconds, and then it is done when ``submit`` returns: a process that is killed right
+afterwards has left its line. On a disk that stalls it may take minutes, and training must not take as long.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 0.5
+"""So long a caller waits for its write."""
+_IMPATIENT_S = 60.0
+"""After a write that took longer, so long nobody waits: or every step would wait for a slow disk."""
+
+
+class BackgroundWriter:
+    """Makes calls on a thread, in their order. Of those that wait, the oldest are left out beyond ``max_waiting``."""
+
+    def __init__(self, name: str, max_waiting: int) -> None:
+        self._name = name
+        # Guards what follows.
+        self._change = threading.Condition()
+        self._waiting: deque[Callable[[], None]] = deque(maxlen=max_waiting)
+        self._submitted = 0
+        self._done = 0
+        self._busy_since: float | None = None
+        """Since when the thread has had something to do."""
+        self._impatient_until = 0.0
+        self._thread: threading.Thread | None = None
+
+    def submit(self, write: Callable[[], None]) -> None:
+        """Have ``write`` called; returns when it was, or after a moment."""
+        with self._change:
+            now = time.monotonic()
+            patient = self._busy_since is None and now >= self._impatient_until
+            if self._busy_since is None:
+                self._busy_since = now
+            self._waiting.append(write)
+            self._submitted += 1
+            self._start()
+            self._change.notify_all()
+        if patient and not self.wait(PATIENCE_S):
+            self._impatient_until = time.monotonic() + _IMPATIENT_S
+
+    def wait(self, limit_s: float) -> bool:
+        """Return when all that was submitted so far is written, or after the limit; whether it is."""
+        with self._change:
+            last = self._submitted
+            return self._change.wait_for(lambda: self._done >= last, limit_s)
+
+    def behind_s(self) -> float:
+        """For how long the thread has been at work without a pause; 0 if all is written."""
+        with self._change:
+            return 0.0 if self._busy_since is None else time.monotonic() - self._busy_since
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._waiting)
+                # Those that were left out count as done, too.
+                last = self._submitted - len(self._waiting) + 1
+                write = self._waiting.popleft()
+            try:
+                write()
+            except Exception:
+                # The edge of the thread: records are not worth a job.
+                logger.exception("a record could not be written")
+            with self._change:
+                self._done = last
+                if not self._waiting:
+                    self._busy_since = None
+                self._change.notify_all()

@@ -1,0 +1,277 @@
+"""Check on the files of a run that it never stood still without a reason.
+
+    python -m craft.testing.liveness RUN [--host DIR]... [--journal FILE]... [--limit SECONDS] [--exit-code N]
+
+A *pause* is the time between two commits, or from the last one to the end of the job. What the journal says about it (a
+limit that had to run out, a restore whose workers are on their way) justifies parts of it; ``waits`` knows all of these.
+What is left must not be longer than the limit. A worker or host that is killed meanwhile on purpose begins it anew: the limit
+counts from there. Exit code 0: every pause is justified, and the job went on after its last fault, or ended; 1: each violation
+is on standard output, with the lines of the journal around it; 2: bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from craft.protocol.errors import ConfigError
+from craft.telemetry.history import Run
+from craft.telemetry.journal_lines import read_journal
+from craft.telemetry.plain_text import indented, one_line
+from craft.testing.branches import by_place
+from craft.testing.history import read_job
+from craft.testing.waits import Line, Wait, name_of, waits
+
+LIMIT_S = 5.0
+"""A pause that nothing justifies is not longer than this."""
+_EXPLAINED = frozenset(
+    {"slow", "drain", "end-host", "hang", "stop", "kill-lighthouse", "stop-lighthouse", "restart-lighthouse"}
+)
+"""Faults that hold nobody up, or for as long as other lines of the journal say: the limit does not begin anew with them."""
+_BEFORE_S = 2.0
+_SHOWN = 24
+_WIDTH = 220
+_REASONS = 3
+"""So many are named, the longest first."""
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True):
+    """A time in which no step was committed."""
+
+    begin: float
+    """In seconds since 1970."""
+    end: float
+    step: int | None
+    """The step committed before it; None: the first one was not yet."""
+    waits: tuple[Wait, ...] = ()
+    """What the journal says that was waited for, cut to the pause."""
+    unjustified_s: float = 0.0
+    """The longest that it took for no reason, with nobody killed on purpose in between."""
+
+    @property
+    def length_s(self) -> float:
+        return self.end - self.begin
+
+    @property
+    def reason(self) -> str:
+        """What was waited for, in words."""
+        whys = dict.fromkeys(wait.why for wait in self.waits)
+        lengths = {
+            why: _covered([wait for wait in self.waits if wait.why == why], self.begin, self.end) for why in whys
+        }
+        longest = sorted(lengths, key=lambda why: -lengths[why])[:_REASONS]
+        return "; ".join(f"{why} ({lengths[why]:.1f} s)" for why in longest) or "the journal gives no reason"
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check found."""
+
+    longest: Pause | None
+    """The longest pause between two commits; None: there are no two."""
+    pauses: tuple[Pause, ...]
+    """All that are longer than the limit, justified or not."""
+    violations: tuple[str, ...]
+    """Some lines each, the first of them a sentence; none if the job was live."""
+
+
+def check(
+    run_dir: Path,
+    hosts: Sequence[Path] = (),
+    journals: Sequence[Path] = (),
+    *,
+    limit_s: float = LIMIT_S,
+    first_step_s: float = 0.0,
+    exit_code: int | None = None,
+) -> Report:
+    """Read the files of a run that has ended and look for pauses that the journal does not justify.
+
+    ``hosts``: as for ``history.check``. ``journals`` are further files in the format of the journal, such as one of the
+    faults that a test caused itself. ``first_step_s``: how long the first step of a new process may take in this job, where
+    it compiles. ``exit_code``: the one that the job must have ended with.
+    """
+    run = read_job(run_dir, hosts)
+    more = itertools.chain.from_iterable(read_journal(path) for path in journals)
+    journal = sorted([*run.journal, *more], key=lambda line: float(line["time"]))
+    return judge(journal, commit_times(run), limit_s=limit_s, first_step_s=first_step_s, exit_code=exit_code)
+
+
+def commit_times(run: Run) -> list[tuple[float, int]]:
+    """When each step was first committed by anybody, and its number, in the order of time."""
+    return sorted((min(each.time for each in who.values()), step) for (_, step), who in by_place(run).items())
+
+
+def judge(
+    journal: Sequence[Line],
+    commits: Sequence[tuple[float, int]],
+    *,
+    limit_s: float = LIMIT_S,
+    first_step_s: float = 0.0,
+    exit_code: int | None = None,
+    over: bool = True,
+) -> Report:
+    """Look for pauses that the journal does not justify; both sequences are in the order of time.
+
+    ``over``: whether the job has ended, so that it must have gone on, or said how it ended, after its last fault.
+    """
+    known = tuple(waits(journal, first_step_s))
+    faults = [float(line["time"]) for line in journal if _is_fault(line)]
+    between = [_pause(known, faults, *pair) for pair in itertools.pairwise(commits)]
+    tail = _tail(journal, commits, known, faults)
+    pauses = [*between, *([tail] if tail is not None else [])]
+    return Report(
+        longest=max(between, key=lambda pause: pause.length_s, default=None),
+        pauses=tuple(pause for pause in pauses if pause.length_s > limit_s),
+        violations=(
+            *(_unjustified(pause, journal, limit_s) for pause in pauses if pause.unjustified_s > limit_s),
+            *(_end(journal, commits, faults, exit_code) if over else ()),
+        ),
+    )
+
+
+def _is_fault(line: Line) -> bool:
+    return line.get("event") == "FaultInjected" and line.get("fault") not in _EXPLAINED
+
+
+def _pause(
+    known: Sequence[Wait], faults: Sequence[float], before: tuple[float, int | None], after: tuple[float, int | None]
+) -> Pause:
+    begin, end = before[0], after[0]
+    cut = tuple(
+        Wait(begin=max(wait.begin, begin), end=min(wait.end, end), why=wait.why)
+        for wait in known
+        if wait.begin < end and wait.end > begin
+    )
+    moments = [begin, *(fault for fault in faults if begin < fault < end), end]
+    left = (later - earlier - _covered(cut, earlier, later) for earlier, later in itertools.pairwise(moments))
+    return Pause(begin=begin, end=end, step=before[1], waits=cut, unjustified_s=max(left, default=0.0))
+
+
+def _covered(cut: Sequence[Wait], begin: float, end: float) -> float:
+    """How much of the time from ``begin`` to ``end`` is in any of the waits."""
+    total, reached = 0.0, begin
+    for wait in sorted(cut, key=lambda each: each.begin):
+        total += max(0.0, min(wait.end, end) - max(wait.begin, reached))
+        reached = max(reached, min(wait.end, end))
+    return total
+
+
+def _tail(
+    journal: Sequence[Line], commits: Sequence[tuple[float, int]], known: Sequence[Wait], faults: Sequence[float]
+) -> Pause | None:
+    """From the last commit to the end of the job; None where there was nothing left to commit."""
+    last = commits[-1] if commits else (float(journal[0]["time"]), None)
+    stop = next((line for line in journal if name_of(line) == "Stop"), None)
+    over = {"LoopEnded", "WorkerFinished", "ScriptEnded"}
+    since = [line for line in journal if float(line["time"]) >= last[0]]
+    if not commits or any(name_of(line) in over for line in since):
+        # It had not begun, or was through: before and after its steps a script takes as long as it likes.
+        return None
+    end = float(stop["time"]) if stop is not None else float(journal[-1]["time"])
+    return _pause(known, faults, last, (end, None)) if end > last[0] else None
+
+
+def _end(
+    journal: Sequence[Line], commits: Sequence[tuple[float, int]], faults: Sequence[float], exit_code: int | None
+) -> Iterator[str]:
+    """After its last fault a job goes on, or it ends, and with the right exit code."""
+    stop = next((line for line in reversed(journal) if name_of(line) == "Stop"), None)
+    lost = [float(line["time"]) for line in journal if line.get("outcome") == "Fault"]
+    last = max([*faults, *lost], default=None)
+    if last is not None and stop is None and not any(moment > last for moment, _ in commits):
+        yield _shown("after the last fault the job committed nothing, and did not end", journal, last, last)
+    if exit_code is not None and (stop is None or stop["exit_code"] != exit_code):
+        said = "did not end" if stop is None else f"ended with exit code {stop['exit_code']} ({stop['reason']})"
+        moment = float((stop or journal[-1])["time"])
+        yield _shown(f"the job {said}; its exit code was to be {exit_code}", journal, moment, moment)
+
+
+def _unjustified(pause: Pause, journal: Sequence[Line], limit_s: float) -> str:
+    where = "before the first step" if pause.step is None else f"after step {pause.step}"
+    what = (
+        f"no step was committed for {pause.length_s:.1f} s {where}, {pause.unjustified_s:.1f} s of it (more than {limit_s:g} s)"
+        f" for no reason that the journal gives; it says: {pause.reason}"
+    )
+    return _shown(what, journal, pause.begin, pause.end)
+
+
+def _shown(what: str, journal: Sequence[Line], begin: float, end: float) -> str:
+    """A sentence, and the lines of the journal around it."""
+    around = [line for line in journal if begin - _BEFORE_S <= float(line["time"]) <= end + _BEFORE_S]
+    left_out = len(around) - _SHOWN
+    lines = [_line(line, begin) for line in around]
+    if left_out > 0:
+        half = _SHOWN // 2
+        lines = [*lines[:half], f"  ... {left_out} more lines", *lines[-half:]]
+    return "\n".join([what, f"  at {_clock(begin)}, and seconds from there:", *lines])
+
+
+def _line(line: Line, begin: float) -> str:
+    fields: dict[str, Any] = {
+        key: value
+        for key, value in line.items()
+        if key not in ("time", "kind", line["kind"], "stack", "traceback", "name")
+        and value not in (None, [], "", False)
+    }
+    text = " ".join(f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in fields.items())
+    return f"  {float(line['time']) - begin:+8.2f} {name_of(line)} {one_line(text)}"[:_WIDTH]
+
+
+def _clock(moment: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(moment)) + f".{int(moment % 1 * 1000):03d}"
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m craft.testing.liveness",
+        description="Look for pauses of a run that its journal does not justify.",
+    )
+    parser.add_argument("run", type=Path, help="run directory; that of the lighthouse in a job of several hosts")
+    parser.add_argument("--host", type=Path, action="append", default=[], help="run directory of a host, once for each")
+    parser.add_argument(
+        "--journal", type=Path, action="append", default=[], help="a further journal, such as of faults"
+    )
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds without a commit that need no reason")
+    parser.add_argument(
+        "--first-step", type=float, default=0.0, help="seconds that a new process's first step may take"
+    )
+    parser.add_argument("--exit-code", type=int, help="the one that the job must have ended with")
+    options = parser.parse_args(arguments)
+    try:
+        report = check(
+            options.run,
+            options.host,
+            options.journal,
+            limit_s=options.limit,
+            first_step_s=options.first_step,
+            exit_code=options.exit_code,
+        )
+    except ConfigError as error:
+        print(indented(error), file=sys.stderr)
+        return 2
+    for violation in report.violations:
+        print(violation)
+    if not report.violations:
+        print(_summary(report, options.limit))
+    return 1 if report.violations else 0
+
+
+def _summary(report: Report, limit_s: float) -> str:
+    if report.longest is None:
+        return "the job was live"
+    pause = report.longest
+    return (
+        f"the job was live: {len(report.pauses)} pauses were longer than {limit_s:g} s, each for a reason;"
+        f" the longest took {pause.length_s:.1f} s, after step {pause.step}: {one_line(pause.reason)}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
