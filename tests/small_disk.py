@@ -14,7 +14,7 @@ import pytest
 def mounted(place: Path, size: str) -> Iterator[Path]:
     """Memory of this size (``64k``, ``32m``) as a file system at ``place``, which is made; gone afterwards."""
     place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "craft-test", str(place)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "craft-test", str(place)]
     if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("only root can mount a small disk")
     try:

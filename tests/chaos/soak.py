@@ -1,6 +1,7 @@
-"""A job of two hosts under ``craft chaos``: starts it, starts killed agents again, looks at its resources, ends it.
+"""A job of two hosts under ``craft chaos`` and faults from outside: starts it, starts ended agents again, ends it.
 
-Enters: a folder, a seed, a length. Leaves: the run directories of all its hosts, what chaos said, a series of resources.
+Enters: a folder, a seed, a length. Leaves: the run directories of all its hosts, what chaos said, a journal of the faults
+from outside, a series of resources.
 Both hosts are on this machine, by name alone: the network between them is the loopback.
 """
 
@@ -13,6 +14,7 @@ import time
 import uuid
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from tests.integration.jobs import CRAFT, JOB_VARIABLE, Job, Jobs, Result, describe, end, marked, wait_for
 
@@ -22,6 +24,7 @@ from craft.settings.rundir import RunDir
 from craft.telemetry.journal import read_lines
 from craft.wire.client import Client
 
+from .outside import Outside
 from .resources import Resources
 
 SCRIPT = Path(__file__).parent / "scripts" / "endless.py"
@@ -30,6 +33,9 @@ HOSTS = {"a": ("--spares", "1"), "b": ()}
 """Two workers on each, and a spare on one."""
 # Whoever is drained is not replaced, so that the job would dwindle if that came as often as the rest.
 KINDS = ",".join([*(kind for kind in injections.KINDS if kind != "drain"), *injections.KINDS])
+CHECKPOINTS_S = 2
+OUTSIDE_EVERY = 3.0
+"""Faults from outside are so much rarer than those of chaos: the job needs time to be whole in between."""
 QUICK = {
     "CRAFT_MAX_RESTARTS": "1000",
     "CRAFT_HANG_LIMIT_S": "3",
@@ -39,7 +45,7 @@ QUICK = {
 _SAMPLE_S = 1.0
 _LOOK_S = 0.1
 _IDLE_S = 20.0
-"""Longer than an agent needs to start its workers."""
+"""Longer than an agent needs to start others in the place of those that died."""
 
 
 class Soak:
@@ -48,24 +54,26 @@ class Soak:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.run_dir = folder / "lighthouse"
+        self.outside = folder / "outside.jsonl"
         self.resources = Resources()
         self.agents: dict[str, Job] = {}
         """The newest agent of each host."""
         self.run_dirs: list[Path] = []
         self._jobs = Jobs(folder)
         self._mark = uuid.uuid4().hex
-        self._lighthouse = self._start("lighthouse", "--keep", "--chaos", "--workers", str(SLOTS),
-                                       "--heartbeat-limit", "2")  # fmt: skip
+        self._lighthouse = self._start_lighthouse(port=0)
         self._began = time.monotonic()
         self._sampled = 0.0
         self._idle_since: dict[str, float] = {}
+        self._busy_once: set[int] = set()
+        """Agents that have had a worker."""
         self._asked: set[int] = set()
         """Agents that were told to end."""
 
     # Starting and ending.
 
     def _start(self, command: str, *options: str) -> subprocess.Popen[bytes]:
-        with (self.folder / f"{command}.out").open("wb") as out:
+        with (self.folder / f"{command}.out").open("ab") as out:
             return subprocess.Popen(
                 [*CRAFT, command, "--dir", str(self.run_dir), *options],
                 stdin=subprocess.DEVNULL,
@@ -73,6 +81,24 @@ class Soak:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, JOB_VARIABLE: self._mark},
             )
+
+    def _start_lighthouse(self, port: int) -> subprocess.Popen[bytes]:
+        options = ("--keep", "--chaos", "--workers", str(SLOTS), "--heartbeat-limit", "2", "--port", str(port))
+        return self._start("lighthouse", *options)
+
+    def restart_lighthouse(self) -> None:
+        """SIGKILL to the lighthouse and its keeper, and start both again under the same address."""
+        port = urlsplit(self.client.url).port
+        assert port is not None
+        self._lighthouse.kill()
+        self._lighthouse.wait()
+        self._lighthouse = self._start_lighthouse(port)
+
+    def end_host(self, host: str) -> None:
+        """SIGTERM to the agent of a host; it is started again once it has ended."""
+        process = self.agents[host].process
+        self._asked.add(process.pid)
+        process.terminate()
 
     def begin(self) -> None:
         """Start both hosts, and wait until the job trains."""
@@ -83,6 +109,7 @@ class Soak:
 
     def _start_agent(self, host: str) -> None:
         options = ("--lighthouse", self.client.url, "--token-file", str(RunDir(self.run_dir).token), *HOSTS[host])
+        options += ("--checkpoints", str(self.folder / "store"), "--checkpoint-every", f"{CHECKPOINTS_S} s")
         job = self._jobs.start(
             SCRIPT, "--pause-ms", "10", workers=2, options=options, environment={**QUICK, "CRAFT_HOST": host}
         )
@@ -107,14 +134,18 @@ class Soak:
     def torment(self, seed: int, length_s: float, every_s: float) -> str:
         """Let chaos loose for so long, with so much time between two faults on average; returns what it said.
 
-        Agents that it kills are started again.
+        Agents that it kills are started again. Faults from outside come meanwhile.
         """
+        outside = Outside(self, self.outside, seed, OUTSIDE_EVERY * every_s)
+        began = time.monotonic()
         chaos = self._start(
             "chaos", "--seed", str(seed), "--every", f"{every_s:g}s", "--kinds", KINDS, "--for", f"{length_s:g}s"
         )
         while chaos.poll() is None:
             self._revive()
-            self._look()
+            status = self._look()
+            if status is not None:
+                outside.look(status, time.monotonic() - began)
             time.sleep(_LOOK_S)
         said = (self.folder / "chaos.out").read_text()
         assert chaos.returncode == 0, said + self.tell()
@@ -136,21 +167,25 @@ class Soak:
         busy = {worker["host"] for worker in workers if worker["state"] in ("starting", "waiting", "member")}
         for host, job in self.agents.items():
             if host in busy:
+                self._busy_once.add(job.process.pid)
+            if host in busy or job.process.pid not in self._busy_once:
+                # One that has had no worker yet is starting, which takes long on a busy machine.
                 self._idle_since.pop(host, None)
             elif now - self._idle_since.setdefault(host, now) > _IDLE_S and job.process.poll() is None:
-                self._asked.add(job.process.pid)
-                job.process.terminate()
+                self.end_host(host)
 
-    def _look(self) -> None:
+    def _look(self) -> dict[str, Any] | None:
+        """Look at the job once a second; returns its status, None if it is not the time or no lighthouse answers."""
         now = time.monotonic() - self._began
         if now - self._sampled < _SAMPLE_S:
-            return
+            return None
         self._sampled = now
         self.resources.sample("keeper", [self._lighthouse.pid], now)
         try:
-            workers = self.client.get_status()["workers"]
+            status = self.client.get_status()
         except Unreachable:
-            return
+            return None
+        workers = status["workers"]
         self._end_idle(workers, now)
         for host, job in self.agents.items():
             crew = [
@@ -159,8 +194,11 @@ class Soak:
                 if worker["host"] == host and worker["state"] in ("starting", "waiting", "member")
             ]
             self.resources.sample("agent", [job.process.pid], now, peers=len(crew))
-        pids = [worker["pid"] for worker in workers if worker["state"] == "member" and worker["pid"]]
-        self.resources.sample("worker", pids, now, peers=len(pids))
+        if status["settled"]:
+            # Else a generation is being opened, for which a worker has more of everything for a while.
+            pids = [worker["pid"] for worker in workers if worker["state"] == "member" and worker["pid"]]
+            self.resources.sample("worker", pids, now, peers=len(pids))
+        return status
 
     def recover(self, limit_s: float = 60.0) -> None:
         """Wait until the job is whole again and gets on."""
@@ -170,11 +208,19 @@ class Soak:
             status = self.status()
             members = [worker for worker in status["workers"] if worker["state"] == "member"]
             everybody = sum(agent["connected"] for agent in status["agents"]) == len(HOSTS)
-            return bool(status["settled"] and everybody and len(members) >= 2 and status["upcoming"] is None)
+            leaving = any(job.process.pid in self._asked for job in self.agents.values())
+            complete = everybody and not leaving and len(members) >= 2
+            return bool(status["settled"] and complete and status["upcoming"] is None)
+
+        def gets_on(reached: int) -> bool:
+            self._revive()
+            return bool(self.status()["step"] > reached + 20)
 
         self._wait(whole, "the job is whole again", limit_s)
         reached = self.status()["step"]
-        self._wait(lambda: self.status()["step"] > reached + 20, "the job gets on", limit_s)
+        self._wait(lambda: gets_on(reached), "the job gets on", limit_s)
+        # What was injected last may have come only now.
+        self._wait(whole, "the job is whole again", limit_s)
 
     def stop(self, limit_s: float = 60.0) -> dict[str, Result]:
         """Stop the job as a person would, and wait for the end of every process; returns how each host ended."""

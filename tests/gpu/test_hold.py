@@ -22,7 +22,7 @@ def test_a_loss_in_the_middle_of_an_exchange_does_not_change_a_bit_P1_P2_P3(
 ) -> None:
     """First with some buckets exchanged, over what was sent; then with the whole result here and not acknowledged."""
     faults = [
-        Fault(point="flushed", step=3, rank=0, occurrence=2, after="result_sent"),
+        Fault(point="flushed", step=4, rank=0, occurrence=2, after="result_sent"),
         Fault(point="before_acknowledge", step=6, rank=1),
     ]
     result = jobs.run(TRAIN, workers=WORKERS, options=["--hold", hold], faults=faults, limit_s=LIMIT_S)

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from craft.settings.rundir import RunDir
+from craft.testing import liveness
 
 from .jobs import CRAFT, TRAIN, Job, Jobs, References, Result, describe, wait_for
 
@@ -22,6 +23,12 @@ def chaos(job: Job, *options: str) -> subprocess.CompletedProcess[str]:
     """Run ``craft chaos`` on a job to its end."""
     command = [*CRAFT, "chaos", "--dir", str(job.run_dir), *options]
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=80)
+
+
+def assert_live(result: Result) -> None:
+    """The job never stood still for a reason that its journal does not give."""
+    report = liveness.check(result.run_dir, exit_code=0)
+    assert report.violations == (), "\n".join(report.violations) + describe(result)
 
 
 class Tormented:
@@ -47,6 +54,7 @@ class Tormented:
         result = job.wait()
         reference = self._references.digest("--steps", str(STEPS), workers=1)
         result.assert_exact(reference, faults=lost, steps=STEPS)
+        assert_live(result)
         return result
 
 
@@ -157,6 +165,7 @@ def test_random_faults_of_every_kind_change_no_bit_P1(jobs: Jobs, references: Re
     assert result.exit_code == 0, describe(result) + done.stdout
     lost = {worker for line in result.run.journal if line.get("outcome") == "Fault" for worker in line["worker_ids"]}
     result.assert_exact(references.digest("--steps", "400", workers=1), faults=len(lost), steps=400)
+    assert_live(result)
     assert len(result.events("FaultInjected")) >= 3
 
 

@@ -171,3 +171,22 @@ def test_going_back_from_bad_numbers_never_leads_forward_to_what_another_course_
     result = jobs.run(TRAIN, "--steps", "40", "--nan-at", "15", workers=1, options=options)
     # The same step is bad every time, until that is enough.
     assert {(event["left_at"], event["step"]) for event in result.events("RolledBack")} == {(16, 10)}, describe(result)
+
+
+def test_steps_that_give_another_state_after_resume_are_named_P7(jobs: Jobs, tmp_path: Path) -> None:
+    """What the script changes in its loop, and registers nowhere, is in no checkpoint."""
+    options = into(tmp_path / "store", "--checkpoint-every", "10 steps")
+    drifts = ("--drift-at", "5", "--switch-every", "1000")
+    first = jobs.run(TRAIN, "--steps", "14", *drifts, workers=2, options=options)
+    assert first.exit_code == 0, describe(first)
+
+    same = jobs.run(TRAIN, "--steps", "14", *drifts, workers=2, options=(*options, "--resume", "10"))
+    assert same.exit_code == 1, describe(same)
+    assert (
+        "was computed again from the checkpoint of step 10, by the same script, and left another state" in same.output
+    )
+
+    changed = jobs.run(TRAIN, "--steps", "13", *drifts, workers=2, options=(*options, "--resume", "10"))
+    assert changed.exit_code == 0, describe(changed)
+    assert all("by another version of the script" in line["text"] for line in changed.events("ScriptWarned"))
+    assert changed.events("ScriptWarned")

@@ -170,6 +170,6 @@ def test_what_cannot_be_taken_over_is_refused_before_the_first_step(jobs: Jobs) 
     result = jobs.run(DATA / "refused.py", workers=2)
 
     assert result.exit_code == 1, describe(result)
-    assert "the DataLoader has a SubsetRandomSampler, whose order CRAFT cannot take over" in result.output
+    assert "the DataLoader has batch_size=None, so that its dataset gives whole batches" in result.output
     assert "before the first step" in result.output
     assert plans(result) == {}

@@ -117,3 +117,39 @@ def test_a_job_that_is_to_stop_then_says_why(jobs: Jobs) -> None:
     result = jobs.run(SCRIPT, *POISONED, workers=2, options=answer("stop"))
     assert result.exit_code == 1, describe(result)
     assert "loss is nan in step 16: the job ends, as --on-divergence stop says" in result.output
+
+
+def spikes(window: int) -> tuple[str, ...]:
+    return ("--set", "divergence.spike_ratio=50", "--set", f"divergence.spike_window={window}")
+
+
+@pytest.mark.long
+def test_a_finite_spike_is_answered_by_all_also_by_a_worker_that_joined_before_it_P1_P3(jobs: Jobs) -> None:
+    """The window is longer than what the joiner has seen itself: the values before came with the state."""
+    options = (*answer("skip"), *spikes(25))
+    alone = jobs.run(SCRIPT, "--spike", "30", workers=1, options=options)
+    assert alone.exit_code == 0 and noticed(alone) == [30], describe(alone)
+    told = alone.events("NumbersDiverged")[0]["what"]
+    assert told.startswith("loss is ") and "times the median of the last 25 steps" in told
+    result = jobs.run(
+        SCRIPT, "--spike", "30", "--workers", "3", workers=3, options=options, environment=REPLACED,
+        faults=[Fault(point="batch", step=12, rank=1)],
+    )  # fmt: skip
+    result.assert_exact(alone.digest, faults=1, steps=40)
+    assert noticed(result) == [30]
+    joined = [commit.step for commit in result.run.commits["w3"] if commit.microbatches]
+    assert joined and joined[0] < 30, describe(result)
+
+
+@pytest.mark.long
+def test_a_job_that_went_back_from_a_spike_is_the_job_that_never_had_the_data_since_P1_P3(
+    jobs: Jobs, references: References, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    expected = references.digest_of(SCRIPT, "--without", "10", "17", workers=1)
+    more = (*go_back(store)["options"], *spikes(8))
+    result = jobs.run(SCRIPT, "--spike", "16", "--await-checkpoint", str(store), workers=3, options=more)
+    result.assert_exact(expected, faults=0)
+    (back,) = result.events("RolledBack")
+    assert (back["step"], back["left_at"], back["skipped"]) == (10, 17, 7)
+    assert "times the median of the last 8 steps" in back["reason"]

@@ -20,7 +20,7 @@ from .jobs import SCRIPTS, TRAIN, Job, Jobs, Result, wait_for
 
 HANGS = SCRIPTS / "hangs.py"
 COLLECTIVES = SCRIPTS / "collectives.py"
-QUICK = {"CRAFT_HANG_LIMIT_S": "1.5", "CRAFT_FIRST_STEP_LIMIT_S": "60"}
+QUICK = {"CRAFT_HANG_LIMIT_S": "1.5", "CRAFT_UPDATE_LIMIT_S": "1.5", "CRAFT_FIRST_STEP_LIMIT_S": "60"}
 
 PATIENT = {"CRAFT_HANG_LIMIT_S": "100", "CRAFT_STOP_LIMIT_S": "100"}
 

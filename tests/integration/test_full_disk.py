@@ -51,7 +51,9 @@ def test_a_full_disk_is_told_and_costs_no_record_P1(jobs: Jobs, references: Refe
     wait_for(lambda: "can be written down again" in said(job), "that is told, too")
     go.touch()
     result = job.wait()
-    assert result.output.count("No space left") == 1
+    # The agent says it once for the job. The leader's log may have had room for its own line, which is then shown, too.
+    assert result.output.count("No space left on device. Training goes on") == 1
+    assert result.output.count("No space left on device. The job goes on") <= 1
     assert "Traceback" not in result.output + result.errors
     result.assert_exact(references.digest(*STEPS, workers=3), faults=1, steps=200)
 

@@ -10,11 +10,17 @@ import psutil
 import pytest
 
 from craft.settings.rundir import RunDir
+from craft.testing import liveness
 
 from .jobs import SCRIPTS, TRAIN, Jobs, References, Result, describe, wait_for
 
 HANGS = SCRIPTS / "hangs.py"
-QUICK = {"CRAFT_HANG_LIMIT_S": "1.5", "CRAFT_FIRST_STEP_LIMIT_S": "60", "CRAFT_MAX_RESTARTS": "20"}
+QUICK = {
+    "CRAFT_HANG_LIMIT_S": "1.5",
+    "CRAFT_UPDATE_LIMIT_S": "1.5",
+    "CRAFT_FIRST_STEP_LIMIT_S": "60",
+    "CRAFT_MAX_RESTARTS": "20",
+}
 """Limits that a test can wait for; the defaults are for people."""
 
 
@@ -52,6 +58,7 @@ def test_a_worker_that_hangs_is_named_by_what_it_does_and_ended_P1_P5(
     assert "hangs.py" in found[-1]["stack"], "the stack shows where in the script it was"
     log = RunDir(result.run_dir).log(lost["worker_id"]).read_text()
     assert "hangs:" in log and "hangs.py" in log
+    assert ("`with job.paused(...)`, or let job.once(...) do it" in lost["reason"]) == (kind == "update")
 
 
 def test_a_stopped_worker_is_lost_within_moments_P5(jobs: Jobs, references: References, tmp_path: Path) -> None:
@@ -73,8 +80,13 @@ def test_a_worker_that_keeps_the_gil_for_some_seconds_is_not_taken_for_dead(jobs
     result.assert_exact(reference, faults=0, steps=60)
 
 
-def test_a_pause_that_is_announced_is_not_taken_for_a_hang(jobs: Jobs, reference: str) -> None:
-    hang(jobs, "paused", "--seconds", "4").assert_exact(reference, faults=0, steps=60)
+def test_a_pause_that_is_announced_is_not_taken_for_a_hang_and_is_in_the_journal(jobs: Jobs, reference: str) -> None:
+    result = hang(jobs, "paused", "--seconds", "4")
+    result.assert_exact(reference, faults=0, steps=60)
+    (line,) = result.events("WorkerPaused")
+    assert line["reason"] == "evaluation" and line["seconds"] >= 4
+    report = liveness.check(result.run_dir, limit_s=3.0, exit_code=0)
+    assert report.violations == () and len(report.pauses) == 1, report
 
 
 def test_something_long_that_all_workers_do_is_not_taken_for_a_hang(jobs: Jobs, reference: str) -> None:

@@ -99,6 +99,44 @@ def test_a_trainer_that_was_preempted_in_an_epoch_goes_on_from_there_with_the_sa
     assert end["logged_at"] == list(range(2, STEPS + 1, 2))
 
 
+def test_a_trainer_goes_on_from_its_own_checkpoint_at_the_same_sample_also_through_a_loss_P1_P2(jobs: Jobs) -> None:
+    """What comes out is what came out of the run that wrote the checkpoint: weights, losses, metrics."""
+    before = jobs.run(TRAIN_HUGGINGFACE, workers=WORKERS)
+    whole = the_end(before)
+    kept = sorted((before.run_dir.parent / "out").glob("checkpoint-*"), key=lambda folder: int(folder.name[11:]))[0]
+    done = int(kept.name[11:])
+    assert 14 < done < STEPS - 1, describe(before)
+    fault = Fault(point="batch", step=done + 1, rank=1)
+    result = jobs.run(TRAIN_HUGGINGFACE, "--begin-from", str(kept), workers=WORKERS, faults=[fault])
+    assert result.exit_code == 0, describe(result)
+    later = the_end(result, workers=WORKERS - 1)
+    # What was logged last: as with the Trainer, the first mean after the checkpoint is over fewer steps.
+    assert later["losses"][-1] == whole["losses"][-1], describe(result)
+    same = ("global_step", "epoch", "logged_at", "eval_loss", "weights")
+    assert {name: later[name] for name in same} == {name: whole[name] for name in same}, describe(result)
+
+
+@pytest.mark.long
+def test_a_trainer_reads_an_iterable_dataset_through_a_loss_and_a_join_with_the_same_bits_P1(
+    jobs: Jobs, references: References, tmp_path: Path
+) -> None:
+    """The passes have 5 steps, the last one with fewer samples; the loss is in the second, the join in a later one."""
+    streamed = ("--stream", "--steps", "13")
+    expected = references.digest_of(TRAIN_HUGGINGFACE, *streamed, workers=WORKERS)
+    all_are_there = tmp_path / "all_are_there"
+    slow = ("--slow-until", str(all_are_there))
+    fault = Fault(point="batch", step=6, rank=0)
+    job = jobs.start(
+        TRAIN_HUGGINGFACE, *streamed, *slow, workers=WORKERS, faults=[fault], environment=WITH_OTHERS_IN_THEIR_PLACE
+    )
+    job.wait_for_committing(WORKERS + 1)
+    all_are_there.touch()
+    result = job.wait()
+    result.assert_exact(expected, faults=1, steps=13)
+    end = the_end(result)
+    assert (end["global_step"], int(end["epoch"]), end["seen"]) == (13, 2, 13)
+
+
 @pytest.mark.long
 def test_a_trainer_is_drained_and_the_others_are_stopped_in_the_middle_of_an_epoch(jobs: Jobs, tmp_path: Path) -> None:
     slow = ("--slow-until", str(tmp_path / "never"), "--slow-s", "0.3")
@@ -154,6 +192,7 @@ def test_kills_at_random_moments_of_a_trainer_do_not_change_a_bit_P1_P2_P3(
     [
         (("--model", "llama", "--scheduler", "cosine"), STEPS),
         (("--bf16",), STEPS),
+        (("--compile",), STEPS),
         (("--steps", "13", "--accumulate", "1"), 13),
         (("--best", "--epochs", "1.5"), 21),
         (("--epochs", "8", "--patience", "1"), None),
@@ -162,7 +201,7 @@ def test_kills_at_random_moments_of_a_trainer_do_not_change_a_bit_P1_P2_P3(
 def test_a_loss_does_not_change_a_bit_however_the_trainer_is_set_up_P1(
     jobs: Jobs, references: References, arguments: tuple[str, ...], steps: int | None
 ) -> None:
-    """Another model, mixed precision, a number of steps, the best weights at the end, an end by what was measured."""
+    """Another model, mixed precision, compiled, a number of steps, the best weights at the end, an end by what was measured."""
     expected = references.digest_of(TRAIN_HUGGINGFACE, *arguments, workers=WORKERS)
     fault = Fault(point="batch", step=7, rank=1)
     result = jobs.run(TRAIN_HUGGINGFACE, *arguments, workers=WORKERS, faults=[fault])

@@ -155,3 +155,11 @@ def test_a_keeper_ends_with_its_parent(run: RunDir) -> None:
     # Keeper and child have it open; it closes when the last of them ends.
     assert parent.stdout.read() == ""
     parent.communicate()
+
+
+def test_a_lighthouse_that_is_stopped_by_a_signal_is_followed_by_another_one(kept: Kept) -> None:
+    first = kept.serving
+    os.kill(first, signal.SIGSTOP)
+    # Its backlog takes connections: whoever asks is answered by the next one.
+    wait_for(lambda: gone(first), "it is killed", LIMIT_S)
+    assert kept.next_after(first) != first

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -12,6 +14,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from tests.users import STRANGER, needs_root
 
 from craft.cli import inspect
 from craft.protocol.errors import ConfigError, Unauthorized, Unreachable
@@ -33,6 +36,21 @@ def test_a_lighthouse_that_cannot_make_a_generation_durable_tells_nobody_and_end
     _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1
     assert "cannot make a generation durable" in err
+
+
+@needs_root
+def test_a_run_directory_of_another_user_is_refused_with_its_token_and_its_links(scene: Scene, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    scene.run.path.mkdir()
+    scene.run.token.write_text("known-to-a-stranger")
+    for file in (scene.run.journal, scene.run.lock, scene.run.generation):
+        file.symlink_to(victim)
+    for path in (scene.run.path, *scene.run.path.iterdir()):
+        os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
+    assert f"belongs to user {STRANGER}" in scene.refused()
+    assert victim.read_text() == "precious"
+    assert not scene.run.address.exists()
 
 
 def test_a_second_lighthouse_on_the_same_run_directory_is_refused(scene: Scene) -> None:
@@ -142,3 +160,35 @@ def test_the_command_line_explains_that_nothing_is_running(scene: Scene, tmp_pat
     assert (code, "no lighthouse answers" in text) == (2, True)
     code, text = craft(inspect.events, *run)
     assert (code, "LighthouseStarted" in text) == (0, True)
+
+
+FORGED = "evil\n12:00:00 event   Stop               all is well\x1b[2J\x1b]0;t\x07 [bold]"
+
+
+def test_the_commands_print_no_escape_sequence_and_no_forged_line(scene: Scene) -> None:
+    process = scene.light("--heartbeat-limit", "30", workers=2)
+
+    async def story(cast: Cast) -> None:
+        agent = await cast.agent()
+        await agent.report(worker("w0"), worker("w1"))
+        await agent.directive(at(1))
+        scene.client.report_failure(worker_id="w1", reason=FORGED)
+
+        def look() -> None:
+            for command in (inspect.status, inspect.events):
+                code, said = craft(command, "--dir", str(scene.run.path))
+                assert code == 0, said
+                assert all(each.isprintable() or each == "\n" for each in said), said
+                assert "[bold]" in said
+                assert not [line for line in said.splitlines() if line.startswith("12:00:00")]
+            code, said = craft(inspect.status, "--dir", str(scene.run.path), "--json")
+            assert json.loads(said)["fault_list"][0]["reason"] == FORGED
+            refusal = craft(inspect.fail, "--dir", str(scene.run.path), FORGED)
+            assert refusal[0] == 2
+            assert "\x1b" not in refusal[1]
+
+        await asyncio.to_thread(look)
+
+    play(scene, story)
+    process.send_signal(signal.SIGTERM)
+    process.wait(LIMIT_S)

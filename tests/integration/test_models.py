@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -94,3 +96,14 @@ def test_weights_that_changed_silently_on_one_worker_are_found_within_the_period
     assert f"after {found} steps the state differs between " in result.output, describe(result)
     assert " | w2 (in or near model.weight): code between the steps must do the same on every worker" in result.output
     assert {commit.step for commits in result.run.commits.values() for commit in commits} == set(range(found))
+
+
+def test_weights_that_changed_silently_are_found_at_the_next_checkpoint(jobs: Jobs, tmp_path: Path) -> None:
+    """P3: every byte of the state is compared in the first step after a checkpoint was taken."""
+    store = ("--checkpoints", str(tmp_path / "store"), "--checkpoint-every", "10 steps")
+    result = jobs.run(MODELS / "astray.py", workers=3, options=store, environment={"CRAFT_DIGEST_BYTES": "16"})
+
+    assert result.exit_code == 1, describe(result)
+    (diverged,) = result.events("StateDiverged")
+    assert diverged["step"] == 10
+    assert "after 10 steps the state differs between w0, w1 | w2: code between the steps must" in result.output

@@ -11,6 +11,7 @@ from craft.testing import Fault
 from .jobs import Jobs, References, describe, wait_for
 
 GAN = Path(__file__).parent / "scripts" / "gan.py"
+DCGAN = GAN.with_name("dcgan.py")
 SUMMED = GAN.with_name("summed.py")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop" / "train_craft.py"
 STEPS = 16
@@ -67,6 +68,28 @@ def test_a_step_whose_end_is_cut_short_is_committed_by_all_or_taken_back_by_all_
 def test_the_number_of_workers_does_not_show_in_the_bits_of_an_own_loop_P1(jobs: Jobs, undisturbed: str) -> None:
     result = jobs.run(GAN, workers=1)
     result.assert_exact(undisturbed, faults=0, steps=STEPS)
+
+
+def test_a_graph_is_run_backward_in_a_later_part_of_the_body_and_a_taken_back_attempt_leaves_nothing_P1(
+    jobs: Jobs, references: References, tmp_path: Path
+) -> None:
+    """Batch norm's buffers are put back in between. What the loss cost is told: the whole attempt."""
+    expected = references.digest_of(DCGAN, workers=1)
+    all_are_there = tmp_path / "all_are_there"
+    faults = [Fault(point="between", step=4, rank=1)]
+    job = jobs.start(
+        DCGAN,
+        *("--slow-until", str(all_are_there)),
+        workers=3,
+        faults=faults,
+        environment=WITH_OTHERS_IN_THEIR_PLACE,
+    )
+    job.wait_for_committing(4)
+    all_are_there.touch()
+    result = job.wait()
+    result.assert_exact(expected, faults=1, steps=14)
+    (cost,) = result.events("Recovered")
+    assert cost["step"] == 4 and cost["retried"] == [4] and cost["redone"] == [0, 1, 2, 3, 4, 5], cost
 
 
 def test_a_body_may_call_all_workers_and_a_loop_may_be_left_by_a_break_P3(jobs: Jobs, tmp_path: Path) -> None:

@@ -277,6 +277,7 @@ def test_with_wait_the_replacement_computes_what_the_lost_worker_would_have_P1(r
     assert not retried or set(first.microbatches) == set(retried[0]["given"])
 
 
+@pytest.mark.long
 def test_with_wait_two_that_come_for_one_microbatch_hold_nobody_up_P1(jobs: Jobs, references: References) -> None:
     """With fewer microbatches than workers, one of them computes nothing, and yet keeps pace at once."""
     sizes = ("--steps", "30", "--microbatches", "2")

@@ -77,6 +77,32 @@ def test_a_job_that_loses_all_workers_twice_and_its_lighthouse_ends_with_the_sam
     assert [line["restarted"] for line in result.events("LighthouseStarted")] == [False, True]
 
 
+def test_a_job_whose_fork_server_is_killed_goes_on_from_another_one_P1_P2_P3(
+    jobs: Jobs, references: References, tmp_path: Path
+) -> None:
+    job = start(jobs, tmp_path)
+    commits(job, 0, 14)
+    first = job.helper("craft.agent.forkserver")
+    first.kill()
+    commits(job, 1, 0)
+    assert job.helper("craft.agent.forkserver").pid != first.pid
+    # What takes the place of a lost worker comes from the new one, too.
+    victim = living(job)[-1]
+    job.kill(victim)
+    job.wait_for_committing(5)
+    (tmp_path / "hurry").touch()
+
+    result = job.wait()
+
+    result.assert_exact(references.digest(*STEPS), faults=3, steps=60)
+    lost = {line["worker_id"]: line["reason"] for line in result.events("WorkerLost")}
+    assert lost == {
+        "w0": "killed by SIGKILL with the fork server of its host",
+        "w1": "killed by SIGKILL with the fork server of its host",
+        victim: "killed by SIGKILL",
+    }
+
+
 def test_a_job_that_begins_again_in_vain_stops_and_says_so(jobs: Jobs, tmp_path: Path) -> None:
     """Every worker that is started in the place of a lost one dies before its first step."""
     faults = [Fault(point="update", worker="w0", after_file="saved")]
@@ -103,6 +129,22 @@ def test_a_job_that_is_lost_at_the_same_step_each_time_stops_and_says_so(jobs: J
 
 
 @pytest.mark.long
+def test_steps_that_give_something_else_when_they_are_computed_again_end_the_job_P1(jobs: Jobs, tmp_path: Path) -> None:
+    """All workers lack what was changed before the checkpoint and is not in it, so that none differs from the others."""
+    options = ("--checkpoints", str(tmp_path / "store"), "--checkpoint-every", "10 steps")
+    job = jobs.start(
+        TRAIN, *STEPS, "--drift-at", "5", "--slow-until", str(tmp_path / "hurry"),
+        workers=2, options=options, environment=REPLACE,
+    )  # fmt: skip
+    commits(job, 0, 14)
+    job.kill(*living(job))
+    result = job.wait()
+
+    assert result.exit_code == 1, describe(result)
+    assert "was computed again after the job began again from a checkpoint, and gave loss" in result.output
+    assert "Register it (job.register, job.register_state)" in result.output
+
+
 def test_what_is_lost_while_a_job_begins_again_is_replaced_like_any_other_P1_P3(
     jobs: Jobs, references: References, tmp_path: Path
 ) -> None:

@@ -6,6 +6,8 @@ import functools
 import json
 import os
 import resource
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -249,11 +251,11 @@ def test_workers_and_lighthouse_do_not_outlive_a_killed_agent(running: Job) -> N
     assert_all_gone(running)
 
 
-def test_a_killed_fork_server_ends_the_job_with_a_sentence(running: Job) -> None:
+def test_a_killed_fork_server_ends_a_job_that_starts_no_more_workers_with_a_sentence(running: Job) -> None:
     running.helper("craft.agent.forkserver").kill()
     result = running.wait()
     assert result.exit_code == 3, describe(result)
-    assert "the fork server ended, and its workers with it" in result.output
+    assert "with the fork server of its host" in result.output and "no worker is left" in result.output
 
 
 def test_a_job_gives_up_below_its_minimum_of_workers(jobs: Jobs) -> None:
@@ -261,6 +263,19 @@ def test_a_job_gives_up_below_its_minimum_of_workers(jobs: Jobs) -> None:
     result = jobs.run(TRAIN, *LONG, workers=2, options=["--min-workers", "2"], faults=faults)
     assert result.exit_code == 3, describe(result)
     assert "1 worker is left and --min-workers is 2" in result.output
+
+
+def test_a_run_directory_that_is_removed_under_a_job_is_named_and_nothing_else_is_blamed(running: Job) -> None:
+    victim = running.pids()["w1"]
+    shutil.rmtree(running.run_dir)
+    said = running.files.with_suffix(".err")
+    wait_for(lambda: "was removed or moved away while the job ran. Training goes on" in said.read_text(), "it is told")
+    os.kill(victim, signal.SIGKILL)
+    result = running.wait()
+    assert result.exit_code == 3, describe(result)
+    assert f"ended with exit code 3: the run directory {running.run_dir} was removed or moved away" in result.output
+    assert "token" not in result.output + result.errors
+    assert not running.run_dir.exists()
 
 
 # What a job says of itself.

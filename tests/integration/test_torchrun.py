@@ -124,8 +124,8 @@ def test_a_worker_of_one_torchrun_dies_and_those_of_the_other_go_on_P1_P2_P3(
     go = tmp_path / "go"
     torchruns.light(workers=3)
     slow = ("--slow-until", str(go))
-    torchruns.start("a", TRAIN, *slow, workers=1, restarts=0, by=TORCHRUN, OMP_NUM_THREADS="1")
-    torchruns.start("b", TRAIN, *slow, workers=2, restarts=2, by=WITH_EVENTS)
+    torchruns.start("a", TRAIN, *slow, workers=1, restarts=0, by=TORCHRUN, OMP_NUM_THREADS="1", PYTHONHASHSEED="0")
+    torchruns.start("b", TRAIN, *slow, workers=2, restarts=2, by=WITH_EVENTS, PYTHONHASHSEED="")
     torchruns.wait_for_committing("b", 2)
     victim, pid = next(iter(torchruns.joined("b").items()))
     os.kill(pid, signal.SIGKILL)
@@ -142,6 +142,8 @@ def test_a_worker_of_one_torchrun_dies_and_those_of_the_other_go_on_P1_P2_P3(
     starts = [line["labels"] for line in told if line["name"].endswith("START")]
     assert [each["restarts"] for each in starts] == ["0", "0", "1", "1"], told
     assert any(line["name"].endswith("SUCCEEDED") for line in told), told
+    warned = [(tmp_path / f"{name}.out").read_text().count("PYTHONHASHSEED is not set") for name in "ab"]
+    assert warned == [0, 1], "a host is warned once, and not if it is set"
     wait_for(lambda: len(torchruns.processes()) <= 1, "the agents end with their torchruns", 30)
 
 

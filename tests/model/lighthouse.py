@@ -12,6 +12,7 @@ from craft.decide.policies import decide
 from craft.protocol.actions import Propose, Reconfigure, Restore, Stop
 from craft.protocol.events import (
     AnyEvent,
+    ArrivalsEnded,
     CheckpointWritten,
     DrainRequested,
     ExchangeBroken,
@@ -19,6 +20,7 @@ from craft.protocol.events import (
     GenerationStuck,
     HoldExpired,
     StateGone,
+    WorkerCaughtUp,
     WorkerEnded,
     WorkerFinished,
     WorkerJoined,
@@ -44,6 +46,7 @@ def first_world(bounds: Bounds, rules: Rules) -> World:
         job=_with_checkpoint(JobState(slots=bounds.workers), bounds),
         crashes=bounds.crashes,
         cuts=bounds.cuts,
+        suspicions=bounds.suspicions,
         breaks=bounds.breaks,
         drains=bounds.drains,
         restarts=bounds.restarts,
@@ -69,6 +72,7 @@ def moves(world: World, bounds: Bounds, rules: Rules) -> Moves:
     if former is not None:
         # Others would be started again and again; here there are only so many.
         yield ("TIME", "is up"), handled(world, HoldExpired(generation=former.number), bounds, rules)
+        yield ("TIME", "nobody else"), handled(world, ArrivalsEnded(generation=former.number), bounds, rules)
     if bounds.late_news:
         yield from _entries_in_any_order(world, bounds, rules)
     elif _have_entered_together(world):
@@ -85,6 +89,8 @@ def _news(world: World, worker: Worker) -> Iterator[tuple[Label, AnyEvent]]:
         yield ("report", worker.name, "finished"), WorkerFinished(worker_id=worker.name)
     elif worker.status == "left" and view is not None and view.standing == "member":
         yield ("report", worker.name, "left"), WorkerLeft(worker_id=worker.name)
+    elif worker.status == "running" and view is not None and view.behind and worker.ledger.whole:
+        yield ("report", worker.name, "caught up"), WorkerCaughtUp(worker_id=worker.name)
     elif worker.status == "dead" and (view is None or view.standing != "lost"):
         yield ("report", worker.name, "lost"), WorkerLost(worker_id=worker.name, reason="killed")
     elif worker.status == "dead" and view is not None and not view.ended:
@@ -119,7 +125,8 @@ def _entries_in_any_order(world: World, bounds: Bounds, rules: Rules) -> Moves:
 def _entry(world: World, worker: Worker, number: int, bounds: Bounds, rules: Rules) -> World:
     rest = tuple(other for other in worker.unreported if other > number)
     world = world.with_worker(replace(worker, unreported=rest))
-    return handled(world, GenerationEntered(worker_id=worker.name, generation=number), bounds, rules)
+    entered = GenerationEntered(worker_id=worker.name, generation=number, behind=not worker.ledger.whole)
+    return handled(world, entered, bounds, rules)
 
 
 def handled(world: World, event: AnyEvent, bounds: Bounds, rules: Rules) -> World:
@@ -191,6 +198,8 @@ def faults(world: World, bounds: Bounds, rules: Rules) -> Moves:
             after = replace(world, cuts=world.cuts - 1).with_worker(replace(worker, status="cut"))
             lost = WorkerLost(worker_id=worker.name, reason="silent", source="heartbeat")
             yield ("CUT OFF", worker.name), handled(after, lost, bounds, rules)
+        if world.suspicions and world.job.view(worker.name) is not None:
+            yield ("SUSPECT", worker.name), _suspected(world, worker, bounds, rules)
         if world.drains and world.job.view(worker.name) is not None:
             after = replace(world, drains=world.drains - 1)
             told = DrainRequested(worker_id=worker.name)
@@ -199,6 +208,31 @@ def faults(world: World, bounds: Bounds, rules: Rules) -> Moves:
         yield ("RESTART", "lighthouse"), _restarted(world, bounds, rules)
     if world.breaks and world.job.generation is not None:
         yield from _broken(world, bounds, rules)
+
+
+def _suspected(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> World:
+    """Go on without a worker that does not answer, or wait for it: here it answers in the end."""
+    world = replace(world, suspicions=world.suspicions - 1)
+    if rules.is_last_copy(world.job, {worker.name}):
+        return world
+    had_state = _has_state(world)
+    world = world.with_worker(replace(worker, status="cut"))
+    if had_state and not _has_state(world):
+        raise Violation(f"{worker.name} has the only copy of the training state, and is given up on suspicion")
+    lost = WorkerLost(worker_id=worker.name, reason="does not answer", source="watch")
+    return handled(world, lost, bounds, rules)
+
+
+def _has_state(world: World) -> bool:
+    """Whether a running member of the job has the training state, or one has finished and needs it no more."""
+    if any(world.having("finished")):
+        return True
+    members = world.job.generation.members if world.job.generation is not None else ()
+    workers = ((member, world.worker(member.worker_id)) for member in members)
+    return any(
+        worker.status == "running" and worker.ledger.whole and worker.number >= member.since
+        for member, worker in workers
+    )
 
 
 def _restarted(world: World, bounds: Bounds, rules: Rules) -> World:

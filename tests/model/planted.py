@@ -87,6 +87,13 @@ REMEMBERS_WHO_WAS_SLOW = Rules(settled=_remembers_who_was_slow)
 COUNTS_JOINERS_AS_WHOLE = Rules(enter=_claims_before_the_state_is_there)
 
 
+def _any_member_has_the_state(state: JobState, suspects: Collection[str]) -> bool:
+    return not frozenset(state.members).difference(suspects)
+
+
+TAKES_NEWCOMERS_FOR_COPIES = Rules(is_last_copy=_any_member_has_the_state)
+
+
 class _FinishedIsNeverMissed(LossPolicy):
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
         return () if isinstance(event, WorkerFinished) else super().decide(state, event)

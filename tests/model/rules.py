@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from craft.control.durable import Durable, durable_of, restore
-from craft.decide import applying, observing, policies, stragglers
+from craft.decide import applying, last_copy, observing, policies, stragglers
 from craft.decide import ledger as ledgers
 from craft.decide.ledger import Ledger
 from craft.decide.membership import JobState
@@ -61,6 +61,7 @@ class Rules:
     observe: Callable[[JobState, AnyEvent], JobState] = observing.observe
     apply: Callable[[JobState, AnyAction, str], JobState] = applying.apply
     policies: tuple[policies.Policy, ...] = defaults().policies()
+    is_last_copy: Callable[[JobState, Collection[str]], bool] = last_copy.is_last_copy
     durable_of: Callable[[JobState], Durable] = durable_of
     must_leave: Callable[[Worker], bool] = lambda worker: worker.gone_without
     """In the workers, this is a question of what they remember, not of a function of ``decide``."""

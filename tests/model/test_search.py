@@ -55,6 +55,10 @@ SMALL = {
     "one is slow, all go back, a crash": Bounds(
         workers=2, joiners=1, steps=3, microbatches=4, back_after=1, crashes=1, slow="a"
     ),
+    "two suspicions, a joiner": Bounds(workers=2, joiners=1, steps=1, microbatches=2, suspicions=2),
+    "two suspicions, a joiner, two steps": Bounds(workers=2, joiners=1, steps=2, microbatches=2, suspicions=2),
+    "two suspicions, a crash": Bounds(steps=2, microbatches=2, suspicions=2, crashes=1),
+    "one worker alone, and suspected": Bounds(workers=1, joiners=1, steps=2, microbatches=2, suspicions=2, breaks=1),
     "one worker alone": Bounds(workers=1, restarts=1, breaks=1),
 }
 
@@ -80,6 +84,8 @@ LONG = (
     "a broken exchange and a crash",
     "a crash, a restarted lighthouse, a joiner",
     "one is slow, a worker cut off",
+    "two suspicions, a crash",
+    "two suspicions, a joiner, two steps",
 )
 """Of the small ones, those that ``make test-long`` searches."""
 
@@ -155,6 +161,11 @@ PLANTED = {
         planted.GOES_BACK_ALONE,
         Bounds(steps=2, microbatches=2, back_after=0, crashes=1),
         "has no checkpoint to go back to",
+    ),
+    "gives the last copy up for a newcomer without state": (
+        planted.TAKES_NEWCOMERS_FOR_COPIES,
+        Bounds(workers=2, joiners=1, steps=2, microbatches=2, suspicions=2),
+        "the only copy of the training state",
     ),
     "waits for one that finished": (
         planted.WAITS_FOR_THE_FINISHED,

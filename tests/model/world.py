@@ -51,6 +51,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     crashes: int = 0
     cuts: int = 0
     """Living workers that are declared lost."""
+    suspicions: int = 0
+    """Living workers that are suspected, by their agent or by others: declared lost unless only they have the state."""
     breaks: int = 0
     """Exchanges that break though nobody is lost."""
     drains: int = 0
@@ -189,6 +191,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     """The highest generation number that any of them gave out."""
     crashes: int = 0
     cuts: int = 0
+    suspicions: int = 0
     breaks: int = 0
     drains: int = 0
     restarts: int = 0

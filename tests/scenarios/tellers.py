@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 from msgspec.structs import asdict, replace
 
@@ -16,7 +18,10 @@ from craft.protocol.alerts import AlertAnswer
 from craft.protocol.errors import ProtocolViolation, StateLost
 from craft.protocol.events import (
     AlertFired,
+    Answered,
     AnyEvent,
+    ArrivalsEnded,
+    AwaitExpired,
     CheckpointRequested,
     CheckpointRestored,
     CheckpointWritten,
@@ -27,12 +32,17 @@ from craft.protocol.events import (
     GenerationStuck,
     HoldExpired,
     HostLost,
+    HostSilent,
+    LoopBegun,
+    LoopEnded,
     PreemptExpired,
     PreemptRequested,
     ReplacementsEnded,
+    ScriptEnded,
     StateDiverged,
     StateGone,
     StopRequested,
+    WorkerCaughtUp,
     WorkerEnded,
     WorkerFailed,
     WorkerFinished,
@@ -43,25 +53,31 @@ from craft.protocol.events import (
 )
 from craft.protocol.membership import DROPPED, Claim, Member
 
+from .chronicle import Chronicle
 from .story import Line
 
 
 class Lighthouse:
     """observe, decide, apply; with what a real one would have made durable."""
 
-    def __init__(self) -> None:
+    def __init__(self, policies: Callable[[LossAnswer], tuple[Policy, ...]] | None = None) -> None:
+        """``policies``: by the answer to a loss; those of the defaults unless given."""
         self._state = JobState(slots=0)
         self._policies: tuple[Policy, ...] = ()
+        self._choose = policies or (lambda answer: defaults(Loss(LossSettings(answer=answer))).policies())
+        self.chronicle = Chronicle()
+        """What the journal of the job would be, with a time for everything."""
 
     def __call__(self, lines: tuple[Line, ...]) -> list[str]:
-        return [text for line in lines for text in self._tell(line)]
+        told = [text for line in lines for text in self._tell(line)]
+        self.chronicle.wait(self._state)
+        return told
 
     def _tell(self, line: Line) -> list[str]:
         if line.verb == "job":
+            self.chronicle.begin()
             self._state = JobState(slots=line.number("slots") or 0, min_workers=line.number("min_workers", 1) or 0)
-            self._policies = defaults(
-                Loss(LossSettings(answer=msgspec.convert(line.text("on_loss", "redo"), LossAnswer)))
-            ).policies()
+            self._policies = self._choose(msgspec.convert(line.text("on_loss", "redo"), LossAnswer))
             return _shown(self._state)
         if line.verb == "show":
             return _shown(self._state)
@@ -74,9 +90,11 @@ class Lighthouse:
         self._state = observe(self._state, event)
         actions = decide(self._policies, self._state, event)
         told = [_event_text(event)]
+        self.chronicle.write("event", event)
         for action in actions:
             self._state = apply(self._state, action, nonce="n")
             told.append(_action_text(action, self._state))
+            self.chronicle.write("action", action)
         return told if actions else [*told, "nothing to do"]
 
 
@@ -106,12 +124,31 @@ def _event(line: Line) -> AnyEvent:
         case "finish":
             complete = line.text("complete", "yes") == "yes"
             return WorkerFinished(worker_id=worker, step=line.number("step") or 0, complete=complete)
+        case "end-loop":
+            return LoopEnded(worker_id=worker, step=line.number("step") or 0, loop=line.number("loop", 1) or 1)
+        case "begin-loop":
+            return LoopBegun(worker_id=worker, loop=line.number("loop") or 0)
+        case "end-script":
+            return ScriptEnded(worker_id=worker)
         case "enter":
-            return GenerationEntered(worker_id=worker, generation=line.number("generation") or 0)
+            behind = line.text("behind") == "yes"
+            return GenerationEntered(worker_id=worker, generation=line.number("generation") or 0, behind=behind)
+        case "catch-up":
+            return WorkerCaughtUp(worker_id=worker)
+        case "silent":
+            return HostSilent(host=line.text("host"), reason=line.text("reason", "no sign of life for 3 s"))
+        case "answer":
+            return Answered(worker_id=worker or None, host=line.text("host") or None)
+        case "await-expires":
+            return AwaitExpired(worker_id=worker or None, host=line.text("host") or None)
         case "break":
             unreachable = tuple(filter(None, line.text("unreachable").split("+")))
-            number = line.number("generation") or 0
-            return ExchangeBroken(worker_id=worker, generation=number, unreachable=unreachable)
+            missed = tuple(filter(None, line.text("missed").split("+")))
+            number, step = line.number("generation") or 0, line.number("step")
+            progress = () if step is None else (0, step, line.number("calls") or 0)
+            return ExchangeBroken(
+                worker_id=worker, generation=number, unreachable=unreachable, missed=missed, progress=progress
+            )
         case "stuck":
             return GenerationStuck(generation=line.number("generation") or 0)
         case "diverge":
@@ -124,16 +161,19 @@ def _event(line: Line) -> AnyEvent:
             return DrainExpired(worker_id=worker)
         case "hold-expires":
             return HoldExpired(generation=line.number("generation") or 0)
+        case "nobody-else":
+            return ArrivalsEnded(generation=line.number("generation") or 0)
         case "no-more-replacements":
             return ReplacementsEnded(host=line.text("host", "h1"), reason=reason)
         case "overdue":
             waiting = tuple(filter(None, line.text("waiting").split("+")))
             elsewhere = tuple(filter(None, line.text("elsewhere").split("+")))
+            stopped = tuple(filter(None, line.text("stopped").split("+")))
             phase = line.text("phase", "computing")
             detail = f"{phase} for 12 s"
             return WorkerOverdue(
                 worker_id=worker, phase=phase, step=line.number("step") or 0, elapsed_s=12.0, limit_s=10.0,
-                detail=detail, waiting=waiting, elsewhere=elsewhere,
+                detail=detail, waiting=waiting, elsewhere=elsewhere, stopped=stopped,
             )  # fmt: skip
         case "no-state":
             return StateGone(generation=line.number("generation") or 0)
@@ -181,7 +221,8 @@ def _event_text(event: AnyEvent) -> str:
         "seconds",
         "labels",
     )
-    shown |= {key: value for key, value in fields.items() if key not in hidden and value not in (None, ())}
+    left_out: tuple[object, ...] = (None, (), False) if isinstance(event, GenerationEntered) else (None, ())
+    shown |= {key: value for key, value in fields.items() if key not in hidden and value not in left_out}
     return f"event  {type(event).__name__} {_pairs(shown)}"
 
 
@@ -211,6 +252,10 @@ def _shown(state: JobState) -> list[str]:
         fields["upcoming"] = f"{state.upcoming.number}{_members(state.upcoming.members)}"
     if state.recovering:
         fields["recovering"] = "yes"
+    if state.owed:
+        fields["owed"] = ",".join(each.worker_id for each in state.owed)
+    if state.finishing:
+        fields["finishing"] = state.finishing
     if state.preempting is not None:
         fields["preempting"] = f"({state.preempting.reason}, until {state.preempting.deadline})"
     if state.restoration is not None:

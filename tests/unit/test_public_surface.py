@@ -58,12 +58,14 @@ def test_a_job_has_exactly_these_attributes() -> None:
         "checkpoints",
         "device",
         "epoch",
+        "epochs",
         "evaluate",
         "generation",
         "is_leader",
         "local_rank",
         "num_replicas",
         "on",
+        "once",
         "paused",
         "rank",
         "register",
@@ -102,14 +104,14 @@ def test_a_guest_has_exactly_these_attributes() -> None:
     ]
 
 
-def test_the_methods_of_a_step_are_log_and_weight() -> None:
-    assert public_names(craft.Step) == ["log", "weight"]
+def test_a_step_has_exactly_these_methods() -> None:
+    assert public_names(craft.Step) == ["carry", "gather", "last_of_epoch", "log", "weight"]
 
 
-def test_the_methods_of_an_attempt_are_log_and_microbatches() -> None:
+def test_an_attempt_has_exactly_these_methods() -> None:
     from craft.worker.attempts import StepAttempt
 
-    assert public_names(StepAttempt) == ["log", "microbatches"]
+    assert public_names(StepAttempt) == ["carry", "gather", "log", "microbatches"]
 
 
 def test_storage_for_distributed_checkpoints_is_a_writer_and_a_reader() -> None:

@@ -18,6 +18,8 @@ parser.add_argument("--steps", type=int, default=40)
 parser.add_argument(
     "--poison", type=int, nargs="*", default=[], help="steps, by their data, with a sample that is no number"
 )
+parser.add_argument("--spike", type=int, nargs="*", default=[], help="steps, by their data, with a loss that is huge")
+parser.add_argument("--workers", type=int, default=1, help="steps are slow while there are fewer")
 parser.add_argument("--without", type=int, nargs=2, default=(0, 0), help="leave the data of steps A to B-1 out")
 parser.add_argument("--await-checkpoint", type=Path, help="before the first poisoned step, wait for a manifest in here")
 parser.add_argument("--finite-loss", action="store_true", help="only gradients show it")
@@ -29,6 +31,8 @@ generator = torch.Generator().manual_seed(0)
 inputs = torch.randn(120 * BATCH, 8, generator=generator)
 for number in options.poison:
     inputs[number * BATCH + 5, 3] = float("nan")
+for number in options.spike:
+    inputs[number * BATCH : (number + 1) * BATCH] *= 1000
 inputs = torch.cat([inputs[: options.without[0] * BATCH], inputs[options.without[1] * BATCH :]])
 
 
@@ -42,7 +46,7 @@ job = craft.join()
 model = job.replicate(model)
 job.register(optimizer=optimizer, scheduler=scheduler)
 for step in job.steps(inputs, global_batch=BATCH, microbatches=4, steps=options.steps, seed=3, shuffle=False):
-    if options.await_checkpoint and job.branch == 0 and step.number == options.poison[0] - 2:
+    if options.await_checkpoint and job.branch == 0 and step.number == (options.poison + options.spike)[0] - 2:
         while not any((options.await_checkpoint / "manifests").glob("*-000000000010-*.json")):
             time.sleep(0.01)
     optimizer.zero_grad()
@@ -51,7 +55,7 @@ for step in job.steps(inputs, global_batch=BATCH, microbatches=4, steps=options.
         loss.backward()
         step.log(loss=0.0 if options.finite_loss else loss)
         # So that somebody who joins in the middle of it still finds it going on.
-        time.sleep(0.002)
+        time.sleep(0.1 if job.world_size < options.workers else 0.002)
     testing.reach("update", step.number)
     optimizer.step()
     scheduler.step()

@@ -11,11 +11,12 @@ import os
 import signal
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 from transformers import (
     EarlyStoppingCallback,
     GPT2Config,
@@ -39,6 +40,8 @@ parser.add_argument("--bf16", action="store_true")
 parser.add_argument("--fp16", action="store_true", help="with a gradient scaler, on a GPU")
 parser.add_argument("--gpu", action="store_true", help="not on the CPU")
 parser.add_argument("--full-determinism", action="store_true", help="the Trainer's own settings for equal bits")
+parser.add_argument("--compile", action="store_true", help="torch_compile=True, without a compiler behind it")
+parser.add_argument("--stream", action="store_true", help="from an IterableDataset; with --steps")
 parser.add_argument("--begin-from", help="a checkpoint of the Trainer's own")
 parser.add_argument("--best", action="store_true", help="load the best one at the end")
 parser.add_argument("--patience", type=int, help="stop early, once eval_loss has not become smaller for so long")
@@ -75,6 +78,17 @@ class Sentences(Dataset[dict[str, torch.Tensor]]):
         tokens, there = self._tokens[index], (torch.arange(LENGTH) < self._lengths[index]).long()
         noisy = torch.where(torch.rand(LENGTH) < 0.05, torch.randint(0, SIZE, (LENGTH,)), tokens)
         return {"input_ids": noisy, "attention_mask": there, "labels": torch.where(there > 0, tokens, -100)}
+
+
+class Streamed(IterableDataset[dict[str, torch.Tensor]]):
+    """The same, without numbers and without a length that is known."""
+
+    def __init__(self, number: int) -> None:
+        self._sentences = Sentences(number)
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        for index in range(len(self._sentences)):
+            yield self._sentences[index]
 
 
 class Steps(TrainerCallback, ExportableState):  # type: ignore[misc]
@@ -130,6 +144,8 @@ trainer = Slowed(
         max_grad_norm=0.5,
         bf16=options.bf16,
         fp16=options.fp16,
+        torch_compile=options.compile,
+        torch_compile_backend="aot_eager" if options.compile else None,
         full_determinism=options.full_determinism,
         use_cpu=not options.gpu,
         seed=7,
@@ -144,7 +160,7 @@ trainer = Slowed(
         report_to="none",
         disable_tqdm=True,
     ),
-    train_dataset=Sentences(320),
+    train_dataset=Streamed(100) if options.stream else Sentences(320),
     eval_dataset=Sentences(64),
     callbacks=[steps] if options.patience is None else [steps, EarlyStoppingCallback(options.patience)],
 )

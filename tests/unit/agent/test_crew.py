@@ -32,8 +32,9 @@ def directive(*members: str, replacing: bool = True) -> Directive:
 class Host:
     """A crew whose fork server is this test."""
 
-    def __init__(self, crew: Crew, reader: asyncio.StreamReader) -> None:
+    def __init__(self, crew: Crew, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.crew = crew
+        self.writer = writer
         self._reader = reader
 
     async def forked(self) -> str:
@@ -48,7 +49,7 @@ class Host:
 
     def loses(self, worker_id: str) -> None:
         ended = Ended(worker_id=worker_id, exit_code=None, signal=9, time=0.0)
-        self.crew.ended(ended, worked=True, replace=True)
+        self.crew.ended(ended, worked=True, waited=False, replace=True)
 
 
 def told(folder: Path, on_loss: LossAnswer, story: Callable[[Host], Awaitable[None]]) -> None:
@@ -61,8 +62,9 @@ def told(folder: Path, on_loss: LossAnswer, story: Callable[[Host], Awaitable[No
         _, writer = await asyncio.open_connection(sock=ours)
         reader, other = await asyncio.open_connection(sock=theirs)
         crew = Crew(settings, RunDir(folder), folder, "key", Watchdog(settings.hang_limits), lambda _: None, lambda: 0)
-        crew.begin(writer, late=False)
-        host = Host(crew, reader)
+        crew.resume(writer)
+        crew.begin(late=False)
+        host = Host(crew, reader, writer)
         assert [await host.forked(), await host.forked()] == ["w0", "w1"]
         await story(host)
         crew.close()
@@ -76,6 +78,20 @@ def test_with_redo_a_lost_worker_is_replaced_without_a_question(tmp_path: Path) 
     async def story(host: Host) -> None:
         host.loses("w1")
         assert await host.forked() == "w2"
+
+    told(tmp_path, "redo", story)
+
+
+def test_who_is_lost_while_there_is_no_fork_server_is_replaced_by_the_next_one(tmp_path: Path) -> None:
+    async def story(host: Host) -> None:
+        host.crew.forked("w0", 1)
+        assert host.crew.pause() == {"w0": 1, "w1": None}
+        host.loses("w0")
+        host.loses("w1")
+        assert host.crew.ended_ids == {"w0", "w1"}
+        await host.starts_nobody()
+        host.crew.resume(host.writer)
+        assert [await host.forked(), await host.forked()] == ["w2", "w3"]
 
     told(tmp_path, "redo", story)
 
@@ -100,3 +116,45 @@ def test_with_auto_a_slot_stays_empty_until_the_lighthouse_changes_its_mind(tmp_
         assert await host.forked() == "w2"
 
     told(tmp_path, "auto", story)
+
+
+def test_what_multiprocessing_of_a_killed_worker_left_behind_is_removed(tmp_path: Path) -> None:
+    async def story(host: Host) -> None:
+        (tmp_path / "w1.mp").mkdir()
+        (tmp_path / "w1.mp" / "listener-1").touch()
+        host.loses("w1")
+        assert not (tmp_path / "w1.mp").exists()
+
+    told(tmp_path, "auto", story)
+
+
+def test_a_worker_for_whom_the_system_gives_no_process_is_asked_for_again_and_that_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "workers").mkdir()
+
+    async def story(host: Host) -> None:
+        host.crew.forked("w0", 1)
+        for _ in range(2):
+            host.crew.not_forked("w1", "Resource temporarily unavailable")
+            assert await host.forked() == "w1"
+        assert not host.crew.all_ended.is_set()
+        host.crew.forked("w1", 1)
+
+    told(tmp_path, "redo", story)
+    said = [each.getMessage() for each in caplog.records]
+    assert [line.partition(".")[0] for line in said] == [
+        "w1 cannot be started: Resource temporarily unavailable",
+        "w1 was started at last",
+    ]
+
+
+def test_a_job_that_is_over_does_not_wait_for_a_worker_that_never_began(tmp_path: Path) -> None:
+    async def story(host: Host) -> None:
+        host.crew.not_forked("w0", "Cannot allocate memory")
+        host.crew.close()
+        assert not host.crew.all_ended.is_set()
+        host.crew.not_forked("w1", "Cannot allocate memory")
+        assert await host.crew.wait(LIMIT_S)
+
+    told(tmp_path, "redo", story)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
+import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from craft.agent import relay
 from craft.agent.relay import Relay
 from craft.protocol.beats import Heartbeat, Pace
 from craft.protocol.membership import Generation, Member
@@ -173,3 +176,21 @@ def test_after_an_update_of_something_it_never_got_the_relay_connects_anew_and_s
         assert await scene.directive() == base
 
     play(story)
+
+
+def test_a_lighthouse_that_takes_a_connection_and_never_answers_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that is stopped, or whose host vanished just then: the agent must find it again when it answers."""
+    monkeypatch.setattr(relay, "_HANDSHAKE_LIMIT_S", 0.3)
+
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.setblocking(False)
+            loop = asyncio.get_running_loop()
+            url = f"http://127.0.0.1:{server.getsockname()[1]}"
+            following = asyncio.create_task(Relay("host", url, "token", lambda _: None).follow_lighthouse())
+            taken = [(await asyncio.wait_for(loop.sock_accept(server), LIMIT_S))[0] for _ in range(3)]
+            following.cancel()
+            for connection in taken:
+                connection.close()
+
+    asyncio.run(story())

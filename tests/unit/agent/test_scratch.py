@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.users import STRANGER, needs_root
 
 from craft.agent.scratch import Scratch
 
@@ -62,3 +65,13 @@ def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
     (other / "lock").touch()
     Scratch(tmp_path).close()
     assert {path.name for path in tmp_path.iterdir()} == {"other", "craft-unfinished"}
+
+
+@needs_root
+def test_the_folder_of_another_users_agent_is_left_alone(tmp_path: Path) -> None:
+    process, foreign = hold(tmp_path)
+    end(process)
+    for path in (foreign, *foreign.iterdir()):
+        os.chown(path, STRANGER, STRANGER)
+    Scratch(tmp_path).close()
+    assert (foreign / "agent").exists()

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.system_calls import Rule, failing
 
 from craft.agent import procfs
 from craft.agent.watch import Hang, KernelView, Suspect, Watchdog
@@ -22,7 +23,7 @@ from craft.wire.activity import read
 
 from .victims import Victim, until
 
-LIMITS = HangLimits(limit_s=0.6, stop_limit_s=0.2)
+LIMITS = HangLimits(limit_s=0.6, update_limit_s=0.6, stop_limit_s=0.2)
 
 Start = Callable[[str], Victim]
 
@@ -148,7 +149,7 @@ def test_a_gil_kept_by_another_thread_during_the_exchange_is_found(watchdog: Wat
 
 def test_a_stopped_process_is_found_at_once_and_described_by_the_kernel(watchdog: Watchdog, start: Start) -> None:
     victim = start("steps")
-    until(lambda: watchdog.look() == () and watchdog.activities())
+    until(lambda: watchdog.look() == () and watchdog.activities() and victim.stacks.exists())
     victim.stop()
 
     suspect = suspect_of(watchdog.look)
@@ -312,3 +313,14 @@ def test_the_kernels_view_reads_well() -> None:
     assert view("D", 0.0, wchan="nfs_wait").startswith(
         "in a wait of the kernel's that nothing can interrupt (nfs_wait)"
     )
+
+
+def test_a_worker_of_whom_the_system_gives_no_view_for_a_while_is_watched_later(
+    watchdog: Watchdog, start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with failing(tmp_path / "switch", Rule("open", "EMFILE", path="/proc/*")):
+        victim = start("sleep")
+        assert watchdog.look() == () and watchdog.worker_ids == ()
+    assert "is not watched for hangs yet: Too many open files" in caplog.text
+    watchdog.look()
+    assert tuple(watchdog.worker_ids) == (victim.name,)

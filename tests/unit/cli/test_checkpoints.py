@@ -9,16 +9,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
 import torch
 from click.testing import CliRunner
+from fsspec.implementations.memory import MemoryFileSystem
 from tests.unit.snapshots.scene import crew, flip
 
 from craft.cli.checkpoint_tables import age
 from craft.cli.main import main
 from craft.snapshots.listing import candidates
 from craft.snapshots.manifest import Manifest, chunk_path
+from craft.snapshots.suspicion import Suspicion, mark
 from craft.snapshots.tiers import open_tiers
 
 COMMANDS = ("ls", "verify", "gc", "rm", "diff", "export")
@@ -86,6 +90,7 @@ def test_ls_as_json_has_every_field_of_the_manifest_but_its_chunks(store: Path) 
         "total_bytes": newest.total_bytes,
         "new_bytes": newest.new_bytes,
         "chunks": len(newest.chunks),
+        "suspect": None,
     }
 
 
@@ -120,9 +125,75 @@ def test_without_a_url_it_may_be_that_of_the_script_of_a_run(store: Path, elsewh
     run = elsewhere / "craft-run-1"
     run.mkdir()
     (run / "config.toml").write_text("[run]\n")
-    line = {"time": 1.0, "kind": "event", "event": "CheckpointWritten", "url": str(store)}
+    written = {"name": "0000-000000000010-x", "branch": 0, "step": 10, "url": str(store)}
+    line = {"time": 1.0, "kind": "event", "event": "CheckpointWritten", **written}
     (run / "journal.jsonl").write_text(json.dumps(line) + "\n")
     assert craft("ls", "--dir", run) == craft("ls", store)
+
+
+def test_checkpoints_that_may_hold_wrong_bits_are_shown_and_not_exported_unless_named(
+    store: Path, elsewhere: Path
+) -> None:
+    mark([open_tiers(str(store)).durable], Suspicion(branch=0, after=20, step=33, reason="a bit flipped"))
+    code, text = craft("ls", store)
+    assert code == 0 and [line.endswith("job, suspect") for line in text.splitlines()[2:5]] == [True, False, False]
+    assert "in step 33 bits differed between workers, and the whole state was last known to be the same" in text
+    code, text = craft("ls", store, "--json")
+    assert [bool(each["suspect"]) for each in json.loads(text)] == [True, False, False]
+    code, text = craft("verify", store)
+    assert code == 1 and "it may hold wrong bits" in text
+    assert craft("verify", store, "20")[0] == 0
+    assert craft("export", store, "--format", "torch", "newest.pt")[0] == 0
+    assert torch.load("newest.pt")["step"] == 20
+    code, text = craft("export", store, "30", "--format", "torch", "named.pt")
+    assert code == 0 and "warning: " in text and torch.load("named.pt")["step"] == 30
+
+
+class Vanishing(MemoryFileSystem):  # type: ignore[misc]
+    """A store that loses a checkpoint to a garbage collection when a chunk is read that no other one has."""
+
+    protocol = "vanishing"
+    going: tuple[str, frozenset[str]] = ("", frozenset())
+    """Its name, and such chunks."""
+
+    def cat_file(self, path: str, *args: Any, **settings: Any) -> bytes:
+        root, _, chunk = path.partition("/chunks/")
+        name, own = Vanishing.going
+        if chunk[3:] in own:
+            Vanishing.going = ("", frozenset())
+            self.rm_file(f"{root}/manifests/{name}.json")
+            self.rm_file(path)
+        return bytes(super().cat_file(path, *args, **settings))
+
+
+@pytest.fixture
+def vanishing(tmp_path: Path) -> str:
+    """Holds steps 10, 20 and 30, the last of which goes when something is read."""
+    fsspec.register_implementation("vanishing", Vanishing, clobber=True)
+    url = f"vanishing://{tmp_path.name}"
+    with crew(url, num_members=1, keep=9) as members:
+        members.save(10, 20, 30)
+    newest, *others = candidates(members.tiers)
+    shared = {ref.hash for manifest in others for ref in manifest.chunks}
+    Vanishing.going = (newest.name, frozenset(ref.hash for ref in newest.chunks) - shared)
+    return url
+
+
+def test_verify_takes_it_that_one_is_removed_meanwhile(vanishing: str) -> None:
+    code, text = craft("verify", vanishing, "--json")
+    found = json.loads(text)
+    assert (code, found["verified"], found["problems"], len(found["removed"])) == (0, 2, [], 1)
+
+
+def test_export_takes_the_next_one_where_the_newest_is_removed_meanwhile(vanishing: str, elsewhere: Path) -> None:
+    code, text = craft("export", vanishing, "--format", "torch", "out.pt")
+    assert code == 0 and "was removed while it was read" in text, text
+    assert torch.load("out.pt")["step"] == 20
+
+
+def test_one_that_is_named_and_removed_meanwhile_is_said_to_be_gone(vanishing: str, elsewhere: Path) -> None:
+    code, text = craft("export", vanishing, "30", "--format", "torch", "out.pt")
+    assert code == 2 and "was removed while it was read" in text and "holds no checkpoint 30" in text, text
 
 
 def test_verify_reads_all_of_them_or_one(store: Path) -> None:

@@ -32,7 +32,10 @@ def planned(*args: str | Path) -> dict[str, Any]:
 def write_run(path: Path, step_s: float = 0.5, faults: int = 2) -> Path:
     """The files of a run of 4 workers with 8 microbatches that lost one ``faults`` times, after every 100 steps."""
     (path / "workers" / "w0").mkdir(parents=True)
-    steps, journal = [], [{"time": 0.0, "kind": "event", "event": "LighthouseStarted", "slots": 4}]
+    steps: list[dict[str, Any]] = []
+    journal: list[dict[str, Any]] = []
+    started = {"pid": 1, "url": "http://here", "generation": 0, "slots": 4}
+    journal.append({"time": 0.0, "kind": "event", "event": "LighthouseStarted", **started})
     time = 1000.0
     for step in range(100 * (faults + 1)):
         generation = 1 + step // 100
@@ -45,17 +48,26 @@ def write_run(path: Path, step_s: float = 0.5, faults: int = 2) -> Path:
                     "action": "Reconfigure",
                     "generation": generation,
                     "members": ["w0"],
+                    "reason": "w1 lost",
                     "time": time + 0.1,
                 },
-                {"kind": "outcome", "outcome": "Fault", "worker_ids": [f"w{generation}"], "time": time + 0.1},
+                {
+                    "kind": "outcome",
+                    "outcome": "Fault",
+                    "worker_ids": [f"w{generation}"],
+                    "reason": "killed",
+                    "generation": generation - 1,
+                    "time": time + 0.1,
+                },
             ]
             time += 0.25
         time += step_s
         plan = dict.fromkeys(range(8), "w0")
         line = {"step": step, "branch": 0, "time": time, "generation": generation, "world_size": 4, "plan": plan}
         steps.append(line | {"microbatches": [0, 1]})
+    written = {"name": "0000-000000000008-x", "branch": 0, "step": 8, "url": "store", "seconds": 3.0}
     journal += [
-        {"time": time, "kind": "event", "event": "CheckpointWritten", "seconds": 3.0},
+        {"time": time, "kind": "event", "event": "CheckpointWritten", **written},
         {"time": time, "kind": "event", "event": "IntervalChosen", "interval_s": 9.0, "reason": "", "cost_s": 0.125},
     ]
     (path / "workers" / "w0" / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))

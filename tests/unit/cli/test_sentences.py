@@ -21,9 +21,12 @@ from craft.protocol.events import (
     NumbersDiverged,
     Recovered,
     RolledBack,
+    ScriptWarned,
+    StartStepTaken,
     StragglerFound,
     StragglerGone,
     TechniqueFailed,
+    WorkerPaused,
 )
 
 WRITTEN = CheckpointWritten(
@@ -58,6 +61,9 @@ NOTES: list[tuple[AnyNote, str]] = [
     ),
     (CheckpointRestored(name="c", branch=0, step=9, url="u"), "goes on from the checkpoint of step 9 in u"),
     (IntervalChosen(interval_s=12.52, reason="it is cheap"), "a checkpoint every 12.5 s: it is cheap"),
+    (WorkerPaused(worker_id="w1", reason="evaluation", seconds=12.34), "w1 was paused for 12.3 s (evaluation)"),
+    (ScriptWarned(text="do that"), "warning: do that"),
+    (StartStepTaken(step=9), "begins at step 9, with what the script has loaded itself"),
     (NumbersDiverged(step=9, what="loss is nan", answer="left out"), "step 9: loss is nan: left out"),
     (
         RolledBack(branch=1, step=9, left_at=12, skipped=3, reason="nan"),
@@ -81,6 +87,7 @@ NOTES: list[tuple[AnyNote, str]] = [
         "w2 is slow: a microbatch takes 91.2 ms there and 30 ms elsewhere, 3 times as long, over 8 steps",
     ),
     (StragglerGone(worker_id="w2", generation=1, step=90), "w2 is as fast as the others again"),
+    (ScriptWarned(text="the loss is a sum"), "warning: the loss is a sum"),
 ]
 
 

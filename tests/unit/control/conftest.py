@@ -97,9 +97,13 @@ class Lab(FakeClock):
         self.lines.append({"kind": kind, **fields, **more})
         self.order.append(str(self.lines[-1][kind]))
 
-    def report(self, *workers: WorkerReport, exited: tuple[Exited, ...] = (), host: str = "a", pid: int = 1) -> None:
+    def report(
+        self, *workers: WorkerReport, exited: tuple[Exited, ...] = (), host: str = "a", pid: int = 1, starting: int = 0
+    ) -> None:
         self._sequence += 1
-        self.loop.handle_report(HostReport(host=host, pid=pid, sequence=self._sequence, workers=workers, exited=exited))
+        self.loop.handle_report(
+            HostReport(host=host, pid=pid, sequence=self._sequence, workers=workers, exited=exited, starting=starting)
+        )
 
     def names(self, kind: str = "event") -> list[str]:
         """The names of all events, actions or outcomes so far."""

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from craft.control.bucket import Bucket
 from craft.control.door import Door, DoorLimits
+from craft.control.request_log import RequestLog
 
 LIMIT_S = 10.0
 
@@ -65,7 +66,7 @@ async def ended(streams: Streams) -> bool:
 
 def play(limits: DoorLimits, story: Callable[[Scene], Awaitable[None]]) -> None:
     async def main() -> None:
-        door = Door(limits)
+        door = Door(limits, RequestLog())
         Behind.made = 0
         server = await asyncio.get_running_loop().create_server(lambda: door.protocol(Behind), "127.0.0.1", 0)
         scene = Scene(door, server.sockets[0].getsockname()[1])

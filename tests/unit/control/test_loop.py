@@ -113,6 +113,60 @@ def test_workers_that_finish_end_the_job_and_leave_their_digest(
     assert not running.loop.faults
 
 
+def test_exit_code_0_says_nothing_of_a_worker_that_did_not_say_more(
+    running: Lab, worker: MakeWorker, dead: MakeExit
+) -> None:
+    """As by os._exit(0), on one worker and then on the other."""
+    both = [worker(name, generation=1, step=31, total_steps=150) for name in ("w0", "w1")]
+    first, second = (dead(name, signal=None, exit_code=0) for name in ("w0", "w1"))
+
+    running.report(*both, exited=(first,))
+    assert running.generation == 2 and running.loop.state.stopping is None
+    running.report(*both, exited=(first, second))
+
+    stopping = running.loop.state.stopping
+    assert stopping is not None and stopping.exit_code == 1
+    assert "the script left before its end" in stopping.reason
+    assert "WorkerFinished" not in running.names()
+
+
+def test_workers_that_leave_before_the_first_step_end_the_job_badly(
+    running: Lab, worker: MakeWorker, dead: MakeExit
+) -> None:
+    running.report(worker("w0"), worker("w1"), exited=(dead("w0", signal=None, exit_code=0),))
+
+    stopping = running.loop.state.stopping
+    assert stopping is not None and stopping.exit_code == 1 and "before the first step" in stopping.reason
+
+
+def test_one_worker_that_leaves_before_its_first_step_was_reported_ends_nothing(
+    running: Lab, worker: MakeWorker, dead: MakeExit
+) -> None:
+    """Steps are reported with some delay."""
+    running.report(
+        worker("w0", generation=1), worker("w1", generation=1), exited=(dead("w0", signal=None, exit_code=0),)
+    )
+
+    assert running.generation == 2 and running.loop.state.stopping is None
+
+
+def test_a_script_that_ends_itself_before_it_joins_is_no_fault(lab: Lab, worker: MakeWorker, dead: MakeExit) -> None:
+    both = [worker(name, joined=False, script_ended=True) for name in ("w0", "w1")]
+    lab.report(*both, exited=tuple(dead(name, signal=None, exit_code=0) for name in ("w0", "w1")))
+
+    stopping = lab.loop.state.stopping
+    assert stopping is not None and stopping.exit_code == 0
+    assert stopping.reason == "every worker finished before it joined the others: nothing was trained"
+
+
+def test_a_job_whose_script_left_its_loop_says_how_far_it_came(running: Lab, worker: MakeWorker) -> None:
+    running.report(*(worker(name, generation=1, step=32, total_steps=150, complete=True) for name in ("w0", "w1")))
+
+    stopping = running.loop.state.stopping
+    assert stopping is not None and stopping.exit_code == 0
+    assert stopping.reason == "every worker finished after 32 of 150 steps: the script left its loop there"
+
+
 def test_a_broken_exchange_waits_for_a_death_to_show(running: Lab, worker: MakeWorker, dead: MakeExit) -> None:
     running.report(worker("w0", generation=1, broken=1), worker("w1", generation=1))
     running.report(worker("w0", generation=1, broken=1), worker("w1", generation=1), exited=(dead("w1"),))

@@ -137,6 +137,29 @@ def test_a_job_of_which_every_host_is_to_leave_is_saved_if_it_can_be(running: La
     assert running.loop.state.stopping.exit_code == 75
 
 
+def test_a_host_whose_lost_workers_are_being_replaced_goes_on_when_the_other_one_leaves(
+    running: Lab, worker: MakeWorker
+) -> None:
+    """Both workers of this job were on host a; another host has just lost its own, and starts others."""
+    running.report(starting=1, host="b")
+    workers = [worker(name, generation=1, checkpoints=True) for name in ("w0", "w1")]
+    report(running, *workers, draining="its agent got SIGTERM", drain_deadline_s=30.0)
+    assert running.names()[-1] == "DrainRequested"
+    running.report(worker("b-w1"), host="b")
+    report(running, *workers, draining="its agent got SIGTERM", drain_deadline_s=30.0)
+    assert running.loop.state.preempting is None and running.loop.state.upcoming is not None
+    assert "b-w1" in running.loop.state.upcoming.worker_ids
+
+
+def test_if_nobody_comes_after_all_the_job_is_saved(running: Lab, worker: MakeWorker) -> None:
+    running.report(starting=1, host="b")
+    workers = [worker(name, generation=1, checkpoints=True) for name in ("w0", "w1")]
+    report(running, *workers, draining="its agent got SIGTERM", drain_deadline_s=30.0)
+    running.report(starting=0, host="b")
+    report(running, *workers, draining="its agent got SIGTERM", drain_deadline_s=30.0)
+    assert running.names()[-1] == "PreemptRequested"
+
+
 def test_a_job_without_checkpoints_is_only_drained(running: Lab, members: tuple[WorkerReport, ...]) -> None:
     report(running, *members, draining="its agent got SIGTERM", drain_deadline_s=30.0)
     assert running.names()[-1] == "DrainRequested"

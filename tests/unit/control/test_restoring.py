@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from craft.control.dispatch import directive_of
+from craft.control.loop import ARRIVALS_S
 from craft.decide.restoration import RestoreSettings
 from craft.protocol.events import CheckpointWritten
 from craft.protocol.membership import Member
@@ -66,6 +67,43 @@ def test_the_generation_that_follows_has_a_number_past_all_others_and_nobody_who
     made = lab.loop.state.generation
     assert made is not None and made.number == before + 1 and made.worker_ids == ("w2", "w3")
     assert all(member.since == 0 for member in made.members)
+
+
+def test_a_job_that_begins_again_waits_for_those_on_their_way_and_for_nobody_else(lab: Lab) -> None:
+    lost_all(lab)
+    lab.report(latecomer("w2"), starting=1)
+    lab.pass_s(10 * ARRIVALS_S)
+    assert lab.generation == 0, "an agent says that another one comes"
+    lab.report(latecomer("w2"))
+    lab.pass_s(ARRIVALS_S + 0.1)
+    made = lab.loop.state.generation
+    assert made is not None and made.worker_ids == ("w2",)
+    assert lab.lines[-1]["reason"] == "1 worker begins again: nobody else is on the way"
+
+
+def test_those_of_a_host_that_fell_silent_are_not_on_their_way(lab: Lab) -> None:
+    lost_all(lab)
+    lab.report(starting=2, host="b")
+    lab.report(latecomer("w2"))
+    lab.loop.suspect_host("b", "silent for 1.0 s")
+    lab.pass_s(ARRIVALS_S + 0.1)
+    assert lab.generation > 0
+
+
+def test_a_job_to_which_too_few_come_waits_for_its_limit_whoever_is_on_the_way(make_lab: type[Lab]) -> None:
+    lab = make_lab(min_workers=2)
+    lost_all(lab)
+    lab.report(latecomer("w2"))
+    lab.pass_s(RestoreSettings().limit_s - 1)
+    assert lab.loop.state.restoring and "ArrivalsEnded" not in lab.names()
+
+
+def test_a_lighthouse_that_is_started_again_meanwhile_also_waits_for_nobody_else(lab: Lab, make_lab: type[Lab]) -> None:
+    lost_all(lab)
+    again = make_lab(durable=lab.saved[-1])
+    again.report(latecomer("w2"), exited=(dead("w0"), dead("w1")))
+    again.pass_s(ARRIVALS_S + 0.1)
+    assert again.generation == lab.loop.state.highest + 1
 
 
 def test_a_lighthouse_that_is_killed_while_a_job_begins_again_is_followed_by_one_that_goes_on_with_it(

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 def of(lab: Lab) -> Status:
     own = LighthouseStatus(pid=1, url="http://x:1")
-    return status_of(lab.loop.state, lab.loop.reports, lab.loop.faults, (), own, CheckpointsStatus())
+    checkpoints = CheckpointsStatus()
+    return status_of(
+        lab.loop.state, lab.loop.reports, lab.loop.faults, (), own, checkpoints, worker_ids=lab.loop.worker_ids
+    )
 
 
 def test_the_state_of_the_job_in_one_word(
@@ -50,3 +53,16 @@ def test_the_worker_that_is_furthest_speaks_for_the_job(running: Lab, worker: Ca
     )
     status = of(running)
     assert (status.step, status.total_steps, status.step_s, status.metrics) == (5, 9, 0.4, {"loss": 1.0})
+
+
+def test_no_number_of_a_worker_is_free_again_also_not_for_a_lighthouse_that_starts_later(
+    make_lab: type[Lab], worker: Callable[..., WorkerReport]
+) -> None:
+    """The one before had heard of a spare, which is in no generation, and died."""
+    lab = make_lab()
+    lab.report(worker("node7-w0"), worker("node7-w1"))
+    lab.report(worker("node7-w0"), worker("node7-w1"), worker("node7-w12"))
+    assert of(lab).next_numbers == {"node7-w": 13}
+    again = make_lab(durable=lab.saved[-1], journal=lab.lines)
+    assert "node7-w12" not in {row.worker_id for row in of(again).workers}
+    assert of(again).next_numbers == {"node7-w": 13}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from msgspec.structs import replace
 
-from craft.decide.alerts import AlertRule, AlertSettings, Hook, Target, aim, event_of
+from craft.decide.alerts import AlertRule, AlertSettings, Hook, Target, aim, event_of, matches
 from craft.decide.membership import JobState, WorkerView
 from craft.decide.policies import AlertPolicy
 from craft.decide.technique import Chosen
@@ -152,3 +154,25 @@ def test_nobody_is_sent_to_meet_again_while_a_replacement_is_waited_for() -> Non
     assert AlertPolicy().decide(replace(RUNNING, holding=1), alert) == ()
     assert AlertPolicy().decide(JOB, alert) == ()
     assert len(AlertPolicy().decide(RUNNING, alert)) == 1
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+b", "(a|aa)+b", "(a*)*b", "(.*a){20}b"])
+def test_no_alert_keeps_the_lighthouse_busy_with_a_rule(pattern: str) -> None:
+    began = time.process_time()
+    assert not matches(f"~{pattern}", "a" * 2048)
+    assert time.process_time() - began < 5.0
+
+
+@pytest.mark.parametrize(
+    ("wanted", "value", "expected"),
+    [
+        ("~critical|page", "page", True),
+        ("~critical|page", "pages", False),
+        ("~(?i)node-[0-9]+", "NODE-17", True),
+        ("~.*\u20ac", "100 \u20ac", True),
+        ("~", "", True),
+        ("critical|page", "page", False),
+    ],
+)
+def test_a_regular_expression_is_for_the_whole_value(wanted: str, value: str, expected: bool) -> None:
+    assert matches(wanted, value) is expected

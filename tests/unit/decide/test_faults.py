@@ -17,8 +17,8 @@ def test_a_fault_costs_the_time_between_commits_less_an_undisturbed_step() -> No
     assert cost(last_commit=10.0, resumed=12.5).lost_s == pytest.approx(1.5)
 
 
-def test_before_the_first_commit_the_time_counts_from_when_it_was_seen() -> None:
-    assert cost(last_commit=None, resumed=13.5).lost_s == pytest.approx(2.0)
+def test_a_fault_before_the_first_commit_takes_no_time_from_training() -> None:
+    assert cost(last_commit=None, resumed=13.5).lost_s is None
 
 
 def test_a_fault_never_gains_time() -> None:
@@ -32,12 +32,18 @@ def test_of_a_fault_after_which_nothing_was_committed_the_cost_is_unknown() -> N
 def test_goodput_is_the_share_of_time_that_was_not_lost() -> None:
     costs = [cost(last_commit=10.0, resumed=12.5), cost(last_commit=10.0, resumed=None)]
 
-    assert goodput(15.0, costs) == pytest.approx(0.9)
+    assert goodput(15.0, costs, steps=5) == pytest.approx(0.9)
 
 
 def test_goodput_stays_between_nothing_and_all() -> None:
-    assert goodput(0.0, []) == 1.0
-    assert goodput(1.0, [cost(last_commit=10.0, resumed=20.0)]) == 0.0
+    assert goodput(1.0, [], steps=1) == 1.0
+    assert goodput(1.0, [cost(last_commit=10.0, resumed=20.0)], steps=1) == 0.0
+
+
+def test_a_job_that_committed_no_step_has_no_goodput() -> None:
+    assert goodput(15.0, [], steps=0) is None
+    assert goodput(0.0, [], steps=1) is None
+    assert goodput(-3.0, [], steps=1) is None
 
 
 def entered(generation: int, *members: str, **more: Any) -> Entered:

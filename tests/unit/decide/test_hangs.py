@@ -44,6 +44,18 @@ def test_a_fast_phase_has_the_floor_as_its_limit() -> None:
     assert (found.cause, found.phase) == ("slow", "computing")
 
 
+def test_code_between_the_steps_has_longer_and_is_told_how_to_say_that_it_takes_long() -> None:
+    """A validation of 14 s on the leader, where the update usually takes no time."""
+    updating = doing(Phase.UPDATING, usual_s=0.001)
+    assert overdue(updating, 114.0, LIMITS) is None
+
+    found = overdue(updating, 221.0, LIMITS)
+
+    assert found is not None and found.limit_s == 120.0
+    assert "in the script's code after the exchange of step 41 for 121.0 s (limit 120 s)" in found.words
+    assert "`with job.paused(...)`, or let job.once(...) do it" in found.words
+
+
 def test_the_limit_grows_with_what_is_usual_on_this_worker() -> None:
     assert limit_for(doing(Phase.LOADING, usual_s=4.0), LIMITS) == 80.0
 

@@ -26,6 +26,8 @@ from craft.protocol.errors import ConfigError
         ("auto", Every()),
         ("500 steps", Every(steps=500)),
         ("1 step", Every(steps=1)),
+        ("1 epoch", Every(epochs=1)),
+        ("2 epochs", Every(epochs=2)),
         ("10min", Every(seconds=600.0)),
         (" 1.5 h ", Every(seconds=5400.0)),
         ("30 s", Every(seconds=30.0)),
@@ -35,7 +37,9 @@ def test_what_people_write_is_understood(text: str, expected: Every) -> None:
     assert parse_every(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "often", "10", "0 steps", "2.5 steps", "-3 s", "10 parsecs", "steps 10"])
+@pytest.mark.parametrize(
+    "text", ["", "often", "10", "0 steps", "2.5 steps", "1.5 epochs", "-3 s", "10 parsecs", "steps 10"]
+)
 def test_what_is_none_of_these_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ConfigError, match="every="):
         parse_every(text)

@@ -14,7 +14,6 @@ from craft.decide.ledger import (
     hold,
     let_go,
     settled,
-    taken_back,
 )
 from craft.decide.settle import settle
 from craft.protocol.errors import ProtocolViolation
@@ -237,11 +236,13 @@ def test_without_a_result_there_is_nothing_to_commit() -> None:
 
 
 def test_a_step_that_is_taken_back_is_computed_again_by_those_whose_it_is_now() -> None:
-    """P2: one had computed its share, and what the lost one had comes to it, too."""
-    ledgers = [enter(computed(first("a", "abc")), generation(2, "ab")), enter(first("b", "abc"), generation(2, "ab"))]
-    settlement = settle([claim(ledger) for ledger in ledgers], lambda step: 3)
-    again = [taken_back(settled(ledger, settlement)) for ledger in ledgers]
+    """P2: one had come to its end, the other one was in it still; what the lost one had is given out."""
+    one, other = let_go(computed(first("a", "abc"))), let_go(first("b", "abc"), [1])
+    ledgers = [enter(one, generation(2, "ab")), enter(other, generation(2, "ab"))]
+    claims = [claim(ledger) for ledger in ledgers]
+    again = [settled(ledger, settle(claims, lambda step: 3)) for ledger in ledgers]
 
+    assert [each.again for each in claims] == [(0,), (1,)]
     assert not again[0].held and again[0].pending == again[0].share
     assert sorted(again[0].pending + again[1].pending) == [0, 1, 2]
 

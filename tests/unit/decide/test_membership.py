@@ -38,11 +38,17 @@ def standings(state: JobState) -> dict[str, str]:
 names = st.sampled_from(["a", "b", "c", "d"])
 events: st.SearchStrategy[AnyEvent] = st.one_of(
     st.builds(WorkerJoined, member=st.builds(Member, worker_id=names, host=st.just("h"))),
-    st.builds(WorkerLost, worker_id=names, reason=st.just("killed")),
+    st.builds(WorkerLost, worker_id=names, reason=st.just("killed"), source=st.sampled_from(["agent", "peers"])),
     st.builds(WorkerFailed, worker_id=names, error=st.just("e"), traceback=st.just("t"), step=st.just(1)),
     st.builds(WorkerFinished, worker_id=names),
     st.builds(HostLost, host=st.just("h"), reason=st.just("silent")),
-    st.builds(ExchangeBroken, worker_id=names, generation=st.integers(0, 3)),
+    st.builds(
+        ExchangeBroken,
+        worker_id=names,
+        generation=st.integers(0, 3),
+        missed=st.lists(names, max_size=2).map(tuple),
+        progress=st.tuples(st.just(0), st.integers(0, 2)),
+    ),
     st.builds(GenerationEntered, worker_id=names, generation=st.integers(0, 3)),
 )
 

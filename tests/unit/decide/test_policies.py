@@ -16,8 +16,9 @@ from craft.decide.policies import (
     Policy,
     decide,
 )
+from craft.decide.policies.broken import MOST_RETRIES
 from craft.decide.techniques import defaults
-from craft.protocol.actions import AnyAction, Fence, Hold, Propose, Reconfigure, Stop, Watch
+from craft.protocol.actions import AnyAction, DeclareLost, Fence, Hold, Propose, Reconfigure, Stop, Watch
 from craft.protocol.events import (
     AnyEvent,
     ExchangeBroken,
@@ -30,6 +31,7 @@ from craft.protocol.events import (
     WorkerFinished,
     WorkerJoined,
     WorkerLost,
+    WorkerOverdue,
 )
 from craft.protocol.membership import Member
 
@@ -238,6 +240,94 @@ def test_a_broken_exchange_is_looked_at_again_before_anything_is_done() -> None:
 
     _, actions = told(state, GenerationStuck(generation=1))
     assert isinstance(actions[0], Reconfigure) and actions[0].members == ("a", "b")
+
+
+def in_vain(state: JobState, *missed: tuple[str, str], step: int = 30) -> tuple[JobState, tuple[AnyAction, ...]]:
+    """The same members meet again as often as that is done, and commit nothing."""
+    actions: tuple[AnyAction, ...] = ()
+    for _ in range(MOST_RETRIES + 1):
+        assert state.generation is not None
+        number = state.generation.number
+        broken = [
+            ExchangeBroken(worker_id=by, generation=number, missed=(about,), progress=(0, step, 0))
+            for by, about in missed
+        ]
+        broken = broken or [ExchangeBroken(worker_id=state.members[0], generation=number, progress=(0, step, 0))]
+        state, actions = told(state, *broken, GenerationStuck(generation=number))
+    return state, actions
+
+
+@pytest.mark.parametrize(
+    ("missed", "who"),
+    [
+        ((("b", "a"), ("c", "a")), "a"),
+        ((("a", "a"), ("b", "a"), ("c", "b")), "a"),
+        ((("a", "c"), ("b", "b")), "b"),
+        ((("a", "b"), ("b", "a")), "b"),
+        ((("a", "b"), ("b", "b"), ("a", "c"), ("c", "c")), "c"),
+    ],
+)
+def test_same_members_that_meet_in_vain_go_on_without_the_one_in_the_way(
+    missed: tuple[tuple[str, str], ...], who: str
+) -> None:
+    _, actions = in_vain(formed("a", "b", "c"), *missed)
+
+    (declared,) = actions
+    assert isinstance(declared, DeclareLost) and (declared.worker_id, declared.source) == (who, "peers")
+    assert "met 4 times again in vain" in declared.reason
+
+
+@pytest.mark.parametrize(
+    ("missed", "sentence"),
+    [
+        ((), "no member could say which other one it did not meet"),
+        ((("a", "b"), ("b", "a")), "a did not meet b; b did not meet a"),
+    ],
+)
+def test_same_members_that_meet_in_vain_end_the_job_where_it_cannot_be_told_why(
+    missed: tuple[tuple[str, str], ...], sentence: str
+) -> None:
+    _, actions = in_vain(formed("a", "b"), *missed)
+
+    (stop,) = actions
+    assert isinstance(stop, Stop) and stop.exit_code == 3 and sentence in stop.reason
+
+
+def test_workers_are_not_replaced_for_ever_while_nothing_is_committed() -> None:
+    state = formed("a", "b", "c", "d", "e", "f")
+    for who in ("f", "e", "d"):
+        state, actions = in_vain(state, ("a", who), ("b", who))
+        assert [action for action in actions if isinstance(action, DeclareLost) and action.worker_id == who]
+        state, _ = told(state, WorkerLost(worker_id=who, reason="in the way", source="peers", step=30))
+
+    _, actions = in_vain(state, ("a", "c"), ("b", "c"))
+    assert kinds(actions) == [Stop]
+    _, actions = in_vain(state, ("a", "c"), ("b", "c"), step=31)
+    assert kinds(actions) == [DeclareLost]
+
+
+def test_a_step_in_between_makes_meeting_again_worth_it() -> None:
+    state = formed("a", "b")
+    for step in range(20):
+        assert state.generation is not None
+        number = state.generation.number
+        broken = ExchangeBroken(worker_id="a", generation=number, progress=(0, step, 0))
+        state, actions = told(state, broken, GenerationStuck(generation=number))
+        assert kinds(actions) == [Reconfigure]
+
+
+def test_a_call_that_all_wait_in_is_not_tried_for_ever() -> None:
+    state = formed("a", "b")
+    seen = []
+    for number in range(1, MOST_RETRIES + 2):
+        overdue = WorkerOverdue(
+            worker_id="a", phase="calling", step=3, elapsed_s=9, limit_s=9, detail="", waiting=("b",)
+        )
+        both = [GenerationEntered(worker_id=each, generation=number, progress=(0, 3, 1)) for each in ("a", "b")]
+        state, actions = told(state, *both, overdue)
+        seen += kinds(actions)
+
+    assert seen == [Reconfigure] * MOST_RETRIES + [Stop]
 
 
 def test_a_broken_exchange_of_an_old_generation_is_no_news() -> None:

@@ -23,3 +23,11 @@ def test_one_that_worked_makes_up_for_those_that_did_not() -> None:
 def test_there_are_no_more_than_were_allowed() -> None:
     restarts, delay_s = worker_ended(Restarts(count=2), worked=True, max_restarts=2)
     assert delay_s is None and restarts.exhausted == "--max-restarts is 2, and as many were started"
+
+
+def test_one_that_is_killed_while_it_waits_for_the_others_says_nothing_about_the_next_one() -> None:
+    restarts = Restarts()
+    for _ in range(2 * MOST_YOUNG):
+        restarts, delay_s = worker_ended(restarts, worked=False, waited=True, max_restarts=1000)
+        assert delay_s == AT_ONCE_S
+    assert worker_ended(restarts, worked=False, max_restarts=1000)[0].young == 1

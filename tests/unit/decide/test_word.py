@@ -60,6 +60,16 @@ def test_all_are_ready_for_what_the_least_ready_is_ready_for() -> None:
     assert combined(replace(WORD, ready=5), replace(WORD, ready=4), replace(WORD, ready=5)).ready == 4
 
 
+def test_the_state_was_compared_if_all_who_keep_pace_told_a_digest() -> None:
+    told = replace(WORD, digest=b"a", agreed=7)
+    assert combined(told, told, replace(WORD, able=False)).compared
+    assert not combined(told, WORD).compared
+    whole = replace(WORD, whole=b"b")
+    assert combined(whole, whole, replace(WORD, able=False)).compared_whole
+    assert not combined(whole, WORD).compared_whole
+    assert combined(told, replace(WORD, agreed=9)).agreed == 9
+
+
 def test_the_first_reason_to_stop_counts() -> None:
     assert combined(WORD, replace(WORD, stop="done"), replace(WORD, stop="bored")).stop == "done"
     assert combined(WORD, WORD).stop is None

@@ -28,6 +28,8 @@ from craft.protocol.errors import GroupBroken, GroupError
 from craft.protocol.membership import Generation, Member
 from craft.worker.devices import connect_devices
 
+KEY = bytes(range(32))
+"""Of the job that all players are in."""
 LIMIT_S = 30.0
 """Longer than anything here may take: what takes longer hangs."""
 AT_ONCE_S = 2.0
@@ -53,7 +55,7 @@ class Player:
     """One member, in its own process. Its methods are what the director can ask for."""
 
     def __init__(self) -> None:
-        self.store = Store("127.0.0.1")
+        self.store = Store("127.0.0.1", KEY)
         self.groups: dict[int, GlooGroup | NcclGroup] = {}
         self._device: torch.device | None = None
         self._on_device: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -64,7 +66,7 @@ class Player:
         return self.store.port
 
     def open(self, generation: Generation, rank: int, address: str, limit_s: float) -> int:
-        gloo = GlooGroup(generation, rank, address, limit_s)
+        gloo = GlooGroup(generation, rank, address, KEY, limit_s)
         if self._device is not None:
             self.groups[generation.number] = connect_devices(gloo, self._device)
         else:

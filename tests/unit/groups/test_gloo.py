@@ -67,7 +67,8 @@ def test_several_generations_are_open_side_by_side(cast: Cast) -> None:
 BLOCKED_CALLS = {
     "recv": ("recv", 1, 4, 1, 0),
     "all_reduce": ("all_reduce", 1, [1.0]),
-    "send": ("send_much", 1, 1 << 28, 1),
+    # More than all buffers of a connection hold, and not so much that it takes a busy machine seconds to make it.
+    "send": ("send_much", 1, 1 << 26, 1),
 }
 
 

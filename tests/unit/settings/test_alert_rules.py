@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,7 +67,10 @@ def test_odd_characters_survive_being_written(tmp_path: Path) -> None:
         ("[[alerts]]\n[[alerts]]\nanswer = 'drian'", ["line 3", "number 2", "$.answer", "did you mean drain?"]),
         ("[[alert]]", ["'alert'", "did you mean alerts?"]),
         ("[alerts]\nanswer = 'drain'", ["[[alerts]]"]),
-        ("[[alerts]]\nmatch = { a = '~(' }", ["match.a", "regular expression"]),
+        ("[[alerts]]\nmatch = { a = '~(' }", ["match.a", "regular expression", "missing )"]),
+        ("[[alerts]]\nmatch = { a = '~(?=a)b' }", ["line 2", "match.a", "RE2", "invalid perl operator: (?="]),
+        ("[[alerts]]\nmatch = { a = '~(a)\\1' }", ["match.a", "RE2", "invalid escape sequence"]),
+        ("[hooks.x]\nvalue = 'v'\nanswers = { '~a++' = 'fail' }", ["[hooks.x]", "answers.~a++", "RE2"]),
         ("[[alerts]]\nmatch = { a = 1 }", ["$.match"]),
         ("[[alerts]]\ntarget = { hots = 'x' }", ["'hots'", "did you mean host?"]),
         ("[[alerts]]\ntarget = { gpu = 'x' }", ["target.gpu needs target.host"]),
@@ -90,3 +95,25 @@ def test_what_is_wrong_is_named_with_its_file_and_the_nearest_key(tmp_path: Path
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone\.toml"):
         Document(tmp_path / "gone.toml")
+
+
+WITHOUT = """
+import sys
+from pathlib import Path
+sys.modules["re2"] = None
+from craft.protocol.errors import ConfigError
+from craft.settings.alerts import read_alerts
+from craft.settings.document import Document
+try:
+    print(read_alerts(Document(Path(sys.argv[1]))).rules[0].match["a"])
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(("wanted", "said"), [("plain", "plain"), ("~p.*", "pip install google-re2")])
+def test_without_re2_only_rules_with_regular_expressions_are_refused(tmp_path: Path, wanted: str, said: str) -> None:
+    path = tmp_path / "craft.toml"
+    path.write_text(f"[[alerts]]\nmatch = {{ a = '{wanted}' }}")
+    command = [sys.executable, "-c", WITHOUT, str(path)]
+    assert said in subprocess.run(command, capture_output=True, text=True, check=True).stdout

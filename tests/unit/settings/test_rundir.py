@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from tests.small_disk import fill, mounted
 
 from craft.protocol.errors import ConfigError
-from craft.settings.rundir import RunDir, claim_new, find_run, write_private
+from craft.settings.private_files import write_private
+from craft.settings.rundir import HeldRunDir, RunDir, claim_new, find_run
 
 
 def test_a_run_directory_is_private(tmp_path: Path) -> None:
@@ -72,3 +74,20 @@ def test_what_a_killed_process_of_the_same_id_left_half_written_is_not_in_the_fi
     (tmp_path / f".address.{os.getpid()}").write_bytes(b"http://127.0.0.1:65535 and more")
     write_private(tmp_path / "address", b"short\n")
     assert (tmp_path / "address").read_bytes() == b"short\n"
+
+
+def test_a_run_directory_that_is_taken_away_or_replaced_is_noticed(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run").create()
+    held = HeldRunDir(run)
+    assert held.trouble() == ""
+    run.path.rename(tmp_path / "elsewhere")
+    assert held.trouble() == f"the run directory {run.path} was removed or moved away while the job ran"
+    run.create()
+    assert held.trouble() == f"the run directory {run.path} was replaced by another one while the job ran"
+    shutil.rmtree(run.path)
+    (tmp_path / "elsewhere").rename(run.path)
+    assert held.trouble() == ""
+    # Also where the number of the one that was removed could be used again.
+    shutil.rmtree(run.path)
+    run.create()
+    assert "replaced" in held.trouble()

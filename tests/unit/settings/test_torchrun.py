@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from craft.protocol.errors import ConfigError
-from craft.settings.torchrun import check_alone, launched, lighthouse
+from craft.settings.torchrun import check_alone, hash_seed_warning, launched, lighthouse
 
 OF_TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "r1",
@@ -57,3 +57,13 @@ def test_several_processes_of_a_torchrun_without_a_lighthouse_are_refused(monkey
         check_alone()
     surroundings(monkeypatch, **{**OF_TORCHRUN, "WORLD_SIZE": "1"})
     check_alone()
+
+
+@pytest.mark.parametrize(("value", "warned"), [(None, True), ("", True), ("random", True), ("0", False), ("17", False)])
+def test_a_hash_seed_that_is_not_fixed_is_warned_of_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, warned: bool
+) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    if value is not None:
+        monkeypatch.setenv("PYTHONHASHSEED", value)
+    assert ("'PYTHONHASHSEED=0 torchrun ...'" in hash_seed_warning()) == warned

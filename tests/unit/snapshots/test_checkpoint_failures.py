@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from tests.small_disk import mounted
+from tests.users import STRANGER, needs_root, reachable_folder
 
 from craft.protocol.errors import SnapshotError
 from craft.protocol.events import CheckpointFailed
@@ -59,10 +61,10 @@ def test_a_full_disk_is_told_and_writing_goes_on_when_there_is_room(small_disk: 
         assert list((small_disk / "store" / "unfinished").iterdir()) == []
 
 
-def save_as_nobody(store: Path, told: Path) -> None:
+def save_as_stranger(store: Path, told: Path) -> None:
     """In another process: as a user who may not write there."""
-    os.setgid(65534)
-    os.setuid(65534)
+    os.setgid(STRANGER)
+    os.setuid(STRANGER)
     with crew(store) as members:
         members.take(2)
         wait_until(lambda: bool(failures(members)))
@@ -70,26 +72,43 @@ def save_as_nobody(store: Path, told: Path) -> None:
             file.write(failures(members)[0].error)
 
 
-def test_a_store_that_must_not_be_written_to_is_told(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can become somebody else")
-    store, told = tmp_path / "store", tmp_path / "told"
-    with crew(store) as members:
+@needs_root
+def test_a_store_that_must_not_be_written_to_is_told() -> None:
+    with reachable_folder() as folder:
+        store, told = folder / "store", folder / "told"
+        with crew(store) as members:
+            members.save(1)
+        # Readable, as a store of another user may be.
+        store.chmod(store.stat().st_mode | 0o055)
+        told.touch()
+        told.chmod(0o666)
+        nursery = Nursery()
+        try:
+            assert nursery.wait(nursery.start(save_as_stranger, store, told)) == 0
+        finally:
+            nursery.close()
+        assert "Permission denied" in told.read_text()
+        assert steps_of(members.tiers) == [1]
+
+
+def test_a_job_that_is_done_does_not_wait_for_a_place_that_became_read_only(small_disk: Path) -> None:
+    with crew(small_disk / "store") as members:
         members.save(1)
-    told.touch()
-    told.chmod(0o666)
-    for path in (store, *tmp_path.parents):
-        # Readable, as a store of somebody else may be.
-        if path.is_relative_to("/tmp") and path != Path("/tmp"):
-            path.chmod(path.stat().st_mode | 0o055)
-    tmp_path.chmod(0o755)
-    nursery = Nursery()
-    try:
-        assert nursery.wait(nursery.start(save_as_nobody, store, told)) == 0
-    finally:
-        nursery.close()
-    assert "Permission denied" in told.read_text()
-    assert steps_of(members.tiers) == [1]
+        subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+        members.take(2)
+        members.wait()
+        assert [(event.tries, event.retry_s is None) for event in failures(members)] == [(1, False), (2, True)]
+        assert all("Read-only file system" in event.error for event in failures(members))
+        assert steps_of(members.tiers) == [1]
+
+
+def test_a_copy_to_a_place_that_became_read_only_is_not_waited_for(small_disk: Path, tmp_path: Path) -> None:
+    with crew(small_disk / "far", local=tmp_path / "near") as members:
+        members.save(1)
+        subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+        members.take(2)
+        members.wait()
+        assert failures(members)[-1].retry_s is None and failures(members)[-1].tries <= 3
 
 
 class Unreliable(MemoryFileSystem):  # type: ignore[misc]

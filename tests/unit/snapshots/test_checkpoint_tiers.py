@@ -24,6 +24,16 @@ def durable(members: Tiers) -> Tiers:
     return Tiers(None, members.durable)
 
 
+def test_the_next_one_can_be_taken_though_nobody_copies_the_one_before(tmp_path: Path) -> None:
+    """Member 0 chooses what is copied; it may have taken the next one already, and leaves this one out."""
+    tiers = open_tiers(str(tmp_path / "far"), str(tmp_path / "near"))
+    writer = Writer(tiers, "w1", 3, lambda _: None)
+    writer.take(Trained().at(1), place(1, part=1, of=2))
+    assert writer.wait_free(LIMIT_S) and not writer.busy
+    assert not writer.wait(0.01), "it is not in the durable store"
+    writer.close()
+
+
 @pytest.mark.parametrize("of", [1, 3])
 def test_a_checkpoint_is_in_both_stores_when_the_wait_is_over(tmp_path: Path, of: int) -> None:
     with crew(tmp_path / "far", of, keep=2, local=tmp_path / "near") as members:

@@ -15,6 +15,8 @@ from craft.snapshots.listing import candidates
 from craft.snapshots.local import LocalStore
 from craft.snapshots.manifest import VERSION, manifest_path, seal
 from craft.snapshots.store import StoreBusy
+from craft.snapshots.suspicion import Suspicion, mark
+from craft.snapshots.tiers import open_tiers
 from craft.snapshots.verify import verify
 
 from .nursery import Nursery
@@ -36,6 +38,15 @@ def test_the_newest_and_those_with_a_tag_stay(tmp_path: Path) -> None:
         assert all(holds(members.tiers, manifest) for manifest in found)
         needed = {ref.hash for manifest in found for ref in (*manifest.chunks, manifest.header)}
         assert chunks_of(tmp_path) == needed
+
+
+def test_those_that_may_hold_wrong_bits_push_out_no_good_ones(tmp_path: Path) -> None:
+    with crew(tmp_path, keep=9) as members:
+        members.save(1, 2, 3, 4, 5)
+    store = LocalStore(tmp_path)
+    mark([store], Suspicion(branch=0, after=3, step=6, reason=""))
+    collect(store, 2, time.time())
+    assert steps_of(open_tiers(str(tmp_path))) == [5, 4, 3, 2]
 
 
 def test_a_dry_run_says_what_would_go_and_removes_nothing(tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from click.testing import CliRunner
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -21,7 +23,7 @@ from craft.dcp import StorageReader, StorageWriter
 from craft.protocol.errors import ConfigError
 from craft.snapshots.collect import collect
 from craft.snapshots.listing import candidates
-from craft.snapshots.manifest import Manifest, chunk_path
+from craft.snapshots.manifest import Manifest, chunk_path, manifest_path, seal
 from craft.snapshots.memory import same_bits
 from craft.snapshots.store import open_store
 from craft.snapshots.tiers import open_tiers
@@ -115,6 +117,49 @@ def test_a_step_that_is_saved_again_is_replaced(tmp_path: Path) -> None:
     put(tmp_path, 1, state(2))
     assert len(listed(tmp_path)) == 1
     assert_same(get(tmp_path, 1), state(2))
+
+
+def test_a_step_that_must_not_be_replaced_is_refused_and_stays(tmp_path: Path) -> None:
+    save(state(1), storage_writer=StorageWriter(tmp_path, 3, overwrite=False), no_dist=True)
+    with pytest.raises(CheckpointException, match="Checkpoint already exists") as caught:
+        save(state(2), storage_writer=StorageWriter(tmp_path, 3, overwrite=False), no_dist=True)
+    assert isinstance(next(iter(caught.value.failures.values()))[0], ConfigError)
+    assert_same(get(tmp_path), state(1))
+    save(state(2), storage_writer=StorageWriter(tmp_path, 4, overwrite=False), no_dist=True)
+    assert_same(get(tmp_path), state(2))
+
+
+def test_a_checkpoint_names_the_save_that_wrote_it_and_the_load_that_reads_it(tmp_path: Path) -> None:
+    writer, reader = StorageWriter(tmp_path), StorageReader(tmp_path)
+    save(state(1), storage_writer=writer, no_dist=True)
+    first = reader.read_metadata().storage_meta
+    assert first is not None
+    assert (first.checkpoint_id, first.save_id, first.load_id) == (str(tmp_path), writer.save_id, reader.load_id)
+    saved_before, loaded_before = writer.save_id, reader.load_id
+    save(state(2), checkpoint_id="7", storage_writer=writer, no_dist=True)
+    reader.reset("7")
+    second = reader.read_metadata().storage_meta
+    assert second is not None
+    assert (second.checkpoint_id, second.save_id, second.load_id) == ("7", writer.save_id, reader.load_id)
+    assert saved_before != writer.save_id and loaded_before != reader.load_id
+
+
+def test_planners_are_told_the_same_version_as_with_torchs_own_writer(tmp_path: Path) -> None:
+    save(state(1), checkpoint_id=str(tmp_path / "own"), no_dist=True)
+    put(tmp_path / "store", 1, state(1))
+    own, ours = FileSystemReader(tmp_path / "own").read_metadata(), StorageReader(tmp_path / "store").read_metadata()
+    assert ours.version == own.version is not None
+
+
+def test_a_manifest_of_an_earlier_version_is_read_and_names_no_save(tmp_path: Path) -> None:
+    put(tmp_path, 1, state(1))
+    path = manifest_path(listed(tmp_path)[0].name)
+    earlier = seal(msgspec.structs.replace(listed(tmp_path)[0], save=msgspec.UNSET))
+    assert b"save" not in earlier
+    open_store(str(tmp_path)).put(path, earlier)
+    meta = StorageReader(tmp_path).read_metadata().storage_meta
+    assert meta is not None and meta.save_id is None and meta.checkpoint_id is None
+    assert_same(get(tmp_path), state(1))
 
 
 def test_a_planner_that_caches_its_plans_saves_every_step_under_its_own_name(tmp_path: Path) -> None:

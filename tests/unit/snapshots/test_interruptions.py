@@ -40,7 +40,7 @@ from .travel import (
 def test_a_donor_that_closes_sends_everybody_away(donors: list[Donor]) -> None:
     fetching = Background(lambda: get(*donors[:2]))
     for each in donors[:2]:
-        wait_until(lambda each=each: len(each._guests) == 1)  # type: ignore[misc]
+        wait_until(lambda each=each: each._server.num_peers == 1)  # type: ignore[misc]
 
     donors[0].close()
 
@@ -127,7 +127,7 @@ def test_who_is_cancelled_comes_out_at_once_wherever_it_is_blocked(
 def test_an_event_cancels_too(donor: Donor) -> None:
     cancelled = threading.Event()
     asking = Background(lambda: recall((HERE, donor.port), "g", KEY, cancelled, LIMIT_S))
-    wait_until(lambda: len(donor._guests) == 1)
+    wait_until(lambda: donor._server.num_peers == 1)
 
     cancelled.set()
 
@@ -191,14 +191,14 @@ def test_one_donor_that_is_lost_ends_the_whole_transfer_at_once(donors: list[Don
     with socket.create_server((HERE, 0)) as server:
         place = server.getsockname()
         fetching = Background(lambda: get(donors[0], place))
-        wait_until(lambda: len(donors[0]._guests) == 1)
+        wait_until(lambda: donors[0]._server.num_peers == 1)
         server.accept()[0].close()
 
         with pytest.raises(Unreachable) as caught:
             fetching.outcome(AT_ONCE_S)
 
     assert caught.value.address == f"{HERE}:{place[1]}"
-    wait_until(lambda: not donors[0]._guests)
+    wait_until(lambda: not donors[0]._server.num_peers)
 
 
 def test_a_donor_that_falls_silent_is_lost_after_the_limit() -> None:

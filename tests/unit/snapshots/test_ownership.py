@@ -29,6 +29,18 @@ def test_whoever_claims_it_last_has_it(tmp_path: Path) -> None:
         check_owner(store, "first")
 
 
+def test_a_damaged_owner_is_never_another_job(tmp_path: Path) -> None:
+    store = open_tiers(str(tmp_path)).durable
+    claim(store, "first")
+    path = tmp_path / "owner"
+    good = path.read_bytes()
+    for number in range(8 * len(good)):
+        data = bytearray(good)
+        data[number // 8] ^= 1 << number % 8
+        path.write_bytes(data)
+        check_owner(store, "first")
+
+
 @pytest.mark.parametrize("near", [None, "near"])
 def test_a_job_that_another_one_came_after_lists_nothing_more_and_says_so_once(
     tmp_path: Path, near: str | None

@@ -146,6 +146,31 @@ def test_a_file_in_the_way_is_an_error_in_words(tmp_path: Path) -> None:
         pass
 
 
+def test_what_is_not_a_regular_file_is_left_out_and_never_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, ref = LocalStore(tmp_path), ref_of(b"abc")
+    add(store, b"abc")
+    store.put("manifests/whole.json", b"{}")
+    os.mkfifo(tmp_path / "manifests/pipe.json")
+    os.symlink(tmp_path / "nowhere", tmp_path / "manifests/link.json")
+    assert [found.path for found in store.files("manifests")] == ["manifests/whole.json"]
+    assert "pipe.json is not a regular file" in caplog.text and "link.json is not a regular file" in caplog.text
+    with pytest.raises(SnapshotCorrupt, match="is not a regular file: remove it"):
+        store.get("manifests/pipe.json")
+    chunk = tmp_path / chunk_path(ref.hash)
+    chunk.unlink()
+    os.mkfifo(chunk)
+    with pytest.raises(SnapshotCorrupt, match="is not a regular file: remove it"):
+        read(store, ref)
+    assert add(store, b"abc") and read(store, ref) == b"abc", "a chunk takes its place"
+    (tmp_path / "pins").mkdir()
+    os.mkfifo(tmp_path / "pins/pipe")
+    assert store.pinned() == []
+    with store.collecting("me") as guard:
+        guard.tidy()
+
+
 def test_what_dies_half_written_is_never_seen_and_goes(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     adding = store.adding()

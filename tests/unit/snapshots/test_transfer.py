@@ -94,7 +94,7 @@ def test_who_comes_before_it_is_staged_waits_for_it(donors: list[Donor]) -> None
     state = random_state()
     fetching = Background(lambda: get(*donors[:2]))
     for part in range(2):
-        wait_until(lambda part=part: len(donors[part]._guests) == 1)  # type: ignore[misc]
+        wait_until(lambda part=part: donors[part]._server.num_peers == 1)  # type: ignore[misc]
         donors[part].stage("g", 1, state, part, 2)
 
     assert same(fetching.outcome(), state)
@@ -150,7 +150,7 @@ def test_a_state_that_never_comes_is_missing_after_the_limit(donor: Donor) -> No
         get(donor, limit_s=0.1)
 
     assert caught.value.address == f"{HERE}:{donor.port}"
-    wait_until(lambda: not donor._guests)
+    wait_until(lambda: not donor._server.num_peers)
 
 
 def test_another_stripe_than_the_one_asked_for_is_refused(donors: list[Donor]) -> None:
@@ -180,7 +180,7 @@ def test_donors_of_different_plain_values_are_found_out_by_name(donors: list[Don
 def test_results_are_remembered_until_they_are_forgotten(donor: Donor) -> None:
     large = random.Random(0).randbytes(3 << 20)
     waiting = Background(lambda: remembered(donor, "sum/1"))
-    wait_until(lambda: len(donor._guests) == 1)
+    wait_until(lambda: donor._server.num_peers == 1)
     donor.remember("sum/1", large)
     donor.remember("empty", b"")
 

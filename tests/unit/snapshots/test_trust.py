@@ -18,10 +18,12 @@ from craft.protocol.errors import (
     SnapshotMissing,
     Unreachable,
 )
-from craft.snapshots import donor as donor_module
 from craft.snapshots import line
 from craft.snapshots.donor import Donor
 from craft.snapshots.fetch import fetch, recall
+from craft.telemetry import points
+from craft.testing import faults
+from craft.wire import peer_server, peers
 
 from .travel import (
     AT_ONCE_S,
@@ -83,9 +85,9 @@ def test_an_answer_recorded_earlier_does_not_pass_for_a_new_one(donor: Donor) ->
     donor.remember("g", b"old")
     recorded = bytearray()
     with socket.create_connection((HERE, donor.port)) as connection:
-        challenge = line.receive(connection, line.CHALLENGE_BYTES)
+        challenge = peers.receive(connection, peers.CHALLENGE_BYTES)
         request = msgspec.msgpack.encode(line.ResultOf("g", bytes(16)))
-        line.send_message(connection, request, line.request_tag(KEY, challenge, request))
+        peers.send_message(connection, request, peers.request_tag(KEY, challenge, request))
         while data := connection.recv(1 << 16):
             recorded += data
 
@@ -103,10 +105,10 @@ def test_a_request_recorded_earlier_is_not_answered(donor: Donor) -> None:
     donor.remember("g", b"secret")
     request = msgspec.msgpack.encode(line.ResultOf("g", bytes(16)))
     with socket.create_connection((HERE, donor.port)) as first:
-        challenge = line.receive(first, line.CHALLENGE_BYTES)
+        challenge = peers.receive(first, peers.CHALLENGE_BYTES)
     with socket.create_connection((HERE, donor.port)) as second:
-        line.receive(second, line.CHALLENGE_BYTES)
-        line.send_message(second, request, line.request_tag(KEY, challenge, request))
+        peers.receive(second, peers.CHALLENGE_BYTES)
+        peers.send_message(second, request, peers.request_tag(KEY, challenge, request))
         answer = b""
         while data := second.recv(1 << 16):
             answer += data
@@ -129,14 +131,14 @@ def half(connection: socket.socket) -> None:
 
 def another_message(connection: socket.socket) -> None:
     """By an owner of the key, but none that a donor knows."""
-    challenge = line.receive(connection, line.CHALLENGE_BYTES)
-    line.send_message(connection, b"\xc0", line.request_tag(KEY, challenge, b"\xc0"))
+    challenge = peers.receive(connection, peers.CHALLENGE_BYTES)
+    peers.send_message(connection, b"\xc0", peers.request_tag(KEY, challenge, b"\xc0"))
 
 
 def two_requests(connection: socket.socket) -> None:
-    challenge = line.receive(connection, line.CHALLENGE_BYTES)
+    challenge = peers.receive(connection, peers.CHALLENGE_BYTES)
     request = msgspec.msgpack.encode(line.ResultOf("never", bytes(16)))
-    line.send_message(connection, request, line.request_tag(KEY, challenge, request))
+    peers.send_message(connection, request, peers.request_tag(KEY, challenge, request))
     connection.sendall(b"and more")
 
 
@@ -152,13 +154,13 @@ def test_strangers_are_shown_out_and_do_no_harm(donor: Donor, say: Callable[[soc
 
     donor.stage("g", 1, random_state(), 0, 1)
     assert get(donor).level == 1
-    wait_until(lambda: not donor._strangers and not donor._guests)
+    wait_until(lambda: not donor._server.num_strangers and not donor._server.num_peers)
 
 
 def test_who_says_nothing_is_shown_out_after_a_while(donor: Donor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(donor_module, "_HELLO_S", 0.2)
+    monkeypatch.setattr(peer_server, "_HELLO_S", 0.2)
     with socket.create_connection((HERE, donor.port), LIMIT_S) as connection:
-        line.receive(connection, line.CHALLENGE_BYTES)
+        peers.receive(connection, peers.CHALLENGE_BYTES)
 
         assert connection.recv(1) == b""
 
@@ -172,13 +174,24 @@ def test_any_number_of_silent_strangers_keep_nobody_out(donor: Donor) -> None:
         begin = time.monotonic()
         assert get(donor).level == 1
         assert time.monotonic() - begin < AT_ONCE_S
-        assert len(donor._strangers) <= 128
+        assert donor._server.num_strangers <= 128
+
+
+def test_a_donor_takes_connections_again_after_the_system_could_not(donor: Donor) -> None:
+    donor.stage("g", 1, random_state(), 0, 1)
+    faults.arm([faults.Fault(point="donor.accept", kind="error", errno="EMFILE", seconds=1.0)])
+    try:
+        # The thread is in an accept that was not to fail.
+        socket.create_connection((HERE, donor.port), LIMIT_S).close()
+        assert get(donor).level == 1
+    finally:
+        points.listen(None)
 
 
 def test_more_guests_than_a_donor_serves_are_told_so(donor: Donor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(donor_module, "_MAX_GUESTS", 1)
+    monkeypatch.setattr(donor._server, "_max_peers", 1)
     waiting = Background(lambda: remembered(donor, "g"))
-    wait_until(lambda: len(donor._guests) == 1)
+    wait_until(lambda: donor._server.num_peers == 1)
 
     with pytest.raises(SnapshotMissing, match="serves too many others"):
         remembered(donor, "g")

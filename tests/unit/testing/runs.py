@@ -12,6 +12,8 @@ STEPS = 4
 DROPPING = {"0": "w0", "1": "w0", "2": None, "3": "w0"}
 """A plan in which nobody computed microbatch 2."""
 Lines = list[dict[str, Any]]
+EVERY_LINE = {"time": 0.0, "reason": "", "name": "c", "url": "store", "branch": 0, "checkpoint": "c", "limit_s": 60.0}
+"""What records have that no test is about."""
 
 
 class Files:
@@ -46,7 +48,7 @@ class Files:
         for worker, lines in self.entries.items():
             write_lines(self.folder / "workers" / worker / "generations.jsonl", lines)
         write_lines(self.folder / "metrics.jsonl", self.metrics)
-        write_lines(self.folder / "journal.jsonl", self.journal)
+        write_lines(self.folder / "journal.jsonl", [{**EVERY_LINE, **line} for line in self.journal])
         (self.folder / "config.toml").write_text(f'[run]\non_loss = "{self.on_loss}"  # default\n')
         return self.folder
 

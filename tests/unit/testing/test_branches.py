@@ -15,7 +15,9 @@ def test_a_rollback_is_no_violation(files: Files) -> None:
     assert check(files.write(), "d1").violations == (
         "P3: steps from 2 on were committed in branch 1, and the journal does not say why",
     )
-    files.journal.insert(-1, {"time": 0.0, "kind": "event", "event": "RolledBack", "branch": 1, "step": 2})
+    files.journal.insert(
+        -1, {"time": 0.0, "kind": "event", "event": "RolledBack", "branch": 1, "step": 2, "left_at": 3, "skipped": 1}
+    )
     assert check(files.write(), "d1").violations == ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -15,9 +16,9 @@ import pytest
 
 from craft.protocol.errors import ConfigError
 from craft.settings.testing import FAULTS
+from craft.telemetry import points
 from craft.testing import Fault, InjectedError, arm, reach
 from craft.testing.faults import encode, struck
-from craft.worker import points
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +62,35 @@ def test_a_fault_is_for_one_worker_or_rank(monkeypatch: pytest.MonkeyPatch) -> N
     arm([Fault(point="opening", rank=1, kind="raise")])
     assert not strikes("opening", 0, rank=0)
     assert strikes("opening", 0, rank=1)
+
+
+def test_a_system_call_fails_for_as_long_as_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRAFT_RUN_DIR", str(tmp_path))
+    arm([Fault(point="store.accept", kind="error", errno="EMFILE", seconds=0.5)])
+    began = time.monotonic()
+    failures = 0
+    while time.monotonic() < began + 0.4:
+        with pytest.raises(OSError, match="Too many open files") as found:
+            reach("store.accept")
+        failures += found.value.errno == errno.EMFILE
+    assert failures > 1
+    while time.monotonic() <= began + 0.6:
+        pass
+    reach("store.accept")
+    reach("donor.accept")
+    assert struck(tmp_path) == {0: "w0"}
+
+
+def test_a_system_call_fails_once_where_no_time_is_given() -> None:
+    arm([Fault(point="store.accept", kind="error", errno="ENOSPC")])
+    with pytest.raises(OSError, match="No space left"):
+        reach("store.accept")
+    reach("store.accept")
+
+
+def test_an_error_that_no_system_call_has_is_refused() -> None:
+    with pytest.raises(ConfigError, match="errno must be a name"):
+        arm([Fault(point="store.accept", kind="error", errno="EVIL")])
 
 
 def test_a_worker_that_has_not_joined_has_no_rank() -> None:

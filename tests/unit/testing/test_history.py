@@ -90,7 +90,7 @@ VIOLATIONS: dict[str, tuple[Change, str]] = {
         "P1: w0 finished with the state d9, the reference with d1",
     ),
     "diverged": (
-        journal({"kind": "event", "event": "StateDiverged", "step": 3, "detail": "w0 | w1"}),
+        journal({"kind": "event", "event": "StateDiverged", "step": 3, "detail": "w0 | w1", "worker_ids": []}),
         "P1: the state diverged at step 3: w0 | w1",
     ),
     "step missing everywhere": (

@@ -19,7 +19,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 def alone(**settings: Any) -> Job:
     """A job of one worker."""
-    meeting = Meeting("w0", "127.0.0.1", lambda *_: None)
+    meeting = Meeting("w0", "127.0.0.1", b"", lambda *_: None)
     generation = Generation(number=1, nonce="alone", members=(Member(worker_id="w0"),))
     meeting.direct(Directive(sequence=1, generation=generation))
     return Job(WorkerSettings(**settings), meeting, None, Activity(None), None)

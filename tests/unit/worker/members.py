@@ -16,13 +16,14 @@ from craft.protocol.membership import Generation, Member
 T = TypeVar("T")
 
 LIMIT_S = 90.0
+KEY = bytes(range(32))
 _meetings = itertools.count()
 
 
 @functools.cache
 def _store() -> Store:
     """One for all tests of a process: it lives as long as that, and its thread, too."""
-    return Store("127.0.0.1")
+    return Store("127.0.0.1", KEY)
 
 
 class _Member(threading.Thread, Generic[T]):
@@ -39,7 +40,7 @@ class _Member(threading.Thread, Generic[T]):
 
     def run(self) -> None:
         try:
-            self.group = GlooGroup(self._generation, self._rank, "127.0.0.1", LIMIT_S)
+            self.group = GlooGroup(self._generation, self._rank, "127.0.0.1", KEY, LIMIT_S)
             # One that leaves the group at once would break what another one still opens.
             self._met.wait(LIMIT_S)
             self.result = self._act(self.group)

@@ -28,7 +28,7 @@ class Reducing:
     def __init__(self, group: Group, hosts: str, device: str = "cpu") -> None:
         self.worker_id = f"w{group.rank}"
         members = tuple(Member(worker_id=f"w{rank}", host=host) for rank, host in enumerate(hosts))
-        meeting = Meeting(self.worker_id, "127.0.0.1", lambda *_: None)
+        meeting = Meeting(self.worker_id, "127.0.0.1", b"", lambda *_: None)
         self.commitments = Commitments(self.worker_id, meeting, "redo", lambda _: None, None)
         self.commitments.generation = Generation(number=group.generation, nonce="", members=members)
         self.commitments.group = group

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from craft.protocol.errors import ConfigError
 from craft.snapshots.portable import State, load
 from craft.worker.attempts import StepAttempt
-from craft.worker.job import finish
+from craft.worker.job_access import finish
 from craft.worker.kept import Kept
 
 from .alone import alone, dataset, grads, loss_of, model
@@ -91,6 +91,10 @@ def test_a_step_that_is_taken_back_leaves_nothing_behind() -> None:
         kept.put_back()
         assert all(torch.equal(*pair) for pair in zip(before, net.parameters(), strict=True))
         assert not optimizer.state_dict()["state"] and balance == {"lead": 1.0}
+    # Code after a step that was taken back has changed it: the next try begins from the same state.
+    balance["lead"] = 3.0
+    kept.put_back_again()
+    assert balance == {"lead": 1.0}
     # Nothing has changed since: what the script has now is its own.
     with torch.no_grad():
         next(net.parameters()).zero_()

@@ -11,9 +11,11 @@ from craft.decide.word import combine
 from craft.protocol.errors import BitsDiffer, ConfigError
 from craft.protocol.word import Word
 from craft.snapshots.state import Leaf
-from craft.worker.bits import PROBE, Bits, check_bits, check_sample, hash_of, sample_of
+from craft.worker.bits import Bits, hash_of, sample_of
+from craft.worker.bits_messages import check_bits, check_sample
 from craft.worker.gradients import Flats
 from craft.worker.layout import Layout
+from craft.worker.repeats import PROBE
 
 OWNER = Ledger(worker_id="w0", members=("w0", "w1"), owners=(0, 1))
 OTHER = replace(OWNER, worker_id="w1")
@@ -36,12 +38,12 @@ def test_a_sample_shows_what_is_other_all_over_in_any_bucket() -> None:
 
 
 def test_only_a_joiner_that_has_other_bits_is_kept_out() -> None:
-    combined = combine([Word(step=7), Word(step=7, sample=b"theirs")])
-    check_sample(b"theirs", combined)
-    check_sample(b"", combined)
-    check_sample(b"own", replace(combined, sample=b""))
+    theirs = combine([Word(step=7), Word(step=7, sample=b"theirs")]).sample
+    check_sample(b"theirs", theirs, 7)
+    check_sample(b"", theirs, 7)
+    check_sample(b"own", b"", 7)
     with pytest.raises(ConfigError, match=r"microbatch 0 of step 7 .*register_state"):
-        check_sample(b"own", combined)
+        check_sample(b"own", theirs, 7)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ def test_how_much_of_the_state_was_compared_is_said_beside_the_first_names(compa
     combined = combine([Word(step=7, digest=digest) for digest in (b"1", b"2", b"1")])
 
     with pytest.raises(BitsDiffer) as caught:
-        check_bits(combined, ("w0", "w1", "w2"), lambda _: list(compared))
+        check_bits(combined, ("w0", "w1", "w2"), lambda _: list(compared), str)
 
     assert f"after 7 steps the state differs between w0, w2 | w1 (in or near {told}):" in str(caught.value)
 
@@ -62,11 +64,11 @@ def test_in_the_first_step_everybody_computes_microbatch_0_and_later_nobody_else
     assert bits.probe_due(OTHER) and not bits.probe_due(OWNER)
     assert not bits.probe_due(replace(OTHER, members=("w1",)))
     assert bits.hasher(PROBE, OTHER) is bits.hasher(0, OWNER) is hash_of
-    bits.found(hash_of, b"probe")
+    bits.found(PROBE, hash_of, b"probe")
     assert not bits.probe_due(OTHER) and bits.told()["probe"] == b"probe"
 
     bits.committed()
-    assert not bits.probe_due(OTHER) and bits.told() == {"digest": b"", "probe": b"", "sample": b""}
+    assert not bits.probe_due(OTHER) and not any(bits.told().values())
 
 
 def test_a_sample_is_taken_only_while_somebody_catches_up() -> None:
@@ -82,7 +84,7 @@ def test_a_sample_is_taken_only_while_somebody_catches_up() -> None:
 def test_a_joiner_compares_its_sample_once() -> None:
     bits = Bits(True, 0, list)
     combined = combine([Word(step=7, sample=b"theirs")])
-    bits.found(sample_of, b"own")
+    bits.found(PROBE, sample_of, b"own")
 
     with pytest.raises(ConfigError):
         bits.check_replayed(combined)

@@ -287,3 +287,99 @@ def test_one_that_is_filled_between_the_steps_is_a_buffer_like_any_other_from_th
     module.table.add_(1.0)
     buffers.restore()
     assert module.table.tolist() == [0.0, 0.0, 0.0]
+
+
+class Scaled(torch.nn.Module):
+    """Its gradient depends on a buffer, which each forward changes."""
+
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+        self.register_buffer("scale", torch.ones(3))
+
+    def forward(self) -> torch.Tensor:
+        self.scale.add_(1)
+        return (self.weight * self.scale).sum()
+
+
+def test_a_graph_that_outlives_its_microbatch_can_be_run_backward_afterwards() -> None:
+    """Batch norm's running statistics are saved for backward, though it does not read them in train()."""
+    torch.manual_seed(0)
+    module, x = torch.nn.BatchNorm1d(3), torch.randn(4, 3, requires_grad=True)
+    registered = module.running_mean
+    buffers = Buffers([module], graphs_live_on=True)
+    losses = []
+    for number in range(2):
+        buffers.restore()
+        assert module.state_dict()["running_mean"].eq(0).all()
+        losses.append(module(x).pow(3).sum())
+        if number == 0:
+            buffers.keep_first()
+            first = module.state_dict()["running_mean"].clone()
+    step(buffers, [])
+    assert torch.equal(first, module.state_dict()["running_mean"])
+    for loss in losses:
+        loss.backward()
+    buffers.put_registered_back(graphs_are_done=False)
+    assert registered is not None and module.running_mean is registered and torch.equal(first, registered)
+
+
+def test_a_graph_that_reads_a_buffer_finds_what_was_there_in_its_microbatch() -> None:
+    module = Scaled()
+    registered = module.scale
+    buffers = Buffers([module], graphs_live_on=True)
+    losses = []
+    for _ in range(3):
+        buffers.restore()
+        assert module.scale.eq(1).all()
+        losses.append(module())
+    for loss in losses:
+        loss.backward()
+    assert module.weight.grad is not None and module.weight.grad.eq(6).all()
+    buffers.put_registered_back(graphs_are_done=True)
+    assert module.scale is registered
+
+
+def test_a_buffer_that_is_known_by_two_names_stays_one_tensor() -> None:
+    """Then torch's own check for modifications stands, and nothing is silently wrong."""
+    module = Scaled()
+    module.alias = module.scale[:2]
+    buffers = Buffers([module], graphs_live_on=True)
+    loss = module()
+    buffers.restore()
+    assert module.alias.eq(1).all()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_buffers_that_code_between_the_steps_changed_are_told_with_their_hashes() -> None:
+    net = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(40_000))
+    buffers = Buffers([net], ["model"])
+    net[0](torch.randn(4, 2))
+    buffers.begin()
+    # Until a step was committed, workers need not have had the same before.
+    assert buffers.touched is None
+
+    buffers.commit((), None)
+    buffers.begin()
+    assert buffers.touched == ()
+
+    net[0](torch.ones(4, 2))
+    net[1](torch.ones(4, 40_000))
+    buffers.begin()
+    assert buffers.touched is not None
+    # The large ones have their turn in the digest of the state.
+    small = ["running_mean", "running_var", "num_batches_tracked"]
+    names = [f"model.0.{name}" for name in small] + ["model.1.num_batches_tracked"]
+    assert [buffers.name_of(index) for index, _ in buffers.touched] == names
+    hashes = dict(buffers.touched)
+
+    buffers.begin()
+    assert buffers.touched == ()
+    with torch.no_grad():
+        for buffer in net[0].buffers():
+            buffer.add_(1)
+    buffers.begin()
+    assert buffers.touched and all(hashes[index] != found for index, found in buffers.touched)

@@ -13,7 +13,7 @@ from craft.decide.ledger import Ledger
 from craft.protocol.errors import LeftBehind, SnapshotAborted
 from craft.protocol.membership import Generation, Member
 from craft.worker import calls
-from craft.worker.calls import Calls
+from craft.worker.calls import CallPlace, Calls
 
 
 def calls_of(generation: Generation, *idle: str) -> Calls:
@@ -21,6 +21,10 @@ def calls_of(generation: Generation, *idle: str) -> Calls:
     ledger = Ledger(worker_id="j", level=20, members=generation.worker_ids, idle=frozenset(idle))
     commitments: Any = SimpleNamespace(generation=generation, ledger=ledger, moved=False, group=None, step=20)
     return Calls(commitments, None, b"", lambda: None)
+
+
+def after(step: int) -> CallPlace:
+    return CallPlace(name=str(step), step=step)
 
 
 def test_where_all_who_keep_pace_came_later_than_a_call_there_is_no_result_of_it_to_wait_for(
@@ -32,8 +36,10 @@ def test_where_all_who_keep_pace_came_later_than_a_call_there_is_no_result_of_it
     )
     found = calls_of(generation, "j")
     with pytest.raises(LeftBehind, match="call 11/0"):
-        found.gather("barrier", b"", 11, 4, behind=True, followed=lambda: True)
-    assert found.gather("barrier", b"", 12, 5, behind=True, followed=lambda: True) == [b"a"], "k was there by then"
+        found.gather("barrier", b"", after(11), 4, behind=True, followed=lambda: True)
+    assert found.gather("barrier", b"", after(12), 5, behind=True, followed=lambda: True) == [b"a"], (
+        "k was there by then"
+    )
 
 
 def test_whoever_turns_out_to_be_the_one_to_ask_makes_the_call_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,4 +52,4 @@ def test_whoever_turns_out_to_be_the_one_to_ask_makes_the_call_itself(monkeypatc
     monkeypatch.setattr(calls, "recall", recall)
     times = itertools.count()
     found = calls_of(Generation(number=6, nonce="n", members=(Member(worker_id="j", since=3),)))
-    assert found.gather("barrier", b"own", 11, 4, behind=True, followed=lambda: next(times) < 5) == [b"own"]
+    assert found.gather("barrier", b"own", after(11), 4, behind=True, followed=lambda: next(times) < 5) == [b"own"]

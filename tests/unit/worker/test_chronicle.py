@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.small_disk import fill, mounted
 
+from craft.settings.rundir import RunDir
 from craft.telemetry.journal import read_lines
 from craft.worker.chronicle import Chronicle, Committed
 
@@ -37,7 +38,7 @@ def metrics(run_dir: Path) -> list[tuple[int, float]]:
 
 
 def test_every_commit_is_one_line_with_the_whole_plan(tmp_path: Path) -> None:
-    commit(Chronicle(tmp_path, "w1"), 7)
+    commit(Chronicle(RunDir(tmp_path).create().path, "w1"), 7)
 
     (line,) = lines(tmp_path / "workers" / "w1" / "steps.jsonl")
     assert isinstance(line.pop("time"), float)
@@ -126,7 +127,7 @@ def test_without_a_run_directory_nothing_is_written(tmp_path: Path) -> None:
 
 
 def test_files_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
-    commit(Chronicle(tmp_path, "w0"), 0)
+    commit(Chronicle(RunDir(tmp_path).create().path, "w0"), 0)
 
     for path in (tmp_path / "metrics.jsonl", tmp_path / "workers" / "w0" / "steps.jsonl"):
         assert path.stat().st_mode & 0o077 == 0
@@ -135,7 +136,7 @@ def test_files_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_once_and_nothing_is_missing_in_the_end(tmp_path: Path) -> None:
     told: list[str] = []
     with mounted(tmp_path / "disk", "256k") as disk:
-        chronicle = Chronicle(disk, "w0", told.append)
+        chronicle = Chronicle(RunDir(disk).create().path, "w0", told.append)
         commit(chronicle, 0)
         filler = fill(disk)
         for step in range(1, 300):

@@ -12,8 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from craft.worker.data import ENDED, Ahead, Fetcher, MapSource, StreamSource
+from craft.worker.data import ENDED, Ahead, Fetcher, MapSource
 from craft.worker.order import Order, Place
+from craft.worker.stream_source import StreamSource
 
 STEPS = 6
 

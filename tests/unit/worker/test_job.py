@@ -19,7 +19,8 @@ from .alone import Batch, alone, dataset, grads, loss_of, model, train
 def test_the_gradient_is_the_mean_over_the_global_batch(global_batch: int, microbatches: int) -> None:
     """As of one big batch in plain PyTorch, also where microbatches are uneven and for the last, partial batch."""
     data, net, plain = dataset(18), model(), model()
-    job = alone()
+    # Without the microbatch that is computed twice to compare its bits.
+    job = alone(check_bits=False)
     job.replicate(net)
     seen: list[list[int]] = []
 

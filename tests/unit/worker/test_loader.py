@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from craft.protocol.errors import ConfigError
 from craft.worker.loader import StepLoader
@@ -30,3 +30,9 @@ def test_before_the_job_has_begun_there_is_no_step() -> None:
 def test_what_has_no_batches_to_make_steps_of_is_refused(data: object) -> None:
     with pytest.raises(ConfigError, match="Loop needs a"):
         StepLoader(data, microbatches=2, asked_by="Loop")
+
+
+def test_a_sampler_that_draws_fewer_samples_makes_shorter_passes() -> None:
+    batches = DataLoader(SAMPLES, batch_size=4, sampler=SubsetRandomSampler(range(70)))
+    loader = StepLoader(batches, microbatches=8, asked_by="Loop")
+    assert [len(loader), *(loader.samples(position) for position in range(3))] == [3, 32, 32, 6]

@@ -90,7 +90,7 @@ def call_again(job: Job, call: str) -> None:
 
 NOT_ENDED = "step 0 was not iterated to its end: `for batch in step` must run until it stops by itself"
 OUR_NAME = "is a name of CRAFT's own in metrics.jsonl; call the metric something else"
-ONCE = "the loop has begun, and there is one in a script"
+IN_LOOP = "in the loop over job.steps: it belongs before that loop, or after it"
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ ONCE = "the loop has begun, and there is one in a script"
             lambda job: log(job, x=torch.ones((), dtype=torch.complex64)),
             "step.log(x=...): a metric is one real number, not a tensor of shape () and torch.complex64",
         ),
-        (lambda job: call_again(job, "steps"), f"job.steps() after job.steps(): {ONCE}"),
-        (lambda job: call_again(job, "replicate"), f"job.replicate() after job.steps(): {ONCE}"),
-        (lambda job: call_again(job, "register"), f"job.register() after job.steps(): {ONCE}"),
+        (lambda job: call_again(job, "steps"), f"job.steps() {IN_LOOP}"),
+        (lambda job: call_again(job, "replicate"), f"job.replicate() {IN_LOOP}"),
+        (lambda job: call_again(job, "register"), f"job.register() {IN_LOOP}"),
         (
             train_another,
             "the optimizer registered as sgd has a parameter of shape (2, 3) that is in no module given to job.replicate:"
@@ -131,7 +131,7 @@ ONCE = "the loop has begun, and there is one in a script"
         ),
         (
             lambda job: (job.checkpoints(Path("somewhere"), every=500), job.steps([0], global_batch=1, steps=1)),
-            "every='500': say 'auto', or such as '500 steps', '30 s', '10 min' or '1 h'",
+            "every='500': say 'auto', or such as '500 steps', '1 epoch', '30 s', '10 min' or '1 h'",
         ),
         (lambda job: job.stop(), "job.stop() before job.steps(): there is no loop to end"),
         (

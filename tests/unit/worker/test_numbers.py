@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from craft.decide.divergence import DivergenceAnswer
+from craft.decide.spikes import SpikeRule
 from craft.decide.technique import Moment
 from craft.protocol.events import NumbersDiverged
 from craft.worker.gradients import Flats
@@ -119,3 +120,36 @@ def test_a_gradient_scaler_leaves_out_a_step_that_is_to_change_nothing() -> None
     scaler.step(model.optimizer)
     scaler.update()
     assert all(bool((param == 1).all()) for param in model.params)
+
+
+SPIKES = SpikeRule(metric="loss", window=5, ratio=3.0)
+
+
+def test_a_spike_is_answered_like_a_number_that_is_not_finite() -> None:
+    model = Model("skip")
+    model.numbers = Numbers("skip", [], model.told.append, SPIKES)
+    assert all(model.look(step, loss=1.0) for step in range(5))
+    assert not model.look(5, loss=4.0)
+    assert model.numbers.due is not None
+    assert model.numbers.due.what == "loss is 4, 4 times the median of the last 5 steps, 1"
+    assert model.look(6, loss=1.0) and model.numbers.due is None
+
+
+def test_a_worker_that_takes_the_state_finds_the_same_spikes() -> None:
+    veteran = Model("skip")
+    veteran.numbers = Numbers("skip", [], veteran.told.append, SPIKES)
+    for step in range(5):
+        veteran.look(step, loss=1.0)
+    joiner = Model("skip")
+    joiner.numbers = Numbers("skip", [], joiner.told.append, SPIKES)
+    assert joiner.look(5, loss=4.0), "it knows nothing yet"
+    joiner.numbers.load(Progress(recent=veteran.numbers.recent))
+    assert not joiner.look(5, loss=4.0)
+
+
+def test_without_the_number_that_is_looked_at_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = Model("skip")
+    model.numbers = Numbers("skip", [], model.told.append, SpikeRule(metric="perplexity", window=5, ratio=3.0))
+    assert all(model.look(step) for step in range(3))
+    (said,) = caplog.messages
+    assert "'perplexity', which the script did not log in it (it logged: loss)" in said

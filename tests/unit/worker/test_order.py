@@ -140,3 +140,22 @@ def test_a_pass_that_is_to_end_earlier_has_the_first_samples_of_its_own_shuffle(
     shorter = Order(length=40, global_batch=8, microbatches=4, seed=0, shuffle=True, drop_last=False, steps_per_pass=2)
     assert shorter.steps_per_pass == 2
     assert [pass_of(shorter, number) for number in range(3)] == [pass_of(whole, number)[:16] for number in range(3)]
+
+
+def test_by_batches_the_last_step_of_a_pass_has_fewer_of_them() -> None:
+    order = Order(
+        length=100,
+        global_batch=12,
+        microbatches=3,
+        seed=0,
+        shuffle=False,
+        drop_last=False,
+        batch=4,
+        samples_per_pass=22,
+    )
+    assert order.steps_per_pass == 2
+    assert [[order.count(step, each) for each in range(order.size_of(step))] for step in range(3)] == [
+        [4, 4, 4], [4, 4, 2], [4, 4, 4],
+    ]  # fmt: skip
+    assert order.place(1, 2).indices == (20, 21) and order.place(2, 0).indices == (0, 1, 2, 3)
+    assert order.weight(1, 2) == 0.5

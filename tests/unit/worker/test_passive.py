@@ -22,7 +22,7 @@ class Heard(Voice):
     """Remembers what would be reported."""
 
     def __init__(self) -> None:
-        super().__init__("w0", Meeting("w0", "127.0.0.1", lambda *_: None, lambda: None), None, lambda _: None)
+        super().__init__("w0", Meeting("w0", "127.0.0.1", b"", lambda *_: None, lambda: None), None, lambda _: None)
         self.told: tuple[AnyNote, ...] = ()
 
     def report(self, *, urgent: bool = True, **changes: Any) -> None:

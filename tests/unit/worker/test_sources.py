@@ -14,13 +14,12 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
 )
 
 from craft.protocol.errors import ConfigError
-from craft.worker.data import MapSource, StreamSource
-from craft.worker.sources import make_source
+from craft.worker.data import MapSource
+from craft.worker.sources import check_start_step, make_source
+from craft.worker.stream_source import StreamSource
 
 DATASET = list(range(20))
 
@@ -142,38 +141,6 @@ def test_a_batch_sampler_gives_batch_size_and_drop_last() -> None:
     assert make(DataLoader(DATASET, batch_sampler=batches), epochs=1)[1] == 3  # type: ignore[arg-type]
 
 
-class OwnBatches(BatchSampler):
-    pass
-
-
-SAMPLERS = [
-    SubsetRandomSampler([1, 2, 3]),
-    WeightedRandomSampler([1.0] * 20, 20),
-    RandomSampler(DATASET, replacement=True),
-    RandomSampler(DATASET, num_samples=5),
-    [3, 1, 2],
-]
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
-def test_a_sampler_with_an_order_of_its_own_is_refused(sampler: Any) -> None:
-    loader = DataLoader(DATASET, batch_size=4, sampler=sampler)  # type: ignore[arg-type, var-annotated]
-
-    with pytest.raises(ConfigError) as caught:
-        make(loader, steps=1)
-
-    assert str(caught.value) == (
-        f"the DataLoader has a {type(sampler).__qualname__}, whose order CRAFT cannot take over: pass its dataset to"
-        " job.steps, with shuffle=True or shuffle=False (torch.utils.data.Subset leaves samples out)"
-    )
-
-
-@pytest.mark.parametrize("batches", [[[0, 1], [2]], OwnBatches(SequentialSampler(DATASET), 4, False)])
-def test_a_batch_sampler_with_batches_of_its_own_is_refused(batches: Any) -> None:
-    with pytest.raises(ConfigError, match="whose order CRAFT cannot take over"):
-        make(DataLoader(DATASET, batch_sampler=batches), steps=1)  # type: ignore[arg-type]
-
-
 def number(name: str, value: object, least: int = 1) -> str:
     return f"job.steps({name}={value!r}): {name} is a whole number of at least {least}"
 
@@ -210,18 +177,34 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no data": (
         7,
         {"global_batch": 4, "steps": 1},
-        "job.steps(int): data is a dataset with __getitem__ and __len__, a DataLoader, or a function",
+        "job.steps(int): data is a dataset with __getitem__ and __len__, an IterableDataset, a DataLoader, or a function",
     ),
-    "samples without numbers": (
+    "an iteration without a batch": (
         Endless(),
-        {"global_batch": 4, "steps": 1},
-        "an IterableDataset has no samples by number: pass a function stream(microbatch, num_microbatches, start_step)"
-        " that returns an iterator over the batches of one microbatch",
-    ),
-    "a loader of such": (
-        DataLoader(Endless()),
         {"steps": 1},
-        "the DataLoader has an IterableDataset: pass a function stream(...) instead, see job.steps",
+        "job.steps(global_batch=...) is missing: the number of samples in one step, over all workers",
+    ),
+    "an iteration in another order": (
+        Endless(),
+        {"global_batch": 4, "shuffle": True},
+        "job.steps(shuffle=True) with an IterableDataset: its samples come in its own order; shuffle in its __iter__, from a"
+        " seed that set_epoch(epoch) changes",
+    ),
+    "whole batches cut again": (
+        DataLoader(Endless(), batch_size=None),
+        {"global_batch": 4},
+        "job.steps(global_batch=4) with a DataLoader that has batch_size=None: each item of its dataset is a microbatch, and"
+        " a step has `microbatches` of them; leave global_batch out",
+    ),
+    "a batch sampler cut again": (
+        DataLoader(DATASET, batch_sampler=[[0, 1]]),  # type: ignore[arg-type]
+        {"global_batch": 4, "steps": 1},
+        "the DataLoader has a list, whose batches are the global batches: leave global_batch and shuffle out",
+    ),
+    "a sampler that draws nothing": (
+        DataLoader(DATASET, batch_size=4, sampler=[]),  # type: ignore[arg-type]
+        {"steps": 1},
+        "the sampler draws 0 samples: not enough for one step of 4",
     ),
     "a loader of batches": (
         DataLoader(DATASET, batch_size=None),  # type: ignore[arg-type]
@@ -251,3 +234,23 @@ def test_what_cannot_work_is_refused_with_a_sentence(case: str) -> None:
         make(data, **changes)
 
     assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("start_step", "total", "sentence"),
+    [
+        (-1, 10, number("start_step", -1, 0)),
+        (2.0, 10, number("start_step", 2.0, 0)),
+        (
+            11,
+            10,
+            "job.steps(start_step=11): the whole job has 10 steps. steps and epochs count from the beginning of the training,"
+            " not from start_step",
+        ),
+    ],
+)
+def test_a_start_where_the_job_cannot_begin_is_refused(start_step: Any, total: int, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_start_step(start_step, total)
+    assert str(caught.value) == sentence
+    assert check_start_step(10, 10) == 10 and check_start_step(11, None) == 11

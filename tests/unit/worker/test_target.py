@@ -12,7 +12,7 @@ from craft.decide.interval import Every, parse_every
 from craft.decide.technique import Chosen
 from craft.decide.techniques import Checkpoints, Divergence
 from craft.protocol.errors import ConfigError, Refused
-from craft.worker.target import Asked, check_tag, choose_target
+from craft.worker.target import Asked, check_every, check_tag, choose_target
 
 
 def checkpoints(**settings: Any) -> Checkpoints:
@@ -77,3 +77,14 @@ def test_a_tag_is_a_word(tag: str) -> None:
 def test_no_tag_is_one_too() -> None:
     check_tag(None)
     check_tag("best")
+
+
+def test_epochs_are_refused_where_the_data_has_none(tmp_path: Path) -> None:
+    target = choose_target(Asked(str(tmp_path), "2 epochs"), Chosen([checkpoints()]))
+    assert (
+        target is not None
+        and check_every(target, is_stream=False) is target
+        and check_every(None, is_stream=True) is None
+    )
+    with pytest.raises(Refused, match="a stream has one pass"):
+        check_every(target, is_stream=True)

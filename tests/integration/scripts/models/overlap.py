@@ -5,7 +5,7 @@ import threading
 import torch
 
 import craft
-from craft.worker import points
+from craft.telemetry import points
 
 LIMIT_S = 20.0
 
@@ -21,7 +21,8 @@ def reached(point: str, step: int, rank: int | None) -> None:
 def wait_until_sent(grad: torch.Tensor) -> None:
     """In the middle of backward: the later layers have their gradients, the first one has not."""
     # The first step tells in which order gradients come; from the second one on nothing waits for the end.
-    if job.step > 0:
+    # In step 3 one more microbatch is computed, for comparison only: nothing of it is sent.
+    if 0 < job.step < 3:
         waited.append(sent.wait(LIMIT_S))
 
 
@@ -38,4 +39,4 @@ for step in job.steps(torch.ones(6, 64), global_batch=6, microbatches=3, steps=4
         hidden = first(x)
         hidden.register_hook(wait_until_sent)
         rest(hidden).square().mean().backward()
-assert waited == [True] * 3, waited
+assert waited == [True] * 2, waited

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from tests.unit.worker.alone import alone, has_trained
-from torch.utils.data import DataLoader, IterableDataset
 
 from craft.adapters.huggingface import refusals
 from craft.protocol.errors import ConfigError
@@ -19,7 +18,6 @@ ARGUMENTS: dict[str, Any] = {
     "device": torch.device("cpu"),
     "parallelism_config": None,
     "auto_find_batch_size": False,
-    "torch_compile": False,
     "train_sampling_strategy": "random",
     "optim": "adamw_torch_fused",
     "enable_jit_checkpoint": False,
@@ -36,7 +34,7 @@ OWN = {
 def check(changed: dict[str, Any], trial: Any = None, job: Job | None = None) -> None:
     args = SimpleNamespace(**{name: changed.get(name, value) for name, value in ARGUMENTS.items()})
     own = {name: changed.get(name, value) for name, value in OWN.items()}
-    refusals.check(SimpleNamespace(args=args, **own), job or alone(), trial)
+    refusals.check(SimpleNamespace(args=args, **own), job or alone(socket="agent"), trial)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:3"])
@@ -54,8 +52,7 @@ def test_a_usual_trainer_is_not_refused(device: str) -> None:
         ("is_fsdp_enabled", True, "FSDP"),
         ("is_model_parallel", True, "cut over devices.* without device_map"),
         ("auto_find_batch_size", True, "auto_find_batch_size"),
-        ("torch_compile", True, "torch_compile"),
-        ("train_sampling_strategy", "group_by_length", "one of random, sequential"),
+        ("train_sampling_strategy", "batch_rebalance", "one of random, sequential, group_by_length"),
         ("optim", "lomo", "optim='lomo'"),
         ("optim", "galore_adamw_layerwise", "during backward"),
         ("enable_jit_checkpoint", True, "SIGTERM"),
@@ -70,16 +67,6 @@ def test_what_cannot_work_is_refused_with_a_sentence(name: str, value: Any, said
 def test_a_search_for_hyperparameters_is_refused() -> None:
     with pytest.raises(ConfigError, match="hyperparameter_search"):
         check({}, trial=object())
-
-
-class Endless(IterableDataset[int]):
-    def __iter__(self) -> Any:
-        return iter(range(3))
-
-
-def test_data_without_numbers_is_refused() -> None:
-    with pytest.raises(ConfigError, match="IterableDataset"):
-        refusals.check_data(DataLoader(Endless(), batch_size=2))
 
 
 def test_a_second_train_is_refused_in_words_of_the_trainers() -> None:

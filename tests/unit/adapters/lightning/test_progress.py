@@ -65,7 +65,14 @@ def test_a_worker_that_joins_between_epochs_is_no_longer_inside_the_checkpoint_t
     trainer = trainer_of(package)
     trainer.fit_loop.load_state_dict(saved.state_dict())
     trainer.fit_loop.reset()
-    state = {"epochs": [1, 1], "batches": [4, 0], "schedulers": [4, 0], "steps": [4, 0], "logged_steps": 4}
+    state: dict[str, Any] = {
+        "epochs": [1, 1],
+        "batches": [4, 0],
+        "schedulers": [4, 0],
+        "steps": [4, 0],
+        "manual_steps": [0, 0],
+    }
+    state |= {"logged_steps": 4, "reloaded": 0}
 
     progress = Progress(trainer)
     progress.load_state_dict(state)

@@ -13,7 +13,7 @@ from lightning.pytorch import callbacks
 from tests.unit.worker.alone import alone, has_trained
 
 from craft.adapters.lightning import refusals
-from craft.adapters.lightning.strategy import _most_steps
+from craft.adapters.lightning.cut import most_steps
 from craft.protocol.errors import ConfigError
 
 
@@ -22,21 +22,37 @@ class Keeps(L.Callback):
         checkpoint["mine"] = 1
 
 
-def trainer_with(*given: L.Callback) -> L.Trainer:
-    return L.Trainer(accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, callbacks=list(given))
+class ByIterator(L.LightningModule):
+    def training_step(self, dataloader_iter: Any) -> None:
+        pass
 
 
-@pytest.mark.parametrize("callback", [callbacks.StochasticWeightAveraging(swa_lrs=0.1), callbacks.EMAWeightAveraging()])
-def test_callbacks_whose_state_nobody_would_have_are_refused_by_name(callback: L.Callback) -> None:
-    with pytest.raises(ConfigError, match=f"{type(callback).__name__} has a state that is not in the module"):
-        refusals.check(trainer_with(callback), torch.device("cpu"))
+def trainer_with(*given: L.Callback, module: L.LightningModule | None = None) -> L.Trainer:
+    trainer = L.Trainer(accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, callbacks=list(given))
+    trainer.strategy._lightning_module = module or L.LightningModule()
+    return trainer
+
+
+def test_a_training_step_that_reads_by_itself_is_refused_where_others_may_join() -> None:
+    with pytest.raises(ConfigError, match="cannot tell where it is"):
+        refusals.check(trainer_with(module=ByIterator()), torch.device("cpu"), alone=False)
+    refusals.check(trainer_with(module=ByIterator()), torch.device("cpu"), alone=True)
+
+
+@pytest.mark.parametrize(
+    "callback", [callbacks.StochasticWeightAveraging(swa_lrs=0.1), callbacks.ModelPruning("l1_unstructured")]
+)
+def test_callbacks_that_no_other_worker_could_follow_are_refused_by_name(callback: L.Callback) -> None:
+    with pytest.raises(ConfigError, match=f"{type(callback).__name__} builds parts of the model"):
+        refusals.check(trainer_with(callback), torch.device("cpu"), alone=False)
+    refusals.check(trainer_with(callback), torch.device("cpu"), alone=True)
 
 
 @pytest.mark.parametrize("callback", [callbacks.LearningRateFinder(), callbacks.BatchSizeFinder()])
 def test_callbacks_that_train_before_the_fit_are_refused_by_name(callback: L.Callback) -> None:
     """They left a job that had ended after their own few steps, and a file that one worker had removed before another read it."""
-    with pytest.raises(ConfigError, match=f"{type(callback).__name__} .* find the value in a script of its own"):
-        refusals.check_only_fit(trainer_with(callback), alone())
+    with pytest.raises(ConfigError, match=f"{type(callback).__name__} .* find the value in a separate script"):
+        refusals.check(trainer_with(callback), torch.device("cpu"), alone=False)
 
 
 def test_a_second_fit_is_refused_in_words_of_lightnings() -> None:
@@ -65,5 +81,7 @@ def test_how_long_a_job_is_does_not_depend_on_the_checkpoint_that_a_worker_finds
     fit = SimpleNamespace(
         max_epochs=max_epochs, epoch_progress=epochs, epoch_loop=SimpleNamespace(batch_progress=progress)
     )
-    trainer = SimpleNamespace(fit_loop=fit, num_training_batches=6, max_steps=max_steps, global_step=6 * done)
-    assert _most_steps(trainer) == most
+    trainer = SimpleNamespace(
+        fit_loop=fit, num_training_batches=6, max_steps=max_steps, global_step=6 * done, accumulate_grad_batches=1
+    )
+    assert most_steps(trainer) == most

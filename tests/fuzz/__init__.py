@@ -1,0 +1,1 @@
+"""Random small training scripts under random kills: each must end exact, or refused with a sentence."""
