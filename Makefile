@@ -6,7 +6,7 @@ TORCH := 2.13.0
 # What tests of several hosts and of alerts need beside Python, as command:package of Debian.
 PACKAGES := ip:iproute2 tc:iproute2 nft:nftables nsenter:util-linux prometheus:prometheus prometheus-alertmanager:prometheus-alertmanager
 
-.PHONY: setup packages demo check test test-long test-gpu pairs bench poster clean
+.PHONY: setup packages demo check test test-long fuzz simulate test-gpu pairs suites bench poster clean
 
 setup: $(VENV)/.ready
 
@@ -52,8 +52,22 @@ pairs: setup packages
 	PAIRS_RESULTS=$(CURDIR)/.pairs $(BIN)/pytest -n 3 --dist worksteal tests/integration/test_pairs.py; \
 	    $(BIN)/python -m tests.integration.pairs_table .pairs docs/pairs.md
 
+# Frameworks' own tests, with their own class and with CRAFT's: HF_TESTS=... LIGHTNING_TESTS=... DCP_TESTS=... (docs/suites.md).
+suites: setup
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[suites]'
+	HF_TESTS='$(HF_TESTS)' LIGHTNING_TESTS='$(LIGHTNING_TESTS)' DCP_TESTS='$(DCP_TESTS)' \
+	    $(BIN)/python -m tests.suites.run $(SUITES_OPTIONS)
+
 test-long: setup packages
 	$(BIN)/pytest -n 3 --dist worksteal -m long --ignore tests/gpu
+
+# Generated scripts under random kills; one at a time, about 10 s each on an idle machine.
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --seed $(or $(FUZZ_SEED),0) --runs $(or $(FUZZ_RUNS),100)
+
+# Whole jobs in virtual time, with faults of all kinds (docs/simulation.md): SEEDS=... FIRST=...
+simulate: setup
+	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0)
 
 # With a Python that has a CUDA build of torch: PYTHON=...
 test-gpu:

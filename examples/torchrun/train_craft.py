@@ -2,7 +2,7 @@
 
 craft lighthouse --workers 4 --dir run --port 29400
 CRAFT_LIGHTHOUSE=http://127.0.0.1:29400 CRAFT_TOKEN_FILE=run/token \
-    torchrun --standalone --nproc-per-node 4 --max-restarts 10 train_craft.py
+    PYTHONHASHSEED=0 torchrun --standalone --nproc-per-node 4 --max-restarts 10 train_craft.py
 """
 
 import torch
