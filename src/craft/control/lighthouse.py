@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
-from craft.control.alerts import AlertBook
+from craft.control.alert_book import AlertBook
 from craft.control.checkpoints import CheckpointBook
 from craft.control.diagnosis import Diagnosis
 from craft.control.dispatch import Dispatch

@@ -156,7 +156,7 @@ class Attempt:
 class ExchangeThread:
     """Exchanges buckets while the main thread is in backward."""
 
-    def __init__(self, on_error: Callable[[Attempt], None]) -> None:
+    def __init__(self, on_error: Callable[[int, GroupError], None]) -> None:
         self._work: queue.SimpleQueue[tuple[Attempt, int] | threading.Event | None] = queue.SimpleQueue()
         self._on_error = on_error
         self._idle = True
@@ -192,8 +192,8 @@ class ExchangeThread:
                 attempt.overlap(bucket)
             except Exception as error:  # noqa: BLE001  (the edge of a thread: the main thread raises it)
                 attempt.bug = error
-            if attempt.error is not None:
-                self._on_error(attempt)
+            if attempt.group is not None and attempt.error is not None:
+                self._on_error(attempt.group.generation, attempt.error)
             # While this thread waits for the next one, it must not keep this one, and its group, alive.
             del item, attempt
 

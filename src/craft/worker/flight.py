@@ -355,7 +355,8 @@ class Flight:
             self._committed(attempt)
             self.waited_s = route.waited_s
             return True
-        self._voice.broke(attempt)
+        if attempt.group is not None and attempt.error is not None:
+            self._voice.broke(attempt.group.generation, attempt.error)
         self._commitments.await_move()
         return False
 

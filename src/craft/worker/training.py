@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from msgspec.structs import replace
@@ -45,11 +46,31 @@ from craft.worker.start import check_conditions, make_equal
 from craft.worker.structure import Structure
 
 if TYPE_CHECKING:
-    from craft.worker.attempts import StepAttempt
     from craft.worker.follow import Result
-    from craft.worker.steps import Step
 
 logger = logging.getLogger(__name__)
+
+
+class CurrentStep(Protocol):
+    """The step that a script is in, as its loop sees it: a ``Step`` or a ``StepAttempt``."""
+
+    microbatch: int | None
+    """The microbatch that is being computed; None outside of the inner loop."""
+
+    @property
+    def _place(self) -> tuple[int, int | None]: ...
+
+    @property
+    def _done(self) -> bool: ...
+
+    @property
+    def _is_ahead(self) -> bool: ...
+
+    @property
+    def _company(self) -> tuple[int, int] | None: ...
+
+    @property
+    def _call(self) -> Callable[[str, bytes], list[bytes]] | None: ...
 
 
 class Training:
@@ -62,7 +83,7 @@ class Training:
         self.activity = parts.activity
         self.source = parts.source
         self.seed = parts.seed
-        self.current: Step | StepAttempt | None = None
+        self.current: CurrentStep | None = None
         """The step that the script is in, or was in last."""
         self.stop_reason: str | None = None
         self.finished = False

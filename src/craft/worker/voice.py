@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from craft.protocol.errors import BitsDiffer
+from craft.protocol.errors import BitsDiffer, GroupError
 from craft.protocol.events import (
     AnyNote,
     Event,
@@ -19,7 +19,6 @@ from craft.protocol.events import (
 )
 from craft.protocol.membership import DROPPED, Settlement
 from craft.worker.channel import Channel
-from craft.worker.exchange import Attempt
 from craft.worker.meeting import Meeting
 from craft.worker.notes import Notes
 
@@ -86,10 +85,9 @@ class Voice:
     def unequal(self, found: ParametersUnequal) -> None:
         self.report(unequal=found)
 
-    def broke(self, attempt: Attempt) -> None:
-        """Say at once that the group broke; also on the exchange thread, since the main thread may compute for long."""
-        if attempt.group is not None and attempt.error is not None:
-            self._meeting.broke(attempt.group.generation, attempt.error)
+    def broke(self, generation: int, error: GroupError) -> None:
+        """Report at once that the group broke; the exchange thread calls this too, as the main thread may compute for long."""
+        self._meeting.broke(generation, error)
 
     def diverged(self, error: BitsDiffer, step: int, members: tuple[str, ...]) -> None:
         """Every worker says it before it raises ``error``: it ends the job."""

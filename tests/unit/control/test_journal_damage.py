@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from craft.cli.sentences import detail
-from craft.control.alerts import AlertBook
+from craft.control.alert_book import AlertBook
 from craft.control.checkpoints import CheckpointBook
 from craft.control.faults import faults_in
 from craft.control.feed import Feed
