@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from craft.agent.relay import Relay
+from craft.agent.host.relay import Relay
 from craft.protocol.membership import Member
 from craft.protocol.messages import Directive, Exited, WorkerReport
 from craft.settings.rundir import RunDir

@@ -31,12 +31,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.jobs import exit_on_sigterm
 from bench.report import environment, finish
 
-from craft.snapshots.listing import candidates
-from craft.snapshots.manifest import name_of
-from craft.snapshots.portable import State
-from craft.snapshots.restore import restore
-from craft.snapshots.tiers import open_tiers
-from craft.snapshots.writer import Place, Writer
+from craft.snapshots.checkpoint.catalog import candidates
+from craft.snapshots.checkpoint.restore import restore
+from craft.snapshots.checkpoint.writer import Place, Writer
+from craft.snapshots.state.serialized import State
+from craft.snapshots.store.manifest import name_of
+from craft.snapshots.store.tiers import open_tiers
 
 WORKERS = 2
 WIDTH = 768

@@ -16,8 +16,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import TensorDataset
 
 import craft
-from craft.decide import word
-from craft.worker.training import Training
+from craft.decide.step import combine
+from craft.worker.loop.training_loop import Training
 
 TIMED_STEPS = 200
 SETTLE_STEPS = 10
@@ -45,7 +45,7 @@ class Switch:
         self._buffers = training._buffers
         self._checks = training.checks
         self._hashes = training._buffers._hashes
-        self._on = {name: getattr(word, name) for name in self._OFF}
+        self._on = {name: getattr(combine, name) for name in self._OFF}
 
     def turn(self, on: bool) -> None:
         optimizers = self._checks._optimizers
@@ -60,7 +60,7 @@ class Switch:
         self._training.checks = self._checks if on else _Nothing()  # type: ignore[assignment]
         self._buffers._hashes = self._hashes if on else (lambda *_: None)  # type: ignore[method-assign]
         for name, function in (self._on if on else self._OFF).items():
-            setattr(word, name, function)
+            setattr(combine, name, function)
 
 
 class Stopwatch:
@@ -80,7 +80,7 @@ class Stopwatch:
         flight = training.flight
         inside = [(training.checks, "at_boundary"), (training._buffers, "_hashes"), (flight, "_look_at_newcomers")]
         inside += [(repeats, name) for name in ("begin", "due", "committed")]
-        inside += [(word, name) for name in Switch._OFF]
+        inside += [(combine, name) for name in Switch._OFF]
         for thing, name in inside:
             setattr(thing, name, self._timed(getattr(thing, name)))
 

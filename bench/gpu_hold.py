@@ -19,7 +19,7 @@ from bench.gpu_faults import SHAPES, WORKERS
 from bench.jobs import CraftJob, JobFailed
 from bench.stats import paired_ratio, trimmed_ratio
 
-from craft.decide.held import Hold
+from craft.decide.step.gradient_memory import Hold
 
 WAYS: tuple[str, ...] = get_args(Hold)
 BLOCKS = {"small": (9, 12), "1b": (3, 3)}

@@ -31,8 +31,8 @@ from bench.jobs import BENCH, CraftJob, JobFailed, Member
 from bench.recovery import wait_steady, wait_until
 from bench.stragglers_craft import TIMES_AS_SLOW
 
-from craft.decide.stragglers import EVEN, StragglerSettings, observed
-from craft.testing.pulses import Pulses
+from craft.decide.detect.stragglers import EVEN, StragglerSettings, observed
+from craft.testing.cpu_throttle import Pulses
 
 WORKERS = 4
 MICROBATCHES = 16

@@ -31,10 +31,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.jobs import exit_on_sigterm
 from bench.report import environment, finish
 
-from craft.snapshots.donor import Donor
-from craft.snapshots.fetch import fetch
-from craft.snapshots.portable import State, carried_bytes, load, stripe_of
-from craft.snapshots.reserve import Reserve
+from craft.snapshots.state.reserved_memory import Reserve
+from craft.snapshots.state.serialized import State, carried_bytes, load, stripe_of
+from craft.snapshots.transfer.donor import Donor
+from craft.snapshots.transfer.fetch import fetch
 
 HERE = "127.0.0.1"
 KEY = bytes(range(32))

@@ -108,7 +108,7 @@ def failing(folder: Path, *rules: Rule) -> Iterator[Switch]:
 
 def kind_of_process(arguments: Sequence[str]) -> str:
     """The kind of process that a command line starts."""
-    if "craft.agent.forkserver" in arguments:
+    if "craft.agent.linux.forkserver" in arguments:
         return "forkserver"
     if "lighthouse" in arguments:
         return "keeper" if "--keep" in arguments else "lighthouse"

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from craft import dcp, techniques
     from craft.protocol import events
     from craft.protocol.errors import BitsDiffer, ConfigError, CraftError, Fenced, GroupError, Unreachable
-    from craft.worker.guest import Change, Guest
-    from craft.worker.job import Job
-    from craft.worker.join import attend, join
-    from craft.worker.steps import Step
+    from craft.worker.api.job import Job
+    from craft.worker.api.steps import Step
+    from craft.worker.entry.join import attend, join
+    from craft.worker.external.external_worker import Change, Guest
 
 __version__ = "0.1.0"
 
@@ -43,12 +43,12 @@ _HOMES = {
     "Fenced": "craft.protocol.errors",
     "GroupError": "craft.protocol.errors",
     "Unreachable": "craft.protocol.errors",
-    "Change": "craft.worker.guest",
-    "Guest": "craft.worker.guest",
-    "Job": "craft.worker.job",
-    "Step": "craft.worker.steps",
-    "attend": "craft.worker.join",
-    "join": "craft.worker.join",
+    "Change": "craft.worker.external.external_worker",
+    "Guest": "craft.worker.external.external_worker",
+    "Job": "craft.worker.api.job",
+    "Step": "craft.worker.api.steps",
+    "attend": "craft.worker.entry.join",
+    "join": "craft.worker.entry.join",
 }
 _MODULES = {"dcp": "craft.dcp", "events": "craft.protocol.events", "techniques": "craft.techniques"}
 

@@ -7,7 +7,7 @@ Readers check every chunk. torch's planners do the resharding.
 
 from __future__ import annotations
 
-from craft.snapshots.dcp_reader import StorageReader
-from craft.snapshots.dcp_writer import StorageWriter
+from craft.snapshots.interop.dcp_reader import StorageReader
+from craft.snapshots.interop.dcp_writer import StorageWriter
 
 __all__ = ["StorageReader", "StorageWriter"]

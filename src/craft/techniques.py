@@ -10,12 +10,12 @@ Importing this loads no torch: the lighthouse imports techniques, too. ``docs/te
 
 from __future__ import annotations
 
-from craft.decide.membership import JobState
+from craft.decide.job.state import JobState
 from craft.decide.policies import Policy
-from craft.decide.technique import Hooks, Moment, Surroundings, Technique
+from craft.decide.techniques.technique import Hooks, Moment, Surroundings, Technique
 from craft.protocol import actions, events
-from craft.protocol.config import says
 from craft.protocol.errors import ConfigError
+from craft.protocol.values.config import says
 
 __all__ = [
     "ConfigError",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from craft.protocol.events import FaultInjected
-from craft.telemetry.journal import Journal, read_lines
+from craft.telemetry.records.journal import Journal, read_lines
 
 LIVING = ("starting", "waiting", "member")
 APART_S = 4.0

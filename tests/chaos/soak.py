@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 
 from tests.integration.jobs import CRAFT, JOB_VARIABLE, Job, Jobs, Result, describe, end, marked, wait_for
 
-from craft.protocol import injections
 from craft.protocol.errors import Unreachable
+from craft.protocol.values import injections
 from craft.settings.rundir import RunDir
-from craft.telemetry.journal import read_lines
+from craft.telemetry.records.journal import read_lines
 from craft.wire.client import Client
 
 from .outside import Outside

@@ -20,9 +20,9 @@ from tests.integration.jobs import Job, Jobs, References, describe, wait_for
 from tests.integration.stores import kill_all, manifests
 from tests.small_disk import mounted
 
-from craft.snapshots.listing import candidates
-from craft.snapshots.tiers import open_tiers
-from craft.snapshots.verify import verify
+from craft.snapshots.checkpoint.catalog import candidates
+from craft.snapshots.checkpoint.verify import verify
+from craft.snapshots.store.tiers import open_tiers
 
 CRASHES = int(os.environ.get("CRASHES", "3"))
 SEED = int(os.environ.get("CRASHES_SEED", "1"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.integration.jobs import Jobs, describe
 
-from craft.telemetry.journal import read_lines
+from craft.telemetry.records.journal import read_lines
 from craft.testing import history, liveness
 
 from .soak import SCRIPT, Soak

@@ -11,35 +11,27 @@ from pathlib import Path
 from typing import Any
 
 from craft.adapters.torchft import messages as torchft
-from craft.agent import forkserver
+from craft.agent.linux import forkserver
 from craft.cli.main import main
-from craft.control.durable import Durable
-from craft.control.openapi import description
-from craft.control.status import Status
+from craft.control.core.persistence import Durable
+from craft.control.http.openapi import description
+from craft.control.replay.status import Status
 from craft.decide.policies import policy
-from craft.groups import store
-from craft.protocol import (
-    actions,
-    adoption,
-    alerts,
-    beats,
-    debug,
-    entries,
-    events,
-    journal,
-    membership,
-    messages,
-    notes,
-)
-from craft.protocol.activity import Phase
-from craft.protocol.word import Word
+from craft.groups import rendezvous
+from craft.protocol import actions, events, generation_log, heartbeats, journal, membership, messages, worker_events
+from craft.protocol.control_word import Word
+from craft.protocol.values import alerts, attach, inspection
+from craft.protocol.values.activity import Phase
 from craft.settings.run import RunSettings
 from craft.settings.rundir import RunDir
 from craft.settings.worker import _KEYS, WorkerSettings
-from craft.snapshots import dcp_header, line, manifest, portable, skeleton
-from craft.snapshots.suspicion import Suspicion
+from craft.snapshots.checkpoint.suspect import Suspicion
+from craft.snapshots.interop import dcp_header
+from craft.snapshots.state import serialized, tree
+from craft.snapshots.store import manifest
+from craft.snapshots.transfer import protocol
 from craft.testing.faults import Fault
-from craft.worker.chronicle import Committed
+from craft.worker.report.step_log import Committed
 
 from .describe import Json, command, message
 
@@ -57,7 +49,7 @@ def exit_codes() -> Json:
 def journal_lines() -> Json:
     """Records of journal.jsonl, by their names."""
     kinds = {
-        "event": (*_members(events.AnyEvent), *_members(notes.AnyNote), *_members(journal.LighthouseEvent)),
+        "event": (*_members(events.AnyEvent), *_members(worker_events.AnyNote), *_members(journal.LighthouseEvent)),
         "action": _members(actions.AnyAction),
         "outcome": (journal.Cost, journal.Fault),
     }
@@ -70,27 +62,27 @@ def wire() -> Json:
         "worker to agent": messages.WorkerReport,
         "agent to lighthouse": messages.HostReport,
         "lighthouse to all": messages.Directive,
-        "heartbeat": beats.Heartbeat,
-        "pace of heartbeats": beats.Pace,
-        "update": beats.Update,
+        "heartbeat": heartbeats.Heartbeat,
+        "pace of heartbeats": heartbeats.Pace,
+        "update": heartbeats.Update,
         "generation": membership.Generation,
         "claim of a member": membership.Claim,
         "control word": Word,
-        "look at a worker": debug.Look,
-        "what was seen": debug.Looked,
-        "attach by torchrun": adoption.Adopt,
-        "attached": adoption.Adopted,
+        "look at a worker": inspection.Look,
+        "what was seen": inspection.Looked,
+        "attach by torchrun": attach.Adopt,
+        "attached": attach.Adopted,
         "fork": forkserver.Fork,
         "forked": forkserver.Forked,
         "fork server is ready": forkserver.Ready,
         "worker ended": forkserver.Ended,
-        "rendezvous": store.Bring,
-        "met": store.Met,
-        "not met": store.NotMet,
-        "stripe of the state, asked for": line.StripeOf,
-        "stripe of the state": line.Stripe,
-        "result of a call, asked for": line.ResultOf,
-        "result of a call": line.Result,
+        "rendezvous": rendezvous.Bring,
+        "met": rendezvous.Met,
+        "not met": rendezvous.NotMet,
+        "stripe of the state, asked for": protocol.StripeOf,
+        "stripe of the state": protocol.Stripe,
+        "result of a call, asked for": protocol.ResultOf,
+        "result of a call": protocol.Result,
         "torchft attends": torchft.Attends,
         "torchft gone": torchft.Gone,
         "torchft quorum": torchft.Quorum,
@@ -129,7 +121,7 @@ def run_directory() -> Json:
         "files": sorted(str(getattr(run, name)) for name in names) + sorted(str(each("w0")) for each in of_a_worker),
         "generation.json": message(Durable),
         "steps.jsonl": message(Committed),
-        "generations.jsonl": message(entries.Entered),
+        "generations.jsonl": message(generation_log.Entered),
     }
 
 
@@ -138,8 +130,8 @@ def checkpoints() -> Json:
     return {
         "manifest": message(manifest.Manifest),
         "part": message(manifest.Part),
-        "header": message(portable.Header),
-        "tree": message(skeleton.Node),
+        "header": message(serialized.Header),
+        "tree": message(tree.Node),
         "header by torch.distributed.checkpoint": message(dcp_header.DcpHeader),
         "suspicion": message(Suspicion),
     }

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 import torch._dynamo  # The first optimizer of a process imports it, which takes longer than a script.
 
-import craft.worker.join
+import craft.worker.entry.join
 
-IMPORTED = (np, torch, torch._dynamo, craft.worker.join)
+IMPORTED = (np, torch, torch._dynamo, craft.worker.entry.join)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from tests.integration.jobs import JOB_VARIABLE, Job
 
 from craft.protocol.errors import CraftError
 from craft.settings.rundir import RunDir
-from craft.telemetry.journal import read_lines
+from craft.telemetry.records.journal import read_lines
 
 from .kills import Kill, Plan
 

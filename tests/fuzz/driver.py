@@ -23,7 +23,7 @@ from types import TracebackType
 from tests.integration.jobs import CRAFT, JOB_VARIABLE, Job, end
 
 from craft.settings.rundir import RunDir
-from craft.telemetry.metric_lines import read_metrics
+from craft.telemetry.records.metric_lines import read_metrics
 from craft.testing.faults import encode, struck
 from craft.testing.history import check
 

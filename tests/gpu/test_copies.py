@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from craft.snapshots.device import hold_back
-from craft.snapshots.memory import carve
-from craft.snapshots.portable import State, load
-from craft.snapshots.reserve import Reserve
+from craft.snapshots.state.device_copy import hold_back
+from craft.snapshots.state.raw_memory import carve
+from craft.snapshots.state.reserved_memory import Reserve
+from craft.snapshots.state.serialized import State, load
 
 NUMEL = 40 << 20
 

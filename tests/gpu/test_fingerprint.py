@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
-from craft.snapshots.fingerprint import fingerprint
-from craft.snapshots.state import Leaf, RotatingDigest, whole_digest
+from craft.snapshots.state.fingerprint import fingerprint
+from craft.snapshots.state.leaves import Leaf, RotatingDigest, whole_digest
 
 GPU = torch.device("cuda", 0)
 STATE_BYTES = 12 << 30

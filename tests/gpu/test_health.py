@@ -11,9 +11,9 @@ import time
 import pytest
 import torch
 
-from craft.decide.health import Health, HealthSettings, notice
+from craft.decide.detect.gpu_health import Health, HealthSettings, notice
 from craft.telemetry.nvml import Gpu, why_not
-from craft.worker.health import watch_gpu
+from craft.worker.monitor.gpu import watch_gpu
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU, and a torch built for it")
 

@@ -11,17 +11,17 @@ from tests.unit.groups.cast import LIMIT_S, Cast
 from tests.unit.groups.test_gloo import opened
 from tests.unit.worker.blocks import held, mean
 
-from craft.decide.held import Hold
-from craft.decide.hosts import between_by_host, between_flat, spread_of
-from craft.decide.plan import plan, share_of
+from craft.decide.step.gradient_memory import Hold
+from craft.decide.step.plan import plan, share_of
+from craft.decide.step.topology import between_by_host, between_flat, spread_of
 from craft.groups.nccl import NcclGroup
-from craft.protocol.word import Record, Word
-from craft.worker.device_by_host import DeviceRouteByHost
-from craft.worker.device_route import DeviceRoute, HostRoute, Streamed
-from craft.worker.exchange import Attempt
-from craft.worker.gradients import Flats, Gradients
-from craft.worker.layout import Layout
-from craft.worker.route import word_bytes
+from craft.protocol.control_word import Record, Word
+from craft.worker.reduce.accumulator import Flats, Gradients
+from craft.worker.reduce.buckets import Layout
+from craft.worker.reduce.exchange import Attempt
+from craft.worker.reduce.routes.flat import word_bytes
+from craft.worker.reduce.routes.flat_cuda import DeviceRoute, HostRoute, Streamed
+from craft.worker.reduce.routes.hierarchical_cuda import DeviceRouteByHost
 
 SIZES = (12 * 1024, 6 * 1024)
 BUCKET_BYTES = 1 << 15

@@ -8,10 +8,10 @@ from tests.gpu.test_copies import Net, stepped
 from tests.unit.snapshots.travel import HERE, KEY, LIMIT_S, Background, Relay, never
 
 from craft.protocol.errors import SnapshotAborted, SnapshotCorrupt
-from craft.snapshots.device import hold_back
-from craft.snapshots.donor import Donor
-from craft.snapshots.fetch import Fetched, fetch
-from craft.snapshots.portable import State, load
+from craft.snapshots.state.device_copy import hold_back
+from craft.snapshots.state.serialized import State, load
+from craft.snapshots.transfer.donor import Donor
+from craft.snapshots.transfer.fetch import Fetched, fetch
 
 
 def joiner() -> tuple[Net, torch.optim.Optimizer]:

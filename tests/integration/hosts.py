@@ -18,7 +18,7 @@ from typing import Any
 
 from craft.settings.rundir import RunDir
 from craft.telemetry.history import Commit, read_run
-from craft.telemetry.journal import read_lines
+from craft.telemetry.records.journal import read_lines
 from craft.testing.history import Report, check
 
 from .jobs import CRAFT, LIMIT_S, TRAIN, Job, Jobs, Result, describe, wait_for

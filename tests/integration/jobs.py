@@ -19,7 +19,7 @@ import psutil
 
 from craft.settings.rundir import RunDir
 from craft.telemetry.history import Run, read_run
-from craft.telemetry.journal import read_lines
+from craft.telemetry.records.journal import read_lines
 from craft.testing.faults import Fault, encode, struck
 from craft.testing.history import check, final_digests
 from craft.wire.client import Client

@@ -18,8 +18,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from craft.protocol.beats import Heartbeat
 from craft.protocol.errors import Unauthorized
+from craft.protocol.heartbeats import Heartbeat
 from craft.protocol.membership import Member
 from craft.protocol.messages import Directive, HostReport, WorkerReport
 from craft.settings.rundir import RunDir
@@ -259,7 +259,7 @@ def test_an_agent_that_connects_and_says_nothing_is_sent_away_P6(scene: Scene) -
 AGENT = """
 import asyncio, logging, sys
 logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)
-from craft.agent.relay import Relay
+from craft.agent.host.relay import Relay
 from craft.protocol.membership import Member
 from craft.protocol.messages import WorkerReport
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from craft.settings.rundir import RunDir
-from craft.telemetry.journal import read_lines
+from craft.telemetry.records.journal import read_lines
 from craft.testing import Fault
 
 from .jobs import TRAIN, Job, Jobs, References, Result, describe, wait_for

@@ -10,9 +10,9 @@ import pytest
 
 from craft.settings.rundir import RunDir
 from craft.telemetry.history import Commit
-from craft.telemetry.journal import read_lines
+from craft.telemetry.records.journal import read_lines
 from craft.testing.faults import Fault
-from craft.worker.order import Order
+from craft.worker.data.sample_order import Order
 
 from .jobs import SCRIPTS, Jobs, Result, describe
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from craft.settings.rundir import RunDir
-from craft.telemetry import metric_lines
+from craft.telemetry.records import metric_lines
 from craft.testing.faults import Fault
 
 from .jobs import Jobs, Result, describe

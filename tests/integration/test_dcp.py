@@ -13,12 +13,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from craft import dcp
-from craft.snapshots.listing import candidates
-from craft.snapshots.manifest import Manifest
-from craft.snapshots.memory import same_bits
-from craft.snapshots.plain import contents_of, tensors_of
-from craft.snapshots.tiers import open_tiers
-from craft.snapshots.verify import verify
+from craft.snapshots.checkpoint.catalog import candidates
+from craft.snapshots.checkpoint.verify import verify
+from craft.snapshots.interop.named_values import contents_of, tensors_of
+from craft.snapshots.state.raw_memory import same_bits
+from craft.snapshots.store.manifest import Manifest
+from craft.snapshots.store.tiers import open_tiers
 
 from .jobs import SCRIPTS
 from .scripts.sharded import build, state_of, train

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from tests.frozen_disk import frozen, mounted
 
-from craft.agent import procfs
-from craft.control.keeper import ANSWER_LIMIT_S
+from craft.agent.linux import procfs
+from craft.control.respawn import ANSWER_LIMIT_S
 from craft.protocol.errors import Unreachable
-from craft.testing.pulses import Pulses
+from craft.testing.cpu_throttle import Pulses
 
 from .jobs import TRAIN, Job, Jobs, References, describe, wait_for
 

@@ -15,7 +15,7 @@ import pytest
 
 from craft.protocol.errors import Unreachable
 from craft.settings.rundir import RunDir
-from craft.telemetry.journal import read_lines
+from craft.telemetry.records.journal import read_lines
 from craft.wire.client import Client
 
 from .jobs import wait_for

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from craft.protocol.messages import Directive
-from craft.telemetry.journal import read_lines
+from craft.telemetry.records.journal import read_lines
 from craft.wire.auth import read_token
 
 from .scene import Cast, Scene, at, beats, follow_until, killed, members, play, worker

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from craft.cli.main import main
 from craft.settings.rundir import RunDir
-from craft.snapshots.suspicion import Suspicion, mark
-from craft.snapshots.tiers import open_tiers
+from craft.snapshots.checkpoint.suspect import Suspicion, mark
+from craft.snapshots.store.tiers import open_tiers
 from craft.telemetry.history import fault_costs, read_run
 from craft.testing.history import check, final_digests
 from craft.wire.auth import ensure_token

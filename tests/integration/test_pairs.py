@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from craft.decide.techniques import BUILT_IN
-from craft.telemetry.journal import read_lines
+from craft.telemetry.records.journal import read_lines
 
 from .jobs import TRAIN, Job, Jobs, References, describe
 from .pairs import PARTS, Part, Play

@@ -82,10 +82,10 @@ def test_a_job_whose_fork_server_is_killed_goes_on_from_another_one_P1_P2_P3(
 ) -> None:
     job = start(jobs, tmp_path)
     commits(job, 0, 14)
-    first = job.helper("craft.agent.forkserver")
+    first = job.helper("craft.agent.linux.forkserver")
     first.kill()
     commits(job, 1, 0)
-    assert job.helper("craft.agent.forkserver").pid != first.pid
+    assert job.helper("craft.agent.linux.forkserver").pid != first.pid
     # What takes the place of a lost worker comes from the new one, too.
     victim = living(job)[-1]
     job.kill(victim)

@@ -233,7 +233,7 @@ def test_ctrl_c_ends_a_job_whose_lighthouse_is_stopped(running: Job) -> None:
 
 def test_ctrl_c_ends_a_job_that_is_still_starting(jobs: Jobs) -> None:
     job = jobs.start(workers=2)
-    maps = Path(f"/proc/{job.helper('craft.agent.forkserver').pid}/maps")
+    maps = Path(f"/proc/{job.helper('craft.agent.linux.forkserver').pid}/maps")
     wait_for(lambda: "libtorch_cpu" in maps.read_text(), "torch is being imported")
     job.interrupt()
     assert_interrupted(job.wait(), 130, "SIGINT")
@@ -252,7 +252,7 @@ def test_workers_and_lighthouse_do_not_outlive_a_killed_agent(running: Job) -> N
 
 
 def test_a_killed_fork_server_ends_a_job_that_starts_no_more_workers_with_a_sentence(running: Job) -> None:
-    running.helper("craft.agent.forkserver").kill()
+    running.helper("craft.agent.linux.forkserver").kill()
     result = running.wait()
     assert result.exit_code == 3, describe(result)
     assert "with the fork server of its host" in result.output and "no worker is left" in result.output
@@ -351,7 +351,7 @@ def test_a_script_runs_alone_outside_of_craft_run_with_the_same_bits_P1(tmp_path
     """As a job of one worker; it writes no files, so that its state is printed by the script itself."""
     text = f"""
         import runpy, sys
-        from craft.snapshots.state import digest
+        from craft.snapshots.state.leaves import digest
         from craft.worker import join
         sys.argv = ["train.py"]
         runpy.run_path({str(TRAIN)!r}, run_name="__main__")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from craft.settings.rundir import RunDir
-from craft.telemetry.journal import read_lines
-from craft.testing.pulses import Pulses
+from craft.telemetry.records.journal import read_lines
+from craft.testing.cpu_throttle import Pulses
 from craft.wire.auth import bearer, read_token
 
 from .jobs import TRAIN, Job, Jobs, References, Result, wait_for

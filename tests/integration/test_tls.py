@@ -161,7 +161,7 @@ def test_https_to_a_lighthouse_without_tls_gives_a_sentence(lighthouses: Lightho
 AGENT = """
 import asyncio, sys
 from pathlib import Path
-from craft.agent.relay import Relay
+from craft.agent.host.relay import Relay
 from craft.protocol.membership import Member
 from craft.protocol.messages import WorkerReport
 from craft.wire.auth import read_token

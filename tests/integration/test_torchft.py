@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from craft.telemetry.journal import read_lines
+from craft.telemetry.records.journal import read_lines
 
 from .jobs import Job, Jobs, describe, wait_for
 

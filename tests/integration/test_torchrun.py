@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import psutil
 import pytest
-from tests.unit.agent.test_kernel import KEPT
+from tests.unit.agent.linux.test_syscalls import KEPT
 
 from craft.settings.rundir import RunDir
-from craft.telemetry.journal import read_lines
+from craft.telemetry.records.journal import read_lines
 from craft.testing.history import check
 
 from .jobs import CRAFT, JOB_VARIABLE, Jobs, References, end, marked, wait_for

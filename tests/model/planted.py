@@ -6,16 +6,16 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from craft.control.durable import Durable
-from craft.decide import ledger as ledgers
-from craft.decide.applying import apply, restarted
-from craft.decide.ledger import Ledger
-from craft.decide.membership import JobState
+from craft.control.core.persistence import Durable
+from craft.decide.job.apply import apply, restarted
+from craft.decide.job.state import JobState
 from craft.decide.policies import (
     LossPolicy,
     Policy,
     StopPolicy,
 )
+from craft.decide.step import ledger as ledgers
+from craft.decide.step.ledger import Ledger
 from craft.decide.techniques import defaults
 from craft.protocol.actions import AnyAction, Restore
 from craft.protocol.events import AnyEvent, WorkerFinished

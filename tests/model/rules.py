@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from craft.control.durable import Durable, durable_of, restore
-from craft.decide import applying, last_copy, observing, policies, stragglers
-from craft.decide import ledger as ledgers
-from craft.decide.ledger import Ledger
-from craft.decide.membership import JobState
-from craft.decide.settle import LossAnswer, settle
-from craft.decide.stragglers import Pace, StragglerSettings
+from craft.control.core.persistence import Durable, durable_of, restore
+from craft.decide import policies
+from craft.decide.detect import stragglers
+from craft.decide.detect.stragglers import Pace, StragglerSettings
+from craft.decide.job import apply as applying
+from craft.decide.job import last_copy
+from craft.decide.job import observe as observing
+from craft.decide.job.state import JobState
+from craft.decide.step import ledger as ledgers
+from craft.decide.step.ledger import Ledger
+from craft.decide.step.settle import LossAnswer, settle
 from craft.decide.techniques import defaults
 from craft.protocol.actions import AnyAction
 from craft.protocol.events import AnyEvent

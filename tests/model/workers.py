@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from craft.decide import ledger as ledgers
-from craft.decide.stragglers import StragglerSettings
+from craft.decide.detect.stragglers import StragglerSettings
+from craft.decide.step import ledger as ledgers
 from craft.protocol.errors import StateLost
 from craft.protocol.membership import DROPPED, Generation
 

@@ -23,10 +23,10 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from craft.control.durable import Durable
-from craft.decide.ledger import Ledger
-from craft.decide.membership import JobState
-from craft.decide.settle import LossAnswer
+from craft.control.core.persistence import Durable
+from craft.decide.job.state import JobState
+from craft.decide.step.ledger import Ledger
+from craft.decide.step.settle import LossAnswer
 from craft.protocol.membership import Claim, Generation
 from craft.protocol.messages import Restoration
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from craft.decide.membership import JobState
+from craft.decide.job.state import JobState
 from craft.protocol.actions import DeclareHostLost, DeclareLost, Reconfigure
 from craft.protocol.events import WorkerOverdue
 from craft.testing.liveness import judge

@@ -7,14 +7,13 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import asdict, replace
 
-from craft.decide.applying import apply, restarted
-from craft.decide.membership import JobState
-from craft.decide.observing import observe
+from craft.decide.job.apply import apply, restarted
+from craft.decide.job.observe import observe
+from craft.decide.job.state import JobState
 from craft.decide.policies import Policy, decide
-from craft.decide.settle import LossAnswer, settle
+from craft.decide.step.settle import LossAnswer, settle
 from craft.decide.techniques import Loss, LossSettings, defaults
 from craft.protocol.actions import AnyAction, Propose, Reconfigure
-from craft.protocol.alerts import AlertAnswer
 from craft.protocol.errors import ProtocolViolation, StateLost
 from craft.protocol.events import (
     AlertFired,
@@ -52,6 +51,7 @@ from craft.protocol.events import (
     WorkerOverdue,
 )
 from craft.protocol.membership import DROPPED, Claim, Member
+from craft.protocol.values.alerts import AlertAnswer
 
 from .chronicle import Chronicle
 from .story import Line

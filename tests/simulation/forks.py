@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from craft.agent.forkserver import Ended, Fork, Forked, Ready
+from craft.agent.linux.forkserver import Ended, Fork, Forked, Ready
 
 from .clock import EPOCH, Process
 from .streams import Far

@@ -1,6 +1,6 @@
 """Simulated processes that run the real lighthouse: the one that serves, and the keeper that follows it up.
 
-``Serving`` does what ``craft.control.process`` does, without HTTP; ``Keeper`` what ``craft.control.keeper`` does, without
+``Serving`` does what ``craft.control.process`` does, without HTTP; ``Keeper`` what ``craft.control.respawn`` does, without
 forks, and with its real ``Pulse``.
 """
 
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from craft.control.keeper import EXIT_BAD_INPUT, FIRST_DELAY_S, LONGEST_DELAY_S, YOUNG_S, Pulse
+from craft.control.http.actions import ActionRequest
+from craft.control.http.server import Handlers
 from craft.control.lighthouse import Lighthouse
-from craft.control.orders import ActionRequest
 from craft.control.process import BEAT_S
-from craft.control.server import Handlers
+from craft.control.respawn import EXIT_BAD_INPUT, FIRST_DELAY_S, LONGEST_DELAY_S, YOUNG_S, Pulse
 from craft.protocol.errors import ConfigError, CraftError, Unreachable
-from craft.settings.private_files import write_private
+from craft.settings.files.private_files import write_private
 
 from .clock import Process
 from .disk import Killed

@@ -14,11 +14,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from craft.agent import supervisor
-from craft.agent.fork_server_process import ForkServerProcess
-from craft.control import durable_file, edges, keeper, lighthouse, loop
-from craft.control.durable import Durable
-from craft.decide import applying, last_copy, restoration
-from craft.decide.membership import JobState
+from craft.agent.linux.fork_server_process import ForkServerProcess
+from craft.control import lighthouse, respawn
+from craft.control.core import loop, persistence_file, report_events
+from craft.control.core.persistence import Durable
+from craft.decide.job import apply, last_copy, restoration
+from craft.decide.job.state import JobState
 from craft.decide.policies import broken, finish, policy
 from craft.protocol.actions import AnyAction, Restore
 from craft.protocol.errors import ConfigError, Unreachable
@@ -91,7 +92,7 @@ def _believed(data: bytes) -> bool:
     return True
 
 
-def _first_or_none(self: durable_file.DurableFile) -> Durable | None:
+def _first_or_none(self: persistence_file.DurableFile) -> Durable | None:
     found = _right_load(self)
     if found is None and self.problem:
         raise ConfigError(f"cannot go on: {self.problem}")
@@ -102,11 +103,11 @@ def _no_lines(path: object) -> int:
     return 0
 
 
-def _sees_nothing(self: keeper.Pulse, count: int) -> None:
+def _sees_nothing(self: respawn.Pulse, count: int) -> None:
     """Whatever the child does."""
 
 
-def _exit_code_0_is_the_end(exited: Exited, seen: edges.Seen | None, state: JobState) -> Any:
+def _exit_code_0_is_the_end(exited: Exited, seen: report_events.Seen | None, state: JobState) -> Any:
     if exited.exit_code == 0:
         return WorkerFinished(worker_id=exited.worker_id, step=0 if seen is None else seen.report.step)
     return _right_ending(exited, seen, state)
@@ -122,8 +123,8 @@ async def _ends_with_its_fork_server(self: Any) -> None:
 
 _right_begun_again = restoration.begun_again
 _right_finish_end = finish.FinishPolicy._end
-_right_load = durable_file.DurableFile.load
-_right_ending = edges._ending
+_right_load = persistence_file.DurableFile.load
+_right_ending = report_events._ending
 
 _LOSSES = ("kill worker", "kill all workers", "kill all but one")
 _DRAINS = ("drain", "drain with deadline")
@@ -161,7 +162,7 @@ PLANTED = (
     ),
     Planted(
         "code after the loop is owed by a job that began again",
-        ((applying, "begun_again", _debts_stay),),
+        ((apply, "begun_again", _debts_stay),),
         ("kill all workers", "kill worker"),
         "has not ended",
         20,
@@ -177,14 +178,14 @@ PLANTED = (
     ),
     Planted(
         "a damaged generation.json is believed",
-        ((durable_file, "is_sealed", _believed),),
+        ((persistence_file, "is_sealed", _believed),),
         ("flip bit",),
         "",
         30,
     ),
     Planted(
         "a torn first record keeps the lighthouse from starting",
-        ((durable_file.DurableFile, "load", _first_or_none),),
+        ((persistence_file.DurableFile, "load", _first_or_none),),
         ("disk full", "kill while writing", "syncs fail"),
         "does not start",
         20,
@@ -198,14 +199,14 @@ PLANTED = (
     ),
     Planted(
         "a lighthouse that hangs is not replaced",
-        ((keeper.Pulse, "look", _sees_nothing),),
+        ((respawn.Pulse, "look", _sees_nothing),),
         ("hang lighthouse", "stop lighthouse"),
         "has no lighthouse",
         10,
     ),
     Planted(
         "exit code 0 before the end counts as finished",
-        ((edges, "_ending", _exit_code_0_is_the_end),),
+        ((report_events, "_ending", _exit_code_0_is_the_end),),
         ("exit 0 early", "kill worker"),
         "over as finished",
         20,

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from craft.decide import ledger as ledgers
-from craft.decide.ledger import Ledger
-from craft.decide.settle import settle
-from craft.protocol.activity import Phase
+from craft.decide.step import ledger as ledgers
+from craft.decide.step.ledger import Ledger
+from craft.decide.step.settle import settle
 from craft.protocol.errors import StateLost
 from craft.protocol.events import CheckpointRestored, CheckpointWritten
 from craft.protocol.membership import Claim
+from craft.protocol.values.activity import Phase
 
 from .groups import Group
 from .history import MICROBATCHES, trained

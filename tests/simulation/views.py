@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from craft.agent.procfs import Glance
-from craft.protocol.activity import Doing
+from craft.agent.linux.procfs import Glance
+from craft.protocol.values.activity import Doing
 
 from .machine import Machine
 

@@ -1,7 +1,7 @@
 """A simulated worker: a small state machine that speaks the real protocol with its agent, and trains with the others.
 
-Here is what it makes of directives, as ``craft.worker.meeting`` does: which generation it acts under, which one it prepares
-for, when it must end. What it does in a generation is in ``training``.
+Here is what it makes of directives, as ``craft.worker.membership.client`` does: which generation it acts under, which one
+it prepares for, when it must end. What it does in a generation is in ``training``.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from craft.protocol.activity import Doing, Phase
 from craft.protocol.events import WorkerFailed
 from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import Broken, Directive, Restoration, WorkerReport
+from craft.protocol.values.activity import Doing, Phase
 from craft.wire import codec
 
 from .clock import Process

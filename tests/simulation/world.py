@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from craft.agent.outside import Outside
-from craft.agent.scratch import Scratch
+from craft.agent.linux.host_access import Outside
+from craft.agent.linux.scratch import Scratch
 from craft.agent.supervisor import Outcome, Supervisor
 from craft.control.lighthouse import LighthouseSettings
-from craft.decide.hangs import HangLimits
-from craft.decide.restoration import RestoreSettings
-from craft.decide.technique import Chosen
+from craft.decide.detect.hangs import HangLimits
+from craft.decide.job.restoration import RestoreSettings
 from craft.decide.techniques import Hang, Loss, Restart, Restore, defaults
 from craft.decide.techniques.losses import LossSettings
+from craft.decide.techniques.technique import Chosen
 from craft.protocol.membership import Generation
 from craft.settings.run import RunSettings
 from craft.settings.rundir import RunDir
@@ -127,7 +127,7 @@ class World:
         self.disk = Disk(self.lighthouse_dir.path, random.Random(self.seed + 1), self.disturbed)
         self.checks = Checks(self)
         self.machine.programs = {
-            "craft.agent.forkserver": lambda words, parent: ForkServer(self, words, parent),
+            "craft.agent.linux.forkserver": lambda words, parent: ForkServer(self, words, parent),
             "lighthouse": self._own_keeper,
         }
 

@@ -10,20 +10,20 @@ import pytest
 from msgspec.structs import replace
 from tests.system_calls import Rule, each_failure, failing
 
-from craft.control.durable import Durable
-from craft.control.durable_file import DurableFile
+from craft.control.core.persistence import Durable
+from craft.control.core.persistence_file import DurableFile
 from craft.protocol.errors import ConfigError, SnapshotError
 from craft.protocol.membership import Generation, Member
-from craft.settings.effective_file import undamaged, write_sealed
-from craft.settings.private_files import read_private, write_private
+from craft.settings.files.effective_file import undamaged, write_sealed
+from craft.settings.files.private_files import read_private, write_private
 from craft.settings.rundir import RunDir
-from craft.snapshots.local import LocalStore
-from craft.telemetry import bundle
-from craft.telemetry.journal import Journal, read_lines
-from craft.telemetry.journal_lines import aside_of, read_journal, set_aside
-from craft.telemetry.metric_lines import read_metrics
+from craft.snapshots.store.local import LocalStore
+from craft.telemetry.explain import bundle
+from craft.telemetry.records.journal import Journal, read_lines
+from craft.telemetry.records.journal_reader import aside_of, read_journal, set_aside
+from craft.telemetry.records.metric_lines import read_metrics
 from craft.wire.auth import ensure_token, read_token
-from craft.worker.chronicle import Chronicle, Committed
+from craft.worker.report.step_log import Chronicle, Committed
 
 ERRORS = ["ENOSPC", "EIO", "EMFILE", "EDQUOT", "EROFS"]
 OLD = Durable(generation=Generation(number=4, nonce="x", members=(Member(worker_id="w0", host="a"),)), highest=6)

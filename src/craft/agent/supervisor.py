@@ -15,18 +15,18 @@ from typing import Any
 
 import msgspec
 
-from craft.agent.crew import Crew
-from craft.agent.fork_server_process import ForkServerProcess, gone
-from craft.agent.forkserver import Ended, Forked, NotForked, Ready
-from craft.agent.injections import Injections
-from craft.agent.looks import Looks
-from craft.agent.outside import Outside
-from craft.agent.own_lighthouse import OwnLighthouse
-from craft.agent.relay import Relay
-from craft.agent.room import LEAVE_S, PreemptFile, Room
-from craft.agent.stranded import Stranded
-from craft.agent.watch import Watchdog
-from craft.agent.watch_over import WatchOver
+from craft.agent.host.injections import Injections
+from craft.agent.host.inspection import Looks
+from craft.agent.host.lease import Stranded
+from craft.agent.host.own_lighthouse import OwnLighthouse
+from craft.agent.host.preemption import LEAVE_S, PreemptFile, Room
+from craft.agent.host.relay import Relay
+from craft.agent.host.watchdog_reports import WatchOver
+from craft.agent.host.worker_pool import Crew
+from craft.agent.linux.fork_server_process import ForkServerProcess, gone
+from craft.agent.linux.forkserver import Ended, Forked, NotForked, Ready
+from craft.agent.linux.host_access import Outside
+from craft.agent.watchdog.watchdog import Watchdog
 from craft.decide.policies import EXIT_PREEMPTED
 from craft.protocol.errors import ConfigError, CraftError, Unauthorized, Unreachable
 from craft.protocol.messages import Directive, Exited, WorkerReport

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from craft.cli.echo import echo
-from craft.cli.explained import EXIT_BAD_INPUT, explained
 from craft.cli.inspect import run_option
+from craft.cli.output.command_errors import EXIT_BAD_INPUT, explained
+from craft.cli.output.echo import echo
 from craft.protocol.errors import ConfigError, CraftError, Unreachable
-from craft.protocol.injections import KINDS
+from craft.protocol.values.injections import KINDS
 
 if TYPE_CHECKING:
     from craft.testing.chaos import Fault, Planned

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from craft.cli.echo import echo, echo_json
-from craft.cli.explained import EXIT_PROBLEM, explained_as_problem
 from craft.cli.inspect import run_option
+from craft.cli.output.command_errors import EXIT_PROBLEM, explained_as_problem
+from craft.cli.output.echo import echo, echo_json
 from craft.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from craft.snapshots.collect import Collected
-    from craft.snapshots.export import Form
-    from craft.snapshots.manifest import Manifest
-    from craft.snapshots.tiers import Tiers
+    from craft.snapshots.checkpoint.gc import Collected
+    from craft.snapshots.interop.export import Form
+    from craft.snapshots.store.manifest import Manifest
+    from craft.snapshots.store.tiers import Tiers
 
 _ALL = 1 << 62
 _MAX_REMOVED = 5
@@ -60,8 +60,8 @@ def ls(url: str | None, run_dir: Path | None, as_json: bool) -> None:
       craft checkpoints ls
       craft checkpoints ls s3://bucket/job --json
     """
-    from craft.cli.checkpoint_tables import as_record, listing
-    from craft.snapshots.suspicion import Doubts
+    from craft.cli.output.checkpoint_tables import as_record, listing
+    from craft.snapshots.checkpoint.suspect import Doubts
 
     tiers, found, unreadable = _listed(_place(url, run_dir))
     doubts = Doubts(tiers.nearest_first)
@@ -90,10 +90,10 @@ def verify(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
       craft checkpoints verify
       craft checkpoints verify checkpoints 1200
     """
-    from craft.cli.sentences import size
-    from craft.snapshots.listing import is_listed
-    from craft.snapshots.selection import select
-    from craft.snapshots.verify import verify as look
+    from craft.snapshots.checkpoint.catalog import is_listed
+    from craft.snapshots.checkpoint.selection import select
+    from craft.snapshots.checkpoint.verify import verify as look
+    from craft.telemetry.explain.sentences import size
 
     url, which = _place_and_one(words)
     tiers, found, unreadable = _listed(_place(url, run_dir))
@@ -135,8 +135,8 @@ def gc(url: str | None, run_dir: Path | None, keep: int | None, dry_run: bool, a
     Example:
       craft checkpoints gc checkpoints --keep 3 --dry-run
     """
-    from craft.snapshots.collect import collect
-    from craft.snapshots.store import open_store
+    from craft.snapshots.checkpoint.gc import collect
+    from craft.snapshots.store.store import open_store
 
     store = open_store(_place(url, run_dir))
     _check_holds_something(store)
@@ -160,9 +160,9 @@ def rm(words: tuple[str, ...], run_dir: Path | None, dry_run: bool, as_json: boo
     Example:
       craft checkpoints rm checkpoints 1200 before-the-lr-drop
     """
-    from craft.snapshots.collect import collect
-    from craft.snapshots.selection import names_one, select_all
-    from craft.snapshots.store import open_store
+    from craft.snapshots.checkpoint.gc import collect
+    from craft.snapshots.checkpoint.selection import names_one, select_all
+    from craft.snapshots.store.store import open_store
 
     has_url = run_dir is None and bool(words) and not names_one(words[0])
     which = words[1:] if has_url else words
@@ -175,7 +175,7 @@ def rm(words: tuple[str, ...], run_dir: Path | None, dry_run: bool, as_json: boo
 
 
 def _say_removed(url: str, found: Collected, dry_run: bool, as_json: bool) -> None:
-    from craft.cli.sentences import size
+    from craft.telemetry.explain.sentences import size
 
     if as_json:
         echo_json({"url": url, "dry_run": dry_run, **found._asdict()})
@@ -200,9 +200,9 @@ def diff(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
     Example:
       craft checkpoints diff checkpoints 1000 1200
     """
-    from craft.cli.checkpoint_tables import differences, differences_record
-    from craft.snapshots.selection import select
-    from craft.snapshots.verify import diff as compare
+    from craft.cli.output.checkpoint_tables import differences, differences_record
+    from craft.snapshots.checkpoint.selection import select
+    from craft.snapshots.checkpoint.verify import diff as compare
 
     if len(words) not in (2, 3):
         raise click.UsageError("name two checkpoints, by their steps or names, and perhaps their URL before them")
@@ -239,14 +239,14 @@ def export(words: tuple[str, ...], out: Path, run_dir: Path | None, form: Form) 
       craft checkpoints export s3://bucket/job best --format torch best.pt
     """
     from craft.protocol.errors import SnapshotError
-    from craft.snapshots.listing import is_listed
+    from craft.snapshots.checkpoint.catalog import is_listed
 
     url, which = _place_and_one(words)
     place = _place(url, run_dir)
     for is_last in (False,) * _MAX_REMOVED + (True,):
         tiers, manifest = _to_export(place, which)
         # Only now: torch takes a while to import, and bad input gets its answer at once.
-        from craft.snapshots.export import export as write
+        from craft.snapshots.interop.export import export as write
 
         try:
             with _reading(manifest.total_bytes, quiet=False) as (advance, say):
@@ -261,7 +261,7 @@ def export(words: tuple[str, ...], out: Path, run_dir: Path | None, form: Form) 
 
 def _to_export(place: str, which: str | None) -> tuple[Tiers, Manifest]:
     """The checkpoint that is meant: the newest that can be trusted, where none is named."""
-    from craft.snapshots.selection import select
+    from craft.snapshots.checkpoint.selection import select
 
     tiers, found, _ = _listed(place)
     if which is None:
@@ -273,7 +273,7 @@ def _to_export(place: str, which: str | None) -> tuple[Tiers, Manifest]:
 
 
 def _doubts_about(tiers: Tiers, manifest: Manifest) -> list[str]:
-    from craft.snapshots.suspicion import Doubts
+    from craft.snapshots.checkpoint.suspect import Doubts
 
     doubt = Doubts(tiers.nearest_first).about(manifest)
     return [f"{manifest.name}: {doubt}"] if doubt is not None else []
@@ -285,7 +285,7 @@ def _place(url: str | None, run_dir: Path | None) -> str:
         return url
     from craft.settings.run import read_effective
     from craft.settings.rundir import find_run
-    from craft.telemetry.journal_lines import read_journal
+    from craft.telemetry.records.journal_reader import read_journal
 
     run = find_run(run_dir)
     given = read_effective(run.config)
@@ -301,7 +301,7 @@ def _place(url: str | None, run_dir: Path | None) -> str:
 
 def _place_and_one(words: tuple[str, ...]) -> tuple[str | None, str | None]:
     """Tell a place from the step or name of a checkpoint, where each may be left out."""
-    from craft.snapshots.selection import names_one
+    from craft.snapshots.checkpoint.selection import names_one
 
     if len(words) > 2:
         raise click.UsageError(f"{len(words)} words where a URL and a step or name are expected: {' '.join(words)}")
@@ -312,9 +312,9 @@ def _place_and_one(words: tuple[str, ...]) -> tuple[str | None, str | None]:
 
 def _listed(url: str) -> tuple[Tiers, list[Manifest], list[str]]:
     """Return the store at a URL, what is listed there, newest first, and sentences on what cannot be read."""
-    from craft.snapshots.listing import candidates
-    from craft.snapshots.selection import select
-    from craft.snapshots.tiers import open_tiers
+    from craft.snapshots.checkpoint.catalog import candidates
+    from craft.snapshots.checkpoint.selection import select
+    from craft.snapshots.store.tiers import open_tiers
 
     tiers = open_tiers(url)
     unreadable: list[str] = []
@@ -325,8 +325,8 @@ def _listed(url: str) -> tuple[Tiers, list[Manifest], list[str]]:
 
 
 def _check_holds_something(store: Any) -> None:
-    from craft.snapshots.manifest import CHUNKS, MANIFESTS, PARTS
-    from craft.snapshots.selection import select
+    from craft.snapshots.checkpoint.selection import select
+    from craft.snapshots.store.manifest import CHUNKS, MANIFESTS, PARTS
 
     # Before anything is locked there: a URL with a mistake in it is not to become a store.
     if not any(store.files(folder) for folder in (MANIFESTS, PARTS, CHUNKS)):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from craft.cli.echo import echo, echo_json
-from craft.cli.explained import explained
 from craft.cli.inspect import run_option
+from craft.cli.output.command_errors import explained
+from craft.cli.output.echo import echo, echo_json
 from craft.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def _print(text: str) -> None:
 def _text(found: dict[str, Any]) -> str:
     import msgspec
 
-    from craft.protocol.debug import CloseUp
-    from craft.telemetry import bundle
+    from craft.protocol.values.inspection import CloseUp
+    from craft.telemetry.explain import bundle
 
     return bundle.text(msgspec.convert(found, CloseUp))
 
@@ -80,8 +80,8 @@ def _bundle(client: Client, folder: Path) -> str:
 
     import msgspec
 
-    from craft.protocol.debug import CloseUp
-    from craft.telemetry import bundle
+    from craft.protocol.values.inspection import CloseUp
+    from craft.telemetry.explain import bundle
 
     runs = [each["worker_id"] for each in client.get_status()["workers"] if each["state"] in _RUNS]
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from craft.cli.echo import echo
-from craft.telemetry import output
+from craft.cli.output.echo import echo
+from craft.telemetry.text import stdio
 
 if TYPE_CHECKING:
     from craft.agent.supervisor import Supervisor
-    from craft.cli.display import Display
+    from craft.cli.output.display import Display
 
 
 @click.command()
@@ -37,7 +37,7 @@ def demo(workers: int, kills: int, steps: int, seed: int | None) -> None:
     """
     if kills >= workers:
         raise click.UsageError(f"--kills {kills} of {workers} workers leaves nobody to go on: at most {workers - 1}")
-    output.forgive()
+    stdio.forgive()
     folder = Path(tempfile.mkdtemp(prefix="craft-demo-"))
     try:
         echo(f"1. A character-level transformer, {workers} workers, {steps} steps, undisturbed.\n")
@@ -77,13 +77,13 @@ class Killer:
 def _train(path: Path, workers: int, steps: int, killer: Killer | None) -> set[str]:
     """Run the job; return the digests of the training state at the end, one for each worker that finished."""
     from craft.agent.supervisor import supervise
-    from craft.cli.display import Display
+    from craft.cli.output.display import Display
     from craft.settings.run import resolve, write_effective
     from craft.settings.rundir import claim
-    from craft.telemetry.journal_lines import read_journal
+    from craft.telemetry.records.journal_reader import read_journal
 
     flags = {
-        "script": "craft.testing.charlm",
+        "script": "craft.testing.demo_job",
         "as_module": True,
         "arguments": ("--steps", str(steps)),
         "workers": workers,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from craft.cli.echo import echo, echo_json
-from craft.cli.explained import EXIT_PROBLEM, explained
-from craft.cli.numbers import Finite
+from craft.cli.output.command_errors import EXIT_PROBLEM, explained
+from craft.cli.output.echo import echo, echo_json
+from craft.cli.output.numbers import Finite
 
 if TYPE_CHECKING:
-    from craft.protocol.fitness import Finding, Torch
+    from craft.doctor.findings import Finding, Torch
 
 _LIMIT_S = 120.0
 
@@ -50,8 +50,8 @@ def doctor(
       craft doctor --workers 4
       craft doctor --params 1e9 --dtype bf16 --microbatches 16 --workers 3
     """
-    from craft.agent.machine import look
-    from craft.decide.fitness import judge
+    from craft.doctor.judge import judge
+    from craft.doctor.machine import look
 
     place = (folder or Path.cwd()).absolute()
     cost = [_cost(params, dtype, microbatches or workers, workers)] if params is not None else []
@@ -75,9 +75,9 @@ def _torch() -> Torch | str:
     """By a process of its own: torch may be missing, broken, or hang."""
     import msgspec
 
-    from craft.protocol.fitness import Torch
+    from craft.doctor.findings import Torch
 
-    command = [sys.executable, "-m", "craft.worker.fitness"]
+    command = [sys.executable, "-m", "craft.doctor.torch_probe"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
@@ -91,8 +91,8 @@ def _torch() -> Torch | str:
 
 
 def _cost(params: float, dtype: str, microbatches: int, workers: int) -> Finding:
-    from craft.decide.fitness import costs
-    from craft.decide.held import BYTES, held
+    from craft.decide.step.gradient_memory import BYTES, held
+    from craft.doctor.judge import costs
     from craft.protocol.errors import ConfigError
 
     element_bytes = BYTES.get(dtype.removeprefix("torch."))

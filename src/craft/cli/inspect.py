@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from craft.cli.echo import echo, echo_json
-from craft.cli.explained import explained
-from craft.cli.numbers import Finite
+from craft.cli.output.command_errors import explained
+from craft.cli.output.echo import echo, echo_json
+from craft.cli.output.numbers import Finite
 
 run_option = click.option(
     "--dir",
@@ -193,7 +193,7 @@ def checkpoint(run_dir: Path | None, tag: str | None, reason: str) -> None:
 def _lines(run_dir: Path | None, follow: bool) -> Any:
     from craft.protocol.errors import Unreachable
     from craft.settings.rundir import find_run
-    from craft.telemetry.journal_lines import as_record, read_journal
+    from craft.telemetry.records.journal_reader import as_record, read_journal
     from craft.wire.client import Client
 
     run = find_run(run_dir)
@@ -211,7 +211,7 @@ def _print_actions(answer: dict[str, Any]) -> None:
 
 def _sentence(line: dict[str, Any]) -> str:
     """One line of the journal for a person."""
-    from craft.cli.sentences import detail
+    from craft.telemetry.explain.sentences import detail
 
     kind = str(line.get("kind", "?"))
     moment = time.strftime("%H:%M:%S", time.localtime(line.get("time", 0.0)))
@@ -234,7 +234,7 @@ def _print_status(found: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from craft.telemetry.plain_text import one_line
+    from craft.telemetry.text.plain_text import one_line
 
     total = f" of {found['total_steps']}" if found["total_steps"] is not None else ""
     pace = f", {found['step_s']:.3g} s a step" if found["step_s"] else ""
@@ -259,7 +259,7 @@ def _print_status(found: dict[str, Any]) -> None:
 
 
 def _print_checkpoints(found: dict[str, Any]) -> None:
-    from craft.cli.sentences import checkpoint, clock
+    from craft.telemetry.explain.sentences import checkpoint, clock
 
     last = found["last"]
     if not found["taken"] and last is None:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from craft.cli.echo import echo, echo_error
-from craft.cli.numbers import Finite
+from craft.cli.output.echo import echo, echo_error
+from craft.cli.output.numbers import Finite
 from craft.protocol.errors import ConfigError, CraftError
 from craft.settings.rundir import START_ANEW, HeldRunDir, RunDir
-from craft.telemetry import output
+from craft.telemetry.text import stdio
 
 if TYPE_CHECKING:
     from craft.control.lighthouse import LighthouseSettings
     from craft.control.process import Place
-    from craft.decide.technique import Chosen
+    from craft.decide.techniques.technique import Chosen
     from craft.settings.techniques import Wishes
 
 
@@ -114,7 +114,7 @@ def lighthouse(
       craft run --workers 8 --lighthouse http://HOST:29400 --token-file token train.py    (on each of two hosts)
     """
     parent_pid = os.getppid()
-    output.forgive()
+    stdio.forgive()
     # Only now: aiohttp takes a while to import, and 'craft --help' must not wait for it.
     from craft.control.lighthouse import LighthouseSettings
     from craft.control.process import Place, end_with_parent, serve
@@ -157,8 +157,8 @@ def _techniques(run: RunDir, flags: dict[str, Any], config: Path | None, wishes:
 
 
 def _keep(run: RunDir, settings: LighthouseSettings, place: Place, token_file: Path | None) -> int:
-    from craft.control.keeper import keep
     from craft.control.process import listen, serve_on
+    from craft.control.respawn import keep
 
     def child(listener: socket.socket, say: Callable[[str], None], beat: Callable[[], None]) -> int:
         def begin() -> int:

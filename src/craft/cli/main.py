@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from craft.telemetry import output
+from craft.telemetry.text import stdio
 
 _INTERRUPTED = 130
 
@@ -75,11 +75,11 @@ def main(**_: Any) -> None:
     Example:
       craft run --workers 4 train.py      then, in another terminal, kill -9 one of its workers
     """
-    output.open_standard_files()
+    stdio.open_standard_files()
     # Only now: 'craft --help' has nothing to log.
     import logging
 
-    from craft.telemetry import logs
+    from craft.telemetry.text import logs
 
     logs.begin(logging.WARNING, logs.FOR_PEOPLE)
 

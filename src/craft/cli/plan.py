@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from craft.cli.echo import echo, echo_json
-from craft.cli.explained import explained
+from craft.cli.output.command_errors import explained
+from craft.cli.output.echo import echo, echo_json
 
 if TYPE_CHECKING:
-    from craft.decide.planning import Cluster, Row
-    from craft.telemetry.measured import Measured
+    from craft.plan.measured import Measured
+    from craft.plan.techniques import Cluster, Row
 
 _ASSUMED, _BENCH, _FLAG = "assumed", "measured by CRAFT's benchmarks", "flag"
 _MEASURED_DEFAULTS = ("stall_s",)
@@ -22,7 +22,7 @@ _MEASURED_DEFAULTS = ("stall_s",)
 
 def duration(text: str) -> float:
     """Seconds, from such as ``6 min``."""
-    from craft.decide.interval import parse_duration
+    from craft.decide.step.interval import parse_duration
     from craft.protocol.errors import ConfigError
 
     try:
@@ -116,10 +116,10 @@ def plan(run_dir: Path | None, as_json: bool, chart: Path | None, **figures: Any
       craft plan --gpus 256 --failures-per-day 3 --every "30 min" --chart plan.png
       craft plan --dir craft-run-1 --price 2.5
     """
-    from craft.decide.planning import Cluster, compare
+    from craft.plan.techniques import Cluster, compare
 
     if chart is not None:
-        from craft.cli.plan_chart import check_chart, draw
+        from craft.plan.chart import check_chart, draw
 
         check_chart(chart)
     given = {name: value for name, value in figures.items() if value is not None}
@@ -130,7 +130,7 @@ def plan(run_dir: Path | None, as_json: bool, chart: Path | None, **figures: Any
     rows = compare(cluster)
     origins = _origins(cluster, given, shown, run_dir)
     if as_json:
-        from craft.cli.plan_tables import record
+        from craft.plan.tables import record
 
         echo_json(record(cluster, rows, origins) | {"notes": notes})
     else:
@@ -142,10 +142,10 @@ def plan(run_dir: Path | None, as_json: bool, chart: Path | None, **figures: Any
 
 def _shown(run_dir: Path, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """What a run shows, as fields of a Cluster, and sentences on what it does not show."""
+    from craft.plan.measured import measure
     from craft.protocol.errors import ConfigError
     from craft.settings.rundir import find_run
     from craft.telemetry.history import read_run
-    from craft.telemetry.measured import measure
 
     run = find_run(run_dir)
     if not run.journal.exists():
@@ -173,7 +173,7 @@ def _fields(found: Measured, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _missing(found: Measured) -> list[str]:
-    from craft.cli.plan_tables import lasts
+    from craft.plan.tables import lasts
 
     notes = []
     if not found.failures:
@@ -192,8 +192,8 @@ def _origins(cluster: Cluster, given: dict[str, Any], shown: dict[str, Any], run
 
 
 def _print(cluster: Cluster, rows: tuple[Row, ...], origins: dict[str, str], notes: list[str]) -> None:
-    from craft.cli.columns import columns
-    from craft.cli.plan_tables import HEAD, RIGHT, advice, bars, cells, inputs
+    from craft.cli.output.columns import columns
+    from craft.plan.tables import HEAD, RIGHT, advice, bars, cells, inputs
 
     weeks = "a week" if cluster.weeks == 1 else f"{cluster.weeks:g} weeks"
     head = [f"{word} in {weeks}" if word in ("lost", "saved") else word for word in HEAD]
@@ -218,7 +218,7 @@ def _print(cluster: Cluster, rows: tuple[Row, ...], origins: dict[str, str], not
 def _print_table(rows: list[Any], right: tuple[int, ...]) -> None:
     """With rich on a terminal, as plain columns otherwise."""
     if not sys.stdout.isatty():
-        from craft.cli.columns import columns
+        from craft.cli.output.columns import columns
 
         for line in columns(rows, right):
             echo(line)

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from craft.cli.echo import echo_error
+from craft.cli.output.echo import echo_error
 from craft.protocol.errors import CraftError
 from craft.settings.run import resolve, write_effective
 from craft.settings.rundir import RunDir
 from craft.settings.techniques import Wishes
-from craft.telemetry import output
+from craft.telemetry.text import stdio
 
 
 class _Resume(click.Command):
@@ -151,9 +151,9 @@ def run(
         raise SystemExit(_refuse(error)) from None
     # Only now: what has to be imported takes a while, and bad input gets its answer at once.
     from craft.agent.supervisor import supervise
-    from craft.cli.display import Display
+    from craft.cli.output.display import Display
 
-    output.forgive()
+    stdio.forgive()
     display = Display(place, settings)
     started = time.monotonic()
     try:

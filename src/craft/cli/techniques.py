@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from craft.cli.echo import echo, echo_json
-from craft.cli.explained import explained
+from craft.cli.output.command_errors import explained
+from craft.cli.output.echo import echo, echo_json
 from craft.protocol.errors import ConfigError
 
 
@@ -79,10 +79,10 @@ class _Found(NamedTuple):
 
 
 def _found(config: Path | None, run_dir: Path | None) -> _Found:
-    from craft.decide.technique import arrange
     from craft.decide.techniques import BUILT_IN
-    from craft.settings.document import Document
-    from craft.settings.foreign import foreign, load
+    from craft.decide.techniques.technique import arrange
+    from craft.settings.files.toml_file import Document
+    from craft.settings.plugins import foreign, load
     from craft.settings.rundir import find_run
     from craft.settings.techniques import choose, of_environment
 
@@ -103,7 +103,7 @@ def _entry(kind: Any, found: _Found) -> _Entry:
     import msgspec
 
     from craft.decide.techniques import Alerts, GpuHealth
-    from craft.settings.foreign import made, why_inexact
+    from craft.settings.plugins import made, why_inexact
     from craft.settings.techniques import flags_of
     from craft.telemetry.nvml import why_not
 
@@ -146,7 +146,7 @@ def _plain(entry: _Entry) -> dict[str, Any]:
 
 
 def _named(name: str, entries: list[_Entry], broken: dict[str, str]) -> _Entry:
-    from craft.settings.document import hint
+    from craft.settings.files.toml_file import hint
 
     found = next((entry for entry in entries if entry.name == name), None)
     if name in broken:
@@ -175,7 +175,7 @@ def _list(entries: list[_Entry], broken: dict[str, str]) -> None:
 
 
 def _show(entry: _Entry) -> None:
-    from craft.settings.document import toml
+    from craft.settings.files.toml_file import toml
 
     echo(f"{entry.name}: {entry.summary}")
     always = "" if entry.optional else ", and cannot be switched off"

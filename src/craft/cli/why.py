@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from craft.cli.echo import echo, echo_json
-from craft.cli.explained import explained
 from craft.cli.inspect import run_option
+from craft.cli.output.command_errors import explained
+from craft.cli.output.echo import echo, echo_json
 
 if TYPE_CHECKING:
+    from craft.telemetry.explain.timeline import Moment, Timeline
     from craft.telemetry.history import Run
-    from craft.telemetry.timeline import Moment, Timeline
 
 
 @click.command()
@@ -79,8 +79,8 @@ def _read(path: Path, hosts: Iterable[Path]) -> Run:
 
 
 def _timelines(run: Run) -> list[Timeline]:
-    from craft.telemetry.incidents import incidents
-    from craft.telemetry.timeline import timeline
+    from craft.telemetry.explain.incidents import incidents
+    from craft.telemetry.explain.timeline import timeline
 
     return [timeline(run, incident, number) for number, incident in enumerate(incidents(run.journal), 1)]
 

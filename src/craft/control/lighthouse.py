@@ -13,30 +13,30 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
-from craft.control.alert_book import AlertBook
-from craft.control.checkpoints import CheckpointBook
-from craft.control.diagnosis import Diagnosis
-from craft.control.dispatch import Dispatch
-from craft.control.durable import Durable, restore
-from craft.control.durable_file import DurableFile
-from craft.control.faults import faults_in
-from craft.control.feed import Feed
-from craft.control.heartbeat import DEFAULT_LIMIT_S, RETURN_LIMITS, Heartbeats
-from craft.control.loop import GRACE_S, Loop
-from craft.control.meter import Meter, times_in
-from craft.control.sessions import Sessions
-from craft.control.status import AgentStatus, LighthouseStatus, Status, status_of
-from craft.control.techniques import guarded
-from craft.control.told import Told
-from craft.decide.alerts import AlertSettings
-from craft.decide.membership import JobState
-from craft.decide.technique import Chosen
+from craft.control.agents.dispatch import Dispatch
+from craft.control.agents.hang_bundle import Diagnosis
+from craft.control.agents.heartbeat import DEFAULT_LIMIT_S, RETURN_LIMITS, Heartbeats
+from craft.control.agents.sessions import Sessions
+from craft.control.core.loop import GRACE_S, Loop
+from craft.control.core.persistence import Durable, restore
+from craft.control.core.persistence_file import DurableFile
+from craft.control.core.policy_guard import guarded
+from craft.control.replay.alert_book import AlertBook
+from craft.control.replay.already_journaled import Told
+from craft.control.replay.checkpoints import CheckpointBook
+from craft.control.replay.event_stream import Feed
+from craft.control.replay.faults import faults_in
+from craft.control.replay.status import AgentStatus, LighthouseStatus, Status, status_of
+from craft.control.replay.timings import Meter, times_in
+from craft.decide.job.alerts import AlertSettings
+from craft.decide.job.state import JobState
 from craft.decide.techniques import Alerts, Loss, defaults
+from craft.decide.techniques.technique import Chosen
 from craft.protocol.journal import FileDamaged, LighthouseAlone, LighthouseHeard, LighthouseStarted
 from craft.settings.rundir import RunDir
-from craft.telemetry.journal import Journal, read_lines
-from craft.telemetry.journal_lines import aside_of, set_aside
 from craft.telemetry.metrics import LineCounter
+from craft.telemetry.records.journal import Journal, read_lines
+from craft.telemetry.records.journal_reader import aside_of, set_aside
 
 logger = logging.getLogger(__name__)
 

@@ -20,12 +20,12 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from craft.control.door import Door, DoorLimits
+from craft.control.http.connection_limits import Door, DoorLimits
+from craft.control.http.request_log import RequestLog
+from craft.control.http.server import make_app
 from craft.control.lighthouse import Lighthouse, LighthouseSettings
-from craft.control.request_log import RequestLog
-from craft.control.server import make_app
 from craft.protocol.errors import ConfigError, CraftError
-from craft.settings.private_files import open_private, read_private, write_private
+from craft.settings.files.private_files import open_private, read_private, write_private
 from craft.settings.rundir import RunDir
 from craft.wire.accept_errors import AcceptErrors
 from craft.wire.auth import own_token

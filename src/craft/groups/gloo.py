@@ -13,7 +13,7 @@ import torch
 import torch.distributed
 
 from craft.groups import sockets
-from craft.groups.store import Rendezvous
+from craft.groups.rendezvous import Rendezvous
 from craft.protocol.errors import GroupAborted, GroupBroken, GroupError, GroupTimeout
 from craft.protocol.membership import Generation
 

@@ -4,61 +4,61 @@ from __future__ import annotations
 
 import msgspec
 
-from craft.protocol.alerts import AlertAnswer
-from craft.protocol.event import Event as Event
 from craft.protocol.membership import Member
-from craft.protocol.notes import (
+from craft.protocol.values.alerts import AlertAnswer
+from craft.protocol.values.event import Event as Event
+from craft.protocol.worker_events import (
     AnyNote as AnyNote,
 )
-from craft.protocol.notes import (
+from craft.protocol.worker_events import (
     CheckpointAbandoned as CheckpointAbandoned,
 )
-from craft.protocol.notes import (
+from craft.protocol.worker_events import (
     CheckpointFailed as CheckpointFailed,
 )
-from craft.protocol.notes import (
+from craft.protocol.worker_events import (
     CheckpointRejected as CheckpointRejected,
 )
-from craft.protocol.notes import (
+from craft.protocol.worker_events import (
     CheckpointRestored as CheckpointRestored,
 )
-from craft.protocol.notes import (
+from craft.protocol.worker_events import (
     CheckpointSkipped as CheckpointSkipped,
 )
-from craft.protocol.notes import (
+from craft.protocol.worker_events import (
     CheckpointWritten as CheckpointWritten,
 )
-from craft.protocol.notes import (
+from craft.protocol.worker_events import (
     ConditionSeen as ConditionSeen,
 )
-from craft.protocol.notes import (
+from craft.protocol.worker_events import (
     IntervalChosen as IntervalChosen,
 )
-from craft.protocol.notes import (
+from craft.protocol.worker_events import (
     NumbersDiverged as NumbersDiverged,
 )
-from craft.protocol.notes import (
+from craft.protocol.worker_events import (
     Recovered as Recovered,
 )
-from craft.protocol.notes import (
+from craft.protocol.worker_events import (
     RolledBack as RolledBack,
 )
-from craft.protocol.notes import (
+from craft.protocol.worker_events import (
     ScriptWarned as ScriptWarned,
 )
-from craft.protocol.notes import (
+from craft.protocol.worker_events import (
     StartStepTaken as StartStepTaken,
 )
-from craft.protocol.notes import (
+from craft.protocol.worker_events import (
     StragglerFound as StragglerFound,
 )
-from craft.protocol.notes import (
+from craft.protocol.worker_events import (
     StragglerGone as StragglerGone,
 )
-from craft.protocol.notes import (
+from craft.protocol.worker_events import (
     TechniqueFailed as TechniqueFailed,
 )
-from craft.protocol.notes import (
+from craft.protocol.worker_events import (
     WorkerPaused as WorkerPaused,
 )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from craft.protocol.actions import AnyAction
-from craft.protocol.event import Event
 from craft.protocol.events import AnyEvent
+from craft.protocol.values.event import Event
 
 
 class LighthouseStarted(Event, frozen=True, kw_only=True, tag=True):

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from craft.decide.alerts import ANSWERS, REGEX, RESOLVED, AlertRule, AlertSettings, Hook, Target, compiled
+from craft.decide.job.alerts import ANSWERS, REGEX, RESOLVED, AlertRule, AlertSettings, Hook, Target, compiled
 from craft.protocol.errors import ConfigError
-from craft.settings.document import Document, hint, key_in, toml
+from craft.settings.files.toml_file import Document, hint, key_in, toml
 
 T = TypeVar("T", bound=msgspec.Struct)
 _HOOK_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

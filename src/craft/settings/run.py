@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from craft.decide.hangs import NO_HANGS, HangLimits
-from craft.decide.held import Hold
-from craft.decide.settle import LossAnswer
-from craft.decide.technique import Chosen
+from craft.decide.detect.hangs import NO_HANGS, HangLimits
+from craft.decide.step.gradient_memory import Hold
+from craft.decide.step.settle import LossAnswer
 from craft.decide.techniques import (
     BUILT_IN,
     Alerts,
@@ -26,11 +25,12 @@ from craft.decide.techniques import (
     max_restarts_of,
     spares_of,
 )
-from craft.protocol.config import says
+from craft.decide.techniques.technique import Chosen
 from craft.protocol.errors import ConfigError
+from craft.protocol.values.config import says
 from craft.settings.alerts import write_alerts
-from craft.settings.document import Document, complaint, key_in, toml
-from craft.settings.effective_file import undamaged, write_sealed
+from craft.settings.files.effective_file import undamaged, write_sealed
+from craft.settings.files.toml_file import Document, complaint, key_in, toml
 from craft.settings.techniques import (
     NO_WISHES,
     Choice,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from craft.protocol.errors import ConfigError
-from craft.settings.private_files import is_own_folder, make_folder, open_private, own_folder, read_private
+from craft.settings.files.private_files import is_own_folder, make_folder, open_private, own_folder, read_private
 
 logger = logging.getLogger(__name__)
 

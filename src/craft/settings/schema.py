@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from craft.decide.alerts import AlertRule, Hook
-from craft.decide.technique import AnyTechnique
+from craft.decide.job.alerts import AlertRule, Hook
 from craft.decide.techniques import BUILT_IN, Alerts
+from craft.decide.techniques.technique import AnyTechnique
 from craft.settings.run import OWN, RunSettings
 from craft.settings.techniques import flags_of
 

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from craft.decide.technique import AnyTechnique, Chosen, arrange, described
 from craft.decide.techniques import BUILT_IN, Alerts, defaults
+from craft.decide.techniques.technique import AnyTechnique, Chosen, arrange, described
 from craft.protocol.errors import ConfigError
 from craft.settings.alerts import read_alerts
-from craft.settings.document import Document, complaint, hint, key_in, toml
-from craft.settings.foreign import foreign, load, made
+from craft.settings.files.toml_file import Document, complaint, hint, key_in, toml
+from craft.settings.plugins import foreign, load, made
 
 _ORDER = "order"
 _ENABLED = "enabled"

@@ -9,10 +9,10 @@ from typing import Literal
 
 import msgspec
 
-from craft.decide.held import Hold
-from craft.decide.technique import Chosen
+from craft.decide.step.gradient_memory import Hold
+from craft.decide.techniques.technique import Chosen
 from craft.protocol.errors import ConfigError
-from craft.settings.document import complaint, key_in
+from craft.settings.files.toml_file import complaint, key_in
 from craft.settings.techniques import alone, from_json
 
 

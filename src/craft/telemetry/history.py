@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from craft.decide.faults import FaultCost, fault_cost
-from craft.protocol.entries import Entered
+from craft.decide.job.fault_cost import FaultCost, fault_cost
 from craft.protocol.events import Recovered
-from craft.telemetry.journal import read_lines
-from craft.telemetry.journal_lines import read_journal
+from craft.protocol.generation_log import Entered
+from craft.telemetry.records.journal import read_lines
+from craft.telemetry.records.journal_reader import read_journal
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from craft.protocol.health import Reading
+from craft.protocol.values.gpu import Reading
 
 _HOT = {0x20: "software thermal slowdown", 0x40: "hardware thermal slowdown"}
 """NVML's bits for why clocks are held down; those that mean heat."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from craft.protocol.errors import InjectedError
-from craft.telemetry.points import reach
+from craft.telemetry.fault_points import reach
 from craft.testing.faults import Fault, arm
 
 __all__ = ["Fault", "InjectedError", "arm", "reach"]

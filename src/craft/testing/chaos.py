@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from craft.protocol.errors import ConfigError
-from craft.protocol.injections import KINDS, OF_A_WORKER
+from craft.protocol.values.injections import KINDS, OF_A_WORKER
 
 SETTLE_S = 1.0
 """A member holds the state for certain when it has been seen to commit for so long: its reports may be late."""

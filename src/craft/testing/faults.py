@@ -8,7 +8,7 @@ A test gives faults to a whole job through the environment, and the job's script
     testing.arm()
     job = craft.join()
 
-The points that CRAFT itself reaches are listed in ``craft.telemetry.points``; a script adds its own with
+The points that CRAFT itself reaches are listed in ``craft.telemetry.fault_points``; a script adds its own with
 ``testing.reach("forward", step.number)``. A fault strikes once in a job, and says so before it does: on the worker's
 standard error, and in the file ``struck/<index>`` of the run directory, which holds the worker's id.
 """
@@ -27,10 +27,10 @@ from typing import Literal
 import msgspec
 
 from craft.protocol.errors import ConfigError, InjectedError
-from craft.settings.private_files import open_private
-from craft.settings.testing import FAULTS, read_faults
+from craft.settings.environ.testing import FAULTS, read_faults
+from craft.settings.files.private_files import open_private
 from craft.settings.worker import WorkerSettings
-from craft.telemetry import points
+from craft.telemetry import fault_points
 
 _AFTER_LIMIT_S = 30.0
 
@@ -69,7 +69,7 @@ def arm(faults: Sequence[Fault] | None = None) -> None:
     for fault in wanted:
         if fault.errno not in errno.errorcode.values():
             raise ConfigError(f"no system call fails with {fault.errno}: errno must be a name such as EMFILE or ENOSPC")
-    points.listen(_Armed(wanted, WorkerSettings.from_environment()) if wanted else None)
+    fault_points.listen(_Armed(wanted, WorkerSettings.from_environment()) if wanted else None)
 
 
 def _from_environment() -> Sequence[Fault]:
@@ -167,7 +167,7 @@ def _error_of(fault: Fault) -> OSError:
 def _current_rank() -> int | None:
     """This worker's rank; None before it has joined."""
     # Only now: this loads torch, and whoever reaches a point in a job has it already.
-    from craft.worker.join import joined
+    from craft.worker.entry.join import joined
 
     job = joined()
     return job.rank if job is not None else None

@@ -23,8 +23,8 @@ from craft.protocol.errors import ConfigError
 from craft.settings.run import read_effective
 from craft.settings.rundir import RunDir
 from craft.telemetry.history import Commit, Run, read_run
-from craft.telemetry.metric_lines import read_metrics
-from craft.telemetry.plain_text import indented, one_line
+from craft.telemetry.records.metric_lines import read_metrics
+from craft.telemetry.text.plain_text import indented, one_line
 from craft.testing.branches import Place, begun_again, branch_of, by_place, check_branches, events, first_step, place_of
 
 

@@ -24,8 +24,8 @@ import msgspec
 
 from craft.protocol.errors import ConfigError
 from craft.telemetry.history import Run
-from craft.telemetry.journal_lines import read_journal
-from craft.telemetry.plain_text import indented, one_line
+from craft.telemetry.records.journal_reader import read_journal
+from craft.telemetry.text.plain_text import indented, one_line
 from craft.testing.branches import by_place
 from craft.testing.history import read_job
 from craft.testing.waits import Line, Wait, name_of, waits

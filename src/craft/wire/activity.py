@@ -1,7 +1,7 @@
 """The file through which a worker's main thread says what it is doing: its format, and how it is read.
 
-``worker/activity.py`` writes it, through a mapping of its memory; ``agent/watch.py`` reads it at any time, also while the
-worker holds its GIL or is stopped. 256 bytes, in the host's own byte order, since both are on one host:
+``worker/report/activity_page.py`` writes it, through a mapping of its memory; ``agent/watchdog/watchdog.py`` reads it at
+any time, also while the worker holds its GIL or is stopped. 256 bytes, in the host's own byte order, since both are on one host:
 
     word 0       magic number, written last: before that there is nothing to read
     word 1       sequence: the number of phases begun; its parity names the slot that is whole
@@ -24,7 +24,7 @@ import struct
 import tempfile
 from pathlib import Path
 
-from craft.protocol.activity import Doing, Phase
+from craft.protocol.values.activity import Doing, Phase
 
 STACKS_SIGNAL = signal.SIGRTMIN + 8
 """Asks a worker for the stacks of its threads. Scripts and libraries use the first real-time signals, if any."""

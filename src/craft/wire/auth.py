@@ -8,9 +8,9 @@ import secrets
 from pathlib import Path
 
 from craft.protocol.errors import ConfigError
-from craft.settings.private_files import read_named, read_private, write_private
+from craft.settings.files.private_files import read_named, read_private, write_private
 from craft.settings.rundir import RunDir
-from craft.telemetry.logs import hide
+from craft.telemetry.text.logs import hide
 
 TOKEN_BYTES = 32
 MIN_TOKEN_CHARS = 16

@@ -12,10 +12,10 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from craft.protocol.beats import Heartbeat, Pace, Update
-from craft.protocol.debug import Collectives, Look, Looked, Stacks
 from craft.protocol.errors import MalformedMessage
+from craft.protocol.heartbeats import Heartbeat, Pace, Update
 from craft.protocol.messages import Directive, HostReport, WorkerReport
+from craft.protocol.values.inspection import Collectives, Look, Looked, Stacks
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from craft.protocol.beats import GenerationChange, Update
 from craft.protocol.errors import MalformedMessage
+from craft.protocol.heartbeats import GenerationChange, Update
 from craft.protocol.membership import Generation
 from craft.protocol.messages import Directive
 

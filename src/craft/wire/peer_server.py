@@ -18,7 +18,7 @@ from collections.abc import Callable
 import msgspec
 
 from craft.protocol.errors import SnapshotCorrupt
-from craft.telemetry.points import reach
+from craft.telemetry.fault_points import reach
 from craft.wire import peers
 from craft.wire.accept_errors import ADVICE
 from craft.wire.peers import Peer, Refusal

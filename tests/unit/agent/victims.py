@@ -13,17 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from craft.agent import procfs
-from craft.agent.watch import Watchdog
+from craft.agent.linux import procfs
+from craft.agent.watchdog.watchdog import Watchdog
 
 LIMIT_S = 30.0
 
 PRELUDE = """
 import ctypes, os, signal, sys, threading, time
 from pathlib import Path
-from craft.protocol.activity import Phase
+from craft.protocol.values.activity import Phase
 from craft.worker import stacks
-from craft.worker.activity import Activity
+from craft.worker.report.activity_page import Activity
 
 folder = Path(sys.argv[1])
 activity = Activity(folder / "activity")

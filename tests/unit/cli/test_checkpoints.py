@@ -18,12 +18,12 @@ from click.testing import CliRunner
 from fsspec.implementations.memory import MemoryFileSystem
 from tests.unit.snapshots.scene import crew, flip
 
-from craft.cli.checkpoint_tables import age
 from craft.cli.main import main
-from craft.snapshots.listing import candidates
-from craft.snapshots.manifest import Manifest, chunk_path
-from craft.snapshots.suspicion import Suspicion, mark
-from craft.snapshots.tiers import open_tiers
+from craft.cli.output.checkpoint_tables import age
+from craft.snapshots.checkpoint.catalog import candidates
+from craft.snapshots.checkpoint.suspect import Suspicion, mark
+from craft.snapshots.store.manifest import Manifest, chunk_path
+from craft.snapshots.store.tiers import open_tiers
 
 COMMANDS = ("ls", "verify", "gc", "rm", "diff", "export")
 

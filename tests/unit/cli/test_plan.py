@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from craft.cli.main import main
-from craft.cli.plan_tables import lasts
-from craft.decide.interval import parse_every
+from craft.decide.step.interval import parse_every
+from craft.plan.tables import lasts
 
 
 def craft(*args: str | Path) -> Result:

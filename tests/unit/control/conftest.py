@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from craft.control.durable import Durable, restore
-from craft.control.faults import faults_in
-from craft.control.loop import Loop
-from craft.control.told import Told
-from craft.decide.membership import JobState
+from craft.control.core.loop import Loop
+from craft.control.core.persistence import Durable, restore
+from craft.control.replay.already_journaled import Told
+from craft.control.replay.faults import faults_in
+from craft.decide.job.state import JobState
 from craft.decide.techniques import defaults
 from craft.protocol.events import WorkerFailed
 from craft.protocol.membership import Member

@@ -23,10 +23,10 @@ import torch.distributed
 
 from craft.groups.gloo import GlooGroup
 from craft.groups.nccl import NcclGroup
-from craft.groups.store import Store
+from craft.groups.rendezvous import Store
 from craft.protocol.errors import GroupBroken, GroupError
 from craft.protocol.membership import Generation, Member
-from craft.worker.devices import connect_devices
+from craft.worker.membership.devices import connect_devices
 
 KEY = bytes(range(32))
 """Of the job that all players are in."""

@@ -8,7 +8,7 @@ import pytest
 from tests.small_disk import fill, mounted
 
 from craft.protocol.errors import ConfigError
-from craft.settings.private_files import write_private
+from craft.settings.files.private_files import write_private
 from craft.settings.rundir import HeldRunDir, RunDir, claim_new, find_run
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from craft.snapshots.donor import Donor
+from craft.snapshots.transfer.donor import Donor
 
 from .travel import HERE, KEY, wait_until
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from craft.snapshots.state import digest, module_leaves, registered_leaves
+from craft.snapshots.state.leaves import digest, module_leaves, registered_leaves
 
 schedule = torch.optim.lr_scheduler
 

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from craft.protocol.events import AnyNote, CheckpointWritten
-from craft.snapshots.listing import candidates
-from craft.snapshots.manifest import Manifest, name_of
-from craft.snapshots.memory import same_bits
-from craft.snapshots.portable import State
-from craft.snapshots.restore import restore
-from craft.snapshots.tiers import Tiers, open_tiers
-from craft.snapshots.writer import Place, Writer
+from craft.snapshots.checkpoint.catalog import candidates
+from craft.snapshots.checkpoint.restore import restore
+from craft.snapshots.checkpoint.writer import Place, Writer
+from craft.snapshots.state.raw_memory import same_bits
+from craft.snapshots.state.serialized import State
+from craft.snapshots.store.manifest import Manifest, name_of
+from craft.snapshots.store.tiers import Tiers, open_tiers
 
 LIMIT_S = 60.0
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from craft.protocol.errors import CraftError
-from craft.snapshots.donor import Donor
-from craft.snapshots.fetch import Fetched, fetch, recall
-from craft.snapshots.memory import same_bits
-from craft.snapshots.portable import State
+from craft.snapshots.state.raw_memory import same_bits
+from craft.snapshots.state.serialized import State
+from craft.snapshots.transfer.donor import Donor
+from craft.snapshots.transfer.fetch import Fetched, fetch, recall
 
 KEY = bytes(range(32))
 HERE = "127.0.0.1"

@@ -11,7 +11,7 @@ import pytest
 
 from craft.protocol.messages import StepTimes
 from craft.settings.alerts import read_alerts
-from craft.settings.document import Document
+from craft.settings.files.toml_file import Document
 from craft.telemetry.metrics import Sample, registry_of, render
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from craft.protocol.errors import ConfigError
-from craft.protocol.injections import KINDS
+from craft.protocol.values.injections import KINDS
 from craft.testing.chaos import (
     SETTLE_S,
     Chooser,

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from craft.protocol.errors import ConfigError
-from craft.settings.testing import FAULTS
-from craft.telemetry import points
+from craft.settings.environ.testing import FAULTS
+from craft.telemetry import fault_points
 from craft.testing import Fault, InjectedError, arm, reach
 from craft.testing.faults import encode, struck
 
@@ -24,7 +24,7 @@ from craft.testing.faults import encode, struck
 @pytest.fixture(autouse=True)
 def disarmed() -> Iterator[None]:
     yield
-    points.listen(None)
+    fault_points.listen(None)
 
 
 def strikes(point: str, step: int, rank: int | None = None) -> bool:

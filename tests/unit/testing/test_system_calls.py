@@ -102,7 +102,7 @@ def test_a_rule_holds_in_processes_of_its_kind_and_what_they_fork(tmp_path: Path
     switch.set(Rule("rename", "EIO", process="worker"))
     script = "import os; open('a', 'w').close(); os.rename('a', 'b'); os.fork() and os.wait() or os.rename('b', 'c')"
     # A fork server is known by its command line, and its forks are workers.
-    command = [sys.executable, "-c", script, "craft.agent.forkserver"]
+    command = [sys.executable, "-c", script, "craft.agent.linux.forkserver"]
     done = subprocess.run(
         command, cwd=tmp_path, env={**os.environ, **switch.environment()}, capture_output=True, text=True, check=False
     )
@@ -114,5 +114,5 @@ def test_processes_are_known_by_their_command_lines() -> None:
     assert kind_of_process(["python", "-m", "craft.cli.main", "run", "--workers", "2", "train.py"]) == "agent"
     assert kind_of_process(["python", "-m", "craft.cli.main", "lighthouse", "--keep"]) == "keeper"
     assert kind_of_process(["python", "-m", "craft.cli.main", "lighthouse", "--workers", "2"]) == "lighthouse"
-    assert kind_of_process(["python", "-m", "craft.agent.forkserver", "5", "7"]) == "forkserver"
+    assert kind_of_process(["python", "-m", "craft.agent.linux.forkserver", "5", "7"]) == "forkserver"
     assert kind_of_process(["python", "train.py"]) == "other"

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from craft.protocol.beats import Update
 from craft.protocol.errors import MalformedMessage
+from craft.protocol.heartbeats import Update
 from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import Directive
 from craft.wire.codec import MAX_MESSAGE_BYTES, PACKED_FROM_BYTES, encode, pack, unpack

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import Directive
 from craft.settings.worker import WorkerSettings
-from craft.worker.activity import Activity
-from craft.worker.job import Job
-from craft.worker.meeting import Meeting
+from craft.worker.api.job import Job
+from craft.worker.membership.client import Meeting
+from craft.worker.report.activity_page import Activity
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

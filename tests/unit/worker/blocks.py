@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from craft.decide.held import Hold
-from craft.decide.plan import share_of
-from craft.decide.tree import Node, cover, fold
-from craft.worker.gradients import Flats, Gradients
-from craft.worker.layout import Layout
+from craft.decide.step.gradient_memory import Hold
+from craft.decide.step.plan import share_of
+from craft.decide.step.tree import Node, cover, fold
+from craft.worker.reduce.accumulator import Flats, Gradients
+from craft.worker.reduce.buckets import Layout
 
 
 def layout_of(sizes: Sequence[int], bucket_bytes: int) -> Layout:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from craft.groups.gloo import GlooGroup
-from craft.groups.store import Store
+from craft.groups.rendezvous import Store
 from craft.protocol.errors import CraftError
 from craft.protocol.membership import Generation, Member
 

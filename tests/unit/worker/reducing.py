@@ -6,15 +6,15 @@ from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
-from craft.decide import ledger as books
-from craft.decide.ledger import Ledger
+from craft.decide.step import ledger as books
+from craft.decide.step.ledger import Ledger
 from craft.groups.group import Group
+from craft.protocol.control_word import Record
 from craft.protocol.membership import Generation, Member
-from craft.protocol.word import Record
-from craft.worker.buffers import Buffers
-from craft.worker.commit import Commitments
-from craft.worker.meeting import Meeting
-from craft.worker.reduction import Phase, Reductions, listen
+from craft.worker.membership.client import Meeting
+from craft.worker.membership.participant import Commitments
+from craft.worker.reduce.module_buffers import Buffers
+from craft.worker.reduce.user_reduce import Phase, Reductions, listen
 
 from .blocks import leaf, mean
 

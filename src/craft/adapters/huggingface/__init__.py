@@ -6,9 +6,9 @@ takes a worker for one that is alone. See docs/huggingface.md.
 
 from __future__ import annotations
 
-from craft.adapters.huggingface import packages
+from craft.adapters.huggingface import requirements
 
-packages.check()
+requirements.check()
 
 from craft.adapters.huggingface.trainer import CraftMixin, CraftTrainer  # noqa: E402
 

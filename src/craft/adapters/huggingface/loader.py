@@ -8,8 +8,8 @@ from typing import Any
 from accelerate.data_loader import SeedableRandomSampler
 from torch.utils.data import IterableDataset
 
-from craft.worker import loader as steps
-from craft.worker.steps import Step
+from craft.worker.api import step_loader as steps
+from craft.worker.api.steps import Step
 
 
 class StepInputs(dict[str, Any]):

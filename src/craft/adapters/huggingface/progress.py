@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.trainer_callback import ExportableState
 
-from craft.adapters.travel import Travel
+from craft.adapters.callback_state import Travel
 
 Broadcast = Callable[[Any], Any]
 """Returns what rank 0 gave, on every worker."""

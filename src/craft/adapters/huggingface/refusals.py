@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from craft.protocol.errors import ConfigError
-from craft.worker.job import Job
-from craft.worker.job_access import has_trained, is_alone, may_go_back
+from craft.worker.api.adapter_access import has_trained, is_alone, may_go_back
+from craft.worker.api.job import Job
 
 _ORDERS = ("random", "sequential", "group_by_length")
 

@@ -19,16 +19,16 @@ import transformers
 from transformers import trainer as home
 
 from craft.adapters.huggingface import refusals
-from craft.adapters.huggingface.alone import keep_alone, take_rank, use_one_gpu
+from craft.adapters.huggingface.accelerate_env import keep_alone, take_rank, use_one_gpu
 from craft.adapters.huggingface.compiled import by_shape
 from craft.adapters.huggingface.loader import StepInputs, StepLoader
 from craft.adapters.huggingface.progress import Progress, Surroundings
 from craft.protocol.errors import ConfigError
-from craft.settings.huggingface import alone
-from craft.worker.job import Job
-from craft.worker.job_access import has_trained, is_alone, slots_of
-from craft.worker.join import join, join_anew
-from craft.worker.steps import Driven, Step
+from craft.settings.environ.huggingface import alone
+from craft.worker.api.adapter_access import has_trained, is_alone, slots_of
+from craft.worker.api.job import Job
+from craft.worker.api.steps import Driven, Step
+from craft.worker.entry.join import join, join_anew
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Trainer

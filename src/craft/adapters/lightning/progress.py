@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from craft.adapters.lightning import leading, logged
-from craft.adapters.travel import Travel
+from craft.adapters.callback_state import Travel
+from craft.adapters.lightning import leader_output, metric_log
 
 _UNSAID = ("_last_checkpoint_saved", "_last_global_step_saved", "_latest_update_epoch")
 """What ``ModelCheckpoint`` and ``WeightAveraging`` go by and leave out of their states."""
@@ -121,10 +121,10 @@ class Surroundings:
 
     beside_the_state = True
 
-    def __init__(self, trainer: Any, recorder: logged.Recorder) -> None:
+    def __init__(self, trainer: Any, recorder: metric_log.Recorder) -> None:
         self._trainer = trainer
         self._recorder = recorder
-        self.places: leading.Places | None = None
+        self.places: leader_output.Places | None = None
         """Where rank 0 writes; None until that is agreed, in the job's first step."""
         self._loaded: dict[str, Any] | None = None
         self._travel = Travel()
@@ -141,7 +141,7 @@ class Surroundings:
             "places": self.places,
             "callbacks": self._callbacks(),
             "metrics": {name: float(value) for name, value in connector._callback_metrics.items()},
-            "logged": logged.save(self._trainer.fit_loop.epoch_loop._results, self._recorder),
+            "logged": metric_log.save(self._trainer.fit_loop.epoch_loop._results, self._recorder),
         }
 
     def _callbacks(self) -> dict[str, Any]:
@@ -157,13 +157,13 @@ class Surroundings:
         trainer = self._trainer
         self.places = state["places"]
         if self.places is not None:
-            leading.adopt(trainer, self.places)
+            leader_output.adopt(trainer, self.places)
         for callback in trainer.callbacks:
             if callback.state_key in state["callbacks"]:
                 restore(callback, state["callbacks"][callback.state_key])
         connector = trainer._logger_connector
         connector._callback_metrics.update({name: torch.tensor(value) for name, value in state["metrics"].items()})
-        logged.load(trainer.fit_loop.epoch_loop._results, self._recorder, state["logged"])
+        metric_log.load(trainer.fit_loop.epoch_loop._results, self._recorder, state["logged"])
         # The first batch here is not the first of the epoch, at which values are forgotten.
         connector._first_loop_iter = True
         self._loaded = state

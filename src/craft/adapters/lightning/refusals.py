@@ -10,8 +10,8 @@ import torch
 
 from craft.adapters.lightning.training_callbacks import FINDERS, UNFOLLOWED, is_a
 from craft.protocol.errors import ConfigError
-from craft.worker.job import Job
-from craft.worker.job_access import has_trained
+from craft.worker.api.adapter_access import has_trained
+from craft.worker.api.job import Job
 
 logger = logging.getLogger(__name__)
 

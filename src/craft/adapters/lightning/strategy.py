@@ -14,14 +14,14 @@ from weakref import WeakSet
 import torch
 
 from craft.adapters.lightning import refusals
-from craft.adapters.lightning.choice import choose, lightnings_own
-from craft.adapters.lightning.fits import Fit
-from craft.adapters.lightning.packages import check_version, strategy_class
-from craft.adapters.lightning.worker import Worker
-from craft.worker.job import Job
-from craft.worker.job_access import has_trained, is_alone
-from craft.worker.join import join_anew
-from craft.worker.steps import Step
+from craft.adapters.lightning.fit.choice import choose, lightnings_own
+from craft.adapters.lightning.fit.fit import Fit
+from craft.adapters.lightning.process_info import Worker
+from craft.adapters.lightning.requirements import check_version, strategy_class
+from craft.worker.api.adapter_access import has_trained, is_alone
+from craft.worker.api.job import Job
+from craft.worker.api.steps import Step
+from craft.worker.entry.join import join_anew
 
 _fitted: WeakSet[Job] = WeakSet()
 """Jobs that a fit was begun in: the next one, outside of ``craft run``, is another job."""

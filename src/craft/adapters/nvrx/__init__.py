@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from craft.adapters.nvrx import packages
+from craft.adapters.nvrx import requirements
 
-packages.check()
+requirements.check()
 
 from craft.adapters.nvrx.abort import AbortGloo  # noqa: E402  (the sentence about a missing package comes first)
-from craft.adapters.nvrx.attending import Attend  # noqa: E402
+from craft.adapters.nvrx.attend import Attend  # noqa: E402
 from craft.adapters.nvrx.health import TellHealth  # noqa: E402
 from craft.adapters.nvrx.heartbeats import heartbeats  # noqa: E402
 

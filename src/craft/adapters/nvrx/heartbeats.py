@@ -15,13 +15,13 @@ import torch.multiprocessing
 from nvidia_resiliency_ext.fault_tolerance import FaultToleranceConfig, RankMonitorClient
 from nvidia_resiliency_ext.fault_tolerance.rank_monitor_server import RankMonitorServer
 
+from craft.adapters.nvrx.cloud_events import Teller
 from craft.adapters.nvrx.monitor import take_over
-from craft.adapters.nvrx.telling import Teller
 from craft.protocol.errors import ConfigError
-from craft.settings.nvrx import MONITOR, is_monitored
+from craft.settings.environ.nvrx import MONITOR, is_monitored
 from craft.settings.rundir import RunDir
 from craft.settings.worker import WorkerSettings
-from craft.worker.join import attend
+from craft.worker.entry.join import attend
 
 
 def heartbeats(limits: FaultToleranceConfig | None = None) -> RankMonitorClient:

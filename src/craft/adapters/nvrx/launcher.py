@@ -12,8 +12,8 @@ import logging
 import sys
 from pathlib import Path
 
-from craft.adapters.nvrx import packages
-from craft.adapters.nvrx.telling import Teller
+from craft.adapters.nvrx import requirements
+from craft.adapters.nvrx.cloud_events import Teller
 from craft.settings.rundir import find_run
 
 _EVENTS = "torchelastic-events-null"
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dir", type=Path, required=True, help="run directory of the lighthouse")
     # Only the beginning is ours: the script that is launched may have a --dir, too.
     own, rest = parser.parse_args(arguments[:2]), arguments[2:]
-    packages.check()
+    requirements.check()
     from nvidia_resiliency_ext.fault_tolerance import launcher
 
     from craft.adapters.nvrx.monitor import take_over

@@ -12,7 +12,7 @@ from typing import Any
 from nvidia_resiliency_ext.fault_tolerance import rank_monitor_server
 from nvidia_resiliency_ext.fault_tolerance.rank_monitor_server import RankMonitorServer
 
-from craft.adapters.nvrx.telling import Teller
+from craft.adapters.nvrx.cloud_events import Teller
 
 
 class TellingMonitor(RankMonitorServer):

@@ -7,7 +7,7 @@ import sys
 from craft.adapters.torchelastic.events import NAME, register
 from craft.protocol.errors import CraftError
 from craft.settings import torchrun
-from craft.telemetry.plain_text import indented
+from craft.telemetry.text.plain_text import indented
 from craft.wire.auth import read_token
 from craft.wire.client import Client
 from craft.wire.tls import client_context

@@ -21,10 +21,10 @@ from typing import Any
 
 import msgspec
 
-from craft.adapters.torchft import messages, packages
+from craft.adapters.torchft import messages, requirements
 from craft.adapters.torchft.messages import Attends, Gone
 from craft.protocol.errors import ConfigError, MalformedMessage
-from craft.telemetry import logs
+from craft.telemetry.text import logs
 
 logger = logging.getLogger(__name__)
 
@@ -278,7 +278,7 @@ def main() -> None:
     logs.begin(logging.INFO, logs.IN_FILES)
     args = parse()
     try:
-        packages.check()
+        requirements.check()
     except ConfigError as error:
         raise SystemExit(str(error)) from None
     asyncio.run(run(args))

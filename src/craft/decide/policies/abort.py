@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from craft.decide.membership import JobState
+from craft.decide.job.state import JobState
 from craft.protocol.actions import AnyAction, Reconfigure
 from craft.protocol.events import AbortRequested, AnyEvent
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from craft.decide.membership import JobState
-from craft.decide.observing import drains, observe
+from craft.decide.job.observe import drains, observe
+from craft.decide.job.state import JobState
 from craft.decide.policies.abort import AbortPolicy
 from craft.decide.policies.checkpoint import CheckpointPolicy
 from craft.decide.policies.drain import DrainPolicy

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from craft.decide.last_copy import holders, is_last_copy
-from craft.decide.membership import JobState
-from craft.decide.observing import PEERS
+from craft.decide.job.last_copy import holders, is_last_copy
+from craft.decide.job.observe import PEERS
+from craft.decide.job.state import JobState
 from craft.decide.policies.policy import EXIT_GIVEN_UP, names
 from craft.protocol.actions import AnyAction, DeclareLost, Reconfigure, Stop, Watch
 from craft.protocol.events import AnyEvent, ExchangeBroken, GenerationStuck

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from craft.decide.membership import JobState
+from craft.decide.job.state import JobState
 from craft.decide.policies.join import proposed
 from craft.protocol.actions import AnyAction, DeclareLost, Drain, Release
 from craft.protocol.events import AnyEvent, DrainExpired, DrainRequested

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from craft.decide.hosts import seated
-from craft.decide.membership import JobState, Owed
+from craft.decide.job.state import JobState, Owed
 from craft.decide.policies.policy import EXIT_FINISHED, EXIT_GIVEN_UP, names, nobody_comes
+from craft.decide.step.topology import seated
 from craft.protocol.actions import AnyAction, Hold, Reconfigure, Stop
 from craft.protocol.events import (
     AnyEvent,

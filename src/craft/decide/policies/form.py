@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from craft.decide.membership import JobState
+from craft.decide.job.state import JobState
 from craft.decide.policies.policy import EXIT_GIVEN_UP, too_few
 from craft.protocol.actions import AnyAction, Reconfigure, Stop
 from craft.protocol.events import AnyEvent, HostLost, WorkerFailed, WorkerFinished, WorkerJoined, WorkerLeft, WorkerLost

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from craft.decide.last_copy import STOPPED
-from craft.decide.membership import JobState
+from craft.decide.job.last_copy import STOPPED
+from craft.decide.job.state import JobState
 from craft.decide.policies.broken import meet_again
 from craft.protocol.actions import AnyAction, DeclareLost, Probe
 from craft.protocol.events import AnyEvent, WorkerOverdue

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from craft.decide.health import ECC, HEAT, LOST, XID, HealthAnswer, HealthSettings
-from craft.decide.membership import JobState
+from craft.decide.detect.gpu_health import ECC, HEAT, LOST, XID, HealthAnswer, HealthSettings
+from craft.decide.job.state import JobState
 from craft.protocol.actions import AnyAction, DeclareLost, RequestDrain
 from craft.protocol.events import AnyEvent, ConditionSeen
 

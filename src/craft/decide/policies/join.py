@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from craft.decide import roster
-from craft.decide.hosts import seated
-from craft.decide.membership import JobState
+from craft.decide.job import roster
+from craft.decide.job.state import JobState
 from craft.decide.policies.policy import names
+from craft.decide.step.topology import seated
 from craft.protocol.actions import AnyAction, Propose
 from craft.protocol.events import AnyEvent, DrainRequested, GenerationEntered, WorkerJoined
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from craft.decide.last_copy import awaiting, is_last_copy, may_begin
-from craft.decide.membership import Awaited, JobState
+from craft.decide.job.last_copy import awaiting, is_last_copy, may_begin
+from craft.decide.job.state import Awaited, JobState
 from craft.protocol.actions import AnyAction, DeclareHostLost, DeclareLost
 from craft.protocol.events import AnyEvent, AwaitExpired, HostSilent, WorkerCaughtUp
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from craft.decide.costs import Choice, CostSettings, choose
-from craft.decide.hosts import seated
-from craft.decide.membership import JobState
+from craft.decide.job.loss_costs import Choice, CostSettings, choose
+from craft.decide.job.state import JobState
 from craft.decide.policies.policy import EXIT_FINISHED, EXIT_GIVEN_UP, names, nobody_comes, subjects, too_few
-from craft.decide.settle import LossAnswer
+from craft.decide.step.settle import LossAnswer
+from craft.decide.step.topology import seated
 from craft.protocol.actions import AnyAction, Fence, Hold, Reconfigure, Stop
 from craft.protocol.events import (
     AnyEvent,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from craft.decide.last_copy import keep_last_copy
-from craft.decide.membership import JobState
+from craft.decide.job.last_copy import keep_last_copy
+from craft.decide.job.state import JobState
 from craft.protocol.actions import AnyAction
 from craft.protocol.events import AnyEvent, HostLost, WorkerFailed, WorkerFinished, WorkerLeft, WorkerLost
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from craft.decide.membership import JobState
-from craft.decide.observing import preempts
+from craft.decide.job.observe import preempts
+from craft.decide.job.state import JobState
 from craft.decide.policies.policy import EXIT_PREEMPTED
 from craft.protocol.actions import AnyAction, Preempt, Reconfigure, Release, Stop
 from craft.protocol.events import (

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from craft.decide.applying import apply
-from craft.decide.membership import JobState
-from craft.decide.policies.form import in_order
-from craft.decide.policies.loss import STATE_LOST, fences, is_loss
-from craft.decide.policies.policy import EXIT_GIVEN_UP, names, nobody_comes, too_few
-from craft.decide.restoration import (
+from craft.decide.job.apply import apply
+from craft.decide.job.restoration import (
     Basis,
     RestoreSettings,
     basis,
@@ -16,6 +12,10 @@ from craft.decide.restoration import (
     may_have_state,
     may_still_run,
 )
+from craft.decide.job.state import JobState
+from craft.decide.policies.form import in_order
+from craft.decide.policies.loss import STATE_LOST, fences, is_loss
+from craft.decide.policies.policy import EXIT_GIVEN_UP, names, nobody_comes, too_few
 from craft.protocol.actions import AnyAction, Reconfigure, Restore, Stop
 from craft.protocol.events import (
     AnyEvent,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from craft.decide.membership import JobState
+from craft.decide.job.state import JobState
 from craft.decide.policies.policy import EXIT_BAD_INPUT, EXIT_BUG, EXIT_FINISHED, names
 from craft.protocol.actions import AnyAction, Stop, WindDown
 from craft.protocol.events import (

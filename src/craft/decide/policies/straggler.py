@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from craft.decide.membership import JobState
-from craft.decide.observing import observe, to_drain
+from craft.decide.job.observe import observe, to_drain
+from craft.decide.job.state import JobState
 from craft.decide.policies.drain import DrainPolicy
 from craft.protocol.actions import AnyAction
 from craft.protocol.events import AnyEvent, DrainRequested, StragglerFound

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from craft.decide.technique import AnyTechnique, Chosen
 from craft.decide.techniques.alerts import Alerts
 from craft.decide.techniques.lasting import Checkpoints, CheckpointSettings, Preemption, PreemptionSettings
 from craft.decide.techniques.losses import (
@@ -17,6 +16,7 @@ from craft.decide.techniques.losses import (
     spares_of,
 )
 from craft.decide.techniques.membership import Joining, Membership, Retry
+from craft.decide.techniques.technique import AnyTechnique, Chosen
 from craft.decide.techniques.watching import Divergence, DivergenceSettings, GpuHealth, Hang, Stragglers
 
 __all__ = [

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from craft.decide.alerts import AlertSettings
+from craft.decide.job.alerts import AlertSettings
 from craft.decide.policies.alert import AlertPolicy
 from craft.decide.policies.policy import Policy
-from craft.decide.technique import Technique
+from craft.decide.techniques.technique import Technique
 from craft.protocol.events import AlertFired, AlertResolved, PreemptRequested
 
 

@@ -7,12 +7,11 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from craft.decide.interval import parse_every
 from craft.decide.policies.checkpoint import CheckpointPolicy
 from craft.decide.policies.policy import Policy
 from craft.decide.policies.preempt import PreemptPolicy
-from craft.decide.technique import Technique
-from craft.protocol.config import says
+from craft.decide.step.interval import parse_every
+from craft.decide.techniques.technique import Technique
 from craft.protocol.errors import ConfigError
 from craft.protocol.events import (
     CheckpointAbandoned,
@@ -30,6 +29,7 @@ from craft.protocol.events import (
     WorkerLeft,
     WorkerLost,
 )
+from craft.protocol.values.config import says
 
 
 class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,7 +49,7 @@ class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class Checkpoints(Technique[CheckpointSettings]):
-    """Its hooks are ``worker/saving``: the control word makes all workers take one at the same step boundary."""
+    """Its hooks are ``worker/checkpoint/scheduler``: the control word makes all workers take one at the same step boundary."""
 
     name = "checkpoints"
     summary = "writes the state of the job, in the background, to where a job can go on from it"

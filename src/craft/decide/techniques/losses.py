@@ -16,14 +16,13 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from craft.decide.costs import CostSettings
+from craft.decide.job.loss_costs import CostSettings
+from craft.decide.job.restoration import RestoreSettings
 from craft.decide.policies.loss import LossPolicy
 from craft.decide.policies.policy import Policy
 from craft.decide.policies.restore import RestorePolicy
-from craft.decide.restoration import RestoreSettings
-from craft.decide.settle import LossAnswer
-from craft.decide.technique import Technique
-from craft.protocol.config import says
+from craft.decide.step.settle import LossAnswer
+from craft.decide.techniques.technique import Technique
 from craft.protocol.events import (
     ArrivalsEnded,
     HoldExpired,
@@ -37,6 +36,7 @@ from craft.protocol.events import (
     WorkerLeft,
     WorkerLost,
 )
+from craft.protocol.values.config import says
 
 
 class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,7 +15,7 @@ from craft.decide.policies.last_copy import LastCopyPolicy
 from craft.decide.policies.policy import Policy
 from craft.decide.policies.recover import RecoverPolicy
 from craft.decide.policies.stop import StopPolicy
-from craft.decide.technique import NoSettings, Technique
+from craft.decide.techniques.technique import NoSettings, Technique
 from craft.protocol.events import (
     AbortRequested,
     Answered,

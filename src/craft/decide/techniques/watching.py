@@ -7,17 +7,16 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from craft.decide.divergence import DivergenceAnswer
-from craft.decide.hangs import HangLimits
-from craft.decide.health import HealthSettings
+from craft.decide.detect.divergence import DivergenceAnswer
+from craft.decide.detect.gpu_health import HealthSettings
+from craft.decide.detect.hangs import HangLimits
+from craft.decide.detect.spikes import SpikeRule
+from craft.decide.detect.stragglers import StragglerSettings
 from craft.decide.policies.hang import HangPolicy
 from craft.decide.policies.health import HealthPolicy
 from craft.decide.policies.policy import Policy
 from craft.decide.policies.straggler import StragglerPolicy
-from craft.decide.spikes import SpikeRule
-from craft.decide.stragglers import StragglerSettings
-from craft.decide.technique import Technique
-from craft.protocol.config import says
+from craft.decide.techniques.technique import Technique
 from craft.protocol.events import (
     ConditionSeen,
     NumbersDiverged,
@@ -26,6 +25,7 @@ from craft.protocol.events import (
     StragglerGone,
     WorkerOverdue,
 )
+from craft.protocol.values.config import says
 
 
 class Hang(Technique[HangLimits]):
@@ -80,7 +80,7 @@ class DivergenceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class Divergence(Technique[DivergenceSettings]):
-    """Its hooks are ``worker/numbers``: every worker sees the same numbers, so that nobody has to be asked."""
+    """Its hooks are ``worker/monitor/nonfinite``: every worker sees the same numbers, so that nobody has to be asked."""
 
     name = "divergence"
     summary = "looks at every loss and gradient, and answers one that is not finite, or a spike where that is asked for"
@@ -92,7 +92,7 @@ class Divergence(Technique[DivergenceSettings]):
 
 
 class Stragglers(Technique[StragglerSettings]):
-    """Its hooks are ``worker/pacing``: every worker has the same times, from the control word, and finds the same."""
+    """Its hooks are ``worker/monitor/stragglers``: every worker has the same times, from the control word, and finds the same."""
 
     name = "stragglers"
     summary = "finds workers that are slower than the others, and moves microbatches away from them"
@@ -108,7 +108,7 @@ class Stragglers(Technique[StragglerSettings]):
 
 
 class GpuHealth(Technique[HealthSettings]):
-    """Its eyes are ``worker/health``: every worker looks at the GPU that it uses."""
+    """Its eyes are ``worker/monitor/gpu``: every worker looks at the GPU that it uses."""
 
     name = "gpu_health"
     summary = "watches each worker's GPU for ECC errors, XIDs, heat and falling off the bus"

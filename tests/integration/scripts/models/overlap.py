@@ -5,7 +5,7 @@ import threading
 import torch
 
 import craft
-from craft.telemetry import points
+from craft.telemetry import fault_points
 
 LIMIT_S = 20.0
 
@@ -26,7 +26,7 @@ def wait_until_sent(grad: torch.Tensor) -> None:
         waited.append(sent.wait(LIMIT_S))
 
 
-points.listen(reached)
+fault_points.listen(reached)
 torch.manual_seed(0)
 first, rest = torch.nn.Linear(64, 64), torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
 model = torch.nn.Sequential(first, rest)

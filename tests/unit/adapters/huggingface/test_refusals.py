@@ -11,7 +11,7 @@ from tests.unit.worker.alone import alone, has_trained
 
 from craft.adapters.huggingface import refusals
 from craft.protocol.errors import ConfigError
-from craft.worker.job import Job
+from craft.worker.api.job import Job
 
 ARGUMENTS: dict[str, Any] = {
     "world_size": 1,

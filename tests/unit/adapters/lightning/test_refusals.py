@@ -13,7 +13,7 @@ from lightning.pytorch import callbacks
 from tests.unit.worker.alone import alone, has_trained
 
 from craft.adapters.lightning import refusals
-from craft.adapters.lightning.cut import most_steps
+from craft.adapters.lightning.fit.microbatches import most_steps
 from craft.protocol.errors import ConfigError
 
 

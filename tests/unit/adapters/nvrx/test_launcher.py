@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
+from craft.adapters.nvrx.cloud_events import Teller
 from craft.adapters.nvrx.launcher import Ends, main
-from craft.adapters.nvrx.telling import Teller
 from craft.settings.rundir import RunDir
 
 

@@ -1,0 +1,1 @@
+"""CRAFT beside one of Lightning's own strategies."""

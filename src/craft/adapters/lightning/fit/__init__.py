@@ -1,0 +1,1 @@
+"""How a fit runs: its steps cut into microbatches, or whole on every worker."""

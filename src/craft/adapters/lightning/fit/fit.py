@@ -1,0 +1,133 @@
+"""How one ``fit`` of a trainer is made: what ``CraftStrategy`` asks of it, and what all that follow a job have in common.
+
+``Fit`` itself is Lightning's own loop, without a job. ``microbatches.py`` and ``whole.py`` have the two that make a job's steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from craft.adapters.lightning import leader_output, refusals
+from craft.adapters.lightning.metric_log import Recorder
+from craft.adapters.lightning.progress import Progress, Surroundings
+from craft.adapters.lightning.training_callbacks import averages_of
+from craft.worker.api.steps import Driven, Steps
+
+if TYPE_CHECKING:
+    from craft.adapters.lightning.strategy import CraftStrategy
+
+Native = Callable[..., Any]
+
+
+class Fit:
+    """Lightning's own loop. Each method is called from the hook of the strategy that has its name."""
+
+    def __init__(self, strategy: CraftStrategy, trainer: Any) -> None:
+        self.strategy = strategy
+        self.trainer = trainer
+        self.undo = ExitStack()
+        """What is put back at the end of the fit."""
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        return dataloader
+
+    def on_train_start(self) -> None:
+        pass
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+    def training_step(self, native: Native, *args: Any, **kwargs: Any) -> Any:
+        return native(*args, **kwargs)
+
+    def optimizer_step(
+        self, native: Native, optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        return native(optimizer, closure, *args, **kwargs)
+
+    def on_train_end(self) -> None:
+        pass
+
+    def close(self) -> None:
+        """The fit is over, also by an error."""
+        self.undo.close()
+
+    def __deepcopy__(self, memo: Any) -> Fit:
+        """A copy of a trainer that is made during a fit has no part in it."""
+        return self
+
+    def replace(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        """Put ``function`` in the place of a method of ``owner`` until the fit is over."""
+        setattr(owner, name, function)
+        self.undo.callback(vars(owner).pop, name, None)
+
+
+class Followed(Fit):
+    """A fit whose state follows the job."""
+
+    def __init__(self, strategy: CraftStrategy, trainer: Any) -> None:
+        super().__init__(strategy, trainer)
+        self.recorder = Recorder(strategy.reduce)
+        self.progress = Progress(trainer)
+        self.surroundings = Surroundings(trainer, self.recorder)
+
+    @property
+    def driven(self) -> Driven | None:
+        return self.strategy._driven
+
+    def begin(self, make_steps: Callable[[], Steps], **registered: Any) -> Driven:
+        """Everything is set up, and user code has had its say: meet the others, and take their state if they are on their way."""
+        strategy, job = self.strategy, self.strategy._job
+        refusals.warn_of_what_stays(self.trainer)
+        job.replicate(strategy.model)  # type: ignore[type-var]
+        job.register(**self._registered(), **registered)
+        driven = strategy._driven = Driven(make_steps())
+        driven.next()
+        strategy._take_rank()
+        return driven
+
+    def _registered(self) -> dict[str, Any]:
+        strategy = self.strategy
+        items: dict[str, Any] = {f"optimizer{index}": each for index, each in enumerate(strategy.optimizers)}
+        items |= {f"scheduler{index}": each.scheduler for index, each in enumerate(strategy.lr_scheduler_configs)}
+        if (scaler := getattr(strategy.precision_plugin, "scaler", None)) is not None:
+            items["scaler"] = scaler
+        return items | averages_of(self.trainer) | {"trainer": self.progress, "surroundings": self.surroundings}
+
+    def follow_leader(self) -> None:
+        """After each commit, before anything is written: the worker that is rank 0 now writes."""
+        strategy = self.strategy
+        strategy._take_rank()
+        if self.surroundings.places is None:
+            self.surroundings.places = strategy.broadcast(leader_output.places(self.trainer))
+            leader_output.adopt(self.trainer, self.surroundings.places)
+        if strategy.is_global_zero and not strategy._leads:
+            strategy._leads = True
+            leader_output.take_over(self.trainer)
+
+    def stop(self) -> None:
+        """The job was told to stop: so is the trainer, whatever it was to do at least."""
+        self.trainer.should_stop = True
+        self.trainer.fit_loop.min_epochs = self.trainer.fit_loop.epoch_loop.min_steps = None
+
+
+class Held:
+    """Gradients that a step leaves for the next one, as a part of the training state."""
+
+    beside_the_state = True
+
+    def __init__(self, module: torch.nn.Module | None) -> None:
+        assert module is not None
+        self._module = module
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {name: param.grad for name, param in self._module.named_parameters() if param.grad is not None}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        for name, param in self._module.named_parameters():
+            param.grad = state[name].clone() if name in state else None

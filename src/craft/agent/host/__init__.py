@@ -1,0 +1,1 @@
+"""The parts of a supervisor: workers, relay, lighthouse, preemption, lease."""

@@ -1,0 +1,227 @@
+"""Answers what the lighthouse asks about workers of this host: what each does, its stacks, its own collectives.
+
+It works whatever a worker is doing. What its main thread does stands in memory, what the kernel says in ``/proc``; its stacks
+and the collectives of its script it tells itself, on a thread. Where no thread of it answers, a signal has them written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from craft.agent.host.relay import Relay
+from craft.agent.watchdog import stacks
+from craft.agent.watchdog.watchdog import Regard, Watchdog
+from craft.decide.detect import hangs
+from craft.protocol.generation_log import Entered
+from craft.protocol.values.activity import Phase
+from craft.protocol.values.inspection import CloseUp, Collectives, Look, Looked, RecentStep, Stacks
+from craft.settings.rundir import RunDir
+from craft.telemetry.history import Commit
+from craft.telemetry.records.journal import last_lines
+
+_ANSWER_S = 0.5
+"""A worker that keeps its GIL tells nothing itself."""
+_OWN_S = 1.0
+"""Nor its stacks; but on a busy machine one that could may take a while."""
+_GIL_S = 0.5
+"""Who keeps its GIL for so long is not waited for."""
+_LOADS_S = 1.0
+"""Who waits for data for longer may wait for a process that it forked."""
+MAX_WORKERS = 64
+"""So many are looked at for one question: the answer is one message."""
+_STEPS = 10
+_MEMBERS = 256
+"""So many members of a generation are named: the answer is about one of them."""
+_LONGEST_S = 1.0
+"""A worker that is to end is kept no longer than this for being looked at."""
+
+
+@dataclass(frozen=True)
+class _Question:
+    """One worker that was asked."""
+
+    worker_id: str
+    regard: Regard
+    own: asyncio.Future[Stacks] | None
+    told: asyncio.Future[Collectives] | None
+    time: float
+    generation: int
+    members: tuple[str, ...]
+    """What it acted under when it was asked."""
+
+
+class Looks:
+    """Lives on the agent's event loop."""
+
+    def __init__(self, watchdog: Watchdog, relay: Relay, run_dir: RunDir) -> None:
+        self._watchdog = watchdog
+        self._relay = relay
+        self._run_dir = run_dir
+        self._open: dict[str, int] = {}
+        """Workers that are being looked at, and by how many questions."""
+        self._ends: dict[str, Callable[[], None]] = {}
+        """What is to be done with them afterwards."""
+        self._told: dict[tuple[int, str], asyncio.Future[Collectives]] = {}
+        self._own: dict[tuple[int, str], asyncio.Future[Stacks]] = {}
+        self._asked = 0
+        """Questions of this agent's own, which count downwards."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def ask(self, look: Look) -> None:
+        """Look at workers and send what is found. They are asked before this returns: what follows is not in the answer."""
+        chosen = [each for each in self._watchdog.worker_ids if not look.worker_ids or each in look.worker_ids]
+        questions = [self._ask(look.number, worker_id) for worker_id in chosen[:MAX_WORKERS]]
+        task = asyncio.create_task(self._answer(look.number, [each for each in questions if each is not None]))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _ask(self, number: int, worker_id: str) -> _Question | None:
+        regard = self._watchdog.regard(worker_id)
+        if regard is None:
+            return None
+        own: asyncio.Future[Stacks] | None = None
+        told: asyncio.Future[Collectives] | None = None
+        if regard.view.state != hangs.STOPPED and self._relay.ask_worker(worker_id, Look(number=number)):
+            own = self._own[number, worker_id] = asyncio.get_running_loop().create_future()
+            told = self._told[number, worker_id] = asyncio.get_running_loop().create_future()
+        self._open[worker_id] = self._open.get(worker_id, 0) + 1
+        report = self._relay.reports().get(worker_id)
+        entered = last_lines(self._run_dir.generations(worker_id), 1, Entered)
+        return _Question(
+            worker_id=worker_id,
+            regard=regard,
+            own=own,
+            told=told,
+            time=time.time(),
+            generation=report.generation if report is not None else 0,
+            members=entered[-1].members if entered else (),
+        )
+
+    def then(self, worker_id: str, end: Callable[[], None]) -> None:
+        """Call ``end`` once nobody looks at the worker any more: it is to be ended, and would tell nothing afterwards."""
+        if worker_id not in self._open:
+            end()
+        elif worker_id not in self._ends:
+            self._ends[worker_id] = end
+            asyncio.get_running_loop().call_later(_LONGEST_S, self._end, worker_id)
+
+    def told(self, message: Collectives | Stacks) -> None:
+        """A worker has answered."""
+        place = (message.number, message.worker_id)
+        if isinstance(message, Stacks):
+            own = self._own.get(place)
+            if own is not None and not own.done():
+                own.set_result(message)
+            return
+        waiting = self._told.get(place)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(message)
+
+    async def own_stacks(self, worker_id: str) -> str | None:
+        """Have a worker tell its stacks; None if no thread of it does within moments."""
+        self._asked -= 1
+        place = (self._asked, worker_id)
+        if not self._relay.ask_worker(worker_id, Look(number=self._asked)):
+            return None
+        waiting = self._own[place] = asyncio.get_running_loop().create_future()
+        try:
+            return await _text(waiting)
+        finally:
+            del self._own[place]
+
+    async def _answer(self, number: int, questions: list[_Question]) -> None:
+        try:
+            found = await asyncio.gather(*map(self._close_up, questions))
+        finally:
+            for question in questions:
+                self._told.pop((number, question.worker_id), None)
+                self._own.pop((number, question.worker_id), None)
+                self._done(question.worker_id)
+        await self._relay.send(Looked(number=number, workers=tuple(found)))
+
+    def _done(self, worker_id: str) -> None:
+        self._open[worker_id] -= 1
+        if not self._open[worker_id]:
+            del self._open[worker_id]
+            self._end(worker_id)
+
+    def _end(self, worker_id: str) -> None:
+        if (end := self._ends.pop(worker_id, None)) is not None:
+            end()
+
+    async def _close_up(self, question: _Question) -> CloseUp:
+        text = await self._stacks(question)
+        told = None
+        if question.told is not None:
+            with contextlib.suppress(asyncio.TimeoutError):
+                told = await asyncio.wait_for(question.told, _ANSWER_S)
+        return self._describe(question, text, told)
+
+    async def _stacks(self, question: _Question) -> str:
+        regard = question.regard
+        keeps = regard.gil_kept_s is not None and regard.gil_kept_s > _GIL_S
+        own = await _text(question.own) if question.own is not None and not keeps else None
+        if own is None:
+            # Not before: a handler that looks at the frames of a process that runs can end it.
+            return await stacks.dump(regard.pid, regard.stacks)
+        if regard.doing is not None and regard.doing.phase is Phase.LOADING and (regard.since_s or 0.0) > _LOADS_S:
+            return await stacks.with_children(own, regard.pid, regard.stacks)
+        return own
+
+    def _describe(self, question: _Question, text: str, told: Collectives | None) -> CloseUp:
+        worker_id, regard, members = question.worker_id, question.regard, question.members
+        doing = regard.doing
+        commits = last_lines(self._run_dir.steps(worker_id), 2 * _STEPS, Commit)
+        return CloseUp(
+            worker_id=worker_id,
+            host=self._relay.report.host,
+            pid=regard.pid,
+            time=question.time,
+            state=regard.view.words,
+            stopped=regard.view.state == hangs.STOPPED,
+            phase=doing.phase.word if doing is not None else "",
+            doing=doing.words if doing is not None else "has not said anything yet",
+            since_s=None if regard.since_s is None else round(regard.since_s, 3),
+            step=doing.step if doing is not None else None,
+            microbatch=doing.microbatch if doing is not None else None,
+            gil_kept_s=None if regard.gil_kept_s is None else round(regard.gil_kept_s, 3),
+            generation=question.generation,
+            rank=members.index(worker_id) if worker_id in members else None,
+            members=members[:_MEMBERS],
+            recent_steps=_recent([each for each in commits if each.time <= question.time]),
+            stacks=text,
+            collectives=told if told is not None and told.rank is not None else None,
+        )
+
+
+async def _text(waiting: asyncio.Future[Stacks]) -> str | None:
+    try:
+        return (await asyncio.wait_for(waiting, _OWN_S)).text
+    except asyncio.TimeoutError:
+        return None
+
+
+def _elapsed_s(earlier: Commit | None, commit: Commit) -> float | None:
+    """How long after the one before; None if there is none, or if the clock was set back in between."""
+    if earlier is None or commit.time < earlier.time:
+        return None
+    return round(commit.time - earlier.time, 6)
+
+
+def _recent(commits: list[Commit]) -> tuple[RecentStep, ...]:
+    before = [None, *commits]
+    found = [
+        RecentStep(
+            step=commit.step,
+            generation=commit.generation,
+            time=commit.time,
+            elapsed_s=_elapsed_s(earlier, commit),
+            microbatches=commit.microbatches,
+        )
+        for earlier, commit in zip(before, commits, strict=False)
+    ]
+    return tuple(found[-_STEPS:])

@@ -1,0 +1,158 @@
+"""Run the lighthouse of ``craft run`` as a separate process, and start it again when it ends or is stopped by a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable
+
+from craft.agent.linux import procfs
+from craft.decide.detect.hangs import STOPPED
+from craft.protocol.errors import ConfigError, Unreachable
+from craft.protocol.messages import ending
+from craft.settings.files.private_files import append_private
+from craft.settings.run import RunSettings
+from craft.settings.rundir import START_ANEW, HeldRunDir, RunDir
+
+logger = logging.getLogger(__name__)
+
+_START_S = 60.0
+_RESTART_S = 0.1
+_RESTART_LIMIT_S = 30.0
+_OWN_HOST_LIMIT_S = 10.0
+_LAST_WORDS_S = 1.0
+_END_S = 5.0
+_LOOK_S = 0.25
+_STOP_LIMIT_S = 1.0
+_AT_ONCE = 1 << 16
+_FOR_PEOPLE = "craft lighthouse: "
+
+
+class OwnLighthouse:
+    """Lives on the agent's event loop."""
+
+    def __init__(self, settings: RunSettings, run_dir: RunDir, held: HeldRunDir) -> None:
+        self._settings = settings
+        self._run_dir = run_dir
+        self._held = held
+        self._process: asyncio.subprocess.Process | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._said = b""
+        """The end of what the one that was started last has said."""
+        self._told = ""
+        self._wanted = True
+
+    async def start(self) -> None:
+        """Start it; returns when it listens. Raises ConfigError with what it said if it does not."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True
+            )
+        except OSError as error:
+            raise ConfigError(f"the system gives no process for the lighthouse: {error.strerror or error}") from None
+        assert process.stdout is not None and process.stderr is not None
+        self._said = b""
+        self._listening = asyncio.create_task(self._listen(process.stderr))
+        try:
+            line = await asyncio.wait_for(process.stdout.readline(), _START_S)
+        except asyncio.TimeoutError:
+            process.kill()
+            await process.wait()
+            raise ConfigError(f"the lighthouse did not listen within {_START_S:g} s of its start") from None
+        if not line:
+            code = await process.wait()
+            await self._listening
+            said = self._said.decode(errors="replace").strip().removeprefix(_FOR_PEOPLE)
+            raise ConfigError(said or f"the lighthouse did not start: {ending(code)}, and it did not say why")
+        self._process = process
+
+    async def _listen(self, stream: asyncio.StreamReader) -> None:
+        """Keep what it says in its log, and say what is for people: the log may be on the very disk that is full."""
+        half = unwritten = b""
+        while data := await stream.read(_AT_ONCE):
+            self._said = (self._said + data)[-_AT_ONCE:]
+            unwritten = self._keep(unwritten + data)
+            *lines, half = (half + data).split(b"\n")
+            for line in lines if self._process is not None else ():
+                text = line.decode(errors="replace")
+                if text.startswith(_FOR_PEOPLE) and text != self._told:
+                    self._told = text
+                    logger.error("%s", text)
+        self._keep(unwritten)
+
+    def _keep(self, data: bytes) -> bytes:
+        """Append ``data`` to the log of the lighthouse; return what could not be written: it comes with the next lines."""
+        with contextlib.suppress(OSError), open(append_private(self._run_dir.lighthouse_log), "ab") as file:
+            file.write(data)
+            return b""
+        return data[-_AT_ONCE:]
+
+    def _command(self) -> list[str]:
+        settings = self._settings
+        command = [sys.executable, "-m", "craft.cli.main", "lighthouse", "--with-parent", "--keep"]
+        command += ["--dir", str(self._run_dir.path), "--workers", str(settings.workers)]
+        command += ["--min-workers", str(settings.min_workers)]
+        # With one host there is nobody to go on without it: silence of a busy machine must not end the job.
+        command += ["--port", str(settings.port), "--heartbeat-limit", str(_OWN_HOST_LIMIT_S)]
+        # The effective settings: the file that the user named may change before this is started again.
+        command += ["--config", str(self._run_dir.config)]
+        if settings.chaos:
+            command.append("--chaos")
+        if settings.token_file is not None:
+            command += ["--token-file", str(settings.token_file)]
+        return command
+
+    async def keep(self, on_start: Callable[[], None]) -> None:
+        """Start it again whenever it ends; training does not wait for it."""
+        while True:
+            assert self._process is not None
+            code = await self._see_through(self._process)
+            if not self._wanted:
+                return
+            logger.info("the lighthouse ended (%s): starting it again", ending(code))
+            await self._start_again()
+            on_start()
+
+    async def _see_through(self, process: asyncio.subprocess.Process) -> int:
+        """Wait for its end; end it if a signal has stopped it. Its keeper does the same for the process that serves."""
+        ended = asyncio.ensure_future(process.wait())
+        stopped = 0
+        while not (await asyncio.wait((ended,), timeout=_LOOK_S))[0]:
+            stopped = stopped + 1 if procfs.state(process.pid) == STOPPED else 0
+            if stopped == round(_STOP_LIMIT_S / _LOOK_S) and self._wanted:
+                logger.warning("the lighthouse was stopped by a signal: it is killed, and started again")
+                process.kill()
+        return ended.result()
+
+    async def _start_again(self) -> None:
+        """What kept it from starting may pass: the one before may still be ending, a disk may be full for a moment."""
+        deadline, said = time.monotonic() + _RESTART_LIMIT_S, ""
+        while True:
+            await asyncio.sleep(_RESTART_S)
+            if trouble := self._held.trouble():
+                raise Unreachable(f"{trouble}, and the lighthouse cannot go on without it. {START_ANEW}")
+            try:
+                return await self.start()
+            except ConfigError as error:
+                if time.monotonic() > deadline:
+                    raise Unreachable(f"the lighthouse cannot be started again: {error}") from None
+                if str(error) != said:
+                    said = str(error)
+                    logger.warning("the lighthouse does not start, and is tried again: %s", error)
+
+    async def end(self) -> None:
+        self._wanted = False
+        if self._process is not None and self._process.returncode is None:
+            self._process.terminate()
+            try:
+                await asyncio.wait_for(self._process.wait(), _END_S)
+            except asyncio.TimeoutError:
+                # Stopped by somebody, or a disk that does not answer.
+                self._process.kill()
+                await self._process.wait()
+        if self._listening is not None:
+            # What it said last is on its way.
+            await asyncio.wait((self._listening,), timeout=_LAST_WORDS_S)

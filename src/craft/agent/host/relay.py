@@ -1,0 +1,314 @@
+"""Between workers and lighthouse: reports up, directives down. Keeps the latest of each, and sends it again on reconnect.
+
+How often it speaks is the lighthouse's to say (``Pace``): in a job of few hosts every change is reported at once and every
+heartbeat is a report; in a large one mere progress waits, and most heartbeats are only that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+from msgspec.structs import replace
+
+from craft.protocol.errors import ConfigError, MalformedMessage, Unauthorized
+from craft.protocol.events import WorkerOverdue
+from craft.protocol.heartbeats import Heartbeat, Pace, Update
+from craft.protocol.messages import Directive, Exited, HostReport, Preemption, WorkerReport
+from craft.protocol.values.inspection import Collectives, Look, Looked, Stacks
+from craft.wire import codec
+from craft.wire.auth import bearer
+from craft.wire.deltas import updated
+from craft.wire.tls import explain
+
+logger = logging.getLogger(__name__)
+
+_RECONNECT_S = 0.2
+_SAID_S = 60.0
+"""So long the end of a worker is repeated."""
+_TOGETHER_S = 0.02
+"""Mere progress of workers within this time goes in one report: a host of many workers does not send one for each."""
+_CONNECT_LIMIT_S = 1.0
+_HANDSHAKE_LIMIT_S = 10.0
+"""A lighthouse that takes a connection and does not answer for so long is tried again on another one."""
+_UNANSWERED_LIMIT_MS = 2000
+"""After so long without an acknowledgement by the other side's kernel a connection is given up, and a new one tried:
+left to itself, TCP waits ever longer, and would be late to notice that a cut line is whole again."""
+
+
+class Relay:
+    """Lives on the agent's event loop."""
+
+    def __init__(
+        self,
+        host: str,
+        url: str,
+        token: str,
+        on_directive: Callable[[Directive], None],
+        tls: ssl.SSLContext | None = None,
+        session: Callable[..., Any] = aiohttp.ClientSession,
+    ) -> None:
+        self.report = HostReport(host=host, pid=os.getpid(), sequence=0)
+        self.directive: Directive | None = None
+        self.connected = asyncio.Event()
+        self.url = url
+        self._token = token
+        self._tls = tls
+        self._session = session
+        self._on_directive = on_directive
+        self._changed = asyncio.Event()
+        self._pace = Pace()
+        self._urgent = 0
+        """The newest report that has something which must not wait."""
+        self._soon: asyncio.TimerHandle | None = None
+        self._connection: aiohttp.ClientWebSocketResponse[Any] | None = None
+        self.on_look: Callable[[Look], None] = lambda _: None
+        """Called when the lighthouse wants to know more of workers."""
+        self.on_told: Callable[[Collectives | Stacks], None] = lambda _: None
+        """Called when a worker has answered what it was asked."""
+        self._workers: dict[str, asyncio.StreamWriter] = {}
+        self._listening: dict[str, asyncio.Task[Any]] = {}
+        """What takes a worker's reports, until it hangs up."""
+        self._found: dict[str, WorkerOverdue] = {}
+        self._phases: dict[str, str] = {}
+        self._away_since: float | None = time.monotonic()
+        """Since when there is no connection to the lighthouse."""
+
+    def reports(self) -> dict[str, WorkerReport]:
+        return {report.member.worker_id: report for report in self.report.workers}
+
+    def unwritten(self) -> str:
+        """Why a worker that lives cannot write down its steps; empty: all can."""
+        ended = {each.worker_id for each in self.report.exited}
+        living = (report for report in self.report.workers if report.member.worker_id not in ended)
+        return next((report.unwritten for report in living if report.unwritten), "")
+
+    def carried_bytes(self) -> int:
+        """How much memory a worker that joins should set aside; 0 while nobody here knows."""
+        return max((report.carried_bytes for report in self.report.workers), default=0)
+
+    def ended(self, exited: Exited) -> None:
+        """A worker's process ended; the lighthouse hears of it at once."""
+        for known in (self._workers, self._listening, self._found, self._phases):
+            known.pop(exited.worker_id, None)
+        kept = self._still_worth_saying()
+        gone = {each.worker_id for each in self.report.exited} - {each.worker_id for each in kept}
+        workers = tuple(report for report in self.report.workers if report.member.worker_id not in gone)
+        self._update(exited=(*kept, exited), workers=workers)
+
+    def _still_worth_saying(self) -> tuple[Exited, ...]:
+        """Ends that a lighthouse may not know of yet: not those that were said long ago, on a connection that lasts."""
+        if self.silent_s() > 0:
+            return self.report.exited
+        return tuple(each for each in self.report.exited if time.time() - each.time < _SAID_S)
+
+    def silent_s(self) -> float:
+        """For how long there has been no connection to the lighthouse; 0 while there is one."""
+        return 0.0 if self._away_since is None else time.monotonic() - self._away_since
+
+    def say(self, **changes: str | float | Preemption | None) -> None:
+        """Change what this host says of itself."""
+        self._update(True, **changes)
+
+    def found(self, worker_id: str, overdue: WorkerOverdue | None) -> None:
+        """The watchdog found something about a worker, or, None, that all is well with it again."""
+        if overdue is not None:
+            self._found[worker_id] = overdue
+        elif self._found.pop(worker_id, None) is None:
+            return
+        if worker_id in self.reports():
+            self.take(self.reports()[worker_id])
+
+    def doing(self, phases: dict[str, str]) -> None:
+        """What each worker is doing right now; the next report says so."""
+        if phases != self._phases:
+            self._phases = phases
+            self._update(urgent=False, workers=tuple(map(self._seen, self.report.workers)))
+
+    def _seen(self, report: WorkerReport) -> WorkerReport:
+        """A worker's report, with what this agent sees of it."""
+        worker_id = report.member.worker_id
+        return replace(report, phase=self._phases.get(worker_id, ""), overdue=self._found.get(worker_id))
+
+    async def serve_worker(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take one worker's reports; called by the Unix server for each connection."""
+        worker_id = None
+        try:
+            while True:
+                size = codec.frame_size(await reader.readexactly(codec.HEADER_BYTES))
+                message = codec.decode(await reader.readexactly(size))
+                if isinstance(message, Collectives | Stacks) and worker_id is not None:
+                    self.on_told(replace(message, worker_id=worker_id))
+                    continue
+                if not isinstance(message, WorkerReport):
+                    raise MalformedMessage(f"a worker sent a {type(message).__qualname__}")
+                if worker_id is None:
+                    worker_id = message.member.worker_id
+                    self._workers[worker_id] = writer
+                    self._listening[worker_id] = asyncio.current_task()  # type: ignore[assignment]
+                    if self.directive is not None:
+                        writer.write(codec.frame(self.directive))
+                self.take(message)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            # Its process ended; the fork server says how.
+            return
+        except MalformedMessage as error:
+            logger.warning("worker %s: %s", worker_id or "?", error)
+        finally:
+            writer.close()
+
+    async def hear_out(self, worker_id: str, limit_s: float) -> None:
+        """Return when all is heard that a worker said before its process ended, or after ``limit_s``.
+
+        Something that it had forked may still hold its connection open.
+        """
+        listening = self._listening.pop(worker_id, None)
+        if listening is not None:
+            await asyncio.wait({listening}, timeout=limit_s)
+
+    def ask_worker(self, worker_id: str, look: Look) -> bool:
+        """Ask a worker; False if there is no connection to it."""
+        writer = self._workers.get(worker_id)
+        if writer is None:
+            return False
+        writer.write(codec.frame(look))
+        return True
+
+    async def send(self, message: Looked) -> None:
+        """Send an answer, if the lighthouse is still there to hear it."""
+        if self._connection is not None:
+            with contextlib.suppress(ConnectionError, aiohttp.ClientError):
+                data = codec.pack(message)
+                await (self._connection.send_str(data) if isinstance(data, str) else self._connection.send_bytes(data))
+
+    def take(self, report: WorkerReport) -> None:
+        """Put a worker's report into this host's."""
+        known = self.reports()
+        before = known.get(report.member.worker_id)
+        report = known[report.member.worker_id] = self._seen(report)
+        self._update(
+            urgent=before is None or _but_progress(before) != _but_progress(report), workers=tuple(known.values())
+        )
+
+    def _update(self, urgent: bool = True, **changes: object) -> None:
+        self.report = replace(self.report, sequence=self.report.sequence + 1, **changes)
+        if urgent:
+            self._send_now()
+        elif not self._pace.progress_s and self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(_TOGETHER_S, self._send_now)
+
+    def _send_now(self) -> None:
+        """What there is to say must not wait."""
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        self._urgent = self.report.sequence
+        self._changed.set()
+
+    async def follow_lighthouse(self) -> None:
+        """Keep a connection to the lighthouse; it may go away and come back."""
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_LIMIT_S)
+        async with self._session(headers=bearer(self._token), timeout=limits) as session:
+            while True:
+                try:
+                    async with await asyncio.wait_for(self._greet(session), _HANDSHAKE_LIMIT_S) as connection:
+                        self.connected.set()
+                        self._away_since = None
+                        await self._converse(connection)
+                except aiohttp.WSServerHandshakeError as error:
+                    if error.status in (401, 403):
+                        raise Unauthorized(f"the lighthouse at {self.url} does not accept our token") from None
+                    logger.warning("the lighthouse at %s answers %s", self.url, error.status)
+                except asyncio.TimeoutError:
+                    # It may have gone just then, or be stopped: the kernel of its host takes connections for it.
+                    logger.info("the lighthouse at %s did not answer within %g s", self.url, _HANDSHAKE_LIMIT_S)
+                except (aiohttp.ClientError, OSError) as error:
+                    logger.info("the lighthouse at %s is out of reach: %s", self.url, explain(error, self.url) or error)
+                self._away_since = self._away_since or time.monotonic()
+                await asyncio.sleep(_RECONNECT_S)
+
+    async def _greet(self, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse[Any]:
+        return await session.ws_connect(
+            f"{self.url}/v1/agent", max_msg_size=codec.MAX_MESSAGE_BYTES, autoping=True, ssl=self._tls or True
+        )
+
+    async def _converse(self, connection: aiohttp.ClientWebSocketResponse[Any]) -> None:
+        wire = connection.get_extra_info("socket")
+        if wire is not None:
+            wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_LIMIT_MS)
+        self._pace = Pace()
+        self._connection = connection
+        sending = asyncio.create_task(self._send_reports(connection))
+        said: Directive | None = None
+        try:
+            while True:
+                message = await connection.receive()
+                if message.type == aiohttp.WSMsgType.CLOSE and message.data == aiohttp.WSCloseCode.POLICY_VIOLATION:
+                    raise ConfigError(f"the lighthouse at {self.url} refuses this agent: {message.extra}")
+                if message.type not in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
+                    break
+                heard = self.decode(said, message.data)
+                if isinstance(heard, Look):
+                    self.on_look(heard)
+                said = self._hear(heard) or said
+        except MalformedMessage as error:
+            logger.warning("the lighthouse sent rubbish: %s", error)
+        finally:
+            self._connection = None
+            sending.cancel()
+
+    def decode(self, said: Directive | None, data: str | bytes) -> codec.Message:
+        """Return what a frame says; ``said`` is the directive that came before it on the same connection."""
+        message = codec.unpack(data)
+        return updated(said, message) if isinstance(message, Update) else message
+
+    def _hear(self, message: codec.Message) -> Directive | None:
+        if isinstance(message, Pace):
+            self._pace = message
+            self._changed.set()
+        if not isinstance(message, Directive):
+            return None
+        self._pass_on(message)
+        return message
+
+    async def _send_reports(self, connection: aiohttp.ClientWebSocketResponse[Any]) -> None:
+        sent, when = -1, 0.0
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                self._changed.clear()
+                if self._urgent > sent or time.monotonic() - when >= self._pace.progress_s:
+                    if self.report.sequence == sent:
+                        self.report = replace(self.report, sequence=sent + 1)
+                    sent, when = self.report.sequence, time.monotonic()
+                    await connection.send_str(codec.encode(self.report).decode())
+                else:
+                    await connection.send_str(codec.encode(Heartbeat(sequence=sent)).decode())
+                # Cheaper than wait_for, which would make a task of its own for every heartbeat.
+                timer = loop.call_later(self._pace.heartbeat_s, self._changed.set)
+                await self._changed.wait()
+                timer.cancel()
+        except (ConnectionError, aiohttp.ClientError):
+            # The receiving side sees the same and reconnects.
+            return
+
+    def _pass_on(self, directive: Directive) -> None:
+        self.directive = directive
+        if self._workers:
+            data = codec.frame(directive)
+            for writer in self._workers.values():
+                writer.write(data)
+        self._on_directive(directive)
+
+
+def _but_progress(report: WorkerReport) -> WorkerReport:
+    """Without what changes all the time and moves nobody to act."""
+    return replace(report, sequence=0, step=0, metrics={}, step_s=0.0, times=None, phase="")

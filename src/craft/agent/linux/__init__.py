@@ -1,0 +1,1 @@
+"""What an agent asks of the kernel: forks, /proc, scratch space."""

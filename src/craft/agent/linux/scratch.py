@@ -1,0 +1,54 @@
+"""The agent's folder for its socket and for what workers write there all the time: in memory, and gone with the agent.
+
+An agent that is killed cannot remove its own; the next one on the same machine does. A folder is in use as long as its
+file ``lock`` is locked, which the kernel ends with the process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from craft.settings.files.private_files import open_private
+from craft.wire.activity import memory_folder
+
+_PREFIX = "craft-"
+
+
+class Scratch:
+    """A new folder, in use until ``close`` or the end of this process."""
+
+    def __init__(self, parent: Path | None = None) -> None:
+        parent = parent or memory_folder()
+        sweep(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        # Locked before it has its name: whoever sweeps must never find one that is not locked yet.
+        unnamed = self.path / "lock.new"
+        self._lock = open_private(unnamed, os.O_RDWR | os.O_CREAT)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        unnamed.rename(self.path / "lock")
+
+    def close(self) -> None:
+        """Remove it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def sweep(parent: Path) -> None:
+    """Remove the folders of agents of this user that are no more."""
+    for lock in parent.glob(f"{_PREFIX}*/lock"):
+        try:
+            fd = open_private(lock, os.O_RDWR)
+        except OSError:
+            # Another user's, or gone meanwhile.
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(fd)

@@ -1,0 +1,176 @@
+"""The agent of workers that torchrun started: it adopts them, and starts nobody. Run as a process by the first of them.
+
+Its life: from the first worker to the end of torchrun and of all its workers. It sees them die by their pidfds, and how by
+what the kernel keeps of them. Who comes in the place of a lost worker is torchrun's business; one that comes when the job
+is over hears how it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import functools
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from craft.agent.linux.forkserver import Ended
+from craft.agent.linux.syscalls import how_it_ended
+from craft.agent.supervisor import Outcome, Supervisor
+from craft.protocol.errors import CraftError
+from craft.protocol.messages import WorkerReport
+from craft.protocol.values.attach import Adopt, Adopted
+from craft.settings.files.private_files import open_private
+from craft.settings.run import RunSettings, resolve, write_effective
+from craft.settings.rundir import RunDir
+from craft.telemetry.text import logs
+from craft.telemetry.text.plain_text import indented
+
+logger = logging.getLogger(__name__)
+
+How: TypeAlias = "tuple[int | None, int | None]"
+"""Exit code and signal of a process that has ended; neither is known of one that somebody else looked at first."""
+
+_BY_ITSELF_S = 10.0
+"""So long a worker whose script has failed, or whose job is over, has to end by itself."""
+
+
+class Adopter(Supervisor):
+    """A supervisor without a fork server."""
+
+    def __init__(self, settings: RunSettings, run_dir: RunDir, folder: Path, torchrun_pid: int) -> None:
+        super().__init__(settings, run_dir, lambda _: None)
+        self._folder = folder
+        self._torchrun_pid = torchrun_pid
+        self._torchrun_over = asyncio.Event()
+
+    async def _serve_forks(self) -> None:
+        """Take on whoever asks, for as long as this agent is there."""
+        self._follow(self._torchrun_pid, self._torchrun_ended)
+        if self._found.get("exit_code") is not None:
+            # The job was over before this agent came: whoever is taken on until it hears so would leave as if all were well.
+            await asyncio.shield(self._over)
+        server = await asyncio.start_unix_server(self._adopt, path=str(self._folder / "adopt"))
+        async with server:
+            await server.serve_forever()
+
+    async def _start_workers(self) -> None:
+        """They come by themselves."""
+
+    async def _adopt(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            request = msgspec.json.decode(await reader.readline(), type=Adopt)
+            writer.write(msgspec.json.encode(self._answer(request)) + b"\n")
+            await writer.drain()
+        except (OSError, ValueError, msgspec.DecodeError) as error:
+            logger.warning("a process that wanted to be a worker is none: %s", error)
+        finally:
+            writer.close()
+
+    def _answer(self, request: Adopt) -> Adopted:
+        if self._over.done():
+            outcome = self._over.result()
+            return Adopted(reason=f"the job is over: {outcome.reason}", exit_code=outcome.exit_code)
+        worker_id, environment = self._crew.adopt(request.local_rank, request.pid, late=self._has_begun())
+        self._follow(request.pid, functools.partial(self._worker_ended, worker_id))
+        return Adopted(environment=environment)
+
+    def _follow(self, pid: int, ended: Callable[[How], None]) -> None:
+        """Have ``ended`` called when a process, which is not ours to wait for, is no more."""
+        loop = asyncio.get_running_loop()
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            loop.call_soon(ended, (None, None))
+            return
+
+        def over() -> None:
+            loop.remove_reader(fd)
+            how = how_it_ended(pid, fd)
+            os.close(fd)
+            ended(how)
+
+        loop.add_reader(fd, over)
+
+    def _worker_ended(self, worker_id: str, how: How) -> None:
+        exit_code, signal = how
+        self._ended(Ended(worker_id=worker_id, exit_code=exit_code, signal=signal, time=time.time()))
+
+    def _take_end(self, message: Ended) -> None:
+        super()._take_end(message)
+        self._look_for_the_end()
+
+    def _replaces(self, message: Ended, report: WorkerReport | None) -> bool:
+        return False
+
+    def _end_fenced(self, worker_id: str) -> None:
+        """One that fails is about to end by itself, and torchrun is to see how."""
+        assert self.relay is not None
+        report = self.relay.reports().get(worker_id)
+        end = functools.partial(super()._end_fenced, worker_id)
+        if report is not None and report.failed is not None:
+            asyncio.get_running_loop().call_later(_BY_ITSELF_S, end)
+        else:
+            end()
+
+    def _end_starting(self, asked: dict[str, float]) -> None:
+        """They end by themselves, and torchrun is to see how."""
+
+    async def _see_out(self, outcome: Outcome) -> Outcome:
+        await self._crew.wait(_BY_ITSELF_S)
+        outcome = await super()._see_out(outcome)
+        assert self.relay is not None
+        if self.relay.directive is not None and self.relay.directive.stopping:
+            # torchrun may be about to start its workers again: they end as the job did, and so does torchrun.
+            ended = asyncio.ensure_future(self._torchrun_over.wait())
+            either: set[asyncio.Future[Any]] = {ended, self._interrupted}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+        return outcome
+
+    def _torchrun_ended(self, how: How) -> None:
+        self._torchrun_over.set()
+        self._exhausted("torchrun has ended")
+        self._look_for_the_end()
+
+    def _look_for_the_end(self) -> None:
+        if self._torchrun_over.is_set() and not self._crew.living:
+            self._finish(Outcome(exit_code=0, reason="torchrun has ended, and its workers"))
+
+
+async def _run(settings: RunSettings, run_dir: RunDir, folder: Path, torchrun_pid: int) -> Outcome:
+    return await Adopter(settings, run_dir, folder, torchrun_pid).run()
+
+
+def main() -> int:
+    """Entry of the process: where it is met, torchrun's process id, the run directory, workers of this host."""
+    folder, torchrun_pid, run_dir, workers = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
+    logs.begin(logging.INFO, logs.IN_FILES)
+    # As long as this is locked, whoever tidies up lets the folder be.
+    lock = open_private(folder / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.suppress(FileNotFoundError):
+        (folder / "adopt").unlink()
+    try:
+        resolved = resolve({"script": "torchrun", "as_module": True, "workers": workers}, None)
+        write_effective(RunDir(run_dir).config, resolved)
+        outcome = asyncio.run(_run(resolved.settings, RunDir(run_dir), folder, torchrun_pid))
+    except CraftError as error:
+        print(indented(f"craft: {error}"), file=sys.stderr)
+        return 2
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    logger.info("ends: %s", outcome.reason)
+    return outcome.exit_code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

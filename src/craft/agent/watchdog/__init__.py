@@ -1,0 +1,1 @@
+"""Watch the workers of this host, and take their stacks."""

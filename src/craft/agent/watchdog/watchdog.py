@@ -1,0 +1,351 @@
+"""The agent's watchdog over its own workers: who has been at one thing for too long, or is stopped.
+
+The supervisor calls ``add`` when a worker was forked, ``remove`` when it ended, and ``look`` every 0.1 s: that reads a
+page of memory and two small files of ``/proc`` per worker and never blocks. What comes out are ``Suspect`` values.
+``examine`` asks one of them for its stacks, and puts them into its log; what comes out is a ``Hang``, with a sentence for
+the journal. Which of them hold up the others is the lighthouse's to decide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from craft.agent.linux import procfs
+from craft.agent.linux.host_access import Outside
+from craft.agent.linux.procfs import Glance
+from craft.agent.watchdog import stacks
+from craft.decide.detect import hangs
+from craft.decide.detect.hangs import HangLimits, Overdue
+from craft.protocol.values.activity import Doing
+
+logger = logging.getLogger(__name__)
+
+_AWAY_S = 1.0
+"""Longer between two looks, and the watchdog itself did not run, nor perhaps anybody: that time counts against no worker."""
+_BUSY = 0.5
+_IDLE = 0.02
+_GIL_WORTH_SAYING_S = 1.0
+
+
+class KernelView(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kernel says about a suspect; CPU times are since its phase began."""
+
+    state: str
+    wchan: str
+    elapsed_s: float
+    main_cpu_s: float
+    other_cpu_s: float
+    """Of all its other threads."""
+    num_threads: int
+    stopped_children: tuple[int, ...] = ()
+    """Process ids of what it forked and a signal stopped: a data loader that will never answer."""
+
+    @property
+    def words(self) -> str:
+        """For people: ``asleep in the kernel (hrtimer_nanosleep), no CPU used``."""
+        where = f" ({self.wchan})" if self.wchan else ""
+        states = {
+            "R": "running",
+            "S": f"asleep in the kernel{where}",
+            "D": f"in a wait of the kernel's that nothing can interrupt{where}: a disk, a network file system, a driver",
+            "T": f"stopped by a signal{where}",
+        }
+        text = f"{states.get(self.state, f'in state {self.state}{where}')}, {self._cpu()}"
+        if self.other_cpu_s > max(_IDLE * self.elapsed_s, 0.05):
+            text += f"; its other threads used {self.other_cpu_s:.1f} s"
+        for child in self.stopped_children:
+            text += f"; its child process {child} is stopped by a signal"
+        return text
+
+    def _cpu(self) -> str:
+        if self.main_cpu_s <= max(_IDLE * self.elapsed_s, 0.02):
+            return "no CPU used"
+        busy = "busy: " if self.main_cpu_s > _BUSY * self.elapsed_s else ""
+        return f"{busy}{self.main_cpu_s:.1f} s of CPU used"
+
+
+class Regard(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker as it is seen from outside, whether it is overdue or not."""
+
+    pid: int
+    view: KernelView
+    doing: Doing | None
+    since_s: float | None
+    """For how long it has been doing that."""
+    gil_kept_s: float | None
+    """For how long no other Python thread of it has run, where that is worth saying."""
+    stacks: Path
+    """Where it writes its stacks when it is asked for them."""
+
+
+class Suspect(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that is overdue; somebody may be held up by it, or not."""
+
+    worker_id: str
+    pid: int
+    overdue: Overdue
+    seen: float
+    """When, on the clock that never goes back."""
+
+
+class Hang(msgspec.Struct, frozen=True, kw_only=True):
+    """A suspect from close up, with all there is to say about it."""
+
+    worker_id: str
+    pid: int
+    overdue: Overdue
+    view: KernelView
+    stack: str
+    """The stacks of its threads, or the kernel's view where it could not be asked; at most 16 KB."""
+
+    @property
+    def sentence(self) -> str:
+        """``computing microbatch 3 of step 41 for 12.3 s (limit 10 s); asleep in the kernel (...), no CPU used``."""
+        if self.overdue.cause == "stopped":
+            return self.overdue.words
+        return f"{self.overdue.words}; {self.view.words}{self._gil()}"
+
+    def _gil(self) -> str:
+        doing = self.overdue.doing
+        if doing is None or doing.beat is None or self.overdue.cause == "gil":
+            return ""
+        kept_s = doing.since + self.overdue.elapsed_s - doing.beat
+        return f"; it keeps the GIL (for {kept_s:.1f} s)" if kept_s > _GIL_WORTH_SAYING_S else ""
+
+
+class _Watched:
+    """One worker, and what must be remembered of it from look to look."""
+
+    def __init__(
+        self, worker_id: str, pid: int, activity: Path, stacks_path: Path, log: Path, outside: Outside
+    ) -> None:
+        self.worker_id = worker_id
+        self.pid = pid
+        self.stacks = stacks_path
+        self.log = log
+        self.process = outside.process_files(pid)
+        self.doing: Doing | None = None
+        self.began: Glance | None = None
+        """What the kernel said when the phase was seen first."""
+        self._reader = outside.activity(activity)
+        self._stopped_at: float | None = None
+        self._stopped_cpu_s = 0.0
+        self._forgiven_s = 0.0
+
+    def look(self, now: float, gap_s: float, limits: HangLimits) -> Overdue | None:
+        away_s = max(0.0, gap_s - _AWAY_S)
+        glance = self.process.glance()
+        if glance is None or glance.state in hangs.DEAD:
+            return None
+        traced = glance.state == hangs.TRACED
+        # Who may not run cannot get on: a stop has a limit of its own.
+        self._forgiven_s += gap_s if traced or glance.state == hangs.STOPPED else away_s
+        new = self._follow(glance)
+        if glance.state != hangs.STOPPED:
+            self._stopped_at = None
+        elif self._stopped_at is None or away_s > 0 or glance.cpu_s > self._stopped_cpu_s:
+            # Who has used CPU since was not stopped all the time: stopped again and again, it is slow, and no more.
+            self._stopped_at, self._stopped_cpu_s = now, glance.cpu_s
+        if self._stopped_at is not None:
+            return hangs.stopped(glance.state, self._stopped_at, now, self.doing, limits)
+        # A phase is judged from its second look on: the first one may have met the worker in the middle of its writing.
+        if new or traced or self.doing is None:
+            return None
+        found = hangs.overdue(self.doing, now, limits)
+        # A debugger that lets it run for a moment is still a debugger.
+        return found if found is not None and not procfs.is_traced(self.pid) else None
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped_at is not None
+
+    def _follow(self, glance: Glance) -> bool:
+        """Take in what the worker says; True if it is something new."""
+        doing = self._reader.read()
+        if doing is None:
+            return self.doing is None
+        new = self.doing is None or doing.changes != self.doing.changes
+        if new:
+            self.began, self._forgiven_s = glance, 0.0
+        self.doing = doing.shifted(self._forgiven_s) if self._forgiven_s else doing
+        return new
+
+    def fresh(self) -> Doing | None:
+        """What it does right now; what it did at the last look, if that cannot be read."""
+        return self._reader.read() or self.doing
+
+    def view(self, elapsed_s: float) -> KernelView:
+        glance = self.process.glance()
+        began = self.began or glance
+        if glance is None or began is None:
+            return KernelView(state="X", wchan="", elapsed_s=elapsed_s, main_cpu_s=0, other_cpu_s=0, num_threads=0)
+        main = glance.main_cpu_s - began.main_cpu_s
+        return KernelView(
+            state=glance.state,
+            wchan=procfs.wchan(self.pid),
+            elapsed_s=elapsed_s,
+            main_cpu_s=main,
+            other_cpu_s=max(0.0, glance.cpu_s - began.cpu_s - main),
+            num_threads=glance.num_threads,
+            stopped_children=tuple(
+                child for child in procfs.children(self.pid) if procfs.state(child) == hangs.STOPPED
+            ),
+        )
+
+    def got_on(self, overdue: Overdue) -> bool:
+        """Whether it is past what was overdue."""
+        if overdue.cause == "stopped":
+            glance = self.process.glance()
+            return glance is not None and glance.state != hangs.STOPPED
+        before, now = overdue.doing, self._reader.read()
+        if before is None or now is None:
+            return False
+        if overdue.cause != "gil" or before.beat is None or now.beat is None:
+            return now.changes != before.changes
+        # Relative to the phase: what is forgiven moves both.
+        return now.changes != before.changes or now.beat - now.since > before.beat - before.since + 1e-3
+
+    def close(self) -> None:
+        self.process.close()
+        self._reader.close()
+
+
+async def _nobody(worker_id: str) -> None:
+    """Before there is anybody to ask."""
+
+
+class Watchdog:
+    """Lives on the agent's event loop."""
+
+    def __init__(
+        self,
+        limits: HangLimits,
+        clock: Callable[[], float] = time.monotonic,
+        outside: Outside | None = None,
+    ) -> None:
+        self._limits = limits
+        self._outside = outside or Outside()
+        self._clock = clock
+        self._watched: dict[str, _Watched] = {}
+        self.ask_worker: Callable[[str], Awaitable[str | None]] = _nobody
+        """Has a worker tell its stacks itself; None if it does not within moments."""
+        self._looked: float | None = None
+        self._unwatched: dict[str, tuple[int, Path, Path, Path]] = {}
+
+    def add(self, worker_id: str, pid: int, activity: Path, stacks: Path, log: Path) -> None:
+        """Watch a worker from now on. The files need not be there yet; a process that is gone already is not watched."""
+        self.remove(worker_id)
+        try:
+            self._watched[worker_id] = _Watched(worker_id, pid, activity, stacks, log, self._outside)
+        except (FileNotFoundError, ProcessLookupError):
+            # Whoever sees its end will say so.
+            return
+        except OSError as error:
+            logger.warning("%s is not watched for hangs yet: %s. This is tried again", worker_id, error.strerror)
+            self._unwatched[worker_id] = (pid, activity, stacks, log)
+
+    def _watch_at_last(self) -> None:
+        """Watch those of whom the system gave no view before, such as for too many open files."""
+        for worker_id, given in list(self._unwatched.items()):
+            with contextlib.suppress(OSError):
+                self._watched[worker_id] = _Watched(worker_id, *given, self._outside)
+                del self._unwatched[worker_id]
+
+    def remove(self, worker_id: str) -> None:
+        self._unwatched.pop(worker_id, None)
+        watched = self._watched.pop(worker_id, None)
+        if watched is not None:
+            watched.close()
+
+    def look(self) -> tuple[Suspect, ...]:
+        """Return who is overdue right now; the same ones again at the next look, as long as they are."""
+        self._watch_at_last()
+        now = self._clock()
+        gap_s = 0.0 if self._looked is None else now - self._looked
+        self._looked = now
+        found = ((each, each.look(now, gap_s, self._limits)) for each in self._watched.values())
+        return tuple(
+            Suspect(worker_id=each.worker_id, pid=each.pid, overdue=overdue, seen=now)
+            for each, overdue in found
+            if overdue is not None
+        )
+
+    def stopped(self) -> frozenset[str]:
+        """Who was stopped by a signal at the last look, for however short a time."""
+        return frozenset(worker_id for worker_id, each in self._watched.items() if each.is_stopped)
+
+    def activities(self) -> dict[str, Doing]:
+        """What each worker was doing at the last look, as far as it has said so."""
+        return {worker_id: each.doing for worker_id, each in self._watched.items() if each.doing is not None}
+
+    def regard(self, worker_id: str) -> Regard | None:
+        """Return what is seen of a worker without asking it; None if it is not watched."""
+        watched = self._watched.get(worker_id)
+        if watched is None:
+            return None
+        now, doing = self._clock(), watched.fresh()
+        since_s = now - doing.since if doing is not None else None
+        kept_s = now - doing.beat if doing is not None and doing.beat is not None else 0.0
+        return Regard(
+            pid=watched.pid,
+            view=watched.view(since_s or 0.0),
+            doing=doing,
+            since_s=since_s,
+            gil_kept_s=kept_s if kept_s > _GIL_WORTH_SAYING_S else None,
+            stacks=watched.stacks,
+        )
+
+    @property
+    def worker_ids(self) -> tuple[str, ...]:
+        return tuple(self._watched)
+
+    def waiting_s(self) -> dict[str, float]:
+        """For how long each worker that is in the exchange has been there."""
+        now = self._looked or 0.0
+        doing = self.activities()
+        return {each: now - doing[each].since for each in doing if doing[each].phase in hangs.WAITING}
+
+    def held_up(self) -> tuple[Suspect, ...]:
+        """Who waits in the exchange for longer than ever, as of the last look: not to blame, but worth a question."""
+        now = self._looked or 0.0
+        found = (
+            (each, hangs.held_up(each.doing, now, self._limits))
+            for each in self._watched.values()
+            if each.doing is not None
+        )
+        return tuple(
+            Suspect(worker_id=each.worker_id, pid=each.pid, overdue=overdue, seen=now)
+            for each, overdue in found
+            if overdue is not None
+        )
+
+    async def examine(self, suspect: Suspect) -> Hang | None:
+        """Look at a suspect from close up and put its stacks into its log; None if it is gone, or got on meanwhile.
+
+        Takes up to half a second, without blocking. The worker is left as it is: to end it is up to the caller.
+        """
+        watched = self._watched.get(suspect.worker_id)
+        if watched is None or watched.pid != suspect.pid:
+            return None
+        # First of all: the signal that asks for the stacks would wake it.
+        view = watched.view(suspect.overdue.elapsed_s)
+        if view.state in hangs.DEAD:
+            return None
+        own = await self.ask_worker(suspect.worker_id) if suspect.overdue.cause == "slow" else None
+        if own is None:
+            stack = await stacks.dump(suspect.pid, watched.stacks)
+        else:
+            stack = await stacks.with_children(own, suspect.pid, watched.stacks)
+        if self._watched.get(suspect.worker_id) is not watched:
+            return None
+        hang = Hang(worker_id=suspect.worker_id, pid=suspect.pid, overdue=suspect.overdue, view=view, stack=stack)
+        got_on = watched.got_on(suspect.overdue)
+        heading = "got on after all, but was" if got_on else "hangs:"
+        stacks.append_to_log(watched.log, f"{suspect.worker_id} {heading} {hang.sentence}", stack)
+        return None if got_on else hang

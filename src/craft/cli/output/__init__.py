@@ -1,0 +1,1 @@
+"""What commands print: display, tables, echo, errors."""

@@ -1,0 +1,1 @@
+"""Connections to agents: sessions, heartbeats, dispatch, inspection."""

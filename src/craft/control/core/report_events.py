@@ -1,0 +1,366 @@
+"""Reports are level-triggered, events are not: turn what reports say into events, each of them once.
+
+``Loop`` asks for the events of every report that arrives and handles each before it asks for the next one, so that a
+later event of the same report is judged by what the earlier one led to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from craft.control.core.worker_index import Index
+from craft.control.replay.already_journaled import Told, news
+from craft.decide.job.last_copy import STOPPED
+from craft.decide.job.observe import preempts
+from craft.decide.job.state import JobState
+from craft.decide.policies.hang import is_elsewhere, waits
+from craft.protocol.errors import MalformedMessage
+from craft.protocol.events import (
+    Answered,
+    AnyEvent,
+    DrainRequested,
+    ExchangeBroken,
+    GenerationEntered,
+    LoopBegun,
+    LoopEnded,
+    PreemptRequested,
+    ReplacementsEnded,
+    ScriptEnded,
+    StateDiverged,
+    StateGone,
+    WorkerCaughtUp,
+    WorkerEnded,
+    WorkerFailed,
+    WorkerFinished,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLost,
+    WorkerOverdue,
+)
+from craft.protocol.messages import Broken, Exited, HostReport, Preemption, WorkerReport, ending
+
+MAX_NUMBER = 2**53
+"""Steps and generations are far below this; a larger one is nonsense, and could not be sent on."""
+MAX_NAME_CHARS = 200
+LEFT_EARLY = "the script left before its end, with exit code 0, as by os._exit(0)"
+_ANSWERED = (StateDiverged, StateGone)
+"""Of all that is told once for the journal, this decides how the job goes on."""
+
+
+@dataclass
+class Seen:
+    """What one worker's reports have led to so far."""
+
+    report: WorkerReport
+    host: str
+    joined: bool = False
+    generation: int = 0
+    broken: Broken | None = None
+    """What it last said of an exchange that broke."""
+    overdue: WorkerOverdue | None = None
+    """What was last found about it."""
+    failed: bool = False
+    left: bool = False
+    exited: bool = False
+    loop: int = 0
+    after_loop: bool = False
+    script_ended: bool = False
+
+
+class Edges:
+    """Remembers what was seen, by worker; ``state`` gives the job's state as of now."""
+
+    def __init__(self, state: Callable[[], JobState], told: Told) -> None:
+        self._state = state
+        self._told = told
+        self.seen: dict[str, Seen] = {}
+        self.index = Index(state)
+        self._values: set[object] = set()
+        """What is journaled once, whoever and however often reports it."""
+        self._exited: set[str] = set()
+        self._starting: dict[str, set[str]] = {}
+        """Workers that have neither joined nor ended, by host: asked for with every report."""
+        self._exhausted: set[str] = set()
+        self._coming: dict[str, int] = {}
+        """How many workers of a host are on the way, as its agent says."""
+
+    def events(self, report: HostReport) -> Iterator[AnyEvent]:
+        """Yield what is new in ``report``. Entries come before losses: a worker may enter a generation and then die."""
+        # Those of a host that is to leave do not come to stay.
+        self._coming[report.host] = 0 if report.draining is not None else report.starting
+        reports = [_normal(worker, report.host) for worker in report.workers]
+        ended = frozenset(exited.worker_id for exited in report.exited)
+        for worker in reports:
+            # First of all: the last one to leave a job that makes room says with the same breath what was saved.
+            yield from self._once(worker.notes)
+        for worker in reports:
+            yield from self._arrived(worker, report.host, ended)
+        for worker in reports:
+            # Before its failure: divergence is the cause, and ends the job with its own sentence.
+            yield from self._values_of(worker)
+            yield from self._failed(worker)
+        # Before losses: what is done about one depends on whether somebody will come.
+        yield from self._gives_up(report)
+        for exited in report.exited:
+            yield from self._exits(exited)
+        yield from self._forgotten(report)
+        for worker in reports:
+            yield from self._broken(worker)
+            yield from self._overdue(worker)
+        yield from self._of_host(report)
+
+    def starting(self, host: str) -> frozenset[str]:
+        """Workers of ``host`` that were reported and have neither joined nor ended."""
+        return frozenset(each for each in self._starting.get(host, ()) if not self.index.gone(each))
+
+    @property
+    def any_coming(self) -> bool:
+        """Whether an agent that is heard says that some worker of its host is on the way and has not joined."""
+        return any(self._coming.values())
+
+    def silenced(self, host: str) -> None:
+        """Nothing is heard of a host any more: nobody of it is on the way."""
+        self._coming.pop(host, None)
+
+    def step_of(self, worker_id: str) -> int | None:
+        """Steps that a worker has committed, by its last report; None if there was none."""
+        seen = self.seen.get(worker_id)
+        return None if seen is None else seen.report.step
+
+    @property
+    def checkpoints(self) -> bool:
+        """Whether some worker takes checkpoints."""
+        return any(seen.report.checkpoints for seen in self.seen.values())
+
+    def _arrived(self, report: WorkerReport, host: str, ended: Collection[str]) -> Iterator[AnyEvent]:
+        worker_id = report.member.worker_id
+        seen = self.seen.get(worker_id)
+        if seen is None:
+            seen = self.seen[worker_id] = Seen(report=report, host=host)
+            self._starting.setdefault(host, set()).add(worker_id)
+        elif seen.host != host and worker_id in self._starting.get(seen.host, ()):
+            self._starting[seen.host].discard(worker_id)
+            self._starting.setdefault(host, set()).add(worker_id)
+        seen.report, seen.host = report, host
+        if report.joined and not seen.joined:
+            seen.joined = True
+            self._starting.get(host, set()).discard(worker_id)
+            # One that has ended meanwhile takes no slot.
+            if self.index.view(worker_id) is None and worker_id not in ended:
+                yield WorkerJoined(member=report.member, pid=report.pid)
+        if report.generation > seen.generation:
+            seen.generation = report.generation
+            if self.index.lives(worker_id):
+                yield GenerationEntered(
+                    worker_id=worker_id,
+                    generation=report.generation,
+                    progress=report.progress,
+                    behind=report.behind,
+                )
+        elif not report.behind and self.index.is_behind(worker_id):
+            yield WorkerCaughtUp(worker_id=worker_id)
+        yield from self._after_loop(report, seen)
+        if report.left and not seen.left:
+            seen.left = True
+            if not self.index.is_old_news(worker_id):
+                yield WorkerLeft(worker_id=worker_id, step=report.step)
+        if report.complete and self.index.lives(worker_id):
+            # It needs nobody any more, and no generation may wait for it: its script may run on for long.
+            yield WorkerFinished(
+                worker_id=worker_id, step=report.step, digest=report.digest, total_steps=report.total_steps
+            )
+
+    def _after_loop(self, report: WorkerReport, seen: Seen) -> Iterator[AnyEvent]:
+        """Which of its training loops a worker is in, or that its script is past them."""
+        worker_id = report.member.worker_id
+        if not self.index.lives(worker_id):
+            return
+        if report.loop > max(seen.loop, 1):
+            yield LoopBegun(worker_id=worker_id, loop=report.loop)
+        if report.after_loop and (report.loop > seen.loop or not seen.after_loop):
+            yield LoopEnded(worker_id=worker_id, step=report.step, loop=report.loop)
+        if report.script_ended and not seen.script_ended:
+            yield ScriptEnded(worker_id=worker_id)
+        seen.loop, seen.after_loop, seen.script_ended = report.loop, report.after_loop, report.script_ended
+
+    def _failed(self, report: WorkerReport) -> Iterator[AnyEvent]:
+        seen = self.seen[report.member.worker_id]
+        if report.failed is None or seen.failed:
+            return
+        seen.failed = True
+        # A fenced one may fail because it is fenced; of one that just ended, this is the reason, though it comes late.
+        if seen.exited or not self.index.gone(report.member.worker_id):
+            yield report.failed
+
+    def _exits(self, exited: Exited) -> Iterator[AnyEvent]:
+        if exited.worker_id in self._exited:
+            return
+        self._exited.add(exited.worker_id)
+        seen = self.seen.get(exited.worker_id)
+        if seen is not None:
+            seen.exited = True
+            self._starting.get(seen.host, set()).discard(exited.worker_id)
+        if self.index.gone(exited.worker_id) or (seen is not None and seen.failed):
+            if self.index.may_run(exited.worker_id):
+                yield WorkerEnded(worker_id=exited.worker_id)
+            return
+        if self._state().stopping is not None and (seen is None or not seen.joined):
+            # It was still starting when the job was over, and its agent did not wait for it.
+            return
+        yield _ending(exited, seen, self._state())
+
+    def _forgotten(self, report: HostReport) -> Iterator[AnyEvent]:
+        """Workers that their agent does not know any more: it was replaced, and they did not outlive the old one."""
+        expected = self.index.living(report.host)
+        mentioned = {worker.member.worker_id for worker in report.workers}
+        mentioned.update(exited.worker_id for exited in report.exited)
+        for worker_id in sorted((expected | self.starting(report.host)) - mentioned):
+            reason = "its agent does not know it any more"
+            yield WorkerLost(worker_id=worker_id, reason=reason, step=self.step_of(worker_id))
+
+    def _broken(self, report: WorkerReport) -> Iterator[AnyEvent]:
+        worker_id, broken = report.member.worker_id, report.broken
+        seen = self.seen[worker_id]
+        if broken is None or broken == seen.broken:
+            return
+        seen.broken = broken
+        if broken.generation in self.index.wanted and self.index.lives(worker_id):
+            yield ExchangeBroken(
+                worker_id=worker_id,
+                generation=broken.generation,
+                detail=broken.detail,
+                unreachable=broken.unreachable,
+                missed=broken.missed,
+                progress=report.progress,
+            )
+
+    def _overdue(self, report: WorkerReport) -> Iterator[AnyEvent]:
+        worker_id, found = report.member.worker_id, report.overdue
+        if found is None and any(each.worker_id == worker_id for each in self._state().awaited):
+            yield Answered(worker_id=worker_id)
+        if found is None or not self.index.lives(worker_id):
+            return
+        others = [
+            (other_id, other.report.phase)
+            for other_id, other in self.seen.items()
+            if other_id != worker_id and self.index.takes_part(other_id)
+        ]
+        found = replace(
+            found,
+            worker_id=worker_id,
+            waiting=tuple(other_id for other_id, phase in others if waits(phase, found.phase)),
+            elsewhere=tuple(other_id for other_id, phase in others if is_elsewhere(phase, found.phase)),
+            stopped=tuple(other_id for other_id, phase in others if phase == STOPPED),
+        )
+        seen = self.seen[worker_id]
+        if seen.overdue is None or news(found) != news(seen.overdue):
+            seen.overdue = found
+            yield found
+
+    def _gives_up(self, report: HostReport) -> Iterator[AnyEvent]:
+        if report.exhausted is not None and report.host not in self._exhausted:
+            self._exhausted.add(report.host)
+            yield ReplacementsEnded(host=report.host, reason=report.exhausted)
+
+    def _of_host(self, report: HostReport) -> Iterator[AnyEvent]:
+        if report.draining is not None and self.index.staying(report.host):
+            yield DrainRequested(host=report.host, reason=report.draining, deadline_s=report.drain_deadline_s)
+        wanted = report.preempting
+        leaves = report.draining is not None and self.index.all_leave and not self.any_coming
+        if wanted is None and leaves and self.checkpoints:
+            # Nobody could go on with the state: it is saved instead. Their deadlines are those of their drains.
+            wanted = Preemption(reason=f"every host is to leave: {report.draining}")
+        if wanted is not None and preempts(self._state(), wanted.deadline):
+            yield PreemptRequested(reason=wanted.reason, deadline=wanted.deadline)
+
+    def _values_of(self, report: WorkerReport) -> Iterator[AnyEvent]:
+        gone = StateGone(generation=report.state_gone) if report.state_gone else None
+        yield from self._once((report.diverged, report.unequal, report.retried, gone))
+
+    def _once(self, values: Iterable[AnyEvent | None]) -> Iterator[AnyEvent]:
+        for value in values:
+            if value is None or news(value) in self._values:
+                continue
+            self._values.add(news(value))
+            if value not in self._told or isinstance(value, _ANSWERED):
+                yield value
+
+
+def _normal(report: WorkerReport, host: str) -> WorkerReport:
+    """A worker is where its agent is, and speaks for itself only."""
+    member, failed = report.member, report.failed
+    if member.host != host:
+        report = replace(report, member=replace(member, host=host))
+    if failed is not None and failed.worker_id != member.worker_id:
+        report = replace(report, failed=replace(failed, worker_id=member.worker_id))
+    return report
+
+
+def _ending(exited: Exited, seen: Seen | None, state: JobState) -> WorkerFinished | WorkerFailed | WorkerLost:
+    """What the end of a process means. Exit code 0 says nothing, unless the worker itself had said more before."""
+    report = seen.report if seen is not None else None
+    step = None if report is None else report.step
+    if exited.signal is not None or exited.exit_code != 0:
+        return WorkerLost(worker_id=exited.worker_id, reason=describe_exit(exited), time=exited.time, step=step)
+    said = report is not None and (report.complete or report.left or report.script_ended)
+    view = state.view(exited.worker_id)
+    if said or state.ending or (view is not None and view.draining is not None):
+        # It was asked to leave: one that does may not have been heard before it was gone.
+        complete, digest = (report.complete, report.digest) if report is not None else (False, None)
+        total = report.total_steps if report is not None and complete else None
+        return WorkerFinished(
+            worker_id=exited.worker_id, step=step or 0, digest=digest, complete=complete, total_steps=total
+        )
+    # Steps are reported with some delay: one that has entered a generation may have committed more than is known.
+    begun = report is not None and report.generation > 0
+    late = report is not None and report.member.late
+    return WorkerFailed(
+        worker_id=exited.worker_id,
+        error=LEFT_EARLY,
+        traceback="",
+        step=step if begun else None,
+        late=late,
+        time=exited.time,
+    )
+
+
+def describe_exit(exited: Exited) -> str:
+    """How a process ended, in words."""
+    if exited.signal is not None:
+        return f"{ending(-exited.signal)} {exited.why}".rstrip()
+    return "ended in an unknown way" if exited.exit_code is None else ending(exited.exit_code)
+
+
+def check(report: HostReport, index: Index) -> None:
+    """Raise MalformedMessage if ``report`` cannot be true; nothing was changed then."""
+    _check_name(report.host, "$.host")
+    mentioned: set[str] = set()
+    for worker in report.workers:
+        worker_id = worker.member.worker_id
+        _check_name(worker_id, "$.workers[...].member.worker_id")
+        _check_number(worker.generation, "$.workers[...].generation")
+        _check_number(worker.step, "$.workers[...].step")
+        if worker_id in mentioned:
+            raise MalformedMessage(f"worker {worker_id} is there twice", "$.workers[...].member.worker_id")
+        mentioned.add(worker_id)
+        view = index.view(worker_id)
+        if view is not None and view.standing in ("waiting", "member") and view.member.host != report.host:
+            raise MalformedMessage(
+                f"worker_id {worker_id} is in use on host {view.member.host}: ids must be unique over all hosts",
+                "$.workers[...].member.worker_id",
+            )
+    for exited in report.exited:
+        _check_name(exited.worker_id, "$.exited[...].worker_id")
+
+
+def _check_name(name: str, where: str) -> None:
+    if not name or len(name) > MAX_NAME_CHARS or not name.isprintable():
+        raise MalformedMessage(f"{where} must be 1 to {MAX_NAME_CHARS} printable characters", where)
+
+
+def _check_number(number: int, where: str) -> None:
+    if not 0 <= number <= MAX_NUMBER:
+        raise MalformedMessage(f"{where} must be between 0 and {MAX_NUMBER}, not {number}", where)

@@ -1,0 +1,88 @@
+"""Look-ups in the job's state that are made for every report, several times a second and host: they must not search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from craft.decide.job.state import GONE, JobState, WorkerView
+
+
+class Index:
+    """Workers by id and living ones by host."""
+
+    def __init__(self, state: Callable[[], JobState]) -> None:
+        self._state = state
+        self._workers: tuple[WorkerView, ...] = ()
+        self._by_host: dict[str, list[str]] = {}
+        """Every worker of a host that is or was in the state, gone or not."""
+
+    @property
+    def current(self) -> int | None:
+        """The number of the current generation."""
+        generation = self._state().generation
+        return None if generation is None else generation.number
+
+    @property
+    def wanted(self) -> frozenset[int]:
+        """The numbers of the current and of the upcoming generation."""
+        state = self._state()
+        return frozenset(each.number for each in (state.generation, state.upcoming) if each is not None)
+
+    def view(self, worker_id: str) -> WorkerView | None:
+        return self._state().view(worker_id)
+
+    def lives(self, worker_id: str) -> bool:
+        view = self.view(worker_id)
+        return view is not None and view.standing in ("waiting", "member")
+
+    def gone(self, worker_id: str) -> bool:
+        """Whether it is known and neither waits nor takes part; False for one that nobody has heard of."""
+        view = self.view(worker_id)
+        return view is not None and view.standing in GONE
+
+    def may_run(self, worker_id: str) -> bool:
+        """Whether it is lost, and yet its process may still be there."""
+        view = self.view(worker_id)
+        return view is not None and view.standing == "lost" and not view.ended
+
+    def is_old_news(self, worker_id: str) -> bool:
+        """Whether an earlier lighthouse knew already that it is gone."""
+        view = self.view(worker_id)
+        return view is not None and view.standing == "lost"
+
+    def is_behind(self, worker_id: str) -> bool:
+        """Whether it joined and is not known to keep pace with the others."""
+        view = self.view(worker_id)
+        return view is not None and view.behind
+
+    def takes_part(self, worker_id: str) -> bool:
+        view = self.view(worker_id)
+        return view is not None and view.standing == "member"
+
+    @property
+    def all_leave(self) -> bool:
+        """Whether the job has begun and nobody is there, or waits for a slot, who is not to leave."""
+        state = self._state()
+        return state.generation is not None and not state.staying and not state.spares
+
+    def staying(self, host: str) -> bool:
+        """Whether some living worker of ``host`` is not to leave yet."""
+        views = (self.view(worker_id) for worker_id in self.living(host))
+        return any(view is not None and view.draining is None for view in views)
+
+    def living(self, host: str) -> frozenset[str]:
+        """Workers of ``host`` that wait or take part."""
+        self._refresh()
+        return frozenset(worker_id for worker_id in self._by_host.get(host, ()) if self.lives(worker_id))
+
+    def _refresh(self) -> None:
+        """Take in who is new. Workers are added at the end; the state forgets some that are gone, but rarely."""
+        workers = self._state().workers
+        if workers is self._workers:
+            return
+        known = len(self._workers)
+        if len(workers) < known or (known and workers[known - 1].member != self._workers[-1].member):
+            known, self._by_host = 0, {}
+        for view in workers[known:]:
+            self._by_host.setdefault(view.member.host, []).append(view.member.worker_id)
+        self._workers = workers

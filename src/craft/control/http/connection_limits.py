@@ -1,0 +1,141 @@
+"""The door: a connection is a stranger's until a request on it has the token, and strangers cost nobody else anything.
+
+Strangers have little time, there are few of them at once, and where one more comes the oldest goes: an agent shows its
+token within milliseconds, so it comes in however many others stand at the door. ``process`` puts a door before the HTTP
+server; ``guards`` says who has shown the token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from craft.control.http.request_log import RequestLog
+
+
+@dataclass(frozen=True)
+class DoorLimits:
+    """What strangers may have."""
+
+    stay_s: float = 5.0
+    """From the connection to a whole request with the token."""
+    per_address: int = 1024
+    """Many: all agents may stand behind one address, and find the lighthouse again at the same moment."""
+    strangers: int = 4096
+    connections: int = 16_384
+    """In all, those with the token included. Strangers leave room for agents, since there are fewer of them."""
+
+    def within(self, files: int) -> DoorLimits:
+        """Return the limits for a process that may have so many files open: some are needed for other things."""
+        connections = min(self.connections, max(files - 128, files // 2))
+        strangers = min(self.strangers, max(1, connections // 4))
+        return DoorLimits(self.stay_s, min(self.per_address, strangers), strangers, connections)
+
+
+class Door:
+    """Knows all connections, and which of them are strangers'."""
+
+    def __init__(self, limits: DoorLimits, log: RequestLog) -> None:
+        self._limits = limits
+        self._log = log
+        self._open: set[_Guest] = set()
+        # Dictionaries for their order: the oldest comes first.
+        self._strangers: dict[asyncio.BaseTransport, _Guest] = {}
+        self._by_address: dict[str, dict[asyncio.BaseTransport, None]] = {}
+
+    def protocol(self, make: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
+        """Return the protocol of one more connection; ``make`` makes that of the server behind the door."""
+        return _Guest(self, make)
+
+    def admit(self, transport: asyncio.BaseTransport | None) -> None:
+        """A request on this connection had the token."""
+        if transport is not None:
+            guest = self._strangers.get(transport)
+            if guest is not None:
+                self._no_stranger(guest)
+
+    def close(self) -> None:
+        """Send strangers away; the server behind the door ends the other connections."""
+        for guest in list(self._strangers.values()):
+            guest.send_away()
+
+    def enter(self, guest: _Guest, transport: asyncio.Transport) -> bool:
+        """Take a new connection in, as a stranger's; False if there is no room at all."""
+        if len(self._open) >= self._limits.connections:
+            self._log.warning("%d connections are open: one from %s is turned away", len(self._open), guest.address)
+            return False
+        self._open.add(guest)
+        neighbours = self._by_address.setdefault(guest.address, {})
+        neighbours[transport] = None
+        self._strangers[transport] = guest
+        if len(neighbours) > self._limits.per_address:
+            self._strangers[next(iter(neighbours))].send_away()
+        elif len(self._strangers) > self._limits.strangers:
+            next(iter(self._strangers.values())).send_away()
+        guest.timer = asyncio.get_running_loop().call_later(self._limits.stay_s, guest.send_away)
+        return True
+
+    def leave(self, guest: _Guest) -> None:
+        """A connection ended."""
+        self._open.discard(guest)
+        self._no_stranger(guest)
+
+    def _no_stranger(self, guest: _Guest) -> None:
+        if guest.timer is not None:
+            guest.timer.cancel()
+            guest.timer = None
+        if guest.transport is None or self._strangers.pop(guest.transport, None) is None:
+            return
+        neighbours = self._by_address[guest.address]
+        del neighbours[guest.transport]
+        if not neighbours:
+            del self._by_address[guest.address]
+
+
+class _Guest(asyncio.Protocol):
+    """One connection. Nothing is made for it behind the door before its first byte."""
+
+    def __init__(self, door: Door, make: Callable[[], asyncio.Protocol]) -> None:
+        self._door = door
+        self._make = make
+        self._inner: asyncio.Protocol | None = None
+        self.transport: asyncio.Transport | None = None
+        self.address = ""
+        self.timer: asyncio.TimerHandle | None = None
+
+    def send_away(self) -> None:
+        """End a stranger's connection at once, whatever is under way on it."""
+        assert self.transport is not None
+        self._door.leave(self)
+        self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.address = str((transport.get_extra_info("peername") or ("",))[0])
+        if not self._door.enter(self, transport):
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._inner is None:
+            assert self.transport is not None
+            self._inner = self._make()
+            self._inner.connection_made(self.transport)
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received() if self._inner is not None else None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._door.leave(self)
+        if self._inner is not None:
+            self._inner.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        if self._inner is not None:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._inner is not None:
+            self._inner.resume_writing()

@@ -1,0 +1,136 @@
+"""Faults that somebody orders: ``POST /v1/actions`` with the action ``inject``.
+
+Enters: the order. Leaves: a ``FaultInjected``, if it can be carried out, which ``Orders`` hands to the loop; agents and
+workers find it in the next directive. A job that was not started for this refuses, unless whoever asks says to be sure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+from craft.control.http.middleware import refusal
+from craft.protocol.errors import MalformedMessage
+from craft.protocol.events import FaultInjected
+from craft.protocol.values.injections import BY_LIGHTHOUSE, KINDS, OF_A_WORKER
+
+if TYPE_CHECKING:
+    from craft.control.lighthouse import Lighthouse
+
+MAX_SECONDS = 86_400.0
+MAX_DELAY_MS = 600_000.0
+SECONDS = 5.0
+DELAY_MS = 100.0
+_ANSWER_S = 0.05
+"""The lighthouse lives on for so long after it was told to kill itself: whoever told it gets the answer."""
+
+
+class InjectionRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the order of a fault says."""
+
+    kind: str | None = None
+    """What is to happen; only with ``inject``."""
+    worker_id: str | None = None
+    host: str | None = None
+    """To whom: exactly one of the two, with ``drain``, and with an ``inject`` that hits a worker or an agent."""
+    sure: bool | None = None
+    """Whether to do it in a job that was not started for it, or with a lighthouse that nobody starts again."""
+    seconds: float | None = None
+    """How long ``slow`` lasts; 5 by default."""
+    delay_ms: float | None = None
+    """How much longer each microbatch takes under ``slow``; 100 by default."""
+
+
+class Injections:
+    """Checks orders of faults against the job as it is."""
+
+    def __init__(self, lighthouse: Lighthouse) -> None:
+        self._lighthouse = lighthouse
+
+    def check(self, wanted: InjectionRequest) -> FaultInjected | web.Response:
+        """Return the event that the order becomes, or the refusal; MalformedMessage if it makes no sense at all."""
+        kind = _kind(wanted)
+        if not (self._lighthouse.settings.chaos or wanted.sure):
+            return refusal(
+                409,
+                "this job was not started for chaos (craft run --chaos, or craft lighthouse --chaos): add"
+                ' "sure": true to inject faults all the same',
+                field="sure",
+            )
+        if self._lighthouse.loop.state.stopping is not None:
+            return refusal(409, "the job is over", field="kind")
+        if kind == "kill-lighthouse":
+            return self._of_lighthouse(wanted)
+        return self._of_agent(wanted) if kind == "kill-agent" else self._of_worker(wanted, kind)
+
+    def _of_lighthouse(self, wanted: InjectionRequest) -> FaultInjected | web.Response:
+        if not (self._lighthouse.settings.kept or wanted.sure):
+            return refusal(
+                409, 'nobody would start this lighthouse again (it has no --keep): add "sure": true', field="sure"
+            )
+        return FaultInjected(injection_id=_new_id(), fault="kill-lighthouse")
+
+    def _of_agent(self, wanted: InjectionRequest) -> FaultInjected | web.Response:
+        session = self._lighthouse.sessions.by_host.get(wanted.host or "")
+        if session is None or session.closed:
+            return refusal(404, f"there is no host {wanted.host!r} with an agent that is connected", field="host")
+        return FaultInjected(injection_id=_new_id(), fault="kill-agent", host=wanted.host, agent_pid=session.pid or 0)
+
+    def _of_worker(self, wanted: InjectionRequest, kind: str) -> FaultInjected | web.Response:
+        edges, worker_id = self._lighthouse.loop.edges, wanted.worker_id or ""
+        known = edges.index.view(worker_id) is not None or worker_id in edges.seen
+        if not known or edges.index.gone(worker_id):
+            return refusal(404, f"there is no living worker {worker_id!r}", field="worker_id")
+        if kind not in ("kill", "stop") and not edges.index.takes_part(worker_id):
+            return refusal(409, f"worker {worker_id} does not take part now: {kind} needs a member", field="worker_id")
+        slow = kind == "slow"
+        return FaultInjected(
+            injection_id=_new_id(),
+            fault=kind,
+            worker_id=worker_id,
+            seconds=_number(wanted.seconds, SECONDS, MAX_SECONDS, "seconds") if slow else 0.0,
+            delay_ms=_number(wanted.delay_ms, DELAY_MS, MAX_DELAY_MS, "delay_ms") if slow else 0.0,
+        )
+
+    def kill_lighthouse(self) -> None:
+        """SIGKILL to this process, once its answer is out."""
+        asyncio.get_running_loop().call_later(_ANSWER_S, os.kill, os.getpid(), signal.SIGKILL)
+
+
+def _kind(wanted: InjectionRequest) -> str:
+    """The kind, if everything fits to it that can be judged without looking at the job."""
+    if wanted.kind not in KINDS:
+        given = "none" if wanted.kind is None else repr(wanted.kind[:40])
+        raise MalformedMessage(f"kind must be one of {', '.join(KINDS)}, not {given}", "kind")
+    if wanted.kind in OF_A_WORKER:
+        needed, not_needed = "worker_id", "host"
+    else:
+        needed, not_needed = "host", "worker_id"
+    if wanted.kind not in BY_LIGHTHOUSE or wanted.kind == "drain":
+        if not getattr(wanted, needed):
+            raise MalformedMessage(f"{wanted.kind} needs a {needed}", needed)
+    elif wanted.host is not None:
+        raise MalformedMessage(f"{wanted.kind} takes no host", "host")
+    if getattr(wanted, not_needed) is not None:
+        raise MalformedMessage(f"{wanted.kind} takes no {not_needed}", not_needed)
+    for field in ("seconds", "delay_ms"):
+        if wanted.kind != "slow" and getattr(wanted, field) is not None:
+            raise MalformedMessage(f"{wanted.kind} takes no {field}", field)
+    return wanted.kind
+
+
+def _number(given: float | None, default: float, limit: float, field: str) -> float:
+    value = default if given is None else given
+    if not 0 < value <= limit:
+        raise MalformedMessage(f"{field} must be above 0 and at most {limit:g}", field)
+    return value
+
+
+def _new_id() -> str:
+    return secrets.token_hex(8)

@@ -1,0 +1,1 @@
+"""The maths of detectors: hangs, slow workers, sick GPUs, spikes, conflicting words."""

@@ -1,0 +1,113 @@
+"""What is wanted of a job after an action: ``apply``; and what a lighthouse that was started again begins with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from craft.decide.job.observe import adopt, changed, gone
+from craft.decide.job.restoration import begun_again
+from craft.decide.job.state import Awaited, JobState, WorkerView
+from craft.protocol.actions import (
+    AnyAction,
+    Await,
+    Drain,
+    Fence,
+    Hold,
+    Preempt,
+    Probe,
+    Propose,
+    Reconfigure,
+    Release,
+    Restore,
+    Stop,
+    TakeCheckpoint,
+    WindDown,
+)
+from craft.protocol.membership import Generation, Member
+from craft.protocol.messages import CheckpointWish, Preemption
+
+_KEPT_WISHES = 64
+"""Workers take the checkpoints of so many wishes one after the other; nobody has more of them before the first is taken."""
+
+
+def apply(state: JobState, action: AnyAction, nonce: str, now: float = 0.0) -> JobState:
+    """Return what is wanted after ``action``; ``nonce`` names the generation that it may make.
+
+    ``now``: in seconds since 1970; who has a limited time to do something has it from then on.
+    """
+    if isinstance(action, Reconfigure):
+        made = _make(state, action.members, nonce)
+        retries = state.retries + 1 if action.again else 0
+        # What those who meet again found out about each other still holds.
+        complaints, missed = (state.complaints, state.missed) if action.again else ((), ())
+        replacing = state.replacing if action.replacing is None else action.replacing
+        state = replace(state, upcoming=None, recovering=False, retries=retries, missed=missed, replacing=replacing)
+        adopted = adopt(state, made)
+        return replace(adopted, complaints=complaints)
+    if isinstance(action, Propose):
+        made = _make(state, action.members, nonce)
+        return replace(state, upcoming=made, highest=made.number)
+    if isinstance(action, Fence):
+        return gone(state, action.worker_id, "lost")
+    if isinstance(action, Release):
+        return gone(state, action.worker_id, "left")
+    if isinstance(action, Await):
+        return replace(state, awaited=(*state.awaited, _awaited(action)))
+    if isinstance(action, Hold):
+        return replace(state, holding=action.generation, upcoming=None)
+    if isinstance(action, Restore):
+        return begun_again(state, action)
+    if isinstance(action, Probe):
+        return replace(state, probing=action.generation)
+    if isinstance(action, Drain):
+        return _leaving(state, action, now)
+    if isinstance(action, WindDown):
+        return replace(state, winding_down=state.winding_down or action.reason)
+    if isinstance(action, Preempt):
+        reason = action.reason if state.preempting is None else state.preempting.reason
+        return replace(state, preempting=Preemption(reason=reason, deadline=action.deadline))
+    if isinstance(action, TakeCheckpoint):
+        number = state.wishes[-1].number + 1 if state.wishes else 1
+        return replace(state, wishes=(*state.wishes, CheckpointWish(number=number, tag=action.tag))[-_KEPT_WISHES:])
+    if isinstance(action, Stop):
+        return state if state.stopping is not None else replace(state, stopping=action)
+    # Watch, DeclareLost and RequestDrain change nothing by themselves: events follow from them.
+    return state
+
+
+def _awaited(action: Await) -> Awaited:
+    return Awaited(worker_id=action.worker_id, host=action.host, what=action.what)
+
+
+def _leaving(state: JobState, action: Drain, now: float) -> JobState:
+    view = state.view(action.worker_id)
+    leave_by = view.leave_by if view is not None else None
+    if action.deadline_s is not None:
+        leave_by = min(now + action.deadline_s, leave_by if leave_by is not None else math.inf)
+    return changed(state, action.worker_id, draining=action.reason, leave_by=leave_by)
+
+
+def _make(state: JobState, worker_ids: Iterable[str], nonce: str) -> Generation:
+    number = state.highest + 1
+    known = {member.worker_id: member for member in state.generation.members} if state.generation is not None else {}
+
+    def member(worker_id: str) -> Member:
+        if worker_id in known:
+            return known[worker_id]
+        view = state.view(worker_id)
+        assert view is not None
+        return replace(view.member, since=0 if state.generation is None else number)
+
+    return Generation(number=number, nonce=nonce, members=tuple(map(member, worker_ids)))
+
+
+def restarted(state: JobState, durable: Generation | None) -> JobState:
+    """The state of a lighthouse that begins again with nothing but the generation it last made durable."""
+    fresh = JobState(slots=state.slots, min_workers=state.min_workers)
+    if durable is None:
+        return fresh
+    workers = tuple(WorkerView(member=member, standing="member") for member in durable.members)
+    return replace(fresh, workers=workers, generation=durable, highest=durable.number, recovering=True)

@@ -1,0 +1,292 @@
+"""One worker's own progress: what it holds, what it has promised, and when it may commit.
+
+The worker's main thread owns the only copy and replaces it by what these functions return; the exhaustive search drives
+the very same functions. The order of calls in a generation is: enter, claim, settled, then begin, hold ... hold, complete,
+acknowledged ... acknowledged, commit.
+
+A joiner goes through the same calls while its state is still on the way: it queues the results. Whoever has the state as
+of step s and the results from s to t-1 has the state as of step t: ``adopt`` makes that so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+from msgspec.structs import replace
+
+from craft.decide.detect.stragglers import EVEN, Pace
+from craft.decide.step.plan import DROPPED, plan, share_of
+from craft.decide.step.settle import NO_PART
+from craft.protocol.errors import ProtocolViolation
+from craft.protocol.membership import Claim, Generation, Settlement
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    worker_id: str
+    branch: int = 0
+    level: int = 0
+    """The step in flight. For whoever has the state, it is also the number of committed steps."""
+    whole: bool = True
+    """Whether this worker has the training state, or all that it takes to bring it to ``level``."""
+    able: bool = True
+    """Whether this worker can be given microbatches."""
+    generation: int = 0
+    """The newest generation it entered. To enter is a promise: it never commits under an older one."""
+    members: tuple[str, ...] = ()
+    idle: frozenset[str] = frozenset()
+    """Members that are given no microbatches; all members agree on them."""
+    settled: bool = False
+    """Whether the claims of this generation are settled. Before that it takes part in no exchange."""
+    owners: tuple[int, ...] = ()
+    """Who computes which microbatch of the step in flight; empty while that step has not begun here."""
+    held: frozenset[int] = frozenset()
+    again: frozenset[int] = frozenset()
+    """Of its share: what it had computed and has let go, so that it computes that again."""
+    result: int | None = None
+    """The generation under which it got the whole result of the step in flight."""
+    acknowledged_by: frozenset[str] = frozenset()
+    calls: int = 0
+    """Collective calls between the steps, completed since the last commit."""
+    call_result: int | None = None
+    """The generation under which it got everybody's part of the collective call it is in."""
+    call: str = ""
+    """The name of that call."""
+    pace: Pace = EVEN
+    """Which members are slow. All agree on it, by the words of this generation: the plan depends on it."""
+    rewinds: int = 0
+    """How often it has gone back to a checkpoint; beginning from one counts, too."""
+    rewind_to: tuple[int, int] | None = None
+    """(branch, step) of the checkpoint that it has read and verified, if all are about to go back to one."""
+    loop: int = 1
+    """The training loop of the script that it is in or has ended last, from 1."""
+    over: bool = False
+    """Whether every member has come to the end of that loop."""
+    first_step: int = 0
+    """The number of that loop's first step."""
+
+    @property
+    def committed(self) -> int | None:
+        """Number of committed steps; None while this worker has no state."""
+        return self.level if self.whole else None
+
+    @property
+    def rank(self) -> int:
+        return self.members.index(self.worker_id)
+
+    @property
+    def share(self) -> tuple[int, ...]:
+        """The microbatches of the step in flight that are this worker's."""
+        return share_of(self.owners, self.rank)
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """Those of its share that it has not computed yet."""
+        return tuple(microbatch for microbatch in self.share if microbatch not in self.held)
+
+    @property
+    def may_commit(self) -> bool:
+        """True when the result is whole here and every member, idle ones included, said that it is whole there."""
+        return self.settled and self.result == self.generation and self.acknowledged_by >= frozenset(self.members)
+
+
+def enter(ledger: Ledger, generation: Generation) -> Ledger:
+    """Take part in a newer generation; from here on nothing can be committed under an older one."""
+    if generation.number <= ledger.generation:
+        raise ProtocolViolation(f"generation {generation.number} does not follow {ledger.generation}")
+    rank = generation.rank_of(ledger.worker_id)
+    if rank is None:
+        raise ProtocolViolation(f"worker {ledger.worker_id} is not a member of generation {generation.number}")
+    if ledger.generation < generation.members[rank].since:
+        # The others went on without it, if it ever was with them: whatever it has is not the state of the job.
+        ledger = replace(ledger, whole=False, able=False)
+    if not ledger.whole:
+        # Results without the state they belong to are of no use in a generation that may begin elsewhere.
+        ledger = replace(
+            ledger, owners=(), held=frozenset(), again=frozenset(), result=None, calls=0, call_result=None, call=""
+        )
+    # What was given out under the old generation stays this worker's: its ranks are rewritten to the new ones.
+    owners = tuple(rank if owner == ledger.rank else DROPPED for owner in ledger.owners) if ledger.owners else ()
+    return replace(
+        ledger,
+        generation=generation.number,
+        members=generation.worker_ids,
+        settled=False,
+        owners=owners,
+        acknowledged_by=frozenset(),
+    )
+
+
+def claim(ledger: Ledger) -> Claim:
+    """What this worker tells the other members of the generation that it has entered."""
+    return Claim(
+        worker_id=ledger.worker_id,
+        branch=ledger.branch,
+        committed=ledger.committed,
+        result=ledger.result,
+        held=tuple(sorted(ledger.held)),
+        pending=ledger.pending if ledger.owners else (),
+        again=tuple(sorted(ledger.again)),
+        size=len(ledger.owners),
+        able=ledger.able,
+        calls=NO_PART if ledger.worker_id in ledger.idle else ledger.calls,
+        call_result=ledger.call_result,
+        call=ledger.call,
+        rewinds=ledger.rewinds,
+        rewind_to=ledger.rewind_to,
+        loop=ledger.loop,
+        over=ledger.over,
+        first_step=ledger.first_step,
+    )
+
+
+def settled(ledger: Ledger, settlement: Settlement) -> Ledger:
+    """Carry the settlement out: commit what is in hand if it says so, then go on with step ``level``."""
+    if ledger.worker_id in settlement.commits:
+        ledger = commit(ledger)
+    if not ledger.whole:
+        ledger = replace(
+            ledger,
+            level=settlement.level,
+            branch=settlement.branch,
+            rewinds=settlement.rewinds,
+            rewind_to=None,
+            over=settlement.over,
+            first_step=settlement.first_step,
+        )
+    elif ledger.rewinds < settlement.rewinds:
+        # Raises, in one that joined while the others went back: it must end.
+        ledger = rewound(ledger)
+    elif ledger.worker_id in settlement.idle:
+        # One that catches up has no other way to know that the script of the others left the loop.
+        ledger = replace(ledger, over=ledger.over or settlement.over)
+    if ledger.level != settlement.level:
+        raise ProtocolViolation(
+            f"worker {ledger.worker_id} stands at step {ledger.level}, the settlement at {settlement.level}"
+        )
+    # A result that is not committed now never will be: the step is taken up again.
+    return replace(
+        ledger,
+        settled=True,
+        owners=settlement.owners,
+        again=frozenset(),
+        idle=frozenset(settlement.idle),
+        result=None,
+        acknowledged_by=frozenset(),
+        calls=settlement.calls,
+        call_result=None,
+        call=ledger.call if ledger.calls == settlement.calls else "",
+        # Those who join have not seen what the others know of each other's speed: all begin anew.
+        pace=EVEN,
+    )
+
+
+def begin(ledger: Ledger, num_microbatches: int) -> Ledger:
+    """Begin the next step in an undisturbed generation."""
+    if ledger.owners:
+        return ledger
+    able = [rank for rank, member in enumerate(ledger.members) if member not in ledger.idle]
+    owners = tuple(able[owner] for owner in plan(num_microbatches, len(able), ledger.pace.slowness(able)))
+    return replace(ledger, owners=owners)
+
+
+def hold(ledger: Ledger, microbatch: int) -> Ledger:
+    """The gradient of ``microbatch`` is in this worker's own buffers."""
+    return replace(ledger, held=ledger.held | {microbatch})
+
+
+def let_go(ledger: Ledger, computed: Collection[int] = ()) -> Ledger:
+    """What was held or ``computed`` here of the step in flight is of no use any more: it is computed again."""
+    return replace(ledger, held=frozenset(), again=ledger.held | frozenset(computed))
+
+
+def complete(ledger: Ledger) -> Ledger:
+    """Every chunk, the buffers and the word of the step in flight are here: acknowledge it to every member."""
+    return replace(ledger, result=ledger.generation, acknowledged_by=ledger.acknowledged_by | {ledger.worker_id})
+
+
+def acknowledged(ledger: Ledger, by: str, generation: int, step: int) -> Ledger:
+    """``by`` has the whole result of ``step`` under ``generation``; anything but the attempt at hand is ignored."""
+    if generation != ledger.generation or step != ledger.level or not ledger.settled:
+        return ledger
+    return replace(ledger, acknowledged_by=ledger.acknowledged_by | {by})
+
+
+def commit(ledger: Ledger, able: Collection[str] | None = None, pace: Pace | None = None) -> Ledger:
+    """Count the step in flight; its gradients need not be held any longer.
+
+    ``able`` is what its word said of the members, ``pace`` what is known of their speed with it.
+    """
+    if ledger.result is None:
+        raise ProtocolViolation(f"worker {ledger.worker_id} has no result to commit")
+    idle = ledger.idle if not able else frozenset(ledger.members) - frozenset(able)
+    return replace(_before(ledger, ledger.level + 1), idle=idle, pace=ledger.pace if pace is None else pace)
+
+
+def _before(ledger: Ledger, level: int) -> Ledger:
+    """The ledger of one that has not begun step ``level``."""
+    return replace(
+        ledger,
+        level=level,
+        owners=(),
+        held=frozenset(),
+        again=frozenset(),
+        result=None,
+        acknowledged_by=frozenset(),
+        calls=0,
+        call_result=None,
+        call="",
+    )
+
+
+def adopt(ledger: Ledger) -> Ledger:
+    """A joiner's state is here: with the results that it queued since, it stands where the others stand."""
+    return replace(ledger, whole=True)
+
+
+def keeps_pace(ledger: Ledger) -> Ledger:
+    """A joiner has caught up and warmed up: from now on it can be given microbatches."""
+    return replace(ledger, able=True)
+
+
+def calling(ledger: Ledger, call: str) -> Ledger:
+    """The script makes a collective call."""
+    return replace(ledger, call=call)
+
+
+def called(ledger: Ledger) -> Ledger:
+    """Everybody's part of the collective call is here."""
+    return replace(ledger, call_result=ledger.generation)
+
+
+def verified(ledger: Ledger, branch: int, step: int) -> Ledger:
+    """The checkpoint that all are about to go back to is here, and every byte of it was checked."""
+    return replace(ledger, rewind_to=(branch, step))
+
+
+def discarded(ledger: Ledger) -> Ledger:
+    """Somebody cannot use that checkpoint: nobody does."""
+    return replace(ledger, rewind_to=None)
+
+
+def rewound(ledger: Ledger) -> Ledger:
+    """Every member has it: go back. What was in flight never was."""
+    if ledger.rewind_to is None:
+        raise ProtocolViolation(f"worker {ledger.worker_id} has no checkpoint to go back to")
+    branch, level = ledger.rewind_to
+    return replace(_before(ledger, level), branch=branch, rewinds=ledger.rewinds + 1, rewind_to=None)
+
+
+def returned(ledger: Ledger) -> Ledger:
+    """The collective call is completed: it returns to the script."""
+    return replace(ledger, calls=ledger.calls + 1, call_result=None, call="")
+
+
+def loop_ended(ledger: Ledger) -> Ledger:
+    """Every member has come to the end of the training loop."""
+    return replace(ledger, over=True)
+
+
+def loop_begun(ledger: Ledger) -> Ledger:
+    """The script begins a further training loop, whose steps are numbered on from the last one."""
+    return replace(ledger, loop=ledger.loop + 1, over=False, first_step=ledger.level)

@@ -1,0 +1,244 @@
+"""What the members of a new generation do with the step that was in flight.
+
+Every member runs ``settle`` on the same claims and so comes to the same answer. It rests on the commit rule: a worker
+commits a step only when every member of its generation has acknowledged the whole result. Hence, if anybody, dead or
+alive, committed step s under generation g, every member of g that is still here has the result of s in hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from msgspec.structs import replace
+
+from craft.decide.step.plan import DROPPED, give_out, plan
+from craft.protocol.errors import CallsDiffer, ProtocolViolation, StateLost
+from craft.protocol.membership import Claim, Settlement
+
+LossAnswer = Literal["redo", "shrink", "wait", "auto"]
+
+NO_PART = -1
+"""In place of a number of collective calls: this member takes no part in them, since it lags behind."""
+
+
+def settle(claims: Sequence[Claim], size_of: Callable[[int], int], on_loss: LossAnswer = "redo") -> Settlement:
+    """Return the common course of action; ``claims`` are in the order of ranks.
+
+    ``size_of(step)`` is the number of microbatches of a step: fewer in a last, partial batch, 0 past the end.
+    """
+    claims = _without_stragglers(claims)
+    with_state = [claim for claim in claims if claim.committed is not None]
+    if not with_state:
+        raise StateLost("every worker that had the training state is gone: nothing is left to go on from")
+    if (rewinds := _rewinds(with_state)) > min(claim.rewinds for claim in with_state):
+        return _go_back(claims, rewinds, on_loss)
+    top = max(claim.committed for claim in with_state if claim.committed is not None)
+    behind = [claim for claim in with_state if claim.committed != top]
+    for claim in behind:
+        if claim.committed != top - 1 or claim.result is None:
+            raise ProtocolViolation(
+                f"worker {claim.worker_id} has committed {claim.committed} steps and another member {top},"
+                " but it does not hold the result in between"
+            )
+    if not behind and _all_hold_one_result(with_state):
+        # Somebody who is gone may have committed it; and committing it is always right, since it is whole.
+        return _fresh(top + 1, tuple(claim.worker_id for claim in with_state), claims, size_of(top + 1), calls=0)
+    return _resume(top, claims, behind, size_of(top), on_loss)
+
+
+def _without_stragglers(claims: Sequence[Claim]) -> Sequence[Claim]:
+    """One that joined while the others went back to a checkpoint took no part in that: it has nothing that is of use."""
+    done = max(claim.rewinds for claim in claims)
+    return [
+        replace(claim, committed=None, result=None, held=(), pending=(), size=0)
+        if claim.rewinds < done and claim.rewind_to is None
+        else claim
+        for claim in claims
+    ]
+
+
+def _rewinds(claims: Sequence[Claim]) -> int:
+    """How often everybody is to have gone back to a checkpoint.
+
+    Like a step: whoever went back knew that every member had read and verified that checkpoint.
+    """
+    in_hand = {claim.rewind_to for claim in claims}
+    # Somebody who is gone may have gone back; and to go back is right, since all are about to.
+    all_hold_one = len(in_hand) == 1 and in_hand != {None} and len({claim.rewinds for claim in claims}) == 1
+    return max(claim.rewinds for claim in claims) + (1 if all_hold_one else 0)
+
+
+def _go_back(claims: Sequence[Claim], rewinds: int, on_loss: LossAnswer) -> Settlement:
+    """Whoever has not gone back yet does so; then step ``level`` goes on as far as somebody has begun it."""
+    back = [
+        _at_target(claim, rewinds) if claim.committed is not None and claim.rewinds < rewinds else claim
+        for claim in claims
+    ]
+    level = next(claim.committed for claim in back if claim.committed is not None)
+    # Where nobody has begun it, it is planned when it begins: its size is told by the checkpoint, which is not loaded yet.
+    return _resume(level, back, (), max(claim.size for claim in back), on_loss)
+
+
+def _at_target(claim: Claim, rewinds: int) -> Claim:
+    if claim.rewind_to is None or claim.rewinds != rewinds - 1:
+        raise ProtocolViolation(
+            f"worker {claim.worker_id} has gone back {claim.rewinds} times and another member {rewinds} times,"
+            " but it does not hold the checkpoint in between"
+        )
+    branch, level = claim.rewind_to
+    return Claim(
+        worker_id=claim.worker_id,
+        branch=branch,
+        committed=level,
+        able=claim.able,
+        started=claim.started,
+        rewinds=rewinds,
+        loop=claim.loop,
+        first_step=claim.first_step,
+    )
+
+
+def _all_hold_one_result(claims: Sequence[Claim]) -> bool:
+    """Results of different generations may differ (under ``shrink``): only one and the same result may be committed."""
+    return claims[0].result is not None and all(claim.result == claims[0].result for claim in claims)
+
+
+def _able(claims: Sequence[Claim]) -> list[int]:
+    """Ranks that can be given microbatches: whoever keeps pace, or, where nobody does, whoever has the state."""
+    with_state = [rank for rank, claim in enumerate(claims) if claim.committed is not None]
+    return [rank for rank in with_state if claims[rank].able] or with_state
+
+
+def _idle(claims: Sequence[Claim], able: Sequence[int]) -> tuple[str, ...]:
+    return tuple(claim.worker_id for rank, claim in enumerate(claims) if rank not in able)
+
+
+def _joiners(claims: Sequence[Claim]) -> tuple[str, ...]:
+    return tuple(claim.worker_id for claim in claims if claim.committed is None)
+
+
+def _history(claims: Sequence[Claim]) -> dict[str, Any]:
+    """What those who have the state agree on; of the loop, the one that is furthest in the script knows."""
+    stands = max((claim for claim in claims if claim.committed is not None), key=lambda each: (each.loop, each.over))
+    return {
+        "branch": stands.branch,
+        "rewinds": stands.rewinds,
+        "loop": stands.loop,
+        "over": stands.over,
+        "first_step": stands.first_step,
+    }
+
+
+def _calls(claims: Sequence[Claim]) -> int:
+    """How many collective calls since the last commit count as completed.
+
+    Like a step: whoever completed one knew that every member had everybody's part of it.
+    """
+    taking_part = [claim for claim in claims if claim.calls != NO_PART]
+    done = max((claim.calls for claim in taking_part), default=0)
+    late = [claim for claim in taking_part if claim.calls < done]
+    for claim in late:
+        if claim.calls != done - 1 or claim.call_result is None:
+            raise ProtocolViolation(
+                f"worker {claim.worker_id} completed {claim.calls} collective calls and another member {done},"
+                " but it does not hold the result in between"
+            )
+    in_hand = {claim.call_result for claim in taking_part}
+    all_hold_one = not late and len(in_hand) == 1 and in_hand != {None}
+    return done + 1 if all_hold_one else done
+
+
+def _check_calls(claims: Sequence[Claim], calls: int) -> None:
+    """Raise CallsDiffer if some are in a call that others, at the same step, have gone past: it would never return."""
+    waiting = [claim for claim in claims if claim.call and claim.calls == calls]
+    # Whoever is in no call when a generation begins is in the next step, or at the end. Not so one that catches up.
+    beyond = [claim.worker_id for claim in claims if not claim.call and claim.calls == calls and claim.able]
+    if not waiting or not beyond:
+        return
+    call, step = waiting[0].call, waiting[0].committed or 0
+    within = [claim.worker_id for claim in waiting]
+    raise CallsDiffer(
+        f"{name_of(call)} after step {step - 1}: {', '.join(within)} {'waits' if len(within) == 1 else 'wait'} in it, but"
+        f" {', '.join(beyond)} went on without it: every worker has to make the same calls between the steps"
+    )
+
+
+def name_of(call: str) -> str:
+    """How the user knows a collective call."""
+    if " " in call:
+        return call
+    return f"job.{call}" if call.endswith(")") else f"job.{call}()"
+
+
+def _fresh(
+    level: int, commits: tuple[str, ...], claims: Sequence[Claim], num_microbatches: int, calls: int
+) -> Settlement:
+    """Everyone begins step ``level`` together, and nobody has begun it yet."""
+    able = _able(claims)
+    owners = tuple(able[owner] for owner in plan(num_microbatches, len(able)))
+    return Settlement(
+        level=level,
+        commits=commits,
+        owners=owners,
+        given=(),
+        idle=_idle(claims, able),
+        joiners=_joiners(claims),
+        calls=calls,
+        **_history(claims),
+    )
+
+
+def _resume(
+    top: int, claims: Sequence[Claim], behind: Sequence[Claim], num_microbatches: int, on_loss: LossAnswer
+) -> Settlement:
+    """Step ``top`` goes on: what is held stays held, what is begun stays begun, the rest is given out anew."""
+    commits = tuple(claim.worker_id for claim in behind)
+    started = [claim for claim in claims if claim.committed == top]
+    calls = _calls(started)
+    _check_calls(started, calls)
+    if not any(claim.held or claim.pending for claim in started):
+        return _fresh(top, commits, claims, num_microbatches, calls)
+    owners, loads = _taken(claims, top, num_microbatches)
+    missing = tuple(microbatch for microbatch, owner in enumerate(owners) if owner is None)
+    able = _able(claims)
+    if on_loss == "shrink" and not behind and len(missing) < num_microbatches:
+        kept = tuple(DROPPED if owner is None else owner for owner in owners)
+        missing = ()
+    else:
+        if on_loss == "wait" and missing:
+            # Whoever takes the place of a lost worker computes what that one would have.
+            able = sorted({*able, *(rank for rank, claim in enumerate(claims) if claim.committed is None)})
+            loads = [
+                load + (0 if claims[rank].committed is None else num_microbatches) for rank, load in enumerate(loads)
+            ]
+        kept = give_out(owners, loads, idle=frozenset(range(len(claims))) - frozenset(able))
+    return Settlement(
+        level=top,
+        commits=commits,
+        owners=kept,
+        given=missing,
+        idle=_idle(claims, able),
+        joiners=_joiners(claims),
+        calls=calls,
+        **_history(claims),
+    )
+
+
+def _taken(claims: Sequence[Claim], top: int, num_microbatches: int) -> tuple[list[int | None], list[int]]:
+    """Who holds or was given which microbatch of step ``top``, and how much each rank has still to compute."""
+    owners: list[int | None] = [None] * num_microbatches
+    loads = [0] * len(claims)
+    for rank, claim in enumerate(claims):
+        if claim.committed == top:
+            for microbatch in claim.held:
+                # Held by two: only through a late message; the lower rank's copy is used, both are the same bits.
+                if owners[microbatch] is None:
+                    owners[microbatch] = rank
+    for rank, claim in enumerate(claims):
+        if claim.committed == top:
+            for microbatch in claim.pending:
+                if owners[microbatch] is None:
+                    owners[microbatch] = rank
+                    loads[rank] += 1
+    return owners, loads

@@ -1,0 +1,1 @@
+"""Small value types that events and messages are made of."""

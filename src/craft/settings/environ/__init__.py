@@ -1,0 +1,1 @@
+"""Environment variables of other software: CUDA, NCCL, and the frameworks."""

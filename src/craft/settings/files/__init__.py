@@ -1,0 +1,1 @@
+"""Files of settings: craft.toml, private files, checksums."""

@@ -1,0 +1,1 @@
+"""Write, list, verify, restore and remove checkpoints."""

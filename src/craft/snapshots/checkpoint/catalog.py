@@ -1,0 +1,114 @@
+"""What is listed in the stores of a job, and its chunks, read and checked. No torch.
+
+Enters: stores. Leaves: manifests, newest first, and the bytes of chunks, never without a look at their hash. ``restore.py``,
+``verify.py`` and ``craft checkpoints`` call it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from blake3 import blake3
+
+from craft.protocol.errors import SnapshotCorrupt, SnapshotError, SnapshotMissing
+from craft.protocol.events import CheckpointRejected
+from craft.snapshots.checkpoint.chunking import Chunk
+from craft.snapshots.store.manifest import (
+    MANIFESTS,
+    Manifest,
+    Ref,
+    chunk_path,
+    manifest_path,
+    place_of_name,
+    read_manifest,
+)
+from craft.snapshots.store.store import Store
+from craft.snapshots.store.tiers import Tiers
+
+_MAX_LOOKS = 100
+
+
+def candidates(tiers: Tiers, on_rejected: Callable[[CheckpointRejected], None] | None = None) -> list[Manifest]:
+    """Return what is listed in any store, newest (branch, step) first.
+
+    A manifest that cannot be read is told to ``on_rejected`` and left out. Raises SnapshotError if a store does not answer.
+    """
+    found: dict[str, Manifest] = {}
+    for store in tiers.nearest_first:
+        for manifest in manifests(store, on_rejected):
+            found[manifest.name] = manifest
+    return sorted(found.values(), key=lambda each: each.order, reverse=True)
+
+
+def manifests(store: Store, on_rejected: Callable[[CheckpointRejected], None] | None = None) -> list[Manifest]:
+    """Return what is listed in one store, oldest first; what cannot be read is told and left out."""
+    for _ in range(_MAX_LOOKS):
+        found, rejected, is_stale = _look(store)
+        # Some were collected while they were read, so there are newer ones: who looks must not find nothing then.
+        if not is_stale:
+            break
+    if on_rejected is not None:
+        for event in rejected:
+            on_rejected(event)
+    return sorted(found, key=lambda each: each.order)
+
+
+def _look(store: Store) -> tuple[list[Manifest], list[CheckpointRejected], bool]:
+    """Return the manifests, those that cannot be used, and whether one was removed meanwhile."""
+    found, rejected, is_stale = [], [], False
+    for file in store.files(MANIFESTS):
+        try:
+            found.append(read_manifest(store.get(file.path), store.where(file.path)))
+        except SnapshotMissing:
+            is_stale = True
+        except SnapshotCorrupt as error:
+            name = file.path.removeprefix(f"{MANIFESTS}/").removesuffix(".json")
+            _, step = place_of_name(name) or (0, 0)
+            rejected.append(CheckpointRejected(name=name, step=step, url=store.url, reason=str(error)))
+    return found, rejected, is_stale
+
+
+def is_listed(tiers: Tiers, name: str) -> bool:
+    """Whether a checkpoint is still there: a job that runs removes old ones while somebody reads them."""
+    for store in tiers.nearest_first:
+        try:
+            store.get(manifest_path(name))
+        except SnapshotMissing:
+            continue
+        return True
+    return False
+
+
+def fetch_chunk(stores: Sequence[Store], ref: Ref, out: memoryview, what: str) -> None:
+    """Fill ``out`` with a chunk, from the first store where its hash is right; ``what`` says for whom, in words."""
+    errors: list[SnapshotError] = []
+    for store in stores:
+        try:
+            store.read(ref, out)
+        except SnapshotError as error:
+            errors.append(error)
+            continue
+        if blake3(out).hexdigest() == ref.hash:
+            return
+        file = store.where(chunk_path(ref.hash))
+        errors.append(SnapshotCorrupt(f"{file} is damaged: its bytes do not have the hash in its name", file))
+    reasons = "; ".join(map(str, errors))
+    missing = all(isinstance(error, SnapshotMissing) for error in errors)
+    raise (SnapshotMissing if missing else SnapshotCorrupt)(
+        f"{what} cannot be read, for want of chunk {ref.hash}: {reasons}", errors[-1].address
+    )
+
+
+def fetch_header(tiers: Tiers, manifest: Manifest) -> bytes:
+    """Return the encoded header of a checkpoint."""
+    out = bytearray(manifest.header.size)
+    fetch_chunk(tiers.nearest_first, manifest.header, memoryview(out), f"the header of checkpoint {manifest.name}")
+    return bytes(out)
+
+
+def check_sizes(manifest: Manifest, chunks: Sequence[Chunk]) -> None:
+    """Raise SnapshotCorrupt if the chunks of a manifest are not those that its header asks for."""
+    if [ref.size for ref in manifest.chunks] != [chunk.size for chunk in chunks]:
+        raise SnapshotCorrupt(
+            f"checkpoint {manifest.name} contradicts itself: its chunks do not have the sizes that its header asks for"
+        )

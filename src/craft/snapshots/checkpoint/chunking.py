@@ -1,0 +1,84 @@
+"""How the row of bytes of a training state is cut into chunks, and which member writes which.
+
+Enters: the entries of a header. Leaves: chunks, the same on every worker and at every time, so that what has not changed gets
+the same hash again. ``writer.py``, ``restore.py`` and ``verify.py`` call it. Pure, and no torch.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from craft.snapshots.state.index import Entry, entry_bytes
+
+CHUNK_BYTES = 4 << 20
+"""A file of this size is written about as fast as a large one, and a changed byte costs no more than this."""
+LARGE_BYTES = 64 << 10
+"""Tensors from this size on have chunks of their own."""
+PACK_BYTES = 1 << 20
+"""Smaller ones lie together in chunks up to this size."""
+
+
+class Chunk(NamedTuple):
+    """Ranges of the row that are stored as one file, one after the other."""
+
+    ranges: tuple[tuple[int, int], ...]
+    size: int
+
+
+def cut(entries: Sequence[Entry], shares: Sequence[int] = ()) -> tuple[Chunk, ...]:
+    """Return the chunks of a state, in the order of their first bytes; together they are every byte once.
+
+    ``shares``: so many entries each writer has, who knows nothing of the others'; each share is cut by itself.
+    """
+    chunks: list[Chunk] = []
+    first = begin = 0
+    for count in shares or (len(entries),):
+        mine = entries[first : first + count]
+        chunks += _cut_share(mine, begin)
+        begin += sum(map(entry_bytes, mine))
+        first += count
+    return tuple(chunks)
+
+
+def _cut_share(entries: Sequence[Entry], begin: int) -> list[Chunk]:
+    chunks: list[Chunk] = []
+    small: list[tuple[int, int]] = []
+    packed = 0
+    for entry in entries:
+        end = begin + entry_bytes(entry)
+        if end - begin >= LARGE_BYTES:
+            firsts = range(begin, end, CHUNK_BYTES)
+            chunks += [_chunk([(first, min(end, first + CHUNK_BYTES))]) for first in firsts]
+        elif end > begin:
+            if packed + end - begin > PACK_BYTES:
+                chunks.append(_chunk(small))
+                small, packed = [], 0
+            packed += end - begin
+            # Neighbours are one range: an optimizer has many tensors of a single number.
+            first = small.pop()[0] if small and small[-1][1] == begin else begin
+            small.append((first, end))
+        begin = end
+    if small:
+        chunks.append(_chunk(small))
+    return sorted(chunks)
+
+
+def _chunk(ranges: list[tuple[int, int]]) -> Chunk:
+    return Chunk(tuple(ranges), sum(end - begin for begin, end in ranges))
+
+
+def assign(chunks: Sequence[Chunk], of: int) -> list[list[int]]:
+    """Return for each of ``of`` members the numbers of the chunks that it writes.
+
+    Each chunk in turn goes to whoever has least so far. So any stretch of the row is shared evenly too: where half of a state is
+    frozen, everybody writes an equal share of the other half.
+    """
+    shares: list[list[int]] = [[] for _ in range(of)]
+    load = [(0, member) for member in range(of)]
+    for number, chunk in enumerate(chunks):
+        least, member = load[0]
+        shares[member].append(number)
+        heapq.heapreplace(load, (least + chunk.size, member))
+    return shares

@@ -1,0 +1,64 @@
+"""What the first steps after a checkpoint gave, kept in its store: a job that goes on from it compares its own with that.
+
+Enters: digests of the state after the next steps. Leaves: one small file for each branch, about its newest checkpoints.
+``worker/checkpoint/resumed_steps.py`` writes and reads it. No torch.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from craft.protocol.errors import SnapshotMissing
+from craft.settings.files.sealed import Damaged, is_sealed, seal
+from craft.snapshots.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+_FOLDER = "next"
+_KEPT = 8
+"""Checkpoints of a branch that a file is about: the newest one may turn out to be incomplete."""
+
+
+class NextSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one checkpoint."""
+
+    step: int
+    """Committed steps of the checkpoint."""
+    script: str
+    """A hash of the script that computed the steps."""
+    digests: dict[int, str]
+    """By the number of committed steps: a hash of the state after them."""
+
+
+class _Branch(msgspec.Struct, frozen=True, kw_only=True):
+    checkpoints: tuple[NextSteps, ...]
+
+
+def keep(store: Store, branch: int, found: NextSteps) -> None:
+    """Write what is known of a checkpoint's next steps, in the place of what was. Raises SnapshotError."""
+    others = [each for each in _read(store, branch) if each.step != found.step]
+    content = _Branch(checkpoints=(*others, found)[-_KEPT:])
+    store.put(_path(branch), seal(msgspec.json.encode(content)))
+
+
+def read(store: Store, branch: int, step: int) -> NextSteps | None:
+    """Return what the steps after a checkpoint gave; None if that is not known. Raises SnapshotError."""
+    return next((each for each in _read(store, branch) if each.step == step), None)
+
+
+def _path(branch: int) -> str:
+    return f"{_FOLDER}/{branch:04d}.json"
+
+
+def _read(store: Store, branch: int) -> tuple[NextSteps, ...]:
+    try:
+        data = store.get(_path(branch))
+        is_sealed(data)
+        return msgspec.json.decode(data, type=_Branch).checkpoints
+    except SnapshotMissing:
+        return ()
+    except (Damaged, msgspec.DecodeError, UnicodeDecodeError) as error:
+        logger.warning("%s is damaged and left out: %s", store.where(_path(branch)), error)
+        return ()

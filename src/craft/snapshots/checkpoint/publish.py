@@ -1,0 +1,102 @@
+"""Brings one member's share of a checkpoint into a store, and the whole into the list when it was the last.
+
+Enters: a share in memory, or one that another store has. Leaves: chunks, then the member's part, then, by whoever finds all
+parts there, the manifest. Members do not talk to each other. ``writer.py`` and ``tier_copier.py`` call it, on threads of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from craft.protocol.errors import SnapshotMissing
+from craft.snapshots.store.background import lower_priority
+from craft.snapshots.store.manifest import (
+    CHUNKS,
+    PARTS,
+    Manifest,
+    Part,
+    chunk_path,
+    manifest_path,
+    merge,
+    part_path,
+    read_manifest,
+    read_part,
+    seal,
+)
+from craft.snapshots.store.owner import check_owner
+from craft.snapshots.store.store import Adding, Store, StoreBusy
+
+T = TypeVar("T")
+
+
+def write_share(
+    store: Store, who: str, write: Callable[[Adding], Part], owner: str = ""
+) -> tuple[Part, Manifest | None]:
+    """Write the share of one member: ``write`` adds its chunks and says what they are. ``owner``: whose the store must be.
+
+    Returns its part, and the manifest if the checkpoint is complete and this call is the one that says so.
+    """
+    with store.writing(who) as guard:
+        adding = store.adding()
+        try:
+            part = write(adding)
+            adding.finish()
+        finally:
+            adding.discard()
+        path = part_path(part.name, part.part, part.of)
+        if owner:
+            check_owner(store, owner)
+        guard.check()
+        store.put(path, seal(part))
+        try:
+            # Again: what was found there may have been removed by somebody who took this one for dead.
+            guard.check()
+        except StoreBusy:
+            store.remove([path])
+            raise
+        # Still guarded: the parts, which keep the chunks until there is a manifest, are about to go.
+        return part, publish(store, part)
+
+
+def publish(store: Store, part: Part) -> Manifest | None:
+    """List the checkpoint if all its parts are there; return it if this call is the one that announces it."""
+    paths = [part_path(part.name, number, part.of) for number in range(part.of)]
+    there = {found.path for found in store.files(f"{PARTS}/{part.name}")}
+    if not there.issuperset(paths):
+        return None
+    try:
+        manifest = merge([read_part(store.get(path), store.where(path)) for path in paths], store.where(PARTS))
+    except SnapshotMissing:
+        # Another one has published it meanwhile, and removed the parts.
+        manifest = read_manifest(store.get(manifest_path(part.name)), store.where(manifest_path(part.name)))
+    else:
+        _check_chunks(store, manifest)
+        store.put(manifest_path(part.name), seal(manifest))
+    # Two may come here at once, with the same manifest. Only one of them removes the first part.
+    announces = store.remove_one(paths[0])
+    store.remove(there)
+    return manifest if announces else None
+
+
+def _check_chunks(store: Store, manifest: Manifest) -> None:
+    """Raise SnapshotMissing unless all chunks are there, also those of members that have stood still since."""
+    there = {found.path: found.size for found in store.files(CHUNKS)}
+    for ref in (manifest.header, *manifest.chunks):
+        if there.get(chunk_path(ref.hash)) != ref.size:
+            file = store.where(chunk_path(ref.hash))
+            raise SnapshotMissing(
+                f"checkpoint {manifest.name} cannot be listed: {file} is not there, or not whole", file
+            )
+
+
+def in_parallel(store: Store, call: Callable[[T], None], items: Iterable[T]) -> None:
+    """Make calls on as many threads as the store likes; raise what the first that failed raised."""
+    with ThreadPoolExecutor(store.parallel, "craft-checkpoint", initializer=lower_priority) as pool:
+        calls = [pool.submit(call, item) for item in items]
+        try:
+            for each in calls:
+                each.result()
+        finally:
+            pool.shutdown(cancel_futures=True)

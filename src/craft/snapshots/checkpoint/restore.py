@@ -1,0 +1,94 @@
+"""Brings a checkpoint back.
+
+Enters: the stores of a job, and a manifest that ``candidates`` found there. Leaves: header and tensors, every chunk
+checked, for ``portable.load``. A worker that starts calls it, on any thread that may block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import torch
+
+from craft.snapshots.checkpoint.catalog import candidates, check_sizes, fetch_chunk, fetch_header
+from craft.snapshots.checkpoint.chunking import Chunk, cut
+from craft.snapshots.state.index import Layout
+from craft.snapshots.state.raw_memory import view_of
+from craft.snapshots.state.serialized import Header, decode_header, targets
+from craft.snapshots.store.manifest import Manifest, Ref
+from craft.snapshots.store.tiers import Tiers
+from craft.snapshots.transfer.receive import make_room
+
+__all__ = ["Restored", "candidates", "restore"]
+
+_READERS = 8
+"""Enough that some wait for the store while others hash."""
+
+
+class Restored(NamedTuple):
+    """A whole state. Tensors are in the order of the header's entries."""
+
+    header: Header
+    tensors: list[torch.Tensor]
+    manifest: Manifest
+
+
+def restore(
+    tiers: Tiers,
+    manifest: Manifest,
+    modules: Mapping[str, torch.nn.Module] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Restored:
+    """Read a checkpoint, each chunk from the nearest store where it is as it should be; ``progress`` is told of bytes.
+
+    Bytes of parameters and buffers of ``modules`` are read into these directly: after an error they hold anything.
+    Raises SnapshotMissing or SnapshotCorrupt, which name the chunk, its files and the tensors that it belongs to.
+    """
+    header = decode_header(fetch_header(tiers, manifest))
+    chunks = cut(header.entries)
+    check_sizes(manifest, chunks)
+    tensors = make_room(header, targets(modules or {}), None)
+    landing = _Landing(tiers, manifest, header, tensors)
+    with ThreadPoolExecutor(_READERS, "craft-restore") as pool:
+        calls = [pool.submit(landing.fill, ref, chunk) for ref, chunk in zip(manifest.chunks, chunks, strict=True)]
+        try:
+            for call, chunk in zip(calls, chunks, strict=True):
+                call.result()
+                if progress is not None:
+                    progress(chunk.size)
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return Restored(header, tensors, manifest)
+
+
+class _Landing:
+    """Where the chunks of a checkpoint come down, several at a time."""
+
+    def __init__(self, tiers: Tiers, manifest: Manifest, header: Header, tensors: Sequence[torch.Tensor]) -> None:
+        self._stores = tiers.nearest_first
+        self._name = manifest.name
+        self._entries = header.entries
+        self._layout = Layout(header.entries)
+        self._memory = [view_of(tensor) for tensor in tensors]
+
+    def fill(self, ref: Ref, chunk: Chunk) -> None:
+        pieces = [piece for begin, end in chunk.ranges for piece in self._layout.pieces(begin, end)]
+        places = [self._memory[index][begin:end] for index, begin, end in pieces]
+        what = self._what([index for index, _, _ in pieces])
+        if len(places) == 1:
+            # Large tensors are read to where they belong, without a copy.
+            fetch_chunk(self._stores, ref, places[0], what)
+            return
+        data = memoryview(bytearray(ref.size))
+        fetch_chunk(self._stores, ref, data, what)
+        begin = 0
+        for place in places:
+            place[:] = data[begin : begin + len(place)]
+            begin += len(place)
+
+    def _what(self, indices: Sequence[int]) -> str:
+        names = [self._entries[index].name for index in indices]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        return f"{names[0]}{more} of checkpoint {self._name}"

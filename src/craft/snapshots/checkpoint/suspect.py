@@ -1,0 +1,90 @@
+"""Checkpoints that may hold wrong bits: those since the last step at which the whole state was known to be the same.
+
+Enters: what a worker knows when bits differ. Leaves: a small file in every store of the job, and for each checkpoint whether it
+is doubted and why. A file is about a branch and all steps behind one, so that it also holds for what is still being written.
+``worker/checkpoint/lifecycle.py`` writes it; ``worker/checkpoint/rollback.py``, ``gc.py`` and ``craft checkpoints`` ask. No torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from craft.protocol.errors import SnapshotMissing
+from craft.settings.files.sealed import Damaged, is_sealed, seal
+from craft.snapshots.store.manifest import Manifest
+from craft.snapshots.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+SUSPECT = "suspect"
+_PATH = re.compile(rf"{SUSPECT}/(\d{{4,}})-(\d{{12,}})-(\d{{12,}})\.json")
+_SHOWN = 160
+
+
+class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
+    """Bits differed, and since when that may have been so."""
+
+    branch: int
+    after: int
+    """Committed steps of the last state that is known to have been the same on all workers."""
+    step: int
+    """In which it was found."""
+    reason: str = ""
+
+    @property
+    def path(self) -> str:
+        return f"{SUSPECT}/{self.branch:04d}-{self.after:012d}-{self.step:012d}.json"
+
+    def __str__(self) -> str:
+        return (
+            f"it may hold wrong bits: in step {self.step} bits differed between workers, and the whole state was last known to be"
+            f" the same after {self.after} steps ({self.reason[:_SHOWN]})"
+        )
+
+
+def mark(stores: Iterable[Store], suspicion: Suspicion) -> None:
+    """Have everything doubted that ``suspicion`` is about, in all stores. Raises SnapshotError if one cannot be written."""
+    for store in stores:
+        store.put(suspicion.path, seal(msgspec.json.encode(suspicion)))
+
+
+class Doubts:
+    """Which checkpoints may hold wrong bits, by all that is marked in some stores."""
+
+    def __init__(self, stores: Iterable[Store]) -> None:
+        """Raises SnapshotError if a store does not answer."""
+        found = (_read(store, file.path) for store in stores for file in store.files(SUSPECT))
+        self._found = [each for each in found if each is not None]
+
+    @property
+    def branches(self) -> frozenset[int]:
+        """Branches in which something is doubted: a job that goes on begins another one."""
+        return frozenset(each.branch for each in self._found)
+
+    def about(self, manifest: Manifest) -> Suspicion | None:
+        """Return why a checkpoint is doubted, None if it is not."""
+        if manifest.kind != "job":
+            return None
+        own = (each for each in self._found if each.branch == manifest.branch and each.after < manifest.step)
+        return next(own, None)
+
+
+def _read(store: Store, path: str) -> Suspicion | None:
+    named = _PATH.fullmatch(path)
+    if named is None:
+        logger.warning("%s is not a file of a store: it is left alone", store.where(path))
+        return None
+    branch, after, step = map(int, named.groups())
+    try:
+        data = store.get(path)
+        is_sealed(data)
+        return msgspec.json.decode(data, type=Suspicion)
+    except SnapshotMissing:
+        return None
+    except (Damaged, msgspec.DecodeError, UnicodeDecodeError):
+        # Its name says what it is about.
+        return Suspicion(branch=branch, after=after, step=step, reason=f"{store.where(path)} is damaged")

@@ -1,0 +1,159 @@
+"""Looks at checkpoints without loading them: whether every byte is there, and in what two of them differ. No torch.
+
+Enters: stores and manifests. Leaves: sentences, and a typed comparison. ``craft checkpoints`` calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import msgspec
+from blake3 import blake3
+
+from craft.protocol.errors import SnapshotCorrupt, SnapshotError, SnapshotMissing
+from craft.snapshots.checkpoint.catalog import check_sizes, fetch_chunk, fetch_header
+from craft.snapshots.checkpoint.chunking import Chunk, cut
+from craft.snapshots.state.index import Entry, Layout, entry_bytes, read_outline
+from craft.snapshots.store.manifest import Manifest, Ref
+from craft.snapshots.store.tiers import Tiers
+
+
+def verify(tiers: Tiers, manifest: Manifest, progress: Callable[[int], None] | None = None) -> list[str]:
+    """Read every byte of a checkpoint; return what is wrong with it, in sentences. ``progress`` is told of bytes."""
+    try:
+        outline = read_outline(fetch_header(tiers, manifest))
+        chunks = cut(outline.entries, outline.shares)
+        check_sizes(manifest, chunks)
+    except SnapshotError as error:
+        return [str(error)]
+    layout = Layout(outline.entries)
+
+    def look(numbered: tuple[Ref, Chunk]) -> list[str]:
+        ref, chunk = numbered
+        names = [
+            outline.entries[index].name for begin, end in chunk.ranges for index, _, _ in layout.pieces(begin, end)
+        ]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        return _problems(tiers, ref, f"{names[0]}{more} of checkpoint {manifest.name}")
+
+    problems: list[str] = []
+    with ThreadPoolExecutor(max(store.parallel for store in tiers.nearest_first), "craft-verify") as pool:
+        for (ref, _), found in zip(
+            zip(manifest.chunks, chunks, strict=True),
+            pool.map(look, zip(manifest.chunks, chunks, strict=True)),
+            strict=True,
+        ):
+            problems += found
+            if progress is not None:
+                progress(ref.size)
+    return problems
+
+
+def _problems(tiers: Tiers, ref: Ref, what: str) -> list[str]:
+    """What is wrong with a chunk in any store. That it is missing from one is nothing, if another has it."""
+    out = memoryview(bytearray(ref.size))
+    missing, wrong, good = [], [], 0
+    for store in tiers.nearest_first:
+        try:
+            fetch_chunk((store,), ref, out, what)
+            good += 1
+        except SnapshotMissing as error:
+            missing.append(str(error))
+        except SnapshotError as error:
+            wrong.append(str(error))
+    if good:
+        return [f"{each}; another store has it" for each in wrong]
+    return [*wrong, *missing]
+
+
+class TensorChange(NamedTuple):
+    """A tensor that is not the same in two checkpoints."""
+
+    name: str
+    before: Entry | None
+    """None: it is only in the second."""
+    after: Entry | None
+    size: int
+    """In bytes, of the larger one."""
+
+
+class Difference(NamedTuple):
+    """In what two checkpoints differ."""
+
+    tensors: tuple[TensorChange, ...]
+    same_tensors: int
+    values: tuple[str, ...]
+    """Registered objects whose plain values differ, and ``conditions``."""
+    shared_bytes: int
+    """Stored once for both."""
+    bytes_before: int
+    bytes_after: int
+
+
+class _Values(msgspec.Struct):
+    skeleton: dict[str, msgspec.Raw] = {}
+    conditions: bytes = b""
+
+
+def diff(tiers: Tiers, before: Manifest, after: Manifest) -> Difference:
+    """Compare two checkpoints. Only chunks of small tensors are read; raises SnapshotError if one cannot be."""
+    sides = [_Side(tiers, manifest) for manifest in (before, after)]
+    old, new = ({name: (entry, print_) for name, entry, print_ in side.prints()} for side in sides)
+    changes = []
+    for name in dict.fromkeys([*old, *new]):
+        if old.get(name) != new.get(name):
+            entries = [side[name][0] if name in side else None for side in (old, new)]
+            size = max(entry_bytes(entry) for entry in entries if entry is not None)
+            changes.append(TensorChange(name, entries[0], entries[1], size))
+    known = {ref.hash: ref.size for ref in before.chunks}
+    return Difference(
+        tensors=tuple(changes),
+        same_tensors=len({*old, *new}) - len(changes),
+        values=_unlike(sides[0].values, sides[1].values),
+        shared_bytes=sum(known[each] for each in {ref.hash for ref in after.chunks} if each in known),
+        bytes_before=before.total_bytes,
+        bytes_after=after.total_bytes,
+    )
+
+
+def _unlike(old: _Values, new: _Values) -> tuple[str, ...]:
+    names = dict.fromkeys([*old.skeleton, *new.skeleton])
+    found = [name for name in names if bytes(old.skeleton.get(name, b"")) != bytes(new.skeleton.get(name, b""))]
+    return (*found, *(["conditions"] if old.conditions != new.conditions else []))
+
+
+class _Side:
+    """One of two checkpoints that are compared."""
+
+    def __init__(self, tiers: Tiers, manifest: Manifest) -> None:
+        header = fetch_header(tiers, manifest)
+        self._tiers = tiers
+        self._manifest = manifest
+        outline = read_outline(header)
+        self._entries = outline.entries
+        try:
+            self.values = msgspec.msgpack.decode(header, type=_Values)
+        except msgspec.DecodeError as error:
+            raise SnapshotCorrupt(f"not the header of a training state: {error}") from None
+        self._chunks = cut(outline.entries, outline.shares)
+        check_sizes(manifest, self._chunks)
+
+    def prints(self) -> Iterator[tuple[str, Entry, list[str]]]:
+        """Yield (name, form, hashes of its bytes) for every tensor."""
+        prints: list[list[str]] = [[] for _ in self._entries]
+        layout = Layout(self._entries)
+        for ref, chunk in zip(self._manifest.chunks, self._chunks, strict=True):
+            pieces = [piece for begin, end in chunk.ranges for piece in layout.pieces(begin, end)]
+            if len(pieces) == 1:
+                prints[pieces[0][0]].append(ref.hash)
+                continue
+            data = memoryview(bytearray(ref.size))
+            fetch_chunk(self._tiers.nearest_first, ref, data, f"small tensors of checkpoint {self._manifest.name}")
+            begin = 0
+            for index, first, end in pieces:
+                prints[index].append(blake3(data[begin : begin + end - first]).hexdigest())
+                begin += end - first
+        for entry, each in zip(self._entries, prints, strict=True):
+            yield entry.name, entry, each

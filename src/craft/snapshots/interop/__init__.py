@@ -1,0 +1,1 @@
+"""Other formats: torch.distributed.checkpoint, and export to plain files."""

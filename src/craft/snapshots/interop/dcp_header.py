@@ -1,0 +1,148 @@
+"""The header of a checkpoint that torch.distributed.checkpoint wrote: its metadata as typed values, and what lies where.
+
+Enters: the metadata that a planner made, and what every rank has written. Leaves: bytes that are no pickle, of which
+``verify.py`` can read the outline, and the metadata again. ``dcp_writer.py`` and ``dcp_reader.py`` call it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from craft.protocol.errors import ConfigError, SnapshotCorrupt
+from craft.snapshots.state.index import Entry, Layout, decode_as, read_outline
+from craft.snapshots.state.raw_memory import DTYPES
+from craft.snapshots.store.manifest import Ref
+
+
+class Share(NamedTuple):
+    """What one rank has written."""
+
+    chunks: tuple[Ref, ...]
+    new_bytes: int
+
+
+class Stored(NamedTuple):
+    """Where an item of a plan is."""
+
+    entry: Entry
+    share: Share | None
+    """With the first item of each rank."""
+
+
+class Box(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a tensor."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+class Form(msgspec.Struct, frozen=True, array_like=True):
+    """A whole tensor, and the parts that it was saved in."""
+
+    dtype: str
+    size: tuple[int, ...]
+    requires_grad: bool
+    parts: tuple[Box, ...]
+
+
+class Index(msgspec.Struct, frozen=True, array_like=True):
+    """Which item an entry is; one that is no tensor has no offset."""
+
+    key: str
+    offset: tuple[int, ...] | None
+
+
+class DcpHeader(msgspec.Struct, frozen=True):
+    """Everything but the bytes."""
+
+    entries: tuple[Entry, ...]
+    shares: tuple[int, ...]
+    """How many of them each rank has written."""
+    indices: tuple[Index, ...]
+    """Of each entry."""
+    forms: dict[str, Form | None]
+    """Of each key; None for one that is no tensor."""
+    paths: dict[str, tuple[str | int, ...]] | None
+    """Where each key was in a state dict that had others in it."""
+    version: str | None
+    total_bytes: int
+
+
+def make_header(metadata: Metadata, results: Sequence[Sequence[tuple[MetadataIndex, Stored]]]) -> DcpHeader:
+    """Return the header of what all ranks have written."""
+    flat = [each for rank in results for each in rank]
+    entries = tuple(stored.entry for _, stored in flat)
+    return DcpHeader(
+        entries=entries,
+        shares=tuple(len(rank) for rank in results),
+        indices=tuple(Index(index.fqn, _tuple(index.offset)) for index, _ in flat),
+        forms={key: _form(value) for key, value in metadata.state_dict_metadata.items()},
+        paths=_paths(metadata.planner_data),
+        # Planners leave it open: torch has the writer set it, so that a later torch knows what its planners find.
+        version=metadata.version or getattr(filesystem, "CURRENT_DCP_VERSION", None),
+        total_bytes=Layout(entries).total_bytes,
+    )
+
+
+def read_header(data: bytes) -> DcpHeader:
+    """Return the header in ``data``, or raise SnapshotCorrupt if its parts do not fit each other."""
+    read_outline(data)
+    header = decode_as(DcpHeader, data, "a distributed checkpoint")
+    dtypes = [entry.dtype for entry in header.entries] + [form.dtype for form in header.forms.values() if form]
+    if len(header.indices) != len(header.entries) or any(dtype not in DTYPES for dtype in dtypes):
+        raise SnapshotCorrupt("the header of a distributed checkpoint contradicts itself")
+    return header
+
+
+def metadata_of(header: DcpHeader) -> Metadata:
+    """Return what planners want to know; ``storage_data`` tells the number of each item's entry."""
+    return Metadata(
+        state_dict_metadata={key: _storage(form) for key, form in header.forms.items()},
+        planner_data=header.paths,
+        storage_data={MetadataIndex(index.key, index.offset): number for number, index in enumerate(header.indices)},
+        version=header.version,
+    )
+
+
+def _form(value: TensorStorageMetadata | BytesStorageMetadata) -> Form | None:
+    if isinstance(value, BytesStorageMetadata):
+        return None
+    parts = tuple(Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in value.chunks)
+    dtype = str(value.properties.dtype).removeprefix("torch.")
+    return Form(dtype, tuple(value.size), value.properties.requires_grad, parts)
+
+
+def _storage(form: Form | None) -> TensorStorageMetadata | BytesStorageMetadata:
+    if form is None:
+        return BytesStorageMetadata()
+    return TensorStorageMetadata(
+        properties=TensorProperties(dtype=DTYPES[form.dtype], requires_grad=form.requires_grad),
+        size=torch.Size(form.size),
+        chunks=[ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)) for box in form.parts],
+    )
+
+
+def _paths(planner_data: Any) -> dict[str, tuple[str | int, ...]] | None:
+    try:
+        return msgspec.convert(planner_data, dict[str, tuple[str | int, ...]] | None)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"this planner leaves data of its own in the checkpoint, which cannot be stored ({error}): use DefaultSavePlanner"
+        ) from None
+
+
+def _tuple(offset: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if offset is None else tuple(offset)

@@ -1,0 +1,209 @@
+"""What ``torch.distributed.checkpoint.load`` reads from.
+
+Enters: a plan of what this rank needs, which is any part of any tensor, however they were sharded when they were saved. Leaves:
+its bytes in the tensors of the planner, every chunk checked. Only chunks that hold a part of it are read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+import os
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch.distributed.checkpoint import storage
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.futures import Future
+
+from craft.protocol.errors import ConfigError, SnapshotCorrupt
+from craft.snapshots.checkpoint.catalog import candidates, check_sizes, fetch_chunk, fetch_header
+from craft.snapshots.checkpoint.chunking import cut
+from craft.snapshots.checkpoint.selection import select
+from craft.snapshots.interop.dcp_header import metadata_of, read_header
+from craft.snapshots.state.index import Entry, Layout, entry_bytes
+from craft.snapshots.state.raw_memory import DTYPES, view_of
+from craft.snapshots.store.manifest import Manifest, Ref
+from craft.snapshots.store.tiers import Tiers, open_tiers
+
+
+class StorageReader(storage.StorageReader):  # type: ignore[misc,unused-ignore]
+    """Reads from the store at ``url`` the checkpoint with this step, name or tag; by default the newest that was saved through
+    ``StorageWriter``. A load may name another one as its ``checkpoint_id``."""
+
+    def __init__(self, url: str | os.PathLike[str], step_or_name: int | str | None = None) -> None:
+        self._url = os.fspath(url)
+        self._which = step_or_name
+        self._contents: Contents | None = None
+        self.load_id = str(uuid.uuid4())
+        """Names one load, in ``Metadata.storage_meta``."""
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | int | None = None) -> None:
+        self.load_id = str(uuid.uuid4())
+        if checkpoint_id is not None:
+            self._which = checkpoint_id if isinstance(checkpoint_id, int) else os.fspath(checkpoint_id)
+
+    # Its last parameter is not called kwargs: torch would ask again, for the metadata of this rank alone.
+    def read_metadata(self, *args: Any, **_: Any) -> Metadata:
+        tiers = open_tiers(self._url)
+        listed = candidates(tiers)
+        found = [manifest for manifest in listed if manifest.kind == "dcp"]
+        if listed and not found:
+            raise ConfigError(
+                f"the checkpoints in {tiers.url} are a job's own: take one out with 'craft checkpoints export --format dcp'"
+            )
+        manifest = select(found, tiers.url, self._which)
+        self._contents = Contents(tiers, manifest)
+        metadata = metadata_of(self._contents.header)
+        metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        if (written_by := manifest.save) is not msgspec.UNSET:
+            metadata.storage_meta.checkpoint_id = written_by.checkpoint_id
+            metadata.storage_meta.save_id = written_by.save_id
+        return metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Nothing is left to do."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return dataclasses.replace(plan, storage_data=self._found.manifest.digest)
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """On the coordinator: the newest checkpoint must have been the same one for all ranks."""
+        if len({plan.storage_data for plan in plans}) > 1:
+            raise ConfigError(
+                f"a checkpoint was saved to {self._url} while ranks looked for the newest one, and not all found the same:"
+                " load again, or say which step is meant"
+            )
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        contents = self._found
+        with ThreadPoolExecutor(contents.parallel, "craft-dcp") as pool:
+            # In the order of the store: what lies in one chunk is read one after the other.
+            for item in sorted(plan.items, key=contents.number):
+                if item.type == LoadItemType.BYTE_IO:
+                    planner.load_bytes(item, io.BytesIO(contents.read(item, pool).numpy().tobytes()))
+                    continue
+                target = planner.resolve_tensor(item).detach()
+                target.copy_(contents.read(item, pool))
+                planner.commit_tensor(item, target)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    @property
+    def _found(self) -> Contents:
+        assert self._contents is not None, "torch reads the metadata first"
+        return self._contents
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return bool(os.fspath(checkpoint_id))
+
+
+class _Piece(NamedTuple):
+    """A range of the bytes of an entry, and where it is."""
+
+    begin: int
+    end: int
+    chunk: Ref
+    first: int
+    """Byte of the chunk at which it begins."""
+
+
+class Contents:
+    """One checkpoint, of which any part can be read. ``export.py`` reads whole tensors from it."""
+
+    def __init__(self, tiers: Tiers, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.header = header = read_header(fetch_header(tiers, manifest))
+        self._stores = tiers.nearest_first
+        self.parallel = max(store.parallel for store in self._stores)
+        self._numbers = metadata_of(header).storage_data
+        self._pieces: list[list[_Piece]] = [[] for _ in header.entries]
+        self._last: tuple[str, memoryview] = ("", memoryview(b""))
+        """Small tensors lie together in a chunk; this one was read last."""
+        chunks = cut(header.entries, header.shares)
+        check_sizes(manifest, chunks)
+        layout = Layout(header.entries)
+        for ref, chunk in zip(manifest.chunks, chunks, strict=True):
+            first = 0
+            for index, begin, end in (piece for span in chunk.ranges for piece in layout.pieces(*span)):
+                self._pieces[index].append(_Piece(begin, end, ref, first))
+                first += end - begin
+
+    def number(self, item: ReadItem) -> int:
+        """The entry that an item is in."""
+        return self._number(item.storage_index)
+
+    def _number(self, index: MetadataIndex) -> int:
+        try:
+            return int(self._numbers[index])
+        except KeyError:
+            raise SnapshotCorrupt(f"checkpoint {self.manifest.name} says that it has {index}, and does not") from None
+
+    def read(self, item: ReadItem, pool: ThreadPoolExecutor) -> torch.Tensor:
+        """Return the part of a tensor that an item asks for, or all bytes of what is no tensor."""
+        number = self.number(item)
+        entry = self.header.entries[number]
+        if item.type == LoadItemType.BYTE_IO or not entry.shape:
+            return self._all(item.storage_index, pool)
+        begin, count = item.storage_offsets[0], item.lengths[0]
+        tensor = self._rows(number, entry, begin, begin + count, pool)
+        for axis, (first, size) in enumerate(zip(item.storage_offsets[1:], item.lengths[1:], strict=True), start=1):
+            tensor = tensor.narrow(axis, first, size)
+        return tensor
+
+    def whole(self, key: str, pool: ThreadPoolExecutor) -> torch.Tensor:
+        """Return a tensor as it was before it was sharded, or the bytes of what is no tensor."""
+        form = self.header.forms[key]
+        if form is None:
+            return self._all(MetadataIndex(key), pool)
+        tensor = torch.empty(form.size, dtype=DTYPES[form.dtype])
+        for box in form.parts:
+            place = tensor
+            for axis, (first, size) in enumerate(zip(box.offsets, box.sizes, strict=True)):
+                place = place.narrow(axis, first, size)
+            place.copy_(self._all(MetadataIndex(key, box.offsets), pool))
+        return tensor
+
+    def _all(self, index: MetadataIndex, pool: ThreadPoolExecutor) -> torch.Tensor:
+        number = self._number(index)
+        entry = self.header.entries[number]
+        return self._rows(number, entry, 0, math.prod(entry.shape[:1]), pool)
+
+    def _rows(self, number: int, entry: Entry, first: int, last: int, pool: ThreadPoolExecutor) -> torch.Tensor:
+        """Rows of an entry, counted along its first axis."""
+        shape = (last - first, *entry.shape[1:]) if entry.shape else ()
+        tensor = torch.empty(shape, dtype=DTYPES[entry.dtype])
+        row_bytes = entry_bytes(entry) // max(1, math.prod(entry.shape[:1]))
+        begin, end, memory = first * row_bytes, last * row_bytes, view_of(tensor)
+        pieces = [piece for piece in self._pieces[number] if piece.begin < end and piece.end > begin]
+        if len(pieces) == 1:
+            self._fill(entry, pieces[0], begin, end, memory)
+            return tensor
+        for call in [pool.submit(self._fill, entry, piece, begin, end, memory) for piece in pieces]:
+            call.result()
+        return tensor
+
+    def _fill(self, entry: Entry, piece: _Piece, begin: int, end: int, memory: memoryview) -> None:
+        """Put the part of a piece that is between ``begin`` and ``end`` into ``memory``, which begins at ``begin``."""
+        low, high = max(begin, piece.begin), min(end, piece.end)
+        place = memory[low - begin : high - begin]
+        what = f"{entry.name} of checkpoint {self.manifest.name}"
+        if len(place) == piece.chunk.size:
+            # Large tensors are read to where they belong, without a copy.
+            fetch_chunk(self._stores, piece.chunk, place, what)
+            return
+        digest, data = self._last
+        if digest != piece.chunk.hash:
+            data = memoryview(bytearray(piece.chunk.size))
+            fetch_chunk(self._stores, piece.chunk, data, what)
+            self._last = (piece.chunk.hash, data)
+        start = piece.first + low - piece.begin
+        place[:] = data[start : start + len(place)]

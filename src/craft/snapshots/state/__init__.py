@@ -1,0 +1,1 @@
+"""The training state as named tensors: walk it, hash it, serialize it, copy it."""

@@ -1,0 +1,286 @@
+"""The whole training state as named leaves: tensors, and plain values beside them.
+
+Enters: modules and whatever has ``state_dict``. Leaves: an ordered list of leaves, from which hashes are taken and tensors
+are copied in place. Nothing is pickled: a value that is neither a tensor nor plain data is refused with its name.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import torch
+from blake3 import blake3
+
+from craft.protocol.errors import ConfigError
+from craft.snapshots.state.fingerprint import fingerprint
+from craft.snapshots.store.background import num_hashing
+
+
+class Stateful(Protocol):
+    """Whatever can follow the job."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+class Leaf(msgspec.Struct, frozen=True):
+    """One entry of the state: a tensor, or a plain value as JSON."""
+
+    name: str
+    value: torch.Tensor | bytes
+
+    def data(self) -> tuple[bytes | memoryview, ...]:
+        """The bytes that are hashed, dtype and shape included, in parts: a large tensor is not copied for it."""
+        if isinstance(self.value, bytes):
+            return (self.value,)
+        tensor = self.value.detach()
+        return f"{tensor.dtype}{tuple(tensor.shape)}".encode(), memoryview(tensor_bytes(tensor))
+
+
+def tensor_bytes(tensor: torch.Tensor) -> Any:
+    """A tensor's bytes as a numpy array; shares its memory where it is a contiguous CPU tensor."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+
+
+def module_leaves(modules: Mapping[str, torch.nn.Module]) -> list[Leaf]:
+    """Parameters and buffers, buffers that are not saved included."""
+    leaves = []
+    for prefix, module in modules.items():
+        named = [*module.named_parameters(), *module.named_buffers()]
+        leaves += [Leaf(f"{prefix}.{name}", tensor) for name, tensor in named]
+    return leaves
+
+
+def registered_leaves(registered: Mapping[str, Stateful]) -> list[Leaf]:
+    """Everything in the ``state_dict`` of what the user registered.
+
+    Except for what says of itself that it is ``beside_the_state``: it travels with it, and may be another in each worker.
+    """
+    counted = {name: item for name, item in registered.items() if not getattr(item, "beside_the_state", False)}
+    return [leaf for name, item in counted.items() for leaf in _walk(name, item.state_dict())]
+
+
+def _walk(name: str, value: Any) -> Iterator[Leaf]:
+    if isinstance(value, torch.Tensor):
+        yield Leaf(name, value)
+    elif isinstance(value, Mapping):
+        for key in value:
+            yield from _walk(f"{name}.{key}", value[key])
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _walk(f"{name}.{index}", item)
+    else:
+        yield Leaf(name, _plain(name, value))
+
+
+def _plain(name: str, value: Any) -> bytes:
+    if isinstance(value, float):
+        # JSON would not tell -0.0 or NaN apart from others.
+        return value.hex().encode()
+    if value is None or isinstance(value, bool | int | str):
+        return msgspec.json.encode(value)
+    if isinstance(value, complex):
+        return f"{value.real.hex()},{value.imag.hex()}".encode()
+    if isinstance(value, bytes):
+        return value
+    if callable(value) or isinstance(value, type):
+        return str(getattr(value, "__qualname__", type(value).__qualname__)).encode()
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return _plain(name, value.item())
+    if hasattr(value, "tobytes") and hasattr(value, "dtype") and not value.dtype.hasobject:
+        return f"{value.dtype}{value.shape}".encode() + bytes(value.tobytes())
+    if isinstance(value, set | frozenset):
+        return msgspec.json.encode(sorted(map(str, value)))
+    raise ConfigError(
+        f"{name} in the registered state is a {type(value).__qualname__}, which is neither a tensor nor plain data:"
+        " leave it out of state_dict(), or turn it into tensors, numbers and strings there"
+    )
+
+
+def digest(leaves: list[Leaf]) -> str:
+    """One hash over all leaves, names included."""
+    hasher = blake3(max_threads=num_hashing())
+    for leaf in sorted(leaves, key=lambda each: each.name):
+        for parts in ((leaf.name.encode(),), leaf.data()):
+            # With their length: the same bytes cut elsewhere are another state.
+            hasher.update(sum(map(len, parts)).to_bytes(8, "little"))
+            for part in parts:
+                hasher.update(part)
+    return str(hasher.hexdigest())
+
+
+def digests(leaves: list[Leaf]) -> list[tuple[str, str]]:
+    """A hash for each leaf, to find out which differs."""
+    return [(leaf.name, str(_hasher_of(leaf.data()).hexdigest(length=16))) for leaf in leaves]
+
+
+_SAMPLED = 1 << 10
+"""Elements of each tensor."""
+
+
+def sample_digest(leaves: list[Leaf]) -> bytes:
+    """One hash over plain values and over some elements of every tensor: it shows what is other all over."""
+    hasher = blake3()
+    for leaf in leaves:
+        hasher.update(leaf.name.encode())
+        if isinstance(leaf.value, bytes):
+            hasher.update(leaf.value)
+        elif leaf.value.numel():
+            flat = leaf.value.detach().reshape(-1)
+            hasher.update(memoryview(tensor_bytes(flat[:: max(1, flat.numel() // _SAMPLED)])))
+    return bytes(hasher.digest(length=16))
+
+
+def _hasher_of(parts: Sequence[bytes | memoryview]) -> Any:
+    hasher = blake3()
+    for part in parts:
+        hasher.update(part)
+    return hasher
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor, flat, where it is."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+class _Piece(msgspec.Struct, frozen=True):
+    leaf: Leaf
+    begin: int
+    end: int
+
+    def data(self) -> torch.Tensor:
+        """Its bytes, where they are."""
+        assert isinstance(self.leaf.value, torch.Tensor)
+        return _bytes_of(self.leaf.value)[self.begin : self.end]
+
+
+STATE_IS_BUILT = 2
+"""By this step optimizers have made their state: it, and what a joiner will get, is as large as it is going to be."""
+
+
+class RotatingDigest:
+    """Hashes another slice of the state in each step, so that every byte has its turn within ``period`` steps.
+
+    A large state has larger slices: ``period`` is at most 1,000.
+    """
+
+    _LONGEST = 1000
+    _REFRESH_STEPS = 64
+    """Walking the state costs more than hashing a slice of it: not oftener than this."""
+
+    def __init__(self, slice_bytes: int) -> None:
+        self._slice_bytes = slice_bytes
+        self._slices: list[list[_Piece]] = []
+        self._begins = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything of the state is hashed."""
+        return self._slice_bytes > 0
+
+    @property
+    def period(self) -> int:
+        """Number of steps after which every byte was looked at."""
+        return max(1, len(self._slices))
+
+    def restart(self, step: int) -> None:
+        """A new generation begins, or somebody begins to keep pace: all members begin anew at ``step``."""
+        self._slices = []
+        self._begins = step
+
+    def due(self, step: int) -> bool:
+        """Whether the state is to be walked again at ``step``; the same on all workers."""
+        rounds = -(-self._REFRESH_STEPS // self.period)
+        return self._slice_bytes > 0 and (
+            step in (self._begins, self._begins + STATE_IS_BUILT)
+            or (step > self._begins and step % (rounds * self.period) == 0)
+        )
+
+    def is_whole(self, step: int) -> bool:
+        """Whether the slices of ``step`` are of all tensors: optimizers make theirs in the first steps."""
+        return bool(self._slices) and step >= self._begins + STATE_IS_BUILT
+
+    def refresh(self, leaves: list[Leaf]) -> bool:
+        """Cut the tensors of the state, as it is built now, into slices; return whether they are others than before."""
+        before, self._slices = self._slices, []
+        current: list[_Piece] = []
+        # Plain values are a copy of what they were now, not a view of what they will be.
+        tensors = [(leaf, _nbytes(leaf.value)) for leaf in leaves if isinstance(leaf.value, torch.Tensor)]
+        slice_bytes = max(self._slice_bytes, -(-sum(size for _, size in tensors) // self._LONGEST))
+        room = slice_bytes
+        for leaf, size in tensors:
+            begin = 0
+            while begin < size:
+                end = min(size, begin + room)
+                current.append(_Piece(leaf, begin, end))
+                room -= end - begin
+                begin = end
+                if room == 0:
+                    self._slices.append(current)
+                    current, room = [], slice_bytes
+        if current:
+            self._slices.append(current)
+        return _outline(before) != _outline(self._slices)
+
+    def names(self, step: int) -> list[str]:
+        """Which entries of the state are looked at in ``step``."""
+        return [piece.leaf.name for piece in self._slices[step % self.period]] if self._slices else []
+
+    def digest(self, step: int) -> bytes:
+        """Hash of the slice whose turn it is."""
+        return self.take(step)()
+
+    def take(self, step: int) -> Callable[[], bytes]:
+        """Look at the slice whose turn it is; what is returned gives its hash, as often as it is asked.
+
+        What is on a device is only asked for now, and waited for then: nothing that the device has to do stands still.
+        """
+        if not self._slices:
+            return bytes
+        return hash_where_it_is([piece.data() for piece in self._slices[step % self.period]])
+
+
+def _outline(slices: list[list[_Piece]]) -> list[list[tuple[str, int, int]]]:
+    return [[(piece.leaf.name, piece.begin, piece.end) for piece in pieces] for pieces in slices]
+
+
+def whole_digest(leaves: list[Leaf]) -> Callable[[], bytes]:
+    """Look at every byte of the state; what is returned gives its hash, which on a device takes a moment."""
+    plain = [torch.frombuffer(bytearray(leaf.value), dtype=torch.uint8) for leaf in leaves if _is_plain(leaf)]
+    tensors = [leaf.value for leaf in leaves if isinstance(leaf.value, torch.Tensor) and leaf.value.numel()]
+    return hash_where_it_is([*plain, *(_bytes_of(tensor) for tensor in tensors)], max_threads=num_hashing())
+
+
+def _is_plain(leaf: Leaf) -> bool:
+    return isinstance(leaf.value, bytes) and len(leaf.value) > 0
+
+
+def hash_where_it_is(parts: Sequence[torch.Tensor], max_threads: int = 1) -> Callable[[], bytes]:
+    """Hash bytes on the host now, and have those on a device hashed there; what is returned waits for it."""
+    hasher = blake3(max_threads=max_threads)
+    for part in parts:
+        if not part.is_cuda:
+            hasher.update(memoryview(part.numpy()))  # type: ignore[arg-type]
+    on_device = [part for part in parts if part.is_cuda]
+    if not on_device:
+        found = bytes(hasher.digest(length=8))
+        return lambda: found
+    on_host = torch.empty(1, dtype=torch.int64, pin_memory=True)
+    on_host.copy_(fingerprint(on_device, on_device[0].device), non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def wait() -> bytes:
+        copied.synchronize()
+        hasher.update(memoryview(on_host.view(torch.uint8).numpy()))  # type: ignore[arg-type]
+        return bytes(hasher.digest(length=8))
+
+    return functools.cache(wait)
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

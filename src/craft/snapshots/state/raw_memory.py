@@ -1,0 +1,95 @@
+"""Tensors as plain memory: their bytes, in the order in which they lie there, and room for new ones.
+
+``tree.py``, ``serialized.py``, ``donor.py`` and ``fetch.py`` call it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from craft.protocol.errors import ConfigError
+from craft.snapshots.state.device_copy import Room
+
+DTYPES = {
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype) and value not in (torch.quint8, torch.qint8, torch.qint32, torch.quint4x2)
+}
+"""Every dtype by its name, but for those of quantized tensors, whose bytes are not their value."""
+
+
+def resolved(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose memory holds its values, or raise ConfigError where no memory does."""
+    if (
+        tensor.layout is not torch.strided
+        or tensor.is_quantized
+        or tensor.is_meta
+        or is_traceable_wrapper_subclass(tensor)  # type: ignore[no-untyped-call,unused-ignore]
+    ):
+        raise ConfigError(
+            f"{name} is a tensor of {tensor.layout} and type {type(tensor).__qualname__}: only plain dense tensors can be"
+            " sent to a worker that joins"
+        )
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether a tensor of this form fills its memory without gaps, each element once, in whatever order."""
+    expected = 1
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size == 0:
+            return True
+        if size > 1:
+            if step != expected:
+                return False
+            expected *= size
+    return True
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where it is dense, so that its order in memory travels along; else a contiguous copy."""
+    return tensor if is_dense(tensor.shape, tensor.stride()) else tensor.contiguous()
+
+
+def view_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a dense tensor on the CPU, to read from or write to."""
+    memory: Any = memory_of(tensor).numpy()
+    return memoryview(memory)
+
+
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a dense tensor as they lie in memory, which they share."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors have the same type, shape and bits, whatever their order in memory."""
+    if left.dtype != right.dtype or left.shape != right.shape:
+        return False
+    if left.data_ptr() == right.data_ptr() and left.stride() == right.stride() and left.device == right.device:
+        return True
+    if left.stride() != right.stride() or not is_dense(left.shape, left.stride()):
+        left, right = left.contiguous(), right.contiguous()
+    return torch.equal(memory_of(left), memory_of(right).to(left.device))
+
+
+def room(size: int) -> Room:
+    """Fresh memory for ``size`` bytes, in large pages: the first touch of small ones costs more than the copy itself."""
+    memory = Room(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Kernels without large pages say so; small ones do.
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def carve(memory: mmap.mmap, begin: int, size: int) -> torch.Tensor:
+    """A tensor of ``size`` bytes in ``memory``, which it keeps. It has a storage of its own: saving it saves no other."""
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=begin)

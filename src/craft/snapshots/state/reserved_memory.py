@@ -1,0 +1,63 @@
+"""Memory set aside before it is needed: for the next stripe of a donor, for the state that a joiner expects.
+
+The first touch of memory can cost more than what is then written there. A thread of its own takes that cost early.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from pathlib import Path
+
+from craft.snapshots.state.device_copy import Room, uses_devices
+from craft.snapshots.state.raw_memory import carve, room
+
+_SHARE = 16
+"""Of the memory that is free on the host, one process takes at most such a part long before it needs it."""
+
+
+def can_wait_there(size: int) -> bool:
+    """Whether this host has so much memory to spare that ``size`` bytes may be set aside just in case."""
+    return size * _SHARE <= _available_bytes()
+
+
+def _available_bytes() -> int:
+    """What could be taken without anything having to be written to disk; 0 where the system does not tell."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return 0
+
+
+class Reserve:
+    """Memory that a thread of its own touches before it is needed."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._memory: Room | None = room(size)
+        self._thread = threading.Thread(target=self._touch, name="craft-reserve", daemon=True)
+        self._thread.start()
+
+    def _touch(self) -> None:
+        if self._memory is not None:
+            carve(self._memory, 0, self.size).zero_()
+            if uses_devices():
+                self._memory.pin()
+
+    @property
+    def is_there(self) -> bool:
+        return not self._thread.is_alive()
+
+    def take(self, size: int) -> Room:
+        """Return memory for ``size`` bytes: what was set aside if it is enough, the same one again if asked again."""
+        if size > self.size or self._memory is None:
+            return room(size)
+        # Otherwise it would erase what is copied there meanwhile.
+        self._thread.join()
+        return self._memory
+
+    def release(self) -> None:
+        """Nobody will need it: give it back."""
+        self._thread.join()
+        self._memory = None

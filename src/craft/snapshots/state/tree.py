@@ -1,0 +1,271 @@
+"""Values that a ``state_dict`` gives, as typed nodes with the tensors apart, and back again.
+
+Enters: whatever a ``state_dict`` holds. Leaves: a tree of nodes that MessagePack can carry bit for bit, and a list of tensors
+that the nodes point into. ``serialized.py`` calls it. Nothing is pickled. What cannot travel as data, such as a function, is
+only named: the receiver must have its own in the same place.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any, Literal
+
+import msgspec
+import numpy
+import torch
+
+from craft.protocol.errors import ConfigError
+from craft.snapshots.state.index import Entry
+from craft.snapshots.state.raw_memory import dense, resolved
+
+
+class Nothing(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+class Flag(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    value: bool
+
+
+class Whole(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    value: str
+    """In hexadecimal: numpy's generators have integers of 128 bits, which MessagePack has no room for."""
+
+
+class Real(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    bits: bytes
+    """As bytes, so that a NaN is equal to itself and -0.0 is not 0.0."""
+
+
+class Complex(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    bits: bytes
+
+
+class Text(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    data: bytes
+
+
+class Raw(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    data: bytes
+
+
+class Scalar(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Of numpy."""
+
+    dtype: str
+    data: bytes
+
+
+class Array(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Of numpy; its bytes travel like a tensor's."""
+
+    index: int
+    dtype: str
+    shape: tuple[int, ...]
+    transposed: bool
+
+
+class Tensor(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    index: int
+
+
+class Own(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A function or a class: the receiver's own one of this name."""
+
+    name: str
+
+
+class Items(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    kind: Literal["list", "tuple", "Size", "set", "frozenset"]
+    items: tuple[Node, ...]
+
+
+class Table(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    kind: Literal["dict", "OrderedDict", "Counter", "defaultdict"]
+    keys: tuple[int | str, ...]
+    values: tuple[Node, ...]
+
+
+Node = Nothing | Flag | Whole | Real | Complex | Text | Raw | Scalar | Array | Tensor | Own | Items | Table
+
+_SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "Size": torch.Size, "set": set, "frozenset": frozenset}
+_PLAIN_NUMPY = "biufcmM"
+"""Kinds of numpy types whose bytes are their value."""
+_DOUBLE = struct.Struct("<d")
+_DOUBLES = struct.Struct("<dd")
+
+
+class Packer:
+    """Takes values apart. Each tensor gets an entry and keeps its memory; nothing is copied here."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.tensors: list[torch.Tensor] = []
+
+    def tensor(self, name: str, tensor: torch.Tensor) -> int:
+        """Add a tensor and return its index."""
+        flat = dense(resolved(name, tensor))
+        self.tensors.append(flat)
+        dtype = str(flat.dtype).removeprefix("torch.")
+        self.entries.append(Entry(name, dtype, tuple(flat.shape), tuple(flat.stride())))
+        return len(self.entries) - 1
+
+    def pack(self, name: str, value: Any) -> Node:
+        """Return ``value`` as a node, or raise ConfigError with the name of what cannot travel."""
+        if isinstance(value, torch.Tensor):
+            return Tensor(self.tensor(name, value))
+        if isinstance(value, Mapping):
+            return self._table(name, value)
+        if isinstance(value, list | tuple | set | frozenset):
+            return self._items(name, value)
+        if isinstance(value, numpy.ndarray):
+            return self._array(name, value)
+        if isinstance(value, numpy.generic) and value.dtype.kind in _PLAIN_NUMPY:
+            return Scalar(value.dtype.str, value.tobytes())
+        plain = _plain(value)
+        if plain is None:
+            raise ConfigError(
+                f"{name} in the registered state is a {type(value).__qualname__}, which cannot be sent to a worker that"
+                " joins: leave it out of state_dict(), or turn it into tensors, numbers and strings there"
+            )
+        return plain
+
+    def _table(self, name: str, value: Mapping[Any, Any]) -> Node:
+        for key in value:
+            if type(key) is not str and (type(key) is not int or not -(1 << 63) <= key < 1 << 63):
+                raise ConfigError(
+                    f"{name} in the registered state has the key {key!r}, a {type(key).__qualname__}: only strings and"
+                    " integers of 64 bits can be sent to a worker that joins"
+                )
+        kind: Any = type(value).__name__ if type(value) in (OrderedDict, Counter, defaultdict) else "dict"
+        return Table(kind, tuple(value), tuple(self.pack(f"{name}.{key}", value[key]) for key in value))
+
+    def _items(self, name: str, value: Any) -> Node:
+        kind: Any = type(value).__name__
+        if kind not in _SEQUENCES:
+            if hasattr(value, "_fields"):
+                raise ConfigError(
+                    f"{name} in the registered state is the named tuple {kind}, which would arrive without its names:"
+                    " make it a plain dict in state_dict()"
+                )
+            kind = next(base for base in _SEQUENCES if isinstance(value, _SEQUENCES[base]))
+        items = tuple(self.pack(f"{name}.{index}", item) for index, item in enumerate(value))
+        if isinstance(value, set | frozenset):
+            # In an order that does not depend on the process: its hashes of strings do.
+            items = tuple(sorted(items, key=msgspec.msgpack.encode))
+        return Items(kind, items)
+
+    def _array(self, name: str, value: numpy.ndarray[Any, Any]) -> Node:
+        if value.dtype.kind not in _PLAIN_NUMPY + "SU" or value.dtype.itemsize == 0:
+            raise ConfigError(
+                f"{name} in the registered state is an array of {value.dtype}, which cannot be sent to a worker that"
+                " joins: make it one of numbers or strings"
+            )
+        transposed = value.flags.f_contiguous and not value.flags.c_contiguous
+        flat = numpy.ascontiguousarray(value.T if transposed else value).reshape(-1).view(numpy.uint8)
+        # torch warns of memory that it must not write to, though nobody would.
+        index = self.tensor(name, torch.from_numpy(flat if flat.flags.writeable else flat.copy()))
+        return Array(index, value.dtype.str, value.shape, transposed)
+
+
+def obstacle(name: str, value: Any) -> str | None:
+    """Why a value cannot travel; None if it can."""
+    try:
+        Packer().pack(name, value)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _plain(value: Any) -> Node | None:
+    if value is None:
+        return Nothing()
+    if isinstance(value, bool):
+        return Flag(value)
+    if isinstance(value, int):
+        return Whole(hex(value))
+    if isinstance(value, float):
+        return Real(_DOUBLE.pack(value))
+    if isinstance(value, complex):
+        return Complex(_DOUBLES.pack(value.real, value.imag))
+    if isinstance(value, str):
+        return Text(value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, bytes):
+        return Raw(bytes(value))
+    if callable(value):
+        return Own(_qualname(value))
+    return None
+
+
+def _qualname(value: Any) -> str:
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+class Builder:
+    """Puts values together again, from nodes and tensors."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def build(self, name: str, node: Node, own: Any) -> Any:
+        """Return the value of ``node``; ``own`` is what the receiver has in its place, or None."""
+        if isinstance(node, Table):
+            return self._table(name, node, own if isinstance(own, Mapping) else {})
+        if isinstance(node, Items):
+            mine = own if isinstance(own, list | tuple) else ()
+            pairs = zip(node.items, chain(mine, [None] * len(node.items)), strict=False)
+            return _SEQUENCES[node.kind](
+                [self.build(f"{name}.{index}", item, each) for index, (item, each) in enumerate(pairs)]
+            )
+        if isinstance(node, Tensor):
+            found = self._tensors[node.index]
+            # On the device of what it takes the place of, whatever it was on before.
+            return found.to(own.device) if isinstance(own, torch.Tensor) else found
+        if isinstance(node, Array):
+            shape = node.shape[::-1] if node.transposed else node.shape
+            array = self._tensors[node.index].numpy().view(node.dtype).reshape(shape)
+            return array.T if node.transposed else array
+        if isinstance(node, Own):
+            if not callable(own) or _qualname(own) != node.name:
+                raise ConfigError(f"{name} is {node.name} on the workers that train, and {own!r} here: build the same")
+            return own
+        return _value(node)
+
+    def _table(self, name: str, node: Table, own: Mapping[Any, Any]) -> Any:
+        values = {
+            key: self.build(f"{name}.{key}", value, own.get(key))
+            for key, value in zip(node.keys, node.values, strict=True)
+        }
+        if node.kind == "defaultdict":
+            return defaultdict(getattr(own, "default_factory", None), values)
+        if node.kind == "Counter":
+            return Counter(values)
+        if node.kind == "OrderedDict":
+            ordered = OrderedDict(values)
+            if hasattr(own, "_metadata"):
+                # Versions of the layout of modules; without them load_state_dict would take it for an old one.
+                ordered._metadata = own._metadata  # type: ignore[attr-defined]
+            return ordered
+        return values
+
+
+def _value(node: Node) -> Any:
+    """A value that is neither made of others nor a tensor."""
+    if isinstance(node, Flag):
+        return node.value
+    if isinstance(node, Whole):
+        return int(node.value, 16)
+    if isinstance(node, Real):
+        return _DOUBLE.unpack(node.bits)[0]
+    if isinstance(node, Complex):
+        return complex(*_DOUBLES.unpack(node.bits))
+    if isinstance(node, Text):
+        return node.data.decode("utf-8", "surrogatepass")
+    if isinstance(node, Raw):
+        return node.data
+    if isinstance(node, Scalar):
+        return numpy.frombuffer(node.data, numpy.dtype(node.dtype))[0]
+    return None

@@ -1,0 +1,1 @@
+"""Where checkpoints are kept: local and remote stores, manifests, leases on them."""

@@ -1,0 +1,318 @@
+"""A store in a directory of this machine, or of a file system that is mounted here.
+
+What is listed is whole: every file is written elsewhere, made durable, and then renamed to its place. Writers hold a lock on
+``store.lock`` together, garbage collection alone; the kernel frees it when its holder dies. ``store.py`` says who calls what.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from blake3 import blake3
+
+from craft.protocol.errors import SnapshotCorrupt, SnapshotError
+from craft.snapshots.store.atomic_files import (
+    Unfinished,
+    children,
+    explained,
+    make_folder,
+    new_path,
+    open_regular,
+    read_regular,
+    sync_folder,
+    write_all,
+    write_unfinished,
+)
+from craft.snapshots.store.manifest import CHUNKS, PARTS, Ref, chunk_path
+from craft.snapshots.store.store import Adding, Collecting, Found, Store, StoreBusy, Writing
+
+logger = logging.getLogger(__name__)
+
+_LOCK = "store.lock"
+"""Not plain ``lock``: an agent takes a folder in memory that has such a file for one that a dead agent left, and removes it."""
+_UNFINISHED = "unfinished"
+_PINS = "pins"
+_LOCK_LIMIT_S = 60.0
+_LOOK_S = 0.005
+_MAX_LOOKS = 1000
+_MAX_OPEN = 64
+"""Files that wait for the disk at a time."""
+
+
+class LocalStore(Store):
+    """A store under ``root``, which is made when something is written."""
+
+    parallel = 2
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).absolute()
+        self.url = str(self.root)
+        self.known: set[str] = set()
+        """Hashes of chunks that were written here, or read and found to be right, by the last who added any."""
+
+    def adding(self) -> Adding:
+        return _LocalAdding(self)
+
+    def read(self, ref: Ref, out: memoryview) -> None:
+        path = self.root / chunk_path(ref.hash)
+        with explained(path), open(open_regular(path), "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != ref.size:
+                raise SnapshotCorrupt(f"{path} has {size} bytes where the chunk has {ref.size}", str(path))
+            filled = 0
+            while filled < size:
+                count = file.readinto(out[filled:])
+                if not count:
+                    raise SnapshotCorrupt(f"{path} ended after {filled} of {size} bytes", str(path))
+                filled += count
+
+    def get(self, path: str) -> bytes:
+        with explained(self.root / path):
+            return read_regular(self.root / path)
+
+    def put(self, path: str, data: bytes) -> None:
+        target = self.root / path
+        with explained(target):
+            make_folder(target.parent)
+            written = write_unfinished(self.root / _UNFINISHED, memoryview(data))
+            try:
+                os.fsync(written.file)
+                os.rename(written.path, target)
+            finally:
+                written.drop()
+            sync_folder(target.parent)
+
+    def files(self, folder: str) -> list[Found]:
+        with explained(self.root / folder):
+            for _ in range(_MAX_LOOKS):
+                # What is gone since its folder was read may have made room for something that was not seen.
+                with contextlib.suppress(FileNotFoundError):
+                    return sorted(self._walk(folder))
+            raise SnapshotError(f"{self.root / folder} changes faster than it can be read", str(self.root / folder))
+
+    def _walk(self, folder: str) -> Iterator[Found]:
+        for entry in _entries(self.root / folder):
+            path = f"{folder}/{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                yield from self._walk(path)
+            elif entry.is_file():
+                found = entry.stat()
+                yield Found(path, found.st_size, found.st_mtime)
+            else:
+                # Gone since, or no file: a pipe, a device, a link that leads nowhere.
+                entry.stat(follow_symlinks=False)
+                logger.warning("%s is not a regular file, and is left out: remove it", self.root / path)
+
+    def remove(self, paths: Iterable[str]) -> None:
+        folders = set()
+        for path in paths:
+            self._unlink(path)
+            folders.add((self.root / path).parent)
+        for folder in folders:
+            with explained(folder), contextlib.suppress(FileNotFoundError):
+                sync_folder(folder)
+
+    def remove_one(self, path: str) -> bool:
+        return self._unlink(path)
+
+    def _unlink(self, path: str) -> bool:
+        with explained(self.root / path):
+            try:
+                (self.root / path).unlink()
+            except FileNotFoundError:
+                return False
+            return True
+
+    def pin(self, data: bytes) -> Pin:
+        """Keep the chunks that ``data`` names, until the pin is released or this process ends. Only while ``writing``."""
+        with explained(self.root / _PINS):
+            path = new_path(self.root / _PINS)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            fcntl.flock(file, fcntl.LOCK_SH)
+            write_all(file, memoryview(data))
+        return Pin(file, path)
+
+    def pinned(self) -> list[bytes]:
+        found = []
+        for path in children(self.root / _PINS):
+            # One that was released meanwhile needs nothing.
+            with explained(path), contextlib.suppress(FileNotFoundError):
+                if path.is_file():
+                    found.append(read_regular(path))
+        return found
+
+    @contextlib.contextmanager
+    def writing(self, who: str) -> Iterator[Writing]:
+        with explained(self.root):
+            make_folder(self.root)
+        give_up = time.monotonic() + _LOCK_LIMIT_S
+        with self._lock_file() as file:
+            while not _locked(file, fcntl.LOCK_SH):
+                if time.monotonic() > give_up:
+                    raise StoreBusy(f"{self.url}: a garbage collection runs for longer than {_LOCK_LIMIT_S:.0f} s")
+                time.sleep(_LOOK_S)
+            yield _Held()
+
+    @contextlib.contextmanager
+    def collecting(self, who: str) -> Iterator[Collecting]:
+        with self._lock_file() as file:
+            if not _locked(file, fcntl.LOCK_EX):
+                raise StoreBusy(f"{self.url}: somebody writes a checkpoint or collects garbage; try again later")
+            yield _Alone(self.root)
+
+    @contextlib.contextmanager
+    def _lock_file(self) -> Iterator[int]:
+        with explained(self.root):
+            file = os.open(self.root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            yield file
+        finally:
+            # Closing alone would leave it locked by whatever was forked meanwhile, such as a data loader's processes.
+            fcntl.flock(file, fcntl.LOCK_UN)
+            os.close(file)
+
+
+class Pin:
+    """Chunks that are needed for a while. A lock shows that its owner lives."""
+
+    def __init__(self, file: int, path: Path) -> None:
+        self._file = file
+        self._path = path
+
+    def release(self) -> None:
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+        os.close(self._file)
+
+
+class _LocalAdding(Adding):
+    def __init__(self, store: LocalStore) -> None:
+        self._store = store
+        # Guards what follows: several threads add.
+        self._lock = threading.Lock()
+        self._begun: set[str] = set()
+        self._folders: set[Path] = set()
+        self._pending: list[tuple[Unfinished, Path]] = []
+
+    def add(self, ref: Ref, read: Callable[[], memoryview]) -> bool:
+        path = self._store.root / chunk_path(ref.hash)
+        with self._lock:
+            if ref.hash in self._begun:
+                return False
+            self._begun.add(ref.hash)
+            # Also of what is there: whoever renamed it may have died before that was durable.
+            self._folders.add(path.parent)
+        with explained(path):
+            if self._is_there(ref, path):
+                return False
+            make_folder(path.parent)
+            written = write_unfinished(self._store.root / _UNFINISHED, read())
+        with self._lock:
+            self._pending.append((written, path))
+            full, self._pending = (self._pending, []) if len(self._pending) >= _MAX_OPEN else ([], self._pending)
+        self._settle(full)
+        return True
+
+    def _is_there(self, ref: Ref, path: Path) -> bool:
+        try:
+            if not path.is_file() or path.stat().st_size != ref.size:
+                return False
+        except FileNotFoundError:
+            return False
+        # Read once in the life of a process, or one damaged chunk would be in every checkpoint from then on.
+        return ref.hash in self._store.known or blake3(read_regular(path)).hexdigest() == ref.hash
+
+    def finish(self) -> None:
+        with self._lock:
+            rest, self._pending = self._pending, []
+        self._settle(rest)
+        root = self._store.root
+        for folder in [*sorted(self._folders), root / CHUNKS, root] if self._folders else []:
+            with explained(folder):
+                sync_folder(folder)
+        self._store.known = self._begun
+
+    def _settle(self, pending: list[tuple[Unfinished, Path]]) -> None:
+        """Make files durable, all of them first, and then move them to their places."""
+        try:
+            for written, path in pending:
+                with explained(path):
+                    os.fsync(written.file)
+            for written, path in pending:
+                with explained(path):
+                    os.rename(written.path, path)
+        finally:
+            for written, _ in pending:
+                written.drop()
+
+    def discard(self) -> None:
+        with self._lock:
+            rest, self._pending = self._pending, []
+        for written, _ in rest:
+            written.drop()
+
+
+class _Held(Writing):
+    def check(self) -> None:
+        """The kernel keeps a lock for as long as its holder lives."""
+
+
+class _Alone(Collecting):
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def check(self) -> None:
+        """The kernel keeps a lock for as long as its holder lives."""
+
+    def tidy(self) -> None:
+        with explained(self._root):
+            for path in children(self._root / _UNFINISHED):
+                path.unlink()
+            for path in children(self._root / _PINS):
+                if path.is_file():
+                    _remove_unless_locked(path)
+            for folder in children(self._root / PARTS):
+                # One that is not empty stays.
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+
+
+def _remove_unless_locked(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError), open(open_regular(path), "rb") as file:
+        if _locked(file.fileno(), fcntl.LOCK_EX):
+            path.unlink()
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder, as it was at one instant where that can be had."""
+    entries: list[os.DirEntry[str]] = []
+    with contextlib.suppress(FileNotFoundError):
+        for _ in range(_MAX_LOOKS):
+            before = folder.stat().st_mtime_ns
+            with os.scandir(folder) as found:
+                entries = list(found)
+            # While it is read, one may come that is not seen any more, and one go that was not seen yet.
+            if folder.stat().st_mtime_ns == before:
+                break
+    return entries
+
+
+def _locked(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise SnapshotError(
+            f"this file system has no locks ({error.strerror}), without which garbage could not be told from what is being"
+            " written: keep checkpoints on another one"
+        ) from None
+    return True

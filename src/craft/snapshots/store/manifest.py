@@ -1,0 +1,226 @@
+"""What a checkpoint is made of, as files of a store: its manifest, and the parts that its members write before there is one.
+
+Enters: values. Leaves: JSON that holds a digest over all of it, and values again, every field checked. ``publish.py`` writes
+them; ``restore.py``, ``gc.py`` and ``verify.py`` read them. No torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal, TypeVar
+
+import msgspec
+from blake3 import blake3
+
+from craft.protocol.errors import BitsDiffer, SnapshotCorrupt
+
+VERSION = 1
+MANIFESTS = "manifests"
+PARTS = "parts"
+CHUNKS = "chunks"
+
+_NAME = re.compile(r"(\d{4,})-(\d{12,})-[0-9A-Za-z_]{1,64}")
+_HASH = re.compile(r"[0-9a-f]{64}")
+_ANY_HASH = re.compile(rb"[0-9a-f]{64}")
+
+
+class Ref(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk, by the hash of its bytes."""
+
+    hash: str
+    size: int
+
+
+class Numbered(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk and its place among all of the state."""
+
+    number: int
+    hash: str
+    size: int
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What one of the members of a checkpoint has written."""
+
+    version: int = VERSION
+    name: str
+    branch: int
+    step: int
+    generation: int
+    time: float
+    """When its copy was taken, in seconds since 1970."""
+    tag: str | None
+    part: int
+    of: int
+    header: Ref
+    """The same on all members, or their states are not the same."""
+    chunks: tuple[Numbered, ...]
+    new_bytes: int
+    digest: str = ""
+
+
+class SaveOf(msgspec.Struct, frozen=True):
+    """One call of ``torch.distributed.checkpoint.save``."""
+
+    checkpoint_id: str
+    """What it was told to write to."""
+    save_id: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole checkpoint."""
+
+    version: int = VERSION
+    kind: Literal["job", "dcp"] = "job"
+    name: str
+    branch: int
+    step: int
+    """Committed steps that are in it."""
+    generation: int
+    time: float
+    """When it was taken, in seconds since 1970."""
+    tag: str | None = None
+    header: Ref
+    chunks: tuple[Ref, ...]
+    total_bytes: int
+    """Of all chunks, the header not included."""
+    new_bytes: int
+    """How much had to be written for it."""
+    save: SaveOf | msgspec.UnsetType = msgspec.UNSET
+    """Which save of torch.distributed.checkpoint wrote it. Not written where it is not known, as in a job's own."""
+    digest: str = ""
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        """By which the newest one is found."""
+        return (self.branch, self.step, self.name)
+
+
+class _Versioned(msgspec.Struct):
+    version: int
+
+
+Sealed = TypeVar("Sealed", Part, Manifest)
+
+
+def name_of(branch: int, step: int, nonce: str) -> str:
+    """The name of a checkpoint; names sort in the order of history."""
+    return f"{branch:04d}-{step:012d}-{nonce}"
+
+
+def place_of_name(name: str) -> tuple[int, int] | None:
+    """Return (branch, step) of a name, or None if it is not one."""
+    found = _NAME.fullmatch(name)
+    return (int(found.group(1)), int(found.group(2))) if found else None
+
+
+def manifest_path(name: str) -> str:
+    return f"{MANIFESTS}/{name}.json"
+
+
+def part_path(name: str, part: int, of: int) -> str:
+    return f"{PARTS}/{name}/{part}-of-{of}.json"
+
+
+def chunk_path(digest: str) -> str:
+    return f"{CHUNKS}/{digest[:2]}/{digest}"
+
+
+def seal(value: Sealed) -> bytes:
+    """Return the bytes of its file, with the digest in them."""
+    digest = blake3(msgspec.json.encode(msgspec.structs.replace(value, digest=""))).hexdigest()
+    return msgspec.json.encode(msgspec.structs.replace(value, digest=digest))
+
+
+def read_manifest(data: bytes, file: str) -> Manifest:
+    """Return the manifest in ``data``; raise SnapshotCorrupt, which names ``file``, if anything about it is not right."""
+    found = _unseal(data, Manifest, file)
+    _check_place(found, file)
+    _check_sizes([found.header, *found.chunks], found.new_bytes, file)
+    if sum(ref.size for ref in found.chunks) != found.total_bytes:
+        raise SnapshotCorrupt(f"{file}: the sizes of its chunks do not add up to {found.total_bytes} bytes", file)
+    return found
+
+
+def read_part(data: bytes, file: str) -> Part:
+    """Return the part in ``data``; raise SnapshotCorrupt, which names ``file``, if anything about it is not right."""
+    found = _unseal(data, Part, file)
+    _check_place(found, file)
+    _check_sizes([found.header, *found.chunks], found.new_bytes, file)
+    if not 0 <= found.part < found.of:
+        raise SnapshotCorrupt(f"{file}: there is no part {found.part} of {found.of}", file)
+    return found
+
+
+def _unseal(data: bytes, kind: type[Sealed], file: str) -> Sealed:
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).version
+        if version > VERSION:
+            raise SnapshotCorrupt(
+                f"{file} was written by a newer CRAFT, in format {version} where this one reads {VERSION}: update CRAFT",
+                file,
+            )
+        found = msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SnapshotCorrupt(f"{file} is damaged, or not a file of a checkpoint: {error}", file) from None
+    # Byte for byte: a file that says the same in other words was not written by us.
+    if seal(found) != data:
+        raise SnapshotCorrupt(f"{file} is damaged: its digest does not fit what it says", file)
+    return found
+
+
+def _check_place(found: Part | Manifest, file: str) -> None:
+    if place_of_name(found.name) != (found.branch, found.step) or found.version != VERSION or found.generation < 0:
+        raise SnapshotCorrupt(f"{file}: its name, branch and step do not fit each other", file)
+    where = manifest_path(found.name) if isinstance(found, Manifest) else part_path(found.name, found.part, found.of)
+    if not f"/{file}".endswith(f"/{where}"):
+        raise SnapshotCorrupt(f"{file} holds another file, {where}: it was moved there", file)
+
+
+def _check_sizes(refs: Sequence[Ref | Numbered], new_bytes: int, file: str) -> None:
+    for ref in refs:
+        if not _HASH.fullmatch(ref.hash):
+            raise SnapshotCorrupt(f"{file}: {ref.hash[:80]!r} is not the hash of a chunk", file)
+        if ref.size < 0:
+            raise SnapshotCorrupt(f"{file}: the chunk {ref.hash} cannot have {ref.size} bytes", file)
+    if new_bytes < 0:
+        raise SnapshotCorrupt(f"{file}: nobody can have written {new_bytes} bytes", file)
+
+
+def hashes_in(data: bytes) -> set[str]:
+    """Every hash that a manifest or a part names, also where the file is damaged: rather too many than one too few."""
+    return {found.decode() for found in _ANY_HASH.findall(data)}
+
+
+def is_newer(data: bytes) -> bool:
+    """Whether a file is of a format that is newer than ours."""
+    try:
+        return msgspec.json.decode(data, type=_Versioned).version > VERSION
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+def merge(parts: Sequence[Part], file: str) -> Manifest:
+    """Return the manifest of a checkpoint all of whose parts are there; the same whoever makes it."""
+    first = parts[0]
+    for part in parts:
+        if part.header != first.header or (part.name, part.of, part.tag) != (first.name, first.of, first.tag):
+            raise BitsDiffer(
+                f"{file}: members {first.part} and {part.part} of checkpoint {first.name} hold different training states"
+            )
+    chunks = sorted((each for part in parts for each in part.chunks), key=lambda each: each.number)
+    if [part.part for part in parts] != list(range(first.of)) or [e.number for e in chunks] != list(range(len(chunks))):
+        raise SnapshotCorrupt(f"{file}: the parts of checkpoint {first.name} do not fit each other", file)
+    return Manifest(
+        name=first.name,
+        branch=first.branch,
+        step=first.step,
+        generation=first.generation,
+        time=min(part.time for part in parts),
+        tag=first.tag,
+        header=first.header,
+        chunks=tuple(Ref(each.hash, each.size) for each in chunks),
+        total_bytes=sum(each.size for each in chunks),
+        new_bytes=sum(part.new_bytes for part in parts),
+    )

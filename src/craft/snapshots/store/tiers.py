@@ -1,0 +1,35 @@
+"""Where checkpoints go: to one durable store, and perhaps first to a fast one of each host.
+
+A job's settings make one; writers and readers are given it. With several hosts, the fast store of each holds only what the
+workers of that host wrote: nothing is ever listed there, and a reader takes from it what it has.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from craft.snapshots.store.local import LocalStore
+from craft.snapshots.store.store import Store, open_store
+
+
+class Tiers(NamedTuple):
+    """The stores of a job."""
+
+    local: LocalStore | None
+    durable: Store
+    owner: str = ""
+    """The id of the job, by which the durable one is its own; empty: nobody looks."""
+
+    @property
+    def url(self) -> str:
+        """Where people look for them."""
+        return self.durable.url
+
+    @property
+    def nearest_first(self) -> tuple[Store, ...]:
+        return (self.durable,) if self.local is None else (self.local, self.durable)
+
+
+def open_tiers(url: str, local: str | None = None, owner: str = "") -> Tiers:
+    """Return the stores at a URL and, if given, in a directory of this host."""
+    return Tiers(LocalStore(local) if local else None, open_store(url), owner)

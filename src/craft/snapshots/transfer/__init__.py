@@ -1,0 +1,1 @@
+"""Move the training state between live workers."""

@@ -1,0 +1,176 @@
+"""Where the bytes of a state come down as its stripes arrive, on several threads at a time.
+
+Enters: headers, which must all be the same, and the modules that are to be filled. Leaves: memory to receive each frame into,
+and at the end the tensors, on devices where they were. ``fetch.py`` owns one for each transfer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from craft.protocol.errors import BitsDiffer, SnapshotCorrupt
+from craft.snapshots.state.device_copy import own_device, take_at_once
+from craft.snapshots.state.index import Entry, Layout, entry_bytes
+from craft.snapshots.state.raw_memory import DTYPES, carve, memory_of, room, view_of
+from craft.snapshots.state.reserved_memory import Reserve
+from craft.snapshots.state.serialized import Header, decode_header, flat_form, stripe_of, targets
+from craft.snapshots.transfer.gpu_upload import Piece, Slot, Upload
+from craft.snapshots.transfer.protocol import lane_of
+
+_ALIGN = 64
+"""As torch aligns its own memory, so that kernels take the same path."""
+
+
+class Frame:
+    """Where one frame is received, and what is done with it once it is known to be right."""
+
+    def __init__(self, pieces: list[memoryview]) -> None:
+        self.pieces = pieces
+
+    def put(self) -> None:
+        """It is right: bring it to where it belongs. Unless it is there already."""
+
+    def drop(self) -> None:
+        """It is of no use."""
+
+
+class _Passing(Frame):
+    """One that goes on to a device."""
+
+    def __init__(self, slot: Slot, pieces: list[Piece]) -> None:
+        super().__init__([slot.view[: sum(end - begin for _, begin, end in pieces)]])
+        self._slot = slot
+        self._places = pieces
+
+    def put(self) -> None:
+        self._slot.put(self._places)
+
+    def drop(self) -> None:
+        self._slot.drop()
+
+
+class Landing:
+    """Room for a state that arrives in ``of`` stripes, each over ``lanes`` connections."""
+
+    header: Header
+    tensors: list[torch.Tensor]
+
+    def __init__(
+        self, of: int, modules: Mapping[str, torch.nn.Module], reserve: Reserve | None = None, lanes: int = 1
+    ) -> None:
+        self._of = of
+        self._lanes = lanes
+        self._reserve = reserve
+        self._modules = modules
+        self._upload: Upload | None = None
+        # Guards the making of what follows: the first stripe whose header is here does it.
+        self._lock = threading.Lock()
+        self._data: bytes | None = None
+
+    def open(self, data: bytes, frame_bytes: int, address: str) -> None:
+        """A header is here. The first one makes room; the others must be equal to it."""
+        with self._lock:
+            if self._data is None:
+                self._frame_bytes = frame_bytes
+                self._make_room(decode_header(data))
+                self._data = data
+            elif data != self._data or frame_bytes != self._frame_bytes:
+                other = itertools.zip_longest(flat_form(self.header), flat_form(decode_header(data)))
+                name = next((str((mine or theirs)[0]) for mine, theirs in other if mine != theirs), "its conditions")
+                raise BitsDiffer(
+                    f"the donors hold different training states, first in {name}: {address} and another one"
+                )
+
+    def _make_room(self, header: Header) -> None:
+        self.header = header
+        own = targets(self._modules, devices=True)
+        device = own_device(own.values())
+        self.tensors = make_room(header, own, self._reserve, device)
+        self._layout = Layout(header.entries)
+        self._bytes = [memory_of(tensor) for tensor in self.tensors]
+        if device is not None and any(tensor.is_cuda for tensor in self.tensors):
+            self._upload = Upload(device, self._of * self._lanes, self._frame_bytes)
+        else:
+            self._memory = [view_of(tensor) for tensor in self.tensors]
+
+    def frames(self, part: int, lane: int, size: int, address: str) -> Iterator[Frame]:
+        """Yield, for each frame of a lane of a stripe, where it is received."""
+        begin, end = stripe_of(self.header.total_bytes, part, self._of)
+        if size != end - begin:
+            raise SnapshotCorrupt(f"{address} offers {size} bytes where its stripe has {end - begin}", address)
+        for first in lane_of(size, self._frame_bytes, lane, self._lanes):
+            pieces = self._layout.pieces(begin + first, min(end, begin + first + self._frame_bytes))
+            if self._upload is None:
+                yield Frame([self._memory[index][start:stop] for index, start, stop in pieces])
+            else:
+                slot = self._upload.slot(part * self._lanes + lane)
+                yield _Passing(slot, [(self._bytes[index], start, stop) for index, start, stop in pieces])
+
+    def finish(self) -> None:
+        """Return once nothing is on its way any more."""
+        if self._upload is not None:
+            self._upload.finish()
+
+
+def make_room(
+    header: Header, own: Mapping[Entry, torch.Tensor], reserve: Reserve | None, device: torch.device | None = None
+) -> list[torch.Tensor]:
+    """Return a tensor for every entry: that of a module where it fits, else one in new memory.
+
+    The tensors of one registered object share their memory, in large pages. So it is given back as a whole when the object
+    has copied them and lets go. What was set aside is one piece for all. What was on a device gets memory of ``device``,
+    each tensor for itself, as the object would have taken it.
+    """
+    found: list[torch.Tensor | None] = [
+        own.get(entry) if index < header.module_entries else None for index, entry in enumerate(header.entries)
+    ]
+    if device is not None:
+        wanted = [index for index in header.on_device if found[index] is None]
+        take_at_once(device, sum(entry_bytes(header.entries[index]) for index in wanted))
+        for index in wanted:
+            found[index] = _on_device(header.entries[index], device)
+    tensors: list[torch.Tensor] = []
+    if reserve is not None:
+        return _in_one_piece(header, found, reserve)
+    numbered = enumerate(header.entries)
+    for _, group in itertools.groupby(numbered, key=lambda each: (each[0] < header.module_entries, _owner(each[1]))):
+        entries = [(entry, found[index]) for index, entry in group]
+        sizes = [0 if target is not None else _aligned(entry) for entry, target in entries]
+        memory = room(sum(sizes))
+        begins = itertools.accumulate(sizes, initial=0)
+        for (entry, target), begin in zip(entries, begins, strict=False):
+            tensors.append(target if target is not None else _tensor(memory, begin, entry))
+    return tensors
+
+
+def _on_device(entry: Entry, device: torch.device | None) -> torch.Tensor:
+    return torch.empty_strided(entry.shape, entry.stride, dtype=DTYPES[entry.dtype], device=device)
+
+
+def _in_one_piece(header: Header, found: Sequence[torch.Tensor | None], reserve: Reserve) -> list[torch.Tensor]:
+    memory = reserve.take(
+        sum(_aligned(entry) for entry, target in zip(header.entries, found, strict=True) if target is None)
+    )
+    tensors, begin = [], 0
+    for entry, target in zip(header.entries, found, strict=True):
+        tensors.append(target if target is not None else _tensor(memory, begin, entry))
+        begin += 0 if target is not None else _aligned(entry)
+    return tensors
+
+
+def _aligned(entry: Entry) -> int:
+    return -(-entry_bytes(entry) // _ALIGN) * _ALIGN
+
+
+def _owner(entry: Entry) -> str:
+    return entry.name.partition(".")[0]
+
+
+def _tensor(memory: mmap.mmap, begin: int, entry: Entry) -> torch.Tensor:
+    flat = carve(memory, begin, entry_bytes(entry)).view(DTYPES[entry.dtype])
+    return flat.as_strided(entry.shape, entry.stride)

@@ -1,0 +1,114 @@
+"""A diagnosis bundle: what all workers were doing at one moment, in files for people, with a finding in plain words.
+
+Enters: close-ups of workers. Leaves: a folder with ``summary.txt`` and one file per worker. Written by the lighthouse when
+somebody hangs, and by ``craft debug --all``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from craft.decide.detect.blocked_collectives import findings
+from craft.protocol.values.inspection import CloseUp, Collective, RecentStep
+from craft.settings.files.private_files import write_private
+from craft.telemetry.explain.phrases import numbered
+from craft.telemetry.text.plain_text import one_line
+
+
+def write(folder: Path, title: str, workers: Sequence[CloseUp], missing: Sequence[str] = ()) -> Path:
+    """Write a bundle, readable by its owner alone. ``missing``: sentences about workers that could not be looked at."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for worker in workers:
+        _private(folder / f"{safe(worker.worker_id)}.txt", text(worker))
+        if worker.collectives is not None:
+            data = msgspec.json.format(msgspec.json.encode(worker.collectives), indent=1)
+            _private(folder / f"{safe(worker.worker_id)}.collectives.json", data.decode() + "\n")
+    # Last: whoever finds it finds everything.
+    _private(folder / "summary.txt", summary(title, workers, missing))
+    return folder
+
+
+def summary(title: str, workers: Sequence[CloseUp], missing: Sequence[str] = ()) -> str:
+    """The finding, then one line for each worker."""
+    found = findings([worker.collectives for worker in workers if worker.collectives is not None])
+    lines = [title, ""]
+    if found:
+        lines += ["Collectives of the script's own:", *(f"  {sentence}" for sentence in found), ""]
+    waits = _waits(workers)
+    if waits:
+        lines += [waits, ""]
+    lines += ["Workers:", *(f"  {sentence(worker)}" for worker in workers), *(f"  {each}" for each in missing)]
+    return _joined(lines)
+
+
+def _waits(workers: Sequence[CloseUp]) -> str:
+    """Whom those in the exchange wait for, if they agree on it."""
+    waiting = [worker for worker in workers if worker.waits_for]
+    if not waiting:
+        return ""
+    awaited = sorted({each for worker in waiting for each in worker.waits_for})
+    verb = "waits" if len(waiting) == 1 else "wait"
+    return f"{', '.join(worker.worker_id for worker in waiting)} {verb} in the exchange for {', '.join(awaited)}."
+
+
+def sentence(worker: CloseUp) -> str:
+    """One worker in one line."""
+    since = "" if worker.since_s is None else f" for {worker.since_s:.1f} s"
+    waits = f", waits for {', '.join(worker.waits_for)}" if worker.waits_for else ""
+    gil = f"; it keeps the GIL (for {worker.gil_kept_s:.1f} s)" if worker.gil_kept_s is not None else ""
+    return f"{worker.worker_id}: {worker.doing}{since}{waits}; {worker.state}{gil}"
+
+
+def text(worker: CloseUp) -> str:
+    """All there is to say of one worker."""
+    rank = "no rank" if worker.rank is None else f"rank {worker.rank}"
+    lines = [
+        sentence(worker),
+        f"process {worker.pid} of host {worker.host}, looked at {_clock(worker.time)}",
+        f"generation {worker.generation}, {rank} of {', '.join(worker.members) or 'nobody'}",
+        "",
+        "Steps that it committed last:",
+        *(_step(each) for each in worker.recent_steps),
+        *(() if worker.recent_steps else ("  none",)),
+        "",
+        "Stacks:",
+        *worker.stacks.rstrip("\n").split("\n"),
+    ]
+    if worker.collectives is not None:
+        lines += ["", f"Collectives of its script (rank {worker.collectives.rank} there), the latest last:"]
+        lines += [_collective(each) for each in worker.collectives.entries[-20:]] or ["  none"]
+    return _joined(lines)
+
+
+def _joined(lines: Sequence[str]) -> str:
+    return "\n".join(map(one_line, lines)) + "\n"
+
+
+def _step(step: RecentStep) -> str:
+    took = "" if step.elapsed_s is None else f", {1000 * step.elapsed_s:.1f} ms after the one before"
+    computed = numbered(step.microbatches) if step.microbatches else "no microbatch"
+    return f"  step {step.step} at {_clock(step.time)} in generation {step.generation}{took}: {computed}"
+
+
+def _collective(entry: Collective) -> str:
+    sizes = " ".join("x".join(map(str, size)) or "1" for size in entry.sizes)
+    ended = "done" if entry.done else "not done"
+    return f"  {entry.name} number {entry.number} of group {entry.group}: {sizes} {' '.join(entry.dtypes)}, {ended}"
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds)) + f".{int(seconds % 1 * 1000):03d}"
+
+
+def safe(name: str) -> str:
+    """A worker's id as the name of a file, whatever is in it."""
+    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name)[:100].lstrip(".") or "_"
+
+
+def _private(path: Path, content: str) -> None:
+    # The folder may be one that the user named, in which others write, too.
+    write_private(path, content.encode(errors="replace"), shared=True)

@@ -1,0 +1,73 @@
+"""Lines of ``metrics.jsonl``, each with a checksum: a damaged line is left out, and never read as what another step gave.
+
+The leader of a job writes them (``worker/report/step_log.py``). A job that begins again compares its steps with them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from craft.settings.files.sealed import Damaged, is_sealed, seal
+from craft.telemetry.records.journal import parsed
+
+logger = logging.getLogger(__name__)
+
+CHECKSUM = "checksum"
+
+
+def encode(values: Mapping[str, Any]) -> bytes:
+    """Return the line of a step, without its end. JSON has no NaN: a metric that is not finite is null."""
+    return seal(msgspec.json.encode(values))
+
+
+def whole(lines: Iterable[bytes]) -> Iterator[dict[str, Any] | None]:
+    """Yield what each line says, without its checksum; None for a damaged one."""
+    checksums = False
+    for line in lines:
+        found, sealed = _decode(line)
+        if sealed or not checksums:
+            yield found
+        else:
+            # Earlier versions wrote no checksums. Behind a line with one all have one: this one has lost it.
+            yield None
+        checksums = checksums or sealed
+
+
+def _decode(line: bytes) -> tuple[dict[str, Any] | None, bool]:
+    """What a line says, None if it is damaged; and whether it has a checksum that fits."""
+    try:
+        sealed = is_sealed(line)
+    except Damaged:
+        return None, False
+    found = next(parsed([line]), None)
+    if found is None or not _is_count(found.get("step")) or not _is_count(found.get("branch", 0)):
+        return None, sealed
+    return {name: value for name, value in found.items() if name != CHECKSUM}, sealed
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield what the lines of a ``metrics.jsonl`` say; damaged ones are left out, with one warning for all."""
+    damaged = 0
+    try:
+        with path.open("rb") as file:
+            # The last line may still be under way.
+            for found in whole(line for line in file if line.endswith(b"\n")):
+                if found is not None:
+                    yield found
+                else:
+                    damaged += 1
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        logger.warning("%s cannot be read to its end: %s", path, error.strerror or error)
+    if damaged:
+        logger.warning("%s: %d line%s damaged and left out", path, damaged, " is" if damaged == 1 else "s are")

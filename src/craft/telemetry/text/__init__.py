@@ -1,0 +1,1 @@
+"""Text for people: logs, standard output, worker logs, text from outside made safe."""

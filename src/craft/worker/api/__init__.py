@@ -1,0 +1,1 @@
+"""What a script calls: the job, its steps, attempts and collectives."""

@@ -1,0 +1,413 @@
+"""A loop that CRAFT does not own: ``for attempt in job.attempts(...)``, and ``with attempt:`` around each step's body.
+
+The body computes this worker's microbatches, has their gradients reduced, and makes its updates, as often and in whatever
+order it likes. At its end all workers commit the step together, or all take it back: then the state is what it was before, and
+the next attempt is at the same step, with other shares.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Literal, NoReturn
+
+import torch
+
+from craft.protocol.control_word import Record
+from craft.protocol.errors import BitsDiffer, ConfigError, GroupAborted, GroupError
+from craft.protocol.values.activity import Phase as Doing
+from craft.snapshots.state.device_copy import hold_back
+from craft.snapshots.state.leaves import Stateful
+from craft.telemetry.fault_points import reach
+from craft.worker.data import rng
+from craft.worker.loop.injected_faults import strike
+from craft.worker.loop.pre_loop_calls import OutsideLoops
+from craft.worker.loop.repeated_step import Rehearsal
+from craft.worker.loop.training_loop import Training
+from craft.worker.membership.client import Left
+from craft.worker.membership.ft_calls import taking_part
+from craft.worker.monitor.consistency import sample_of
+from craft.worker.monitor.consistency_errors import check_sample
+from craft.worker.recovery.follower import Result
+from craft.worker.recovery.undo import Kept
+from craft.worker.reduce.module_buffers import Buffers
+from craft.worker.reduce.user_reduce import Phase, Reduced, Reductions, listen
+from craft.worker.report.metrics import checked
+
+_CALLS = ("all_reduce", "broadcast_object", "barrier")
+
+
+class StepAttempt:
+    """One try at a step. Its body is what ``with attempt:`` is around."""
+
+    def __init__(self, loop: Attempts, step: int, number: int) -> None:
+        self._loop = loop
+        self.step = step
+        """The step's number, from 0."""
+        self.number = number
+        """Which try at it this is, from 0."""
+        self.committed = False
+        """Whether the step counts; False after an attempt that was taken back."""
+        self.metrics: dict[str, float] = {}
+        """What was logged, averaged over all microbatches; filled when the loop over them has ended."""
+        self.microbatch: int | None = None
+        """The microbatch that is being computed; None outside of their loop."""
+        self.logged: dict[str, float] = {}
+        """Of the microbatch that is being computed."""
+        self.scalars: dict[int, dict[str, float]] = {}
+        """By microbatch."""
+        self.outcomes: tuple[Reduced, ...] | None = None
+        self.entered = self.left = False
+        self.broken = False
+        self.num_phases = 0
+        self._in_phase = False
+
+    @property
+    def _done(self) -> bool:
+        return self.committed
+
+    _is_ahead = False
+    """Before the body of an attempt no calls are made: it may be tried more than once."""
+
+    @property
+    def _place(self) -> tuple[int, int | None]:
+        return self.step, self.microbatch
+
+    @property
+    def _company(self) -> tuple[int, int] | None:
+        """Of the body: this worker's place among those who take part in it, and how many they are."""
+        return self._loop.company(self) if self.entered and not self.left else None
+
+    @property
+    def _call(self) -> Callable[[str, bytes], list[bytes]] | None:
+        """How calls to all workers are made here; None outside of the body, where they are made as between any two steps."""
+        return self._made if self.entered and not self.left else None
+
+    def _made(self, call: str, data: bytes) -> list[bytes]:
+        if self._in_phase or call not in _CALLS:
+            raise ConfigError(
+                f"job.{call}() "
+                + ("in the loop over attempt.microbatches(...)" if self._in_phase else "within `with attempt:`")
+                + f": {', '.join(_CALLS)} may be called in the body of an attempt, outside of that loop; the rest after it"
+            )
+        try:
+            return self._loop.call(self, call, data)
+        except GroupError:
+            self.broken = True
+            raise
+
+    def __enter__(self) -> StepAttempt:
+        if self.entered:
+            raise ConfigError(f"an attempt at step {self.step} was entered twice: take the next one of job.attempts()")
+        self.entered = True
+        self._loop.enter(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[True] | None:
+        self.left = True
+        if self.broken or isinstance(error, GroupError):
+            self.microbatch = None
+            self._loop.interrupted(self)
+            return True
+        if error is not None:
+            return None
+        if self._in_phase:
+            self.microbatch = None
+            raise ConfigError(
+                f"step {self.step}: a loop over attempt.microbatches(...) was left before its end:"
+                " it must run until it stops by itself"
+            )
+        self._loop.conclude(self)
+        return None
+
+    def microbatches(self, params: Iterable[torch.nn.Parameter] = ()) -> Iterator[Any]:
+        """Give the microbatches that this worker computes, perhaps none; afterwards ``p.grad`` is the mean over all of them.
+
+        That is so for ``params``, on every worker. What comes out is the data of the microbatch, or, without data, its number.
+        """
+        if not self.entered or self.committed:
+            raise ConfigError("attempt.microbatches(...) belongs into `with attempt:`")
+        if self._in_phase:
+            raise ConfigError("attempt.microbatches(...) within another one: first that has to come to its end")
+        self._in_phase = True
+        try:
+            yield from self._loop.microbatches(self, list(params))
+        except GroupError:
+            self.broken = True
+            raise
+        self._in_phase = False
+
+    def carry(self, /, *, reset: bool = False, **initial: Any) -> NoReturn:
+        """Refused: a body may compute a microbatch several times, and CRAFT cannot know which of them leaves the value."""
+        raise ConfigError(
+            "attempt.carry(...): values are carried from step to step by step.carry in job.steps() only; in a loop of your own,"
+            " gather what all microbatches leave (job.all_reduce) and keep it in job.register_state(save=..., load=...)"
+        )
+
+    def gather(self, tensor: torch.Tensor) -> NoReturn:
+        """Refused: in a body of the script's own, no other worker could run the first pass over its microbatches."""
+        raise ConfigError(
+            "attempt.gather(...): the rows of all microbatches are given by step.gather in job.steps() only; a loss over the"
+            " whole batch, with an update by each optimizer, fits into the body of job.steps, too"
+        )
+
+    def log(self, /, **scalars: float | torch.Tensor) -> None:
+        """Log scalars of this microbatch; their mean over all of them is in ``metrics`` afterwards."""
+        if self.microbatch is None:
+            raise ConfigError("attempt.log(...) belongs into the loop over attempt.microbatches(...)")
+        self.logged |= {name: float(value) for name, value in checked("attempt.log", scalars).items()}
+
+
+class Attempts:
+    """The loop over steps, each tried until it is committed."""
+
+    def __init__(
+        self,
+        training: Training,
+        modules: Mapping[str, torch.nn.Module],
+        registered: Mapping[str, Stateful],
+        *,
+        passed: OutsideLoops | None = None,
+    ) -> None:
+        """``passed``: set if the job has ended this loop already, before this worker came: there is nothing to do in it."""
+        self._training = training
+        self._modules = modules
+        self._buffers = Buffers(list(modules.values()), graphs_live_on=True)
+        self._reductions = Reductions(training.commitments, self._buffers, training.bucket_bytes)
+        self._kept = Kept(training.course.state, modules, registered)
+        self._rehearsal = Rehearsal(training.leaves, enabled=training.checks_bits)
+        self._compared: int | None = None
+        """Of one that joined: the step in which it computed microbatch 0 as the others did, to compare bits."""
+        self._replayed: Result | None = None
+        """Of one that catches up: the step as the others committed it."""
+        self._passed = passed
+        # By NCCL nothing of the step's own exchange may come between its reductions.
+        assert not training.flight.gradients.layout.buckets
+        training.flight.undo = self._kept.put_back
+
+    def __iter__(self) -> Iterator[StepAttempt]:
+        training = self._training
+        if self._passed is not None:
+            training.pass_over(self._passed)
+            return
+        try:
+            training.start()
+            while training.wants_more():
+                training.begin()
+                self._replayed = training.take_up()
+                yield from self._tries(training.applied)
+            training.end()
+        except Left:
+            training.course.leave()
+            raise
+        except GeneratorExit:
+            training.leave_loop()
+            raise
+        finally:
+            if not training.broken_off:
+                training.close() if training.over else training.abandon()
+
+    def _tries(self, step: int) -> Iterator[StepAttempt]:
+        """Give tries at a step until one is committed."""
+        for number in itertools.count():
+            attempt = self._training.current = StepAttempt(self, step, number)
+            # Whoever begins here, as one that joins does, has drawn nothing in the steps before.
+            rng.seed_all(rng.derive(self._training.seed, rng.BEGIN, step))
+            yield attempt
+            if not attempt.entered:
+                raise ConfigError(f"an attempt at step {step} was not entered: write `with attempt:`")
+            if attempt.committed:
+                return
+            # Code after the `with` may have changed it: a scheduler that steps there would step twice.
+            self._kept.put_back_again()
+
+    def enter(self, attempt: StepAttempt) -> None:
+        """The body begins, from the state of the last commit."""
+        training, ledger = self._training, self._training.commitments.ledger
+        if self._replayed is None:
+            self._kept.take()
+            training.source.expect(attempt.step, ledger.share)
+        self._buffers.begin()
+        for module in self._modules.values():
+            module.zero_grad(set_to_none=True)
+        training.activity.now(Doing.UPDATING, attempt.step)
+        rng.seed_all(rng.derive(training.seed, rng.UPDATE, attempt.step, 0))
+
+    def microbatches(self, attempt: StepAttempt, params: list[torch.nn.Parameter]) -> Iterator[Any]:
+        """Compute a share of the step, and reduce what came of it."""
+        training, place = self._training, attempt.num_phases
+        phase = self._reductions.phase(params)
+        if (outcomes := self._outcomes(attempt)) is None:
+            yield from self._compute(attempt, phase, place)
+        else:
+            outcome = self._outcome(outcomes, attempt)
+            if outcome.sample and self._compared in (None, attempt.step):
+                yield from self._compare(attempt, phase, place, outcome.sample)
+            attempt.metrics |= self._reductions.replay(phase, outcome)
+        attempt.num_phases += 1
+        training.activity.now(Doing.UPDATING, attempt.step)
+        rng.seed_all(rng.derive(training.seed, rng.UPDATE, attempt.step, attempt.num_phases))
+
+    def company(self, attempt: StepAttempt) -> tuple[int, int]:
+        """This worker's place among those who take part in the step, and how many they are.
+
+        Whoever only follows has the first one's place: its part counts for nothing, and the same must come of it.
+        """
+        if (outcomes := self._outcomes(attempt)) is not None:
+            return 0, next((len(each.parts) for each in outcomes if each.parts), 1)
+        ranks, position = taking_part(self._training.commitments)
+        return position, len(ranks)
+
+    def call(self, attempt: StepAttempt, name: str, data: bytes) -> list[bytes]:
+        """A call to all workers in the body of an attempt; whoever has no part in it gets what came of it."""
+        self._training.activity.now(Doing.EXCHANGING, attempt.step)
+        if (outcomes := self._outcomes(attempt)) is None:
+            self._safe_point()
+            parts = self._reductions.call(name, data)
+        else:
+            parts = list(self._outcome(outcomes, attempt).parts)
+        attempt.num_phases += 1
+        self._training.activity.now(Doing.UPDATING, attempt.step)
+        return parts
+
+    def _compute(self, attempt: StepAttempt, phase: Phase, place: int) -> Iterator[Any]:
+        training, step = self._training, attempt.step
+        ledger, records, sample = training.commitments.ledger, [], b""
+        for microbatch in ledger.share:
+            self._safe_point()
+            training.activity.now(Doing.LOADING, step, microbatch)
+            data = training.source.fetch(step, microbatch)
+            phase.gradients.start(microbatch, training.source.size_of(step), None)
+            self._begin(attempt, phase, microbatch, place)
+            reach("batch", step)
+            strike(step)
+            training.passive.reach("batch_start", microbatch=microbatch)
+            yield data
+            attempt.microbatch = None
+            told = microbatch == 0 and training.checks_bits and ledger.idle
+            leaf = phase.gradients.finish(sample_of if told else None)
+            if microbatch == 0:
+                self._buffers.keep_first()
+                sample = leaf.digest
+            attempt.scalars.setdefault(microbatch, {}).update(attempt.logged)
+            logged = tuple(sorted(attempt.logged.items()))
+            records.append(Record(microbatch=microbatch, weight=leaf.weight, present=leaf.present, scalars=logged))
+            training.passive.reach("after_backward", microbatch=microbatch)
+        self._safe_point()
+        training.activity.now(Doing.EXCHANGING, step)
+        attempt.metrics |= self._reductions.reduce(phase, place, records, sample)
+        reach("reduced", step)
+
+    def _begin(self, attempt: StepAttempt, phase: Phase, microbatch: int, place: int) -> None:
+        """The script computes ``microbatch`` now, from the buffers and the random numbers that it has on every worker."""
+        training, step = self._training, attempt.step
+        self._buffers.restore()
+        phase.gradients.weigh(training.source.weight(step, microbatch))
+        rng.seed_all(rng.derive(training.seed, rng.COMPUTE, step, microbatch, place))
+        attempt.microbatch, attempt.logged = microbatch, {}
+        training.activity.now(Doing.COMPUTING, step, microbatch)
+
+    def _compare(self, attempt: StepAttempt, phase: Phase, place: int, sample: bytes) -> Iterator[Any]:
+        """Let a worker that joined compute microbatch 0, too; raise NewcomerDiffers if others got other bits."""
+        step = self._compared = attempt.step
+        self._training.activity.now(Doing.LOADING, step, 0)
+        data = self._training.source.again(step, 0)
+        phase.gradients.start(0, 1, None)
+        self._begin(attempt, phase, 0, place)
+        yield data
+        attempt.microbatch = None
+        own = phase.gradients.discard(sample_of)
+        self._buffers.restore()
+        check_sample(own, sample, step)
+
+    def _safe_point(self) -> None:
+        commitments = self._training.commitments
+        if commitments.moved:
+            generation = commitments.ledger.generation
+            raise GroupAborted(f"generation {generation} is over: the step is tried again", generation)
+
+    def _outcomes(self, attempt: StepAttempt) -> tuple[Reduced, ...] | None:
+        """Of one that has no part in the reductions of this step: what came of them. None: it has."""
+        if self._replayed is not None:
+            return self._replayed.attempt.reductions
+        commitments = self._training.commitments
+        if commitments.ledger.worker_id not in commitments.ledger.idle:
+            return None
+        if attempt.outcomes is None:
+            # It has just caught up: in this step the others do not count on it yet.
+            self._training.activity.now(Doing.EXCHANGING, attempt.step)
+            try:
+                attempt.outcomes = listen(commitments)
+            except GroupError as error:
+                commitments.broke(error)
+                raise
+        return attempt.outcomes
+
+    def _outcome(self, outcomes: tuple[Reduced, ...], attempt: StepAttempt) -> Reduced:
+        if attempt.num_phases >= len(outcomes):
+            raise ConfigError(
+                f"step {attempt.step}: the workers that train reduced {len(outcomes)} times in it, and this one wants to once"
+                " more: the body of an attempt must do the same on every worker"
+            )
+        return outcomes[attempt.num_phases]
+
+    def interrupted(self, attempt: StepAttempt) -> None:
+        """Somebody was lost while the body ran: take the step back, with everybody."""
+        training = self._training
+        training.activity.now(Doing.EXCHANGING, attempt.step)
+        self._buffers.put_registered_back(graphs_are_done=True)
+        self._reductions.take_back()
+        training.commitments.await_move()
+        self._settle(attempt, training.flight.interrupt(attempt.scalars))
+
+    def conclude(self, attempt: StepAttempt) -> None:
+        """The body has come to its end: commit the step with everybody, or take it back."""
+        training = self._training
+        self._buffers.put_registered_back(graphs_are_done=True)
+        if self._replayed is not None:
+            training.replay(self._replayed)
+            self._settle(attempt, True)
+            return
+        try:
+            self._safe_point()
+            if self._outcomes(attempt) is None:
+                self._reductions.end()
+        except GroupError:
+            self.interrupted(attempt)
+            return
+        if self._rehearsal.is_due(attempt.step, attempt.number, training.commitments.ledger.idle):
+            self._rehearsal.keep()
+            self._kept.put_back()
+            self._settle(attempt, False)
+            return
+        self._check_rehearsed(attempt.step)
+        for microbatch in training.commitments.ledger.share:
+            weight = training.source.weight(attempt.step, microbatch)
+            training.flight.computed(microbatch, weight, attempt.scalars.get(microbatch, {}))
+        self._settle(attempt, training.conclude())
+
+    def _check_rehearsed(self, step: int) -> None:
+        try:
+            self._rehearsal.check(step)
+        except BitsDiffer as error:
+            self._training.course.differs(error, step)
+            raise
+
+    def _settle(self, attempt: StepAttempt, committed: bool) -> None:
+        if not committed:
+            self._reductions.take_back()
+            # What a joiner is given of the state may still be on its way, and the script goes on behind its `with`.
+            hold_back()
+            return
+        self._kept.let_go()
+        attempt.committed = True
+        attempt.metrics = self._training.committed(attempt.step)
+        rng.seed_all(rng.derive(self._training.seed, rng.UPDATE, attempt.step))
+
+
+def numbers(microbatch: int, num_microbatches: int, start_step: int) -> Iterator[int]:
+    """The stream of a loop without data: each microbatch is its own number, in every step."""
+    return itertools.repeat(microbatch)

@@ -1,0 +1,109 @@
+"""What a script may ask of all workers together, outside of inner loops: sums, objects, a barrier, work that one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from craft.protocol.errors import ConfigError
+from craft.snapshots.state.raw_memory import DTYPES, memory_of
+from craft.worker.loop.pre_loop_calls import OutsideLoops
+from craft.worker.loop.training_loop import Training
+from craft.worker.membership.ft_calls import taking_part
+from craft.worker.report.activity_page import Activity
+
+
+def gather(place: Training | OutsideLoops, call: str, data: bytes) -> list[bytes]:
+    """Return the bytes of all workers; outside of inner loops only. ``call`` is how the script knows it."""
+    if isinstance(place, OutsideLoops):
+        return place.call(call, data)
+    current = place.current
+    if current is not None and (call_in_body := current._call) is not None and not place.over:
+        return call_in_body(call, data)
+    parts = place.call(call, data)
+    if parts is None:
+        raise ConfigError(
+            f"job.{call} within the inner loop: workers are at different places there. Call it before or after `for batch in"
+            " step`, or after the loop over job.steps; in job.attempts within `with attempt:` or after it"
+        )
+    return parts
+
+
+def once(place: Training | OutsideLoops, activity: Activity, name: str, fn: Callable[[], Any]) -> Any:
+    """Have one worker call ``fn``, the next one if that worker is lost meanwhile; return its result on every worker."""
+    while True:
+        own = b""
+        if _runs_first(place):
+            with activity.paused(f"job.once({name!r})"):
+                own = _encode_result(name, fn())
+        found = next((part for part in gather(place, f"once({name!r})", own) if part), None)
+        if found is not None:
+            return msgspec.msgpack.decode(found, strict=False)
+        # The worker that ran it was lost: the next one does.
+
+
+def _runs_first(place: Training | OutsideLoops) -> bool:
+    """Whether this worker is the first of those who take part in calls here."""
+    if place.behind:
+        return not isinstance(place, OutsideLoops) and place.left_alone()
+    if isinstance(place, OutsideLoops):
+        return place.is_first()
+    _, position = taking_part(place.commitments)
+    return position == 0
+
+
+def _encode_result(name: str, value: Any) -> bytes:
+    try:
+        return msgspec.msgpack.encode(value)
+    except (TypeError, ValueError, OverflowError, UnicodeEncodeError) as error:
+        raise ConfigError(
+            f"job.once({name!r}, fn): fn returned a {type(value).__qualname__}, and its result goes to all workers: it returns"
+            f" plain data (numbers, strings, bytes, lists, dicts, None): {error}"
+        ) from None
+
+
+def checkpoint(training: Training, tag: str | None) -> None:
+    """Take a checkpoint of the state as it is now, on every worker that keeps pace."""
+    training.course.checkpoint(tag, lambda data: gather(training, "checkpoint", data))
+
+
+def all_reduce(training: Training | OutsideLoops, tensor: torch.Tensor) -> torch.Tensor:
+    """Sum ``tensor`` over the workers, in the order of their ranks, into ``tensor`` itself."""
+    if (
+        not isinstance(tensor, torch.Tensor)
+        or tensor.is_sparse
+        or str(tensor.dtype).removeprefix("torch.") not in DTYPES
+    ):
+        raise ConfigError("job.all_reduce(tensor) takes a dense tensor")
+    own = tensor.detach().cpu().contiguous()
+    parts = gather(training, "all_reduce", memory_of(own).numpy().tobytes())
+    for part in parts:
+        if len(part) != len(parts[0]):
+            raise ConfigError("job.all_reduce: the workers gave tensors of different sizes")
+    if isinstance(training, Training):
+        training.checks.summed(len(parts), training.applied)
+    total = _tensor_like(own, parts[0])
+    for part in parts[1:]:
+        total += _tensor_like(own, part)
+    with torch.no_grad():
+        tensor.copy_(total)
+    return tensor
+
+
+def _tensor_like(like: torch.Tensor, data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=like.dtype).view(like.shape) if data else torch.empty_like(like)
+
+
+def broadcast_object(training: Training | OutsideLoops, value: Any) -> Any:
+    """Return rank 0's ``value`` on every worker: plain data, as MessagePack has it (tuples come back as lists)."""
+    try:
+        # From everybody: whoever is the first may be lost meanwhile, and then the next one's counts.
+        own = msgspec.msgpack.encode(value)
+    except (TypeError, ValueError, OverflowError, UnicodeEncodeError) as error:
+        raise ConfigError(
+            f"job.broadcast_object takes plain data (numbers, strings, bytes, lists, dicts, None): {error}"
+        ) from None
+    return msgspec.msgpack.decode(gather(training, "broadcast_object", own)[0], strict=False)

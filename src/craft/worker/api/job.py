@@ -1,0 +1,488 @@
+"""``Job``: what ``craft.join()`` returns, and all that a training script needs to know of CRAFT."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import torch
+
+from craft.decide.techniques import Loss, Stragglers
+from craft.protocol.errors import ConfigError
+from craft.protocol.events import Event
+from craft.settings.worker import WorkerSettings
+from craft.snapshots.state.leaves import Stateful
+from craft.snapshots.state.reserved_memory import Reserve
+from craft.snapshots.store.owner import job_of
+from craft.snapshots.transfer.donor import Donor
+from craft.worker.api import collectives, evaluation
+from craft.worker.api.attempts import Attempts, numbers
+from craft.worker.api.steps import Epochs, Steps
+from craft.worker.api.validation import (
+    check_attempts,
+    check_event,
+    check_model,
+    check_optimizers,
+    check_registered,
+)
+from craft.worker.checks.script import ignored_sampler
+from craft.worker.data.skipping import Shifted
+from craft.worker.data.source_args import check_start_step, is_stream, make_source
+from craft.worker.data.sources import Collate
+from craft.worker.loop.pre_loop_calls import OutsideLoops
+from craft.worker.loop.training_loop import Training
+from craft.worker.membership.client import Meeting
+from craft.worker.membership.devices import between_devices, device_of, make_scales, own_device, warm_up
+from craft.worker.membership.participant import Commitments
+from craft.worker.report.activity_page import Activity
+from craft.worker.report.channel import Channel
+from craft.worker.report.pauses import paused
+from craft.worker.report.reporter import Voice
+from craft.worker.state.carried_state import REGISTERED_AS, Lanes
+from craft.worker.state.checkpoint_target import Asked, check_every, check_tag, choose_target
+from craft.worker.state.extra_state import ExtraState
+from craft.worker.state.loop_context import Parts
+from craft.worker.state.preflight import Conditions
+
+logger = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=torch.nn.Module)
+E = TypeVar("E", bound=Event)
+R = TypeVar("R")
+
+
+class _Saved:
+    """Two functions of the script's, in the form in which state is registered."""
+
+    def __init__(self, save: Callable[[], Any], load: Callable[[Any], Any]) -> None:
+        self.state_dict = save
+        self.load_state_dict = load
+
+
+class Job:
+    """This worker's view of the job. Its methods belong to the main thread."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        meeting: Meeting,
+        channel: Channel | None,
+        activity: Activity,
+        donor: Donor | None,
+        reserve: Reserve | None = None,
+    ) -> None:
+        self._settings = settings
+        self._meeting = meeting
+        self._activity = activity
+        self._donor = donor
+        self._reserve = reserve
+        self._voice = Voice(settings.worker_id, meeting, channel, self._emit)
+        self._techniques = settings.chosen()
+        loss, stragglers = self._techniques.get(Loss), self._techniques.get(Stragglers)
+        assert loss is not None
+        self._commitments = Commitments(
+            settings.worker_id,
+            meeting,
+            loss.settings.answer,
+            self._voice.state_lost,
+            stragglers.settings if stragglers is not None else None,
+        )
+        self._modules: dict[str, torch.nn.Module] = {}
+        self._device: torch.device | None = None
+        """Where the model is; None: that is not known yet."""
+        self._registered: dict[str, Stateful] = {}
+        self._handlers: list[tuple[type[Event], Callable[[Any], None]]] = []
+        self._asked = Asked()
+        self._training: Training | None = None
+        """Of the loop that the script is in, or was in last."""
+        self._outside: OutsideLoops | None = None
+        """Of calls that this worker makes before it takes part in a loop."""
+
+    def replicate(self, model: M) -> M:
+        """Keep the parameters and buffers of ``model`` the same on every worker. Returns the same module."""
+        check_model(model)
+        modules: list[torch.nn.Module] = [*self._modules.values(), model]
+        device = device_of(named for module in modules for named in module.named_parameters())
+        self._not_training("replicate")
+        self._device = device or self._device
+        if any(module is model for module in self._modules.values()):
+            return model
+        name = "model" if not self._modules else f"model{len(self._modules)}"
+        self._modules[name] = model
+        if extra := ExtraState(model):
+            self.register(**{f"{name}.extra_state": extra})
+        return model
+
+    def register(self, **items: Any) -> None:
+        """Let objects with ``state_dict`` and ``load_state_dict`` follow the job: optimizers, schedulers, moving averages."""
+        self._not_training("register")
+        for name, item in items.items():
+            check_registered(name, item, self._registered)
+            self._registered[name] = item
+
+    def register_state(self, *, save: Callable[[], Any], load: Callable[[Any], Any], name: str | None = None) -> None:
+        """Let state follow the job that is in no object with a ``state_dict``; ``load`` takes what ``save`` gave.
+
+        ``save`` gives tensors and plain data. ``name`` is for several of them, and the same on every worker.
+        """
+        if not (callable(save) and callable(load)):
+            raise ConfigError("register_state(save=..., load=...) takes two functions")
+        taken = sum(1 for each in self._registered.values() if isinstance(each, _Saved))
+        self.register(**{name or f"state{taken or ''}": _Saved(save, load)})
+
+    def steps(
+        self,
+        data: Any,
+        *,
+        global_batch: int | None = None,
+        microbatches: int | None = None,
+        steps: int | None = None,
+        epochs: int | None = None,
+        seed: int = 0,
+        shuffle: bool | None = None,
+        collate_fn: Collate | None = None,
+        num_workers: int | None = None,
+        steps_per_epoch: int | None = None,
+        start_step: int = 0,
+    ) -> Steps:
+        """Return the loop over the job's steps. A script may have several, one after the other; step numbers run on.
+
+        ``data`` is a dataset, map-style or iterable, a ``DataLoader`` (its collate function, workers, sampler and pinning are
+        taken over), or ``stream(microbatch, num_microbatches, start_step) -> iterator``. The global batch is cut into
+        ``microbatches`` (default: the number of slots), which never change. ``steps_per_epoch`` ends a pass over a dataset
+        earlier. A script that has loaded its own file gives ``start_step``, the number of steps that it had done.
+        """
+        self._not_training("steps")
+        if not self._modules:
+            raise ConfigError("job.steps() before job.replicate(model): there is nothing to train yet")
+        training = self._begin(
+            data,
+            own_loop=False,
+            global_batch=global_batch,
+            microbatches=microbatches,
+            steps=steps,
+            epochs=epochs,
+            seed=seed,
+            shuffle=shuffle,
+            collate_fn=collate_fn,
+            num_workers=num_workers,
+            steps_per_epoch=steps_per_epoch,
+            start_step=start_step,
+        )
+        return Steps(training, passed=self._passed())
+
+    def epochs(self, n: int, data: Any, **options: Any) -> Epochs:
+        """Return the loop over ``n`` passes over ``data``; ``for step in epoch`` gives the steps of each.
+
+        ``options`` are those of ``job.steps``. Code after the loop over an epoch's steps runs on every worker, once per epoch.
+        """
+        for taken in ("steps", "epochs"):
+            if taken in options:
+                raise ConfigError(f"job.epochs(n, data, {taken}=...): n is the number of passes; leave {taken} out")
+        if is_stream(data):
+            raise ConfigError("job.epochs(n, stream): a stream has no passes; use job.steps(stream, steps=...)")
+        return Epochs(self.steps(data, epochs=n, **options))
+
+    def attempts(
+        self,
+        data: Any = None,
+        *,
+        global_batch: int | None = None,
+        microbatches: int | None = None,
+        steps: int | None = None,
+        epochs: int | None = None,
+        seed: int = 0,
+        shuffle: bool | None = None,
+        collate_fn: Collate | None = None,
+        num_workers: int | None = None,
+    ) -> Attempts:
+        """Return the loop over tries at the job's steps, for a body that CRAFT does not own.
+
+        ``data`` is a map-style dataset or a ``DataLoader``, cut into microbatches as by ``job.steps``; without it, microbatches
+        are numbers, and where their data comes from is the script's business.
+        """
+        self._not_training("attempts")
+        check_attempts(data, self._techniques, has_state=bool(self._modules or self._registered))
+        training = self._begin(
+            numbers if data is None else data,
+            own_loop=True,
+            global_batch=global_batch,
+            microbatches=microbatches,
+            steps=steps,
+            epochs=epochs,
+            seed=seed,
+            shuffle=shuffle,
+            collate_fn=collate_fn,
+            num_workers=num_workers,
+        )
+        return Attempts(training, self._modules, self._registered, passed=self._passed())
+
+    def _begin(
+        self,
+        data: Any,
+        *,
+        own_loop: bool,
+        microbatches: int | None,
+        seed: int,
+        whole: bool = False,
+        start_step: int = 0,
+        **more: Any,
+    ) -> Training:
+        if self._training is not None:
+            self._training.finish_loop()
+        count = microbatches if microbatches is not None else self._meeting.slots
+        source, total_steps, settings = make_source(data, microbatches=count, seed=seed, **more)
+        settings |= {name: True for name, holds in (("own_loop", own_loop), ("all_compute", whole)) if holds}
+        if self._commitments.loops:
+            settings["loop"] = self._commitments.loops + 1
+        self._commitments.begin_at(check_start_step(start_step, total_steps))
+        if not own_loop:
+            check_optimizers(self._registered, self._modules)
+        connected = between_devices(self._settings.group, self.device)
+        logger.info("trains on %s; gradients travel by %s", self.device, "Gloo" if connected is None else "NCCL")
+        self._meeting.equip(connected)
+        make_scales(self._registered.values(), self.device)
+        loss = self._techniques.get(Loss)
+        lanes = Lanes(self.device)
+        parts = Parts(
+            settings=self._settings,
+            techniques=self._techniques,
+            meeting=self._meeting,
+            voice=self._voice,
+            activity=self._activity,
+            donor=self._donor,
+            reserve=self._reserve,
+            commitments=self._commitments,
+            # Copies: what is registered after this loop belongs to the next one.
+            modules=dict(self._modules),
+            registered={**self._registered, **({} if own_loop else {REGISTERED_AS: lanes})},
+            lanes=lanes,
+            device=self.device,
+            source=Shifted(source, total_steps, more["steps"] is None, lambda: self._commitments.ledger.first_step),
+            seed=seed,
+            conditions=Conditions.here(self.device, settings | self._settings.shared() | self._techniques.shared()),
+            target=check_every(
+                choose_target(self._asked, self._techniques, job_of(self._settings.state_key_bytes)), is_stream(data)
+            ),
+            drops=loss is not None and loss.settings.answer == "shrink",
+            own_loop=own_loop,
+            whole=whole,
+        )
+        self._training = Training(parts)
+        self._voice.report(microbatches=count)
+        if text := ignored_sampler(data):
+            self._training.checks.warn(text)
+        return self._training
+
+    def _passed(self) -> OutsideLoops | None:
+        """If the job has ended the loop that begins now: how calls are made after it by this worker, which came later."""
+        is_passed = not self._commitments.ledger.generation and self._commitments.loops + 1 < self._meeting.loop
+        return self._outside_loops() if is_passed else None
+
+    def checkpoints(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        every: str = "auto",
+        keep: int = 3,
+        local: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Take checkpoints into ``url``, a path or such as ``s3://bucket/job``; before ``job.steps``.
+
+        ``every``: "auto", "500 steps", "1 epoch", "10 min". ``keep``: how many stay, besides those with a tag. ``local``: a fast
+        directory of each host to which they are written first. What ``craft run`` was given comes before what is said here.
+        """
+        self._not_training("checkpoints")
+        self._asked = Asked(os.fspath(url), str(every), keep, os.fspath(local) if local is not None else None)
+
+    def checkpoint(self, tag: str | None = None) -> None:
+        """Take a checkpoint of the state as it is when this step is over, at the end of the loop's body.
+
+        One with a tag is kept for good. Between the steps, and called by every worker.
+        """
+        check_tag(tag)
+        training = self._loop("checkpoint")
+        if training.over:
+            raise ConfigError("job.checkpoint() after the loop: the last state has its checkpoint already")
+        if training.course.saving is None:
+            raise ConfigError(
+                "job.checkpoint(): where to? Call job.checkpoints(url) before, or craft run --checkpoints URL"
+            )
+        collectives.checkpoint(training, tag)
+
+    def on(self, event: type[E], handler: Callable[[E], None]) -> None:
+        """Call ``handler`` with each event of this type, on the main thread at a safe point."""
+        check_event(event)
+        self._handlers.append((event, handler))
+
+    def _emit(self, event: Event) -> None:
+        for kind, handler in self._handlers:
+            if isinstance(event, kind):
+                handler(event)
+
+    def stop(self, reason: str = "the script asked to") -> None:
+        """End the loop on every worker, after the step in flight (or, outside of the inner loop, after the next one)."""
+        if self._training is None:
+            raise ConfigError("job.stop() before job.steps(): there is no loop to end")
+        self._training.stop_reason = reason
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum ``tensor`` over all workers, in place. Outside of inner loops; a worker that is lost meanwhile is left out."""
+        return collectives.all_reduce(self._place, tensor)
+
+    def broadcast_object(self, value: Any) -> Any:
+        """Return rank 0's ``value`` on every worker: plain data, nothing is pickled. Outside of inner loops."""
+        return collectives.broadcast_object(self._place, value)
+
+    def barrier(self) -> None:
+        """Wait until every worker has come here. Outside of inner loops."""
+        collectives.gather(self._place, "barrier", b"")
+
+    def once(self, name: str, fn: Callable[[], R]) -> R:
+        """Have one worker call ``fn`` to its end, and return the result on every worker: to save, download, or log.
+
+        Every worker calls it, outside of inner loops. If the one that runs ``fn`` is lost, the next one runs it again: ``fn``
+        must not mind that its work was begun before. It returns plain data, or None. ``name`` is for messages.
+        """
+        if not isinstance(name, str) or not callable(fn):
+            raise ConfigError("job.once(name, fn) takes a name and a function")
+        result: R = collectives.once(self._place, self._activity, name, fn)
+        return result
+
+    def evaluate(
+        self,
+        data: Any,
+        fn: evaluation.Score,
+        *,
+        batch_size: int | None = None,
+        collate_fn: Collate | None = None,
+    ) -> dict[str, float]:
+        """Share ``data`` over the workers, each sample once, also if some are lost. Outside of inner loops.
+
+        ``data`` is a dataset, with ``batch_size``, or a ``DataLoader``. ``fn(batch)`` returns a dict of numbers, the means over
+        its batch; what comes back is their mean over all samples, the same bits on every worker. Gradients are off;
+        ``model.eval()`` and ``train()`` are the script's own.
+        """
+        return evaluation.evaluate(self._loop("evaluate"), data, fn, batch_size, collate_fn)
+
+    def _loop(self, call: str) -> Training:
+        if self._training is None:
+            raise ConfigError(f"job.{call}() before job.steps(): it belongs into the loop, or after it")
+        self._training.finish_loop()
+        return self._training
+
+    @property
+    def _place(self) -> Training | OutsideLoops:
+        """Through which calls to all workers are made at this place of the script."""
+        if self._training is not None:
+            self._training.finish_loop()
+            return self._training
+        return self._outside_loops()
+
+    def _outside_loops(self) -> OutsideLoops:
+        if self._outside is None:
+            self._meeting.equip(between_devices(self._settings.group, self.device))
+            self._outside = OutsideLoops(
+                self._commitments,
+                self._meeting,
+                self._voice,
+                self._activity,
+                self._donor,
+                self._settings.state_key_bytes,
+                self._settings.late,
+            )
+        return self._outside
+
+    def paused(self, reason: str) -> AbstractContextManager[None]:
+        """Within ``with job.paused("evaluation"):`` this worker is never taken for one that hangs, however long it takes.
+
+        One that takes longer than a second gets a line in the journal afterwards.
+        """
+        return paused(self._activity, self._voice, reason)
+
+    def _not_training(self, call: str) -> None:
+        if self._training is not None and not (self._training.over or self._training.broken_off):
+            raise ConfigError(f"job.{call}() in the loop over job.steps: it belongs before that loop, or after it")
+
+    @property
+    def worker_id(self) -> str:
+        """This worker's name for life."""
+        return self._settings.worker_id
+
+    @property
+    def _members(self) -> tuple[str, ...]:
+        return self._commitments.ledger.members or self._meeting.members
+
+    @property
+    def _company(self) -> tuple[int, int] | None:
+        if self._training is None:
+            return None
+        current = self._training.current
+        in_body = current._company if current is not None else None
+        return in_body or self._training.loop_end.rank_and_size
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank in the current generation; it changes with the generation. -1: it holds no slot now.
+
+        In the body of an attempt: its place among those who take part in it.
+        """
+        if (company := self._company) is not None:
+            return company[0]
+        return self._members.index(self.worker_id) if self.worker_id in self._members else -1
+
+    @property
+    def world_size(self) -> int:
+        """The members of the current generation; in the body of an attempt, those who take part in it."""
+        company = self._company
+        return company[1] if company is not None else len(self._members)
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's number on its host."""
+        return self._settings.local_rank
+
+    @property
+    def replica_rank(self) -> int:
+        return self.rank
+
+    @property
+    def num_replicas(self) -> int:
+        return self.world_size
+
+    @property
+    def is_leader(self) -> bool:
+        """True on one worker of the generation: rank 0."""
+        return self.rank == 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where this worker computes: where its model is; before there is one, a GPU of its host, or the CPU if it has none."""
+        if self._device is not None:
+            return self._device
+        device = own_device(self._settings.local_rank)
+        if device.type == "cuda" and self._settings.group != "gloo":
+            # The script is about to build its model there.
+            warm_up(device)
+        return device
+
+    @property
+    def step(self) -> int:
+        """Number of committed steps."""
+        return self._training.applied if self._training is not None else self._commitments.step
+
+    @property
+    def epoch(self) -> int:
+        """The pass over the data that the step in flight is in."""
+        return self._training.source.epoch_of(self.step) if self._training is not None else 0
+
+    @property
+    def generation(self) -> int:
+        return self._commitments.ledger.generation or self._meeting.number
+
+    @property
+    def branch(self) -> int:
+        return self._commitments.ledger.branch

@@ -1,0 +1,338 @@
+"""The user's loop: ``for step in job.steps(...)``, and in it ``for batch in step``."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from craft.protocol.errors import ConfigError
+from craft.protocol.values.activity import Phase
+from craft.telemetry.fault_points import reach
+from craft.worker.data import rng
+from craft.worker.data.sources import ENDED
+from craft.worker.loop.injected_faults import strike
+from craft.worker.membership.client import Left
+from craft.worker.monitor.repeated_microbatch import is_extra, is_repeat, place_of
+from craft.worker.report.metrics import checked
+from craft.worker.state.carried_state import Lane, carry, copy_of
+
+if TYPE_CHECKING:
+    from craft.worker.loop.pre_loop_calls import OutsideLoops
+    from craft.worker.loop.training_loop import Training
+
+
+class Step:
+    """One optimizer update. Iterating over it gives the microbatches that this worker computes, perhaps none.
+
+    When the iteration ends, the step is committed and every ``p.grad`` is the mean over the global batch.
+    """
+
+    _company: None = None
+    _call: None = None
+    """In a step of CRAFT's own, calls to all workers are made between the steps only."""
+
+    def __init__(self, training: Training, number: int) -> None:
+        self._training = training
+        self.number = number
+        """The step's number, from 0."""
+        self.metrics: dict[str, float] = {}
+        """What was logged, averaged over the global batch; filled when the inner loop has ended."""
+        self.microbatch: int | None = None
+        """The microbatch that is being computed; None outside of the inner loop."""
+        self.done = False
+        self._entered = False
+        self._scalars: dict[str, float | torch.Tensor] = {}
+        self._lane: Lane | None = None
+        """What this microbatch reads and leaves, if it carries anything."""
+        self._said: list[str] = []
+        """Of this microbatch, by an adapter."""
+        self._extra = False
+        """Whether it is computed for comparison only: nothing of it may stay."""
+
+    @property
+    def _place(self) -> tuple[int, int | None]:
+        return self.number, self.microbatch
+
+    @property
+    def _done(self) -> bool:
+        return self.done
+
+    @property
+    def _is_ahead(self) -> bool:
+        """Whether its inner loop has not begun: all workers are at the same place, as they are after it."""
+        return not self._entered
+
+    @property
+    def last_of_epoch(self) -> bool:
+        """Whether the pass over the data ends with this step."""
+        return self._training.source.is_last_of_epoch(self.number)
+
+    def log(self, /, **scalars: float | torch.Tensor) -> None:
+        """Log scalars of this microbatch; their mean over the global batch is in ``metrics`` afterwards."""
+        logged = checked("step.log", scalars)
+        if self.microbatch is None:
+            self.metrics.update({name: float(value) for name, value in logged.items()})
+        else:
+            self._scalars |= logged
+
+    def weight(self, n: float | torch.Tensor) -> None:
+        """Weigh this microbatch in the mean over the global batch, for example by its tokens; before ``backward()``."""
+        if self.microbatch is None:
+            raise ConfigError(
+                "step.weight(n) belongs into the inner loop: it weighs the microbatch that is being computed"
+            )
+        value = float(n)
+        if not value >= 0 or value == float("inf"):
+            raise ConfigError(f"step.weight({value}): a weight is a finite number of at least 0")
+        self._training.flight.gradients.weigh(value)
+        self._training.checks.weighed()
+
+    def carry(self, /, *, reset: bool = False, **initial: Any) -> Lane:
+        """Return what this microbatch of the step before left under these names, as attributes.
+
+        ``initial`` gives each value, or a function that makes it, for the lane's first step, or after a ``reset``. What the
+        attributes are when this microbatch ends is kept, detached, and read by the same microbatch of the next step.
+        """
+        if self.microbatch is None:
+            raise ConfigError(
+                "step.carry(...) belongs into the inner loop: it carries values from a microbatch to the next step's"
+            )
+        if self._lane is None:
+            self._lane = self._training.lanes.open(self.microbatch)
+        return carry(self._lane, initial, reset=reset)
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the rows of ``tensor`` of all microbatches of this step, in their order; those of this one have gradients.
+
+        For a loss over the whole global batch: every microbatch computes that loss, and afterwards ``p.grad`` is its gradient.
+        The inner loop's body then runs twice for each microbatch. In the first run the other rows have no meaning, and
+        nothing of what it computes counts.
+        """
+        if self.microbatch is None:
+            raise ConfigError("step.gather(tensor) belongs into the inner loop: it gives the rows of all microbatches")
+        size = self._training.source.size_of(self.number)
+        return self._training.flight.gathering.gather(tensor, self.number, self.microbatch, size)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._entered:
+            raise ConfigError(f"step {self.number} was iterated twice: each step has one inner loop")
+        self._entered = True
+        return self._microbatches()
+
+    def _microbatches(self) -> Iterator[Any]:
+        training = self._training
+        training.begin()
+        flight, source = training.flight, training.source
+        gathering = flight.gathering
+        again: dict[int, Any] = {}
+        """Of microbatches that are computed a second time: their data as it came, if that can be copied."""
+        while (microbatch := training.next_microbatch()) is not None:
+            place = place_of(microbatch)
+            self.microbatch, self._scalars, self._said, self._lane = place, {}, [], None
+            self._extra = is_extra(microbatch)
+            training.activity.now(Phase.LOADING, self.number, place)
+            if microbatch in again:
+                data = again.pop(microbatch)
+            else:
+                data = (source.again if is_repeat(microbatch) else source.fetch)(self.number, place)
+            if data is ENDED:
+                self.microbatch = None
+                flight.hold_empty(microbatch)
+                continue
+            flight.start(microbatch, source.weight(self.number, place))
+            rng.seed_all(rng.derive(training.seed, rng.COMPUTE, self.number, place))
+            reach("batch", self.number)
+            training.activity.now(Phase.COMPUTING, self.number, place)
+            strike(self.number)
+            training.passive.reach("batch_start", microbatch=place)
+            first = (gathering.in_use or gathering.expected) and not gathering.complete
+            if first and (copied := copy_of(data)) is not None:
+                again[microbatch] = copied
+            if training.checks.looks_at_losses:
+                training.look_at_losses(self.number, place)
+            yield data
+            self.microbatch = None
+            if gathering.in_first_pass:
+                flight.pass_over(microbatch)
+                continue
+            gathering.finished(place)
+            scalars = {name: float(value) for name, value in self._scalars.items()}
+            more = self._extra or source.more(self.number + 1, place)
+            carried = self._lane._left() if self._lane is not None else None
+            flight.hold(microbatch, scalars, more, self._said, carried)
+            training.passive.reach("after_backward", microbatch=place)
+        self.metrics = training.committed(self.number)
+        self.done = True
+        rng.seed_all(rng.derive(training.seed, rng.UPDATE, self.number))
+
+
+def say_aside(step: Step, text: str) -> None:
+    """For adapters: have ``text`` travel with the microbatch that is being computed, beside what it logs."""
+    step._said.append(text)
+
+
+def said_aside(step: Step) -> tuple[str, ...]:
+    """What was said in whichever microbatch of a step whose inner loop has ended: the same on every worker."""
+    last = step._training.handover.last
+    assert step.done and last is not None
+    return last.combined.said
+
+
+def has_another(step: Step) -> bool:
+    """For adapters: whether this worker has a microbatch to compute after the one that it has in hand, as far as it knows."""
+    training = step._training
+    return not training.behind and len(training.commitments.ledger.pending) > 1
+
+
+def seed_computing(step: Step) -> None:
+    """For adapters that ran code of the script's between taking a microbatch and computing it: seed once more."""
+    assert step.microbatch is not None
+    rng.seed_all(rng.derive(step._training.seed, rng.COMPUTE, step.number, step.microbatch, 1))
+
+
+def look_at_commit(step: Step, place: int) -> None:
+    """For adapters that evaluate in the middle of a step: have the buffers, and random numbers, that all workers have."""
+    step._training._buffers.restore()
+    step._training.flight.gradients.show()
+    rng.seed_all(rng.derive(step._training.seed, rng.EVALUATE, step.number, place))
+
+
+class Steps:
+    """The outer loop. Ends when all steps are committed, the streams have ended, or the script asked to stop.
+
+    A script may also leave it by ``break`` after the inner loop, on every worker after the same step.
+    """
+
+    def __init__(self, training: Training, *, passed: OutsideLoops | None = None) -> None:
+        """``passed``: set if the job has ended this loop already, before this worker came: there is nothing to do in it."""
+        self._training = training
+        self._passed = passed
+
+    def __iter__(self) -> Generator[Step]:
+        training = self._training
+        if self._passed is not None:
+            training.pass_over(self._passed)
+            return
+        try:
+            training.start()
+            while training.wants_more():
+                step = Step(training, training.applied)
+                training.current = step
+                # Whoever begins here, as one that joins does, has drawn nothing in the steps before.
+                rng.seed_all(rng.derive(training.seed, rng.BEGIN, step.number))
+                yield step
+                if training.finished:
+                    break
+                if not step.done:
+                    # Where the loop was left is no fault of a microbatch's: it would be left there by the next worker, too.
+                    step.microbatch = None
+                    raise ConfigError(
+                        f"step {step.number} was not iterated to its end:"
+                        " `for batch in step` must run until it stops by itself"
+                    )
+            training.end()
+        except Left:
+            training.course.leave()
+            raise
+        except GeneratorExit:
+            training.leave_loop()
+            raise
+        finally:
+            if not training.broken_off:
+                training.close() if training.over else training.abandon()
+
+
+class Epoch:
+    """One pass over the data: the steps that are left of it."""
+
+    def __init__(self, steps: Iterator[Step], first: Step) -> None:
+        self._steps = steps
+        self._step = first
+        self._entered = False
+
+    @property
+    def number(self) -> int:
+        """Which pass it is, from 0."""
+        return self._step._training.source.epoch_of(self._step.number)
+
+    def __iter__(self) -> Iterator[Step]:
+        if self._entered:
+            raise ConfigError(f"epoch {self.number} was iterated twice: each epoch has one loop over its steps")
+        self._entered = True
+        while True:
+            # What comes after the last step of a pass belongs to the script, before anything is done at the boundary.
+            yield self._step
+            if self._step.last_of_epoch or (following := next(self._steps, None)) is None:
+                return
+            self._step = following
+
+    def check_iterated(self) -> None:
+        """Raise ConfigError if the script left the epoch before its end."""
+        step = self._step
+        if not (self._entered and step.done and step.last_of_epoch):
+            raise ConfigError(
+                f"epoch {self.number} was left after step {step.number}, before its end: `for step in epoch` must run until it"
+                " stops by itself. job.steps(..., steps_per_epoch=N) makes epochs shorter; `break` out of both loops ends the"
+                " training"
+            )
+
+
+class Epochs:
+    """The loop over passes: ``for epoch in job.epochs(n, data, ...)``, and in it ``for step in epoch``."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    def __iter__(self) -> Iterator[Epoch]:
+        steps = iter(self._steps)
+        while (first := next(steps, None)) is not None:
+            epoch = Epoch(steps, first)
+            yield epoch
+            if not self._steps._training.over:
+                epoch.check_iterated()
+
+
+class Driven:
+    """The same loop, for a framework whose own loop asks for one step after the other, and may end before it does."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._training = steps._training
+        self._steps = steps.__iter__()
+        self._step: Step | None = None
+        self.ended = False
+        if self._training.settings.socket is None:
+            # A framework's hooks would be called once more; and there is no other worker whose bits could differ.
+            self._training.repeat_nothing()
+
+    def next(self) -> Step | None:
+        """The next step, or the same one again while its inner loop has not begun; None: there is none any more."""
+        if not self.ended and (self._step is None or self._step._entered):
+            self._step = next(self._steps, None)
+            self.ended = self._step is None
+        return self._step
+
+    @property
+    def epoch(self) -> int | None:
+        """The pass over the data that the next step is in; None: there is none any more."""
+        step = self.next()
+        return None if step is None else self._training.source.epoch_of(step.number)
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether all workers are at the same place, after the inner loop: there they may call each other."""
+        return not self.ended and self._step is not None and self._step.done
+
+    def finish(self) -> None:
+        """The framework's loop is over, on every worker after the same step."""
+        if not self.ended:
+            self._training.finished = True
+            self.ended = next(self._steps, None) is None
+
+    def close(self) -> None:
+        """The framework's loop ended before its end, by an error: end threads and connections. Can be repeated."""
+        self.ended = True
+        assert isinstance(self._steps, Generator)
+        self._steps.close()
+        self._training.give_up()

@@ -1,0 +1,1 @@
+"""Take checkpoints, begin from one, go back to one."""

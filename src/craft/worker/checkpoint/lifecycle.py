@@ -1,0 +1,325 @@
+"""The course of a job through its history: where it begins, what is kept of it, and when it goes back.
+
+Enters: every committed step, and every step boundary. Leaves: checkpoints taken, or the state of one of them in the place of
+this worker's own. ``Training`` calls it, on the main thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from craft.decide.techniques import Checkpoints, Divergence, Loss
+from craft.decide.techniques.technique import Chosen, Hooks
+from craft.protocol.errors import BitsDiffer, GroupError, LeftBehind
+from craft.protocol.events import (
+    AnyNote,
+    CheckpointRestored,
+    NumbersDiverged,
+    RolledBack,
+    ScriptWarned,
+    StartStepTaken,
+)
+from craft.protocol.membership import Generation
+from craft.protocol.values.activity import Phase
+from craft.settings.rundir import RunDir
+from craft.snapshots.state.leaves import STATE_IS_BUILT, Leaf
+from craft.snapshots.state.serialized import State
+from craft.snapshots.store.manifest import Manifest
+from craft.worker.checkpoint.recomputed_steps import Recomputed
+from craft.worker.checkpoint.resumed_steps import ResumedSteps
+from craft.worker.checkpoint.rollback import Rewind, begin_from
+from craft.worker.checkpoint.scheduler import Saving
+from craft.worker.checkpoint.self_resume import forgotten_start_step
+from craft.worker.monitor.agreed_step import Agreement
+from craft.worker.monitor.nonfinite import Numbers
+from craft.worker.report.pauses import paused
+from craft.worker.state.loop_context import Parts
+from craft.worker.state.module_modes import Modes
+from craft.worker.state.preflight import Attached, Progress
+
+logger = logging.getLogger(__name__)
+
+
+def _leaves_out(techniques: Chosen) -> bool:
+    """Whether a step may be computed again with other samples than the first time."""
+    loss, divergence = techniques.get(Loss), techniques.get(Divergence)
+    shrinks = loss is not None and loss.settings.answer == "shrink"
+    return shrinks or (divergence is not None and divergence.settings.answer == "rollback")
+
+
+class Course:
+    """Owned by the main thread."""
+
+    def __init__(self, parts: Parts, agreement: Agreement, leaves: Callable[[], list[Leaf]]) -> None:
+        """``leaves`` gives the training state as it is now."""
+        self._agreement = agreement
+        self.applied = 0
+        """The step that the script is in: for a joiner that catches up, behind that of the others."""
+        self.spoiled = False
+        """Whether the state is no longer that of the end of the loop."""
+        self.saved = False
+        """Whether a checkpoint was taken at the last step boundary."""
+        divergence = parts.techniques.get(Divergence)
+        self.numbers = Numbers(
+            divergence.settings.answer if divergence is not None else None,
+            parts.registered.values(),
+            self._diverged,
+            divergence.settings.spikes if divergence is not None else None,
+        )
+        self.saving: Saving | None = None
+        self._rewind: Rewind | None = None
+        self._settings = parts.settings
+        self._commitments = parts.commitments
+        self._meeting = parts.meeting
+        self._voice = parts.voice
+        self._activity = parts.activity
+        self._modules = parts.modules
+        self._began = Modes.of(parts.modules, parts.registered)
+        self._registered = parts.registered
+        self._conditions = parts.conditions
+        self._source = parts.source
+        self._recomputed: Recomputed | None = None
+        """What the steps gave before that are computed a second time."""
+        self._comparable = parts.settings.check_bits and not _leaves_out(parts.techniques)
+        self._resumed: ResumedSteps | None = None
+        self._prepared_for = 0
+        """The generation for whose shares of checkpoints there is room."""
+        if (target := parts.target) is not None:
+            self.saving = Saving(
+                target,
+                parts.settings.worker_id,
+                parts.meeting,
+                parts.voice,
+                parts.activity,
+                self.state,
+                parts.source.ends_epoch,
+            )
+            if self._comparable:
+                self._resumed = ResumedSteps(target.tiers.durable, leaves)
+            self._rewind = Rewind(
+                target.tiers, parts.commitments, parts.voice, parts.modules, parts.registered, self.attached
+            )
+
+    @property
+    def attached(self) -> Attached:
+        """What travels beside the state."""
+        ledger = self._commitments.ledger
+        progress = Progress(
+            self._source.skipped,
+            self.numbers.lowered_until,
+            ledger.loop,
+            ledger.first_step,
+            self.spoiled,
+            recent=self.numbers.recent,
+            position=self._source.position(self.applied),
+        )
+        return Attached(self._conditions, progress, self._began, Modes.of(self._modules, self._registered))
+
+    def state(self) -> State:
+        """The whole state as it is now, with what travels beside it."""
+        return State(self._modules, self._registered, msgspec.json.encode(self.attached))
+
+    def take(self, progress: Progress) -> None:
+        """The state is another job's, or that of an earlier time, and this was beside it."""
+        self._source.skip(progress.skipped)
+        if progress.position is not None:
+            self._source.seek(progress.position)
+        self.numbers.load(progress)
+
+    # Where it begins, and goes back to.
+
+    def begin(self) -> None:
+        """Before the first step: begin from a checkpoint, if that is wanted. Raises GroupError if a worker is lost."""
+        if self._commitments.loops > 1:
+            # The job is on its way: its first loop began from one, if any.
+            return
+        with paused(self._activity, self._voice, "reading a checkpoint"):
+            begin_from(
+                self._settings.resume,
+                self._rewind,
+                self._commitments.ledger,
+                self._meeting.restoration,
+                self._commitments.start_step,
+            )
+        ledger = self._commitments.ledger
+        if ledger.rewinds or ledger.loop > 1:
+            return
+        if start_step := self._commitments.start_step:
+            self._agreement.begin(start_step)
+            self._voice.note(StartStepTaken(step=start_step, branch=ledger.branch))
+        elif (warning := forgotten_start_step(self._registered)) is not None:
+            # What is noted is on the terminal already.
+            logger.log(logging.INFO if self._voice.is_heard else logging.WARNING, "%s", warning)
+            self._voice.note(ScriptWarned(text=warning))
+
+    def follow(self) -> bool:
+        """If all went back to a checkpoint, do so here, too; whether it was so."""
+        if self._rewind is None or self.saving is None or (found := self._rewind.follow()) is None:
+            return False
+        manifest, progress = found
+        left_at, self.applied = self.applied, manifest.step
+        self._agreement.begin(manifest.step)
+        self._recomputed = None if left_at else self._expect(manifest.step)
+        if self._resumed is not None and not left_at:
+            self._resumed.restored(manifest.branch, manifest.step)
+        event: AnyNote = CheckpointRestored(
+            name=manifest.name, branch=self._commitments.ledger.branch, step=manifest.step, url=self._rewind.url
+        )
+        if left_at:
+            # The data since is left out: the next step takes what would have come now.
+            progress = replace(progress, skipped=left_at - manifest.step + self._source.skipped)
+            event = self._rolled_back(manifest, left_at, progress.skipped)
+            self.numbers.went_back(manifest.step)
+        self._voice.note(event)
+        self._voice.emit(event)
+        self.take(progress)
+        self.saving.went_back(self._commitments.ledger.branch, manifest.step)
+        return True
+
+    def _expect(self, step: int) -> Recomputed | None:
+        """What the steps from ``step`` on gave before, if the job began again by itself."""
+        run_dir = self._settings.run_dir
+        if self._meeting.restoration is None or run_dir is None or not self._comparable:
+            return None
+        return Recomputed.read(RunDir(run_dir).metrics, step)
+
+    def compare(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Raise BitsDiffer if ``step`` was computed before the job began again, and gave something else then."""
+        if self._recomputed is None:
+            return
+        try:
+            self._recomputed.check(step, metrics)
+        except BitsDiffer as error:
+            self.differs(error, step)
+            raise
+
+    def _compare_state(self) -> None:
+        """Raise BitsDiffer if the state was another one before, after as many steps.
+
+        Where that may be meant it is a warning: the script was changed, or one worker alone keeps what differs, such as times.
+        """
+        ledger = self._commitments.ledger
+        if self._resumed is None or (wrong := self._resumed.at_boundary(self.applied, ledger.rank == 0)) is None:
+            return
+        if not self._resumed.same_script or len(ledger.members) == 1:
+            logger.log(logging.INFO if self._voice.is_heard else logging.WARNING, "%s", wrong)
+            self._voice.note(ScriptWarned(text=wrong))
+            return
+        error = BitsDiffer(wrong)
+        self.differs(error, self.applied)
+        raise error
+
+    def differs(self, error: BitsDiffer, step: int) -> None:
+        """Say that the result cannot be trusted, which ends the job; ``error`` is raised next."""
+        if self._rewind is not None:
+            # Before it is told: the job ends by that.
+            with self._activity.paused("marking checkpoints that may hold wrong bits"):
+                self._rewind.doubt(self._agreement.step, step, str(error))
+        self._voice.diverged(error, step, self._commitments.ledger.members)
+
+    def _rolled_back(self, manifest: Manifest, left_at: int, skipped: int) -> RolledBack:
+        reason = self.numbers.due.what if self.numbers.due is not None else ""
+        branch = self._commitments.ledger.branch
+        return RolledBack(branch=branch, step=manifest.step, left_at=left_at, skipped=skipped, reason=reason)
+
+    def _go_back(self, regroup: Callable[[], None]) -> None:
+        """The job diverged: go back to the newest checkpoint, with everybody."""
+        assert self._rewind is not None
+        self._activity.now(Phase.EXCHANGING, self.applied)
+        before = self._commitments.ledger.rewinds
+        while self._commitments.ledger.rewinds == before:
+            try:
+                with paused(self._activity, self._voice, "going back to a checkpoint"):
+                    problem = self._rewind.prepare(None, next_branch=True)
+                if problem is not None:
+                    assert self.numbers.due is not None
+                    answer = f"the step changes nothing, instead of going back: {problem}"
+                    self._voice.note(replace(self.numbers.due, answer=answer))
+                    return
+                self._rewind.go()
+            except GroupError as error:
+                self._commitments.broke(error)
+                self._commitments.await_move()
+                regroup()
+
+    # Along its way.
+
+    def word(self, step: int) -> dict[str, Any]:
+        """What it adds to this worker's word of ``step``."""
+        return self.saving.word(step, self._commitments.ledger.rank == 0) if self.saving is not None else {}
+
+    @property
+    def hooks(self) -> dict[str, Hooks]:
+        """Of the techniques that have a part in it."""
+        own: dict[str, Hooks] = {Divergence.name: self.numbers}
+        return own if self.saving is None else {**own, Checkpoints.name: self.saving}
+
+    def _diverged(self, event: NumbersDiverged) -> None:
+        self._voice.note(event)
+        self._voice.emit(event)
+
+    def prepare(self, step: int, under: Generation) -> None:
+        """``step`` was committed under a generation: there is to be room for the shares of those who keep pace."""
+        if self.saving is None or step < STATE_IS_BUILT or self._prepared_for == under.number:
+            return
+        if self.saving.prepare(self._keeping_pace):
+            self._prepared_for = under.number
+
+    @property
+    def _keeping_pace(self) -> tuple[str, ...]:
+        ledger = self._commitments.ledger
+        return tuple(each for each in ledger.members if each not in ledger.idle)
+
+    def at_boundary(self, behind: bool, regroup: Callable[[], None]) -> None:
+        """The script is done with a step: go back if need be, take a checkpoint if one is due. Raises Left if all leave.
+
+        ``regroup`` enters the newest generation, and follows back if its members have gone back.
+        """
+        if self.numbers.goes_back and behind:
+            raise LeftBehind("the job goes back to a checkpoint while this worker catches up: another one will come")
+        if self.numbers.goes_back:
+            self._go_back(regroup)
+            self.follow()
+            self.numbers.due = None
+        if not behind:
+            self._compare_state()
+        self.saved = self.saving is not None and self.saving.at_boundary()
+        if self.saved and self._resumed is not None:
+            self._resumed.saved(self._commitments.ledger.branch, self.applied)
+
+    def checkpoint(self, tag: str | None, everyone: Callable[[bytes], list[bytes]]) -> None:
+        """Take a checkpoint of the state as it is now; ``everyone`` gathers the bytes of all who keep pace."""
+        ledger, generation = self._commitments.ledger, self._commitments.generation
+        assert self.saving is not None and generation is not None
+        parts = everyone(msgspec.json.encode((ledger.worker_id, generation)))
+        found = [msgspec.json.decode(data, type=tuple[str, Generation]) for data in parts]
+        members = tuple(worker_id for worker_id, _ in found)
+        if ledger.worker_id in members:
+            # Under the first one's: a new generation may have come about in the middle of it.
+            self.saving.ask(tag, self.applied, ledger.branch, found[0][1], members)
+
+    # At its end.
+
+    def end(self) -> None:
+        """Every step is committed, and all are here: write this worker's share of the last checkpoint."""
+        generation = self._commitments.generation
+        if self.saving is None or generation is None:
+            return
+        if self._commitments.ledger.worker_id in self._keeping_pace:
+            self.saving.at_end(self.applied, self._commitments.ledger.branch, generation, self._keeping_pace)
+
+    def leave(self) -> None:
+        """This worker leaves the job before its end: its share of what was taken is still written."""
+        if self.saving is not None:
+            self.saving.finish()
+
+    def close(self) -> None:
+        if self._resumed is not None:
+            self._resumed.close()
+        if self.saving is not None:
+            self.saving.close()

@@ -1,0 +1,427 @@
+"""Begin from a checkpoint, or go back to one: all workers, to the same, each having verified every byte of it.
+
+Enters: what is listed in the stores. Leaves: the state of this worker's objects, replaced. It follows the rule of the steps:
+whoever goes back knows that everybody has read and verified the same checkpoint; if somebody is lost meanwhile, the members
+of the new generation settle whether all go back (``decide.settle``). Owned by the main thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import torch
+
+from craft.decide.step import ledger as books
+from craft.decide.step.ledger import Ledger
+from craft.decide.techniques import Divergence, Stragglers
+from craft.protocol.errors import Refused, SnapshotCorrupt, SnapshotError, SnapshotMissing
+from craft.protocol.events import CheckpointRejected, ScriptWarned
+from craft.protocol.messages import Restoration
+from craft.snapshots.checkpoint.catalog import candidates
+from craft.snapshots.checkpoint.restore import Restored, restore
+from craft.snapshots.checkpoint.suspect import Doubts, Suspicion, mark
+from craft.snapshots.state.leaves import Stateful
+from craft.snapshots.state.serialized import load
+from craft.snapshots.store.manifest import CHUNKS, MANIFESTS, PARTS, Manifest, place_of_name
+from craft.snapshots.store.owner import StoreTaken, check_owner, claim
+from craft.snapshots.store.tiers import Tiers
+from craft.telemetry.fault_points import reach
+from craft.worker.checkpoint.shared_store import check_one_store
+from craft.worker.membership.ft_calls import exchange
+from craft.worker.membership.participant import Commitments
+from craft.worker.report.reporter import Voice
+from craft.worker.state.module_modes import Modes
+from craft.worker.state.preflight import Attached, Conditions, Progress
+
+logger = logging.getLogger(__name__)
+
+_AWAY_S = (1.0, 5.0, 15.0, 0.0)
+"""A store that does not answer is asked again after these: the newest checkpoint is worth some patience."""
+_MAY_CHANGE = frozenset(
+    {
+        "check_bits",
+        "digest_bytes",
+        "bucket_mb",
+        "group",
+        "steps",
+        "epochs",
+        "loss.answer",
+        *(f"{Divergence.name}.{key}" for key in Divergence.shared),
+        *(f"{Stragglers.name}.{key}" for key in Stragglers.shared),
+    }
+)
+"""Settings that may be others when a job goes on from a checkpoint."""
+
+
+class _Offer(msgspec.Struct, frozen=True, array_like=True):
+    """What rank 0 finds in the stores."""
+
+    names: tuple[tuple[str, int], ...] = ()
+    """The newest first, each with the branch that goes on from it."""
+    problem: str = ""
+    """Why it has nothing to offer, if something is in the way."""
+
+
+class _Answer(msgspec.Struct, frozen=True, array_like=True):
+    """What one member says of the checkpoint that was chosen."""
+
+    problem: str = ""
+    """Why it cannot be used; empty if it can."""
+
+
+class Rewind:
+    """One worker's way back."""
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        commitments: Commitments,
+        voice: Voice,
+        modules: Mapping[str, torch.nn.Module],
+        registered: Mapping[str, Stateful],
+        attached: Attached,
+    ) -> None:
+        """``attached``: what is beside the state when the loop begins."""
+        self._tiers = tiers
+        self._commitments = commitments
+        self._voice = voice
+        self._modules = modules
+        self._registered = registered
+        self._conditions = attached.conditions
+        self._began = attached.began
+        self._in_hand: Restored | None = None
+        self.rejected = False
+        """Whether one was found that cannot be used."""
+        self.named: int | None = None
+        """The step that a person named: a checkpoint of it is used though it is doubted."""
+        self._loaded = 0
+        """How often a checkpoint was put into the state here."""
+
+    @property
+    def url(self) -> str:
+        return self._tiers.durable.url
+
+    def listed(self) -> list[Manifest]:
+        """Every checkpoint of a job that can be read, the newest first. Raises SnapshotError if a store does not answer."""
+        return [each for each in candidates(self._tiers, self._rejected) if each.kind == "job"]
+
+    def _rejected(self, event: CheckpointRejected) -> None:
+        logger.warning("checkpoint %s cannot be used: %s", event.name, event.reason)
+        self.rejected = True
+        self._voice.note(event)
+
+    def doubt(self, agreed: int, step: int, reason: str) -> None:
+        """Bits differ in ``step``, and were last known not to after ``agreed`` steps: checkpoints since are not to be used."""
+        found = Suspicion(branch=self._commitments.ledger.branch, after=agreed, step=step, reason=reason)
+        try:
+            mark(self._tiers.nearest_first, found)
+        except SnapshotError as error:
+            logger.error(
+                "checkpoints after step %d may hold wrong bits, and cannot be marked so (%s): remove them by hand, with"
+                " 'craft checkpoints rm'",
+                agreed,
+                error,
+            )
+        else:
+            logger.warning("checkpoints after step %d may hold wrong bits, and are marked so in %s", agreed, self.url)
+
+    def _trusted(self, found: list[Manifest], doubts: Doubts) -> list[Manifest]:
+        """Those that are not doubted, and those that a person named; the others are told of."""
+        trusted = []
+        for each in found:
+            doubt = doubts.about(each)
+            if doubt is None:
+                trusted.append(each)
+            elif each.step == self.named:
+                text = f"goes on from the checkpoint of step {each.step}, as --resume {each.step} says, though {doubt}"
+                logger.warning("%s", text)
+                self._voice.note(ScriptWarned(text=text))
+                trusted.append(each)
+            else:
+                self._rejected(CheckpointRejected(name=each.name, step=each.step, url=self.url, reason=str(doubt)))
+        return trusted
+
+    def prepare(
+        self, wanted: int | None, next_branch: bool, again: Restoration | None = None, at_least: int = 0
+    ) -> str | None:
+        """Agree with everybody on the newest checkpoint that all can read (or that of step ``wanted``), and have it in hand.
+
+        ``again``: the job begins again, and says in which branch, and from which one at most. ``at_least``: the script itself
+        has come to that step, and no older one is of use. Returns why there is none, if
+        there is none. Raises GroupError if somebody is lost; then it may be that all have it in hand, or have gone back.
+        """
+        self._discard()
+        leads = self._commitments.ledger.rank == 0
+        offer, found = self._offer(wanted, next_branch, again, at_least) if leads else (_Offer(), [])
+        offer = msgspec.json.decode(self._exchange(msgspec.json.encode(offer))[0], type=_Offer)
+        if offer.problem:
+            return offer.problem
+        reasons: list[str] = []
+        for name, branch in offer.names:
+            problem = self._read(name, branch, next_branch)
+            answers = self._exchange(msgspec.json.encode(_Answer(problem)))
+            problems = [each.problem for each in (msgspec.json.decode(one, type=_Answer) for one in answers)]
+            problem = next((each for each in problems if each), "")
+            if not problem:
+                reach("verified", self._commitments.step)
+                return None
+            self._discard()
+            reasons.append(f"{name}: {problem}")
+            if leads:
+                step = next(each.step for each in found if each.name == name)
+                self._rejected(CheckpointRejected(name=name, step=step, url=self.url, reason=problem))
+        if reasons:
+            return f"none of the {len(reasons)} checkpoints in {self.url} can be used ({'; '.join(reasons)})"
+        return f"there is no checkpoint{'' if wanted is None else f' of step {wanted}'} in {self.url}"
+
+    def _discard(self) -> None:
+        """Nobody has gone back: what is in hand is of no use any more, and must not look as if it were."""
+        self._commitments.ledger = books.discarded(self._commitments.ledger)
+        self._in_hand = None
+
+    def _offer(
+        self, wanted: int | None, next_branch: bool, again: Restoration | None, at_least: int
+    ) -> tuple[_Offer, list[Manifest]]:
+        try:
+            if next_branch or (again is not None and again.checkpoint is not None):
+                check_owner(self._tiers.durable, self._tiers.owner)
+            found = self.listed()
+            doubts = Doubts(self._tiers.nearest_first)
+        except StoreTaken as error:
+            return _Offer(problem=str(error)), []
+        except SnapshotError as error:
+            return _Offer(problem=f"{self.url} does not say which checkpoints there are: {error}"), []
+        trusted = self._trusted(found, doubts)
+        if found and not trusted:
+            return _Offer(problem=_only_doubted(self.url, found)), found
+        if again is not None:
+            own = [each for each in trusted if _is_of_course(each, again) and wanted in (None, each.step)]
+            return _Offer(tuple((each.name, again.branch) for each in own)), found
+        # Past this worker's own, too: a job that begins again may be in one that no checkpoint is of yet.
+        new = max((self._commitments.ledger.branch, *doubts.branches, *(each.branch for each in found))) + 1
+        names = []
+        for each in trusted:
+            if next_branch and not self._is_behind(each):
+                continue
+            if each.step == wanted or (wanted is None and each.step >= at_least):
+                # Beside newer ones it is a course of its own: they must not be taken for what follows it.
+                apart = next_branch or each.order < found[0].order or each.branch in doubts.branches
+                names.append((each.name, new if apart else each.branch))
+        return _Offer(tuple(names)), found
+
+    def _is_behind(self, manifest: Manifest) -> bool:
+        """Whether to go there is to go back: a place may hold another course, that came further than this one has."""
+        ledger = self._commitments.ledger
+        if ledger.loop > 1 and manifest.step <= ledger.first_step:
+            # Of an earlier loop of the script.
+            return False
+        return manifest.branch <= ledger.branch and manifest.step <= self._commitments.step
+
+    def _exchange(self, data: bytes) -> list[bytes]:
+        return exchange(self._commitments, data)
+
+    def _read(self, name: str, branch: int, next_branch: bool) -> str:
+        """Read and verify a checkpoint; from then on it is in hand. Returns why it cannot be used, if it cannot."""
+        # Not yet into the modules of a job that is on its way: it may be that nobody goes back.
+        modules = None if next_branch else self._modules
+        for wait_s in _AWAY_S:
+            try:
+                manifest = next((each for each in self.listed() if each.name == name), None)
+                if manifest is None:
+                    return f"worker {self._commitments.ledger.worker_id} does not find it"
+                restored = restore(self._tiers, manifest, modules)
+                break
+            except (SnapshotMissing, SnapshotCorrupt) as error:
+                return str(error)
+            except SnapshotError as error:
+                problem = str(error)
+                logger.warning("checkpoint %s cannot be read now: %s", name, error)
+                time.sleep(wait_s)
+        else:
+            return problem
+        attached = msgspec.json.decode(restored.header.conditions, type=Attached)
+        self._check(attached.conditions)
+        self._in_hand = restored
+        self._commitments.ledger = books.verified(self._commitments.ledger, branch, manifest.step)
+        return ""
+
+    def _check(self, then: Conditions) -> None:
+        """Raise Refused if the job was another one: the same settings must lead to the same data in the same order."""
+        loop, own = then.settings.get("loop", 1), self._conditions.settings.get("loop", 1)
+        if loop != own:
+            raise Refused(
+                f"the checkpoint is of training loop {loop} of the script, and this is loop {own}: a job goes on from a"
+                " checkpoint only in its first loop, since the code between the loops would be run again with another state."
+                " Put the loops into scripts of their own, each with its own place for checkpoints"
+            )
+        for key in sorted((then.settings.keys() | self._conditions.settings.keys()) - _MAY_CHANGE):
+            was, now = then.settings.get(key), self._conditions.settings.get(key)
+            if was != now:
+                raise Refused(
+                    f"the checkpoint is of a job with {key}={was!r}, and this one has {key}={now!r}: it cannot go on from"
+                    " there, since other samples would follow; give it the same, or start without --resume in another place"
+                )
+        for key in ("device", "torch_version", "num_threads", "deterministic"):
+            was, now = getattr(then, key), getattr(self._conditions, key)
+            if was != now:
+                logger.warning("the checkpoint was made with %s=%r, this job has %r: bits may differ", key, was, now)
+
+    def check_writable(self) -> None:
+        """Raise Refused if nothing can be written there, or not by all to one place: better now than when the first is due."""
+        try:
+            for store in self._tiers.nearest_first:
+                with store.writing(self._commitments.ledger.worker_id):
+                    pass
+            check_one_store(self._tiers.durable, self._commitments)
+        except SnapshotError as error:
+            raise Refused(f"checkpoints cannot be written: {error}") from error
+
+    def claim(self) -> None:
+        """The job begins here: from now on nobody else is to write there. Raises Refused if that cannot be said."""
+        if self._commitments.ledger.rank == 0:
+            try:
+                claim(self._tiers.durable, self._tiers.owner)
+            except SnapshotError as error:
+                raise Refused(f"checkpoints cannot be written: {error}") from error
+
+    def warn_of_rests(self) -> None:
+        """The job begins anew, though it was to go on: say so if the place holds something. Only the leader does."""
+        if self._commitments.ledger.rank != 0:
+            return
+        store = self._tiers.durable
+        if store.files(CHUNKS) or store.files(PARTS):
+            text = (
+                f"--resume: {self.url} holds parts of checkpoints and lists none: either none was ever complete, or the files in"
+                f" {MANIFESTS}/ were removed. The job begins anew, and what is there is removed after its next checkpoint"
+            )
+            logger.warning("%s", text)
+            self._voice.note(ScriptWarned(text=text))
+
+    def check_fresh(self) -> None:
+        """Raise Refused if a job that begins anew would write among the checkpoints of another one."""
+        listed = self.listed()
+        if listed:
+            raise Refused(
+                f"{self.url} holds checkpoints already, the newest of step {listed[0].step}: go on from there"
+                " with --resume, or choose another place"
+            )
+
+    def go(self) -> None:
+        """Everybody has it in hand: go back."""
+        self._commitments.ledger = books.rewound(self._commitments.ledger)
+
+    def follow(self) -> tuple[Manifest, Progress] | None:
+        """If this worker has gone back, by itself or by a settlement: put the checkpoint into its objects."""
+        if self._commitments.ledger.rewinds == self._loaded or self._in_hand is None:
+            return None
+        restored, self._in_hand = self._in_hand, None
+        self._loaded = self._commitments.ledger.rewinds
+        attached = msgspec.json.decode(restored.header.conditions, type=Attached)
+        self._switch(attached)
+        load(restored.header, restored.tensors, self._modules, self._registered)
+        logger.info("took the state of checkpoint %s", restored.manifest.name)
+        return restored.manifest, attached.progress
+
+    def _switch(self, attached: Attached) -> None:
+        """Freeze what was frozen, and so on; unless the script begins otherwise than it did: then it means to."""
+        if attached.modes is None or attached.modes == Modes.of(self._modules, self._registered):
+            return
+        if attached.began == self._began:
+            attached.modes.put(self._modules, self._registered)
+        else:
+            logger.warning(
+                "the script begins with other parameters frozen, other modules in eval(), or other groups of its optimizers than"
+                " the job of the checkpoint did: they stay as the script has them"
+            )
+
+
+def _only_doubted(url: str, found: Sequence[Manifest]) -> str:
+    steps = ", ".join(str(each.step) for each in found)
+    return (
+        f"every checkpoint in {url} may hold wrong bits (of steps {steps}): bits differed between workers after they were"
+        f" last known to be the same ('craft checkpoints ls {url}' says when). Name a step to go on from it all the same:"
+        f" --resume {found[0].step}"
+    )
+
+
+def _is_of_course(manifest: Manifest, again: Restoration) -> bool:
+    """Whether a checkpoint is not newer than the one that the job is to begin from again."""
+    newest = place_of_name(again.checkpoint) if again.checkpoint is not None else None
+    return newest is None or (manifest.branch, manifest.step) <= newest
+
+
+def begin_from(
+    resume: str | None, rewind: Rewind | None, ledger: Ledger, again: Restoration | None = None, start_step: int = 0
+) -> None:
+    """Before the first step: begin from a checkpoint if that is wanted, with everybody; refuse what cannot be.
+
+    ``again``: the job began again by itself. A script that begins at a later step than any checkpoint, ``start_step``,
+    goes on from what it has loaded itself. Raises GroupError if a worker is lost meanwhile.
+    """
+    if again is not None:
+        _begin_again(resume, rewind, ledger, again)
+        return
+    if rewind is None:
+        if resume is not None:
+            raise Refused("--resume: from where? Say where checkpoints are: --checkpoints URL, or job.checkpoints(url)")
+        return
+    if ledger.rewinds:
+        # Done, before somebody was lost.
+        return
+    rewind.check_writable()
+    try:
+        if resume is None:
+            rewind.check_fresh()
+            rewind.claim()
+            return
+        wanted = rewind.named = None if resume == "auto" else int(resume)
+        problem = rewind.prepare(wanted, next_branch=False, at_least=start_step)
+        if problem is None:
+            if start_step:
+                logger.info("--resume: a checkpoint goes before job.steps(start_step=%d)", start_step)
+            rewind.claim()
+            rewind.go()
+            return
+        listed = rewind.listed()
+    except SnapshotError as error:
+        raise Refused(f"checkpoints in {rewind.url} cannot be read: {error}") from error
+    if wanted is not None:
+        steps = ", ".join(str(each.step) for each in listed) or "none"
+        raise Refused(f"--resume {wanted}: {problem}; there are: {steps}")
+    if start_step and not rewind.rejected and all(each.step < start_step for each in listed):
+        logger.info(
+            "--resume: no checkpoint is of step %d or later: the job goes on from there, with what the script has loaded",
+            start_step,
+        )
+        rewind.claim()
+        return
+    if listed or rewind.rejected:
+        # To begin anew would be to throw away what can perhaps be repaired.
+        raise Refused(
+            f"--resume: {problem}: repair or remove what is there, or start without --resume in another place"
+        )
+    rewind.claim()
+    rewind.warn_of_rests()
+
+
+def _begin_again(resume: str | None, rewind: Rewind | None, ledger: Ledger, again: Restoration) -> None:
+    """Begin from the newest checkpoint of the job's own course; anew only where that was decided.
+
+    Raises SnapshotMissing if there is none that can be used: a fault, since there was one.
+    """
+    if rewind is None or ledger.rewinds:
+        return
+    rewind.named = int(resume) if resume is not None and resume != "auto" else None
+    # A course of its own that has no checkpoint yet begins where it began.
+    wanted = rewind.named if again.checkpoint is None else None
+    problem = rewind.prepare(wanted, next_branch=False, again=again)
+    if problem is not None and (again.checkpoint is not None or rewind.rejected):
+        raise SnapshotMissing(f"the job cannot begin again: {problem}")
+    if again.checkpoint is None:
+        # Whoever began before may not have come to this.
+        rewind.claim()
+    if problem is None:
+        rewind.go()

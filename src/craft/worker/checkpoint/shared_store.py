@@ -1,0 +1,59 @@
+"""Whether the workers of a job write their shares of checkpoints to one place: a path may be another disk on every host.
+
+Enters: each worker's own view of the store, before the first step. Leaves: nothing, or a refusal that says who does not see
+what the first one wrote: no checkpoint would ever be complete. ``rewind.begin_from`` calls it, on every worker.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from craft.protocol.errors import Refused, SnapshotMissing
+from craft.snapshots.store.manifest import PARTS
+from craft.snapshots.store.store import Store
+from craft.worker.membership.ft_calls import exchange
+from craft.worker.membership.participant import Commitments
+
+_PATIENCE_S = 5.0
+_LOOK_S = 0.1
+
+
+def check_one_store(store: Store, commitments: Commitments) -> None:
+    """Raise Refused, on every worker, unless all find what rank 0 puts there; SnapshotError if the store does not answer."""
+    ledger = commitments.ledger
+    if len(ledger.members) == 1:
+        return
+    # Should it be left behind: to who collects garbage it is a part of nothing.
+    own = f"{PARTS}/seen-{os.urandom(8).hex()}" if ledger.rank == 0 else ""
+    if own:
+        store.put(own, b"{}")
+    try:
+        mark = exchange(commitments, own.encode())[0].decode()
+        found = b"" if _finds(store, mark) else store.url.encode()
+        elsewhere = exchange(commitments, found)
+    finally:
+        if own:
+            store.remove([own])
+    # Who refuses ends the job, and so the first one, perhaps before it has removed what it put there.
+    exchange(commitments, b"")
+    for worker_id, url in zip(ledger.members, elsewhere, strict=True):
+        if url:
+            raise Refused(
+                f"checkpoints cannot be complete: {url.decode()} of {worker_id} is another place than that of"
+                f" {ledger.members[0]}, which wrote a file that is not there; give all workers, on all hosts, one place that"
+                " all of them see"
+            )
+
+
+def _finds(store: Store, path: str) -> bool:
+    """Whether a file is there; network file systems may take a moment to show what another host wrote."""
+    give_up = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            store.get(path)
+            return True
+        except SnapshotMissing:
+            if time.monotonic() > give_up:
+                return False
+            time.sleep(_LOOK_S)

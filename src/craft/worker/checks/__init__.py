@@ -1,0 +1,1 @@
+"""Checks of the script: refuse or warn of what would go wrong unseen."""

@@ -1,0 +1,182 @@
+"""Refuse optimizers whose updates or state would not be the same on every worker.
+
+torch calls a hook around every ``optimizer.step()`` of the process. An optimizer that is found in order is known from then
+on, and costs one look-up per step. The loop's owner (``ScriptChecks``) switches the hooks on and off.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from craft.protocol.errors import UnsafeScript
+from craft.snapshots.state.leaves import Stateful, registered_leaves
+from craft.worker.checks.object_search import name_in_script, reaches, script_line
+
+_NAMED = 3
+"""Parameters that are named in a message; of the rest, their number."""
+
+
+class OptimizerChecks:
+    """Looks at every optimizer that steps while the loop runs. Belongs to the main thread."""
+
+    def __init__(
+        self,
+        modules: Mapping[str, torch.nn.Module],
+        registered: Mapping[str, Stateful],
+        own_loop: bool,
+        in_microbatch: Callable[[], bool],
+    ) -> None:
+        """``in_microbatch``: whether the script computes a microbatch now. ``own_loop``: parameters may be registered state."""
+        self.step = 0
+        """The step that the script is in."""
+        self._names = {
+            id(param): f"{key}.{name}" for key, module in modules.items() for name, param in module.named_parameters()
+        }
+        self._registered = registered
+        self._own_loop = own_loop
+        self._in_microbatch = in_microbatch
+        self._known: WeakSet[Optimizer] = WeakSet()
+        self._made: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        """Those that were made while the loop ran, and in which step."""
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        ]
+        self._original = Optimizer._patch_step_function
+        self._notice = self._noticing(self._original)
+        Optimizer._patch_step_function = self._notice  # type: ignore[method-assign, assignment]
+
+    def close(self) -> None:
+        """Remove every hook."""
+        for hook in self._hooks:
+            hook.remove()
+        if Optimizer._patch_step_function is self._notice:
+            Optimizer._patch_step_function = self._original  # type: ignore[method-assign]
+
+    @property
+    def known(self) -> Sequence[Optimizer]:
+        """Those that have stepped and are in order."""
+        return tuple(self._known)
+
+    def is_replicated(self, param: torch.Tensor) -> bool:
+        return id(param) in self._names
+
+    def is_followed(self, thing: Any) -> bool:
+        """Whether ``thing`` is registered, by itself or within something that is."""
+        return reaches(self._registered.values(), thing)
+
+    def _noticing(self, original: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
+        """Every optimizer goes through this as it is made, copied or unpickled."""
+
+        def patched(optimizer: Optimizer) -> None:
+            original(optimizer)
+            self._made[optimizer] = self.step
+
+        return patched
+
+    def _before(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._in_microbatch() and any(self.is_replicated(param) for param in _params_of(optimizer)):
+            where = "attempt.microbatches(...)" if self._own_loop else "`for batch in step`"
+            raise UnsafeScript(
+                f"{_called(optimizer)} steps inside the loop over microbatches ({script_line()}): there it would use the"
+                f" gradient of one microbatch, and other ones on every worker. Call optimizer.step() once per step, after {where}"
+                " has ended: then p.grad is the mean over the global batch"
+            )
+
+    def _after(self, optimizer: Optimizer, *_: Any) -> None:
+        if optimizer not in self._known and self._made.get(optimizer) != self.step:
+            self._judge(optimizer)
+            self._known.add(optimizer)
+
+    def _judge(self, optimizer: Optimizer) -> None:
+        """Raise UnsafeScript unless what ``optimizer`` trains is replicated and its state is registered."""
+        leaves = _Addresses(self._registered)
+        foreign = [
+            param
+            for param in _params_of(optimizer)
+            if param.requires_grad and not (self.is_replicated(param) or (self._own_loop and leaves.has(param)))
+        ]
+        if foreign:
+            raise UnsafeScript(
+                f"{_called(optimizer)} ({script_line()}) trains {_owners(foreign)}, which is in no module given to"
+                " job.replicate: every worker would train its own. Before the optimizer is built add"
+                f" {_replicate(foreign)}"
+            )
+        state = [value for each in optimizer.state.values() for value in each.values() if _is_tensor(value)]
+        if self.is_followed(optimizer) or (state and all(leaves.has(value) for value in state)):
+            return
+        name = name_in_script(optimizer) or "optimizer"
+        trained = [self._names.get(id(param), "") for param in _params_of(optimizer)]
+        raise UnsafeScript(
+            f"{_called(optimizer)} ({script_line()}) trains {_some([each for each in trained if each])} and is not"
+            " registered: its state would not follow the job, and a worker that joins would train with another one."
+            f" Before job.steps add: job.register({name}={name})"
+        )
+
+
+class _Addresses:
+    """Where the tensors are in memory that the state of registered objects is made of."""
+
+    def __init__(self, registered: Mapping[str, Stateful]) -> None:
+        self._registered = registered
+        self._found: set[int] | None = None
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        if self._found is None:
+            leaves = registered_leaves(self._registered)
+            self._found = {leaf.value.data_ptr() for leaf in leaves if isinstance(leaf.value, torch.Tensor)}
+        return tensor.data_ptr() in self._found
+
+
+def _params_of(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() > 0
+
+
+def _called(optimizer: Optimizer) -> str:
+    return f"the optimizer {type(optimizer).__name__}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _owners(params: Sequence[torch.Tensor]) -> str:
+    """Parameters by the classes of the modules that have them."""
+    found = {id(param): f"a parameter of shape {tuple(param.shape)}" for param in params}
+    for module in modules_alive():
+        for name, param in module._parameters.items():
+            if id(param) in found:
+                found[id(param)] = f"{type(module).__name__}.{name} of shape {tuple(param.shape)}"  # type: ignore[union-attr]
+    return _some(list(found.values()))
+
+
+def _replicate(params: Sequence[torch.Tensor]) -> str:
+    """The line that is missing, with the script's name for the outermost module that has ``params``."""
+    wanted = {id(param) for param in params}
+    having = [each for each in modules_alive() if wanted <= {id(param) for param in each.parameters()}]
+    for module in sorted(having, key=lambda each: sum(1 for _ in each.modules()), reverse=True):
+        if name := name_in_script(module):
+            return f"{name} = job.replicate({name})"
+    return "module = job.replicate(module), with the module that has it"
+
+
+def modules_alive() -> list[torch.nn.Module]:
+    """Every module of this process. Looks at all objects: some tens of milliseconds."""
+    return [each for each in gc.get_objects() if _is_a(each, torch.nn.Module)]
+
+
+def _is_a(thing: Any, kind: type) -> bool:
+    # Not isinstance: proxies and lazily loaded modules may answer that by running code.
+    return issubclass(type(thing), kind)

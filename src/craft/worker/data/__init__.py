@@ -1,0 +1,1 @@
+"""Where microbatches come from, and in which order."""

@@ -1,0 +1,129 @@
+"""Which samples are in which microbatch of which step: a function of the settings alone."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+
+from craft.worker.data import rng
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A microbatch, and the samples in it."""
+
+    step: int
+    microbatch: int
+    indices: tuple[int, ...] = ()
+
+
+class Position(msgspec.Struct, frozen=True):
+    """Where reading can begin in data whose passes have no known length; it travels with the state."""
+
+    epoch: int = 0
+    first_step: int = 0
+    """The first step of that pass."""
+    step: int = 0
+    """The step whose data comes next there."""
+    state: bytes = b""
+    """What the data's ``state_dict`` gave there, packed; empty: the beginning of the pass."""
+
+
+def cut(samples: int, parts: int, part: int) -> tuple[int, int]:
+    """Return where a part of ``samples`` begins and how many it has: they differ by at most one, larger ones first."""
+    share, extra = divmod(samples, parts)
+    return part * share + min(part, extra), share + (1 if part < extra else 0)
+
+
+class Order:
+    """The data order over a dataset of ``length`` samples: pass after pass, each with its own seeded shuffle."""
+
+    def __init__(
+        self,
+        *,
+        length: int,
+        global_batch: int,
+        microbatches: int,
+        seed: int,
+        shuffle: bool,
+        drop_last: bool,
+        steps_per_pass: int | None = None,
+        batch: int | None = None,
+        samples_per_pass: int | None = None,
+    ) -> None:
+        """``steps_per_pass``: a pass ends after so many steps at the latest; what is left of it is left out.
+
+        ``batch``: every microbatch has so many samples, and the last step of a pass has fewer microbatches rather than smaller
+        ones. ``samples_per_pass``: a pass ends after so many samples at the latest.
+        """
+        self._length = length
+        self._used = length if samples_per_pass is None else min(length, samples_per_pass)
+        self._batch = batch
+        self._global_batch = global_batch
+        self._microbatches = microbatches
+        self._seed = seed
+        self._shuffle = shuffle
+        whole = self._used // global_batch if drop_last else -(-self._used // global_batch)
+        self.steps_per_pass = whole if steps_per_pass is None else min(whole, steps_per_pass)
+        self._cached: tuple[int, list[int]] | None = None
+
+    def epoch_of(self, step: int) -> int:
+        return step // self.steps_per_pass
+
+    def batch_size(self, step: int) -> int:
+        """Samples in the global batch of ``step``: fewer at the end of a pass."""
+        begin = (step % self.steps_per_pass) * self._global_batch
+        return min(self._global_batch, self._used - begin)
+
+    def size_of(self, step: int) -> int:
+        """Microbatches of ``step`` that have any samples."""
+        samples = self.batch_size(step)
+        return min(self._microbatches, samples) if self._batch is None else -(-samples // self._batch)
+
+    def count(self, step: int, microbatch: int) -> int:
+        """Samples of a microbatch."""
+        return self._cut(step, microbatch)[1]
+
+    def _cut(self, step: int, microbatch: int) -> tuple[int, int]:
+        """Where a microbatch begins in its step, and how many samples it has."""
+        if self._batch is None:
+            return cut(self.batch_size(step), self._microbatches, microbatch)
+        begin = microbatch * self._batch
+        return begin, max(0, min(self._batch, self.batch_size(step) - begin))
+
+    def weight(self, step: int, microbatch: int) -> float:
+        """A microbatch's weight in the mean over the global batch: exactly 1.0 where all are of one size."""
+        return self.count(step, microbatch) / self.count(step, 0)
+
+    def place(self, step: int, microbatch: int) -> Place:
+        offset, count = self._cut(step, microbatch)
+        begin = (step % self.steps_per_pass) * self._global_batch + offset
+        return Place(step, microbatch, tuple(self._pass(self.epoch_of(step))[begin : begin + count]))
+
+    def has(self, step: int) -> bool:
+        """Whether there is data for ``step``: one pass follows the other."""
+        return True
+
+    def ends_epoch(self, step: int) -> int | None:
+        """The pass that ends with ``step``; None: it goes on."""
+        epoch = self.epoch_of(step)
+        return epoch if self.epoch_of(step + 1) != epoch else None
+
+    def leave_behind(self, step: int) -> None:
+        """Nothing before ``step`` is asked for any more."""
+
+    def position(self, step: int) -> Position | None:
+        """What a worker that joins at ``step`` has to know besides the settings: nothing."""
+        return None
+
+    def seek(self, position: Position) -> None:
+        """Take a position that ``position`` gave on another worker."""
+
+    def _pass(self, number: int) -> list[int]:
+        if self._cached is None or self._cached[0] != number:
+            if self._shuffle:
+                generator = torch.Generator().manual_seed(rng.derive(self._seed, rng.ORDER, number))
+                order: list[int] = torch.randperm(self._length, generator=generator).tolist()
+            else:
+                order = list(range(self._length))
+            self._cached = (number, order)
+        return self._cached[1]

@@ -1,0 +1,255 @@
+"""From the arguments of ``job.steps`` to a source of microbatches; what cannot work is refused with a sentence."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from craft.protocol.errors import ConfigError
+from craft.worker.data.iterable_reading import Maker, Plan
+from craft.worker.data.iterable_source import IterableSource
+from craft.worker.data.loader_settings import Taken, take_over
+from craft.worker.data.sample_order import Order
+from craft.worker.data.samplers import BatchOrder, Draws, SampledOrder
+from craft.worker.data.sources import Collate, MapSource, Source
+from craft.worker.data.stream_source import StreamSource
+
+logger = logging.getLogger(__name__)
+
+Settings = dict[str, int | float | str | bool | None]
+
+
+class Wanted(NamedTuple):
+    """When the job is finished, and how a step is cut."""
+
+    microbatches: int
+    steps: int | None
+    epochs: int | None
+    seed: int
+    steps_per_epoch: int | None = None
+    batch: int | None = None
+    samples_per_epoch: int | None = None
+
+
+Made = tuple[Source, int | None, Settings]
+
+
+def make_source(
+    data: Any,
+    *,
+    global_batch: int | None,
+    microbatches: int,
+    steps: int | None,
+    epochs: int | None,
+    seed: int,
+    shuffle: bool | None,
+    collate_fn: Collate | None,
+    num_workers: int | None,
+    steps_per_epoch: int | None = None,
+    batch: int | None = None,
+    samples_per_epoch: int | None = None,
+) -> Made:
+    """Return the source, the number of steps (None: until the data ends), and the settings all workers must share."""
+    _check_numbers(microbatches, steps, epochs, num_workers, seed)
+    settings: Settings = {"microbatches": microbatches, "steps": steps, "epochs": epochs, "seed": seed}
+    if steps_per_epoch is not None:
+        _check_number("steps_per_epoch", steps_per_epoch)
+        settings["steps_per_epoch"] = steps_per_epoch
+    if is_stream(data):
+        if collate_fn is not None or num_workers or shuffle:
+            raise ConfigError(
+                "job.steps(collate_fn=..., num_workers=..., shuffle=...) with a stream: it gives whole microbatches, in its"
+                " own order and from where it likes; leave these out"
+            )
+        return _stream(data, microbatches, steps, epochs, seed, global_batch, settings)
+    wanted = Wanted(microbatches, steps, epochs, seed, steps_per_epoch, batch, samples_per_epoch)
+    taken = Taken(data, collate_fn, num_workers or 0, shuffle, global_batch)
+    if isinstance(data, DataLoader):
+        taken = take_over(data, taken._replace(num_workers=data.num_workers if num_workers is None else num_workers))
+    if isinstance(taken.data, IterableDataset):
+        return _iterable(taken, wanted, settings)
+    if taken.batch_sampler is not None:
+        return _batched(taken, wanted, settings)
+    return _mapped(taken, wanted, settings)
+
+
+def _mapped(taken: Taken, wanted: Wanted, settings: Settings) -> Made:
+    """A dataset with samples by number, in an order of CRAFT's or in that of a sampler of known length."""
+    data = taken.data
+    num_samples = len(taken.sampler) if taken.sampler is not None else None
+    # By batches of one size, what is dropped of the last one is left out of the samples.
+    drop_last = taken.drop_last and wanted.batch is None
+    batch = _check_dataset(data, taken.global_batch, drop_last, wanted.steps, wanted.epochs, num_samples)
+    more: dict[str, Any] = {
+        "global_batch": batch,
+        "microbatches": wanted.microbatches,
+        "seed": wanted.seed,
+        "drop_last": drop_last,
+        "steps_per_pass": wanted.steps_per_epoch,
+        "batch": wanted.batch,
+        "samples_per_pass": wanted.samples_per_epoch,
+    }
+    if wanted.batch is not None:
+        settings |= {"batch": wanted.batch, "samples_per_epoch": wanted.samples_per_epoch}
+    settings |= {"global_batch": batch, "samples": len(data), "shuffle": taken.shuffle, "drop_last": taken.drop_last}
+    if taken.sampler is None:
+        order = Order(length=len(data), shuffle=True if taken.shuffle is None else taken.shuffle, **more)
+    else:
+        order = SampledOrder(taken.sampler, **more)
+        settings |= {"sampler": type(taken.sampler).__qualname__, "drawn": len(taken.sampler)}
+    total = wanted.steps if wanted.steps is not None else (wanted.epochs or 0) * order.steps_per_pass
+    return _map_source(taken, order, wanted, total), total, settings
+
+
+def _batched(taken: Taken, wanted: Wanted, settings: Settings) -> Made:
+    """A dataset with samples by number, in the batches of a batch sampler."""
+    _check_dataset(taken.data, 1, False, wanted.steps, wanted.epochs)
+    draws = Draws(taken.batch_sampler, wanted.seed)
+    order = BatchOrder(
+        draws, microbatches=wanted.microbatches, epochs=_passes(wanted), steps_per_pass=wanted.steps_per_epoch
+    )
+    settings |= {"samples": len(taken.data), "sampler": draws.name, "global_batch": taken.global_batch}
+    return _map_source(taken, order, wanted, wanted.steps), wanted.steps, settings
+
+
+def _passes(wanted: Wanted) -> int | None:
+    """How many passes there are; None: as many as the steps take."""
+    return wanted.epochs if wanted.steps is None else None
+
+
+def _map_source(taken: Taken, order: Order | BatchOrder, wanted: Wanted, total: int | None) -> MapSource:
+    return MapSource(
+        taken.data,
+        order,
+        seed=wanted.seed,
+        total_steps=total,
+        collate=taken.collate_fn,
+        num_workers=taken.num_workers,
+        loader_options=dict(taken.loader_options),
+    )
+
+
+def _iterable(taken: Taken, wanted: Wanted, settings: Settings) -> Made:
+    if taken.shuffle:
+        raise ConfigError(
+            "job.steps(shuffle=True) with an IterableDataset: its samples come in its own order; shuffle in its __iter__,"
+            " from a seed that set_epoch(epoch) changes"
+        )
+    if not taken.whole and taken.global_batch is None:
+        raise ConfigError("job.steps(global_batch=...) is missing: the number of samples in one step, over all workers")
+    if taken.whole and taken.global_batch is not None:
+        raise ConfigError(
+            f"job.steps(global_batch={taken.global_batch}) with a DataLoader that has batch_size=None: each item of its"
+            " dataset is a microbatch, and a step has `microbatches` of them; leave global_batch out"
+        )
+    batch = wanted.microbatches if taken.global_batch is None else taken.global_batch
+    _check_number("global_batch", batch)
+    if wanted.steps is None and wanted.epochs is None:
+        wanted = wanted._replace(epochs=1)
+    plan = Plan(
+        global_batch=batch,
+        microbatches=wanted.microbatches,
+        seed=wanted.seed,
+        drop_last=taken.drop_last,
+        epochs=_passes(wanted),
+        steps_per_epoch=wanted.steps_per_epoch,
+        snapshot_every=taken.snapshot_every,
+    )
+    if taken.num_workers > 1:
+        logger.info("num_workers=%d: an IterableDataset is read ahead by one loader process", taken.num_workers)
+    options = {name: value for name, value in taken.loader_options.items() if name != "pin_memory"}
+    source = IterableSource(
+        taken.data,
+        plan,
+        Maker(plan, taken.collate_fn or default_collate, taken.whole),
+        total_steps=wanted.steps,
+        loader_options=options if taken.num_workers else None,
+        pins=bool(taken.loader_options.get("pin_memory")),
+    )
+    told: Settings = {"global_batch": batch, "drop_last": taken.drop_last, "dataset": type(taken.data).__qualname__}
+    if taken.whole:
+        told["whole"] = True
+    return source, wanted.steps, settings | told
+
+
+def is_stream(data: Any) -> bool:
+    """Whether ``data`` is a function that gives the batches of a microbatch, and not a dataset."""
+    return callable(data) and not hasattr(data, "__getitem__") and not isinstance(data, DataLoader | IterableDataset)
+
+
+def _check_numbers(
+    microbatches: int, steps: int | None, epochs: int | None, num_workers: int | None, seed: int
+) -> None:
+    _check_number("microbatches", microbatches)
+    for name, value in (("steps", steps), ("epochs", epochs)):
+        if value is not None:
+            _check_number(name, value)
+    if num_workers is not None:
+        _check_number("num_workers", num_workers, at_least=0)
+    if not isinstance(seed, int):
+        raise ConfigError(f"job.steps(seed={seed!r}): seed is a whole number")
+    if steps is not None and epochs is not None:
+        raise ConfigError("job.steps(steps=..., epochs=...): give one of them, not both")
+
+
+def _check_dataset(
+    data: Any,
+    global_batch: int | None,
+    drop_last: bool,
+    steps: int | None,
+    epochs: int | None,
+    num_samples: int | None = None,
+) -> int:
+    """Raise ConfigError unless ``data`` is a dataset that is enough for a step; return the size of a step.
+
+    ``num_samples``: how many a sampler draws of it.
+    """
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        raise ConfigError(
+            f"job.steps({type(data).__qualname__}): data is a dataset with __getitem__ and __len__, an"
+            " IterableDataset, a DataLoader, or a function"
+        )
+    if global_batch is None:
+        raise ConfigError("job.steps(global_batch=...) is missing: the number of samples in one step, over all workers")
+    _check_number("global_batch", global_batch)
+    length = len(data) if num_samples is None else num_samples
+    if length == 0 or (drop_last and length < global_batch):
+        what = "the dataset has" if num_samples is None else "the sampler draws"
+        raise ConfigError(f"{what} {length} samples: not enough for one step of {global_batch}")
+    if steps is None and epochs is None:
+        raise ConfigError("job.steps() needs steps=... or epochs=...: when is the job finished?")
+    return global_batch
+
+
+def _check_number(name: str, value: object, at_least: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+        raise ConfigError(f"job.steps({name}={value!r}): {name} is a whole number of at least {at_least}")
+
+
+def check_start_step(start_step: object, total_steps: int | None) -> int:
+    """Return ``start_step``; raise ConfigError if the job cannot begin there."""
+    _check_number("start_step", start_step, at_least=0)
+    assert isinstance(start_step, int)
+    if total_steps is not None and start_step > total_steps:
+        raise ConfigError(
+            f"job.steps(start_step={start_step}): the whole job has {total_steps} steps. steps and epochs count from the"
+            " beginning of the training, not from start_step"
+        )
+    return start_step
+
+
+def _stream(
+    stream: Any,
+    microbatches: int,
+    steps: int | None,
+    epochs: int | None,
+    seed: int,
+    global_batch: int | None,
+    settings: Settings,
+) -> tuple[Source, int | None, Settings]:
+    if epochs is not None:
+        raise ConfigError("job.steps(epochs=...) with a stream: a stream has one pass; leave epochs out, or give steps")
+    source = StreamSource(stream, microbatches=microbatches, seed=seed, total_steps=steps)
+    return source, steps, settings | {"global_batch": global_batch}

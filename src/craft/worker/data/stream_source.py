@@ -1,0 +1,87 @@
+"""Microbatches of streams: ``stream(microbatch, num_microbatches, start_step)`` gives an iterator over its items."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from craft.worker.data import rng
+from craft.worker.data.sample_order import Position
+from craft.worker.data.sources import ENDED
+
+Stream = Callable[[int, int, int], Iterator[Any]]
+
+
+class StreamSource:
+    """Microbatches of streams: one iterator for each microbatch, opened by the worker that computes it."""
+
+    def __init__(self, stream: Stream, *, microbatches: int, seed: int, total_steps: int | None) -> None:
+        self._stream = stream
+        self._microbatches = microbatches
+        self._seed = seed
+        self._total_steps = total_steps
+        self._open: dict[int, tuple[int, Iterator[Any]]] = {}
+        """Microbatch -> (the step of its next item, iterator)."""
+        self._ahead: dict[tuple[int, int], Any] = {}
+
+    def size_of(self, step: int) -> int:
+        return self._microbatches if self._total_steps is None or step < self._total_steps else 0
+
+    def weight(self, step: int, microbatch: int) -> float:
+        return 1.0
+
+    def samples(self, step: int, microbatch: int) -> int | None:
+        return None
+
+    def epoch_of(self, step: int) -> int:
+        return 0
+
+    def ends_epoch(self, step: int) -> int | None:
+        return None
+
+    def position(self, step: int) -> Position | None:
+        return None
+
+    def seek(self, position: Position) -> None:
+        """A stream is told where it begins."""
+
+    def extend(self, steps: int) -> None:
+        if self._total_steps is not None:
+            self._total_steps += steps
+
+    def expect(self, step: int, share: tuple[int, ...]) -> None:
+        self._ahead = {key: data for key, data in self._ahead.items() if key[0] >= step}
+
+    def fetch(self, step: int, microbatch: int) -> Any:
+        # Handed out for good: the script may change it. Asked for again, it is read again.
+        key = (step, microbatch)
+        return self._ahead.pop(key) if key in self._ahead else self._draw(step, microbatch)
+
+    def more(self, step: int, microbatch: int) -> bool:
+        # Past the last step nothing is drawn: it would be waited for, and thrown away.
+        if self.size_of(step) == 0:
+            return False
+        self._ahead[step, microbatch] = self.fetch(step, microbatch)
+        return self._ahead[step, microbatch] is not ENDED
+
+    def _draw(self, step: int, microbatch: int) -> Any:
+        seed = rng.derive(self._seed, rng.DATA, step, microbatch)
+        position, iterator = self._open.get(microbatch, (-1, iter(())))
+        if position != step:
+            rng.seed_all(seed)
+            iterator = iter(self._stream(microbatch, self._microbatches, step))
+        # Again: whether the stream was opened just now must not show in the item.
+        rng.seed_all(seed)
+        self._open[microbatch] = (step + 1, iterator)
+        return next(iterator, ENDED)
+
+    def again(self, step: int, microbatch: int) -> Any:
+        """What ``fetch`` gives, from a stream that is opened at ``step`` for it alone."""
+        seed = rng.derive(self._seed, rng.DATA, step, microbatch)
+        rng.seed_all(seed)
+        iterator = iter(self._stream(microbatch, self._microbatches, step))
+        rng.seed_all(seed)
+        return next(iterator, ENDED)
+
+    def close(self) -> None:
+        self._open = {}

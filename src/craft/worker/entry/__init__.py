@@ -1,0 +1,1 @@
+"""How a process becomes a worker and runs the script."""

@@ -1,0 +1,1 @@
+"""Workers whose loop and groups belong to another framework."""

@@ -1,0 +1,1 @@
+"""The training loop, the step in flight, and what happens around both."""

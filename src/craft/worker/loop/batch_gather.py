@@ -1,0 +1,186 @@
+"""Whole-batch losses (``step.gather``): the rows of all microbatches of a step, in each of them, with gradients.
+
+A step that gathers is computed in two passes. In the first one each microbatch gives its rows, and nothing else of it counts.
+Its owner sends them to all other owners. In the second one ``gather`` returns the rows of all, of which the microbatch's own
+are in its graph. The rows depend on (state, step, microbatch) alone: after a loss, those of a lost worker are computed again
+by the next owner, with the same bits, and gradients that are held stay right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from blake3 import blake3
+
+from craft.decide.step.ledger import Ledger
+from craft.groups.group import Lines
+from craft.protocol.errors import ConfigError
+from craft.snapshots.state.leaves import tensor_bytes
+from craft.telemetry.fault_points import reach
+from craft.worker.state.carried_state import pack, unpack
+
+_LENGTH, _DATA = 60, 61
+"""Tags; below those of buckets."""
+
+
+class Gathering:
+    """Of the step in flight. Belongs to the main thread."""
+
+    def __init__(self, device: torch.device, samples: Callable[[int, int], int | None], *, drops: bool) -> None:
+        """``samples(step, microbatch)``: how many there are, if that is known. ``drops``: whether lost ones are left out."""
+        self.in_use = False
+        """Whether a microbatch of this step has gathered."""
+        self.complete = False
+        """Whether the rows of all microbatches are here, under the generation of now."""
+        self.in_first_pass = False
+        """Whether the microbatch that is being computed has gathered before all rows were here: its gradient does not count."""
+        self.expected = False
+        """Whether this worker gathered in the step before."""
+        self._device = device
+        self._drops = drops
+        self._samples = samples
+        self._rows: dict[int, list[Any]] = {}
+        """By microbatch: its weight, and what each of its calls gave."""
+        self._given: list[torch.Tensor] = []
+        """By the microbatch that is being computed."""
+
+    def clear(self) -> None:
+        """The step is over, or another one begins."""
+        self.in_use = self.complete = False
+        self._rows = {}
+
+    def regrouped(self) -> None:
+        """A new generation goes on with the step: some of its members may lack some of the rows."""
+        self.complete = False
+
+    def start(self) -> None:
+        """A microbatch is computed now."""
+        self.in_first_pass, self._given = False, []
+
+    def missing(self, pending: Sequence[int]) -> list[int]:
+        """Of the microbatches that this worker is to compute, those whose rows are not here yet."""
+        return [microbatch for microbatch in pending if microbatch not in self._rows]
+
+    def keep(self, microbatch: int, weight: float, held: Sequence[int]) -> None:
+        """The first pass over ``microbatch`` is done. ``held``: those whose gradients count already."""
+        without = [each for each in held if each not in self._rows]
+        if without:
+            raise ConfigError(
+                f"microbatch {microbatch} called step.gather(...), and microbatch {without[0]} did not: {_RULE}"
+            )
+        self.in_use = self.expected = True
+        self._rows[microbatch] = [weight, *self._given]
+
+    def digest_of(self, microbatch: int) -> bytes:
+        """Return a hash of the rows that ``microbatch`` gave, or gives now."""
+        rows = self._rows[microbatch][1:] if microbatch in self._rows else self._given
+        hasher = blake3()
+        for tensor in rows:
+            hasher.update(memoryview(tensor_bytes(tensor)))
+        return bytes(hasher.digest(length=16))
+
+    def keep_empty(self, microbatch: int) -> None:
+        """The stream of ``microbatch`` has ended: it has no rows, which its owner tells the others if they gather."""
+        self._rows[microbatch] = []
+        # Where all that it computes has ended, nothing else tells this worker that the others wait for it.
+        self.in_use = self.in_use or self.expected
+
+    def gather(self, tensor: torch.Tensor, step: int, microbatch: int, num_microbatches: int) -> torch.Tensor:
+        """Return the rows of all microbatches, in their order; in the first pass, as many rows of no meaning."""
+        if self._drops:
+            raise ConfigError(
+                "step.gather(...) with --on-loss shrink: no part of a loss over the whole batch can be left out"
+            )
+        if tensor.dim() == 0:
+            raise ConfigError("step.gather(tensor): the tensor has no rows; give one of shape (rows, ...)")
+        place = len(self._given)
+        # Rows of microbatches follow each other in memory, whatever form the script has them in.
+        self._given.append(tensor.detach().clone(memory_format=torch.contiguous_format))
+        if not self.complete:
+            self.in_first_pass = True
+            return self._placeholder(tensor, step, microbatch, num_microbatches)
+        if place + 1 >= len(self._rows[microbatch]):
+            raise ConfigError(f"microbatch {microbatch} called step.gather(...) more often than before: {_RULE}")
+        own = self._rows[microbatch][place + 1]
+        if own.shape != tensor.shape or not torch.equal(own, self._given[place]):
+            raise ConfigError(
+                f"microbatch {microbatch} of step {step} gave other rows to step.gather(...) than in the first pass over it,"
+                " which another worker may have computed: a step that gathers is computed twice, and its code must give the same"
+                " bits each time (what it changes besides the model's buffers stays changed)"
+            )
+        found = {each: values for each, values in sorted(self._rows.items()) if values}
+        weight = found[microbatch][0]
+        scale = sum(values[0] for values in found.values()) / weight if weight else 0.0
+        rows = {each: values[place + 1] for each, values in found.items()}
+        rows[microbatch] = _Scaled.apply(tensor, scale) if tensor.requires_grad else tensor  # type: ignore[no-untyped-call]
+        return torch.cat(list(rows.values()))
+
+    def finished(self, microbatch: int) -> None:
+        """The script is done with ``microbatch``, and its gradient is to count."""
+        if not self.in_use:
+            self.expected = False
+        elif not self.complete:
+            raise ConfigError(f"microbatch {microbatch} did not call step.gather(...), and others did: {_RULE}")
+        elif len(self._given) + 1 != len(self._rows[microbatch]):
+            raise ConfigError(f"microbatch {microbatch} called step.gather(...) less often than before: {_RULE}")
+
+    def _placeholder(self, tensor: torch.Tensor, step: int, microbatch: int, num_microbatches: int) -> torch.Tensor:
+        """A leaf of the form that the rows of all will have: ``backward()`` ends there in the first pass."""
+        own = self._samples(step, microbatch)
+        rows = []
+        for each in range(num_microbatches):
+            theirs = self._samples(step, each)
+            count = len(tensor) if not own or theirs is None else len(tensor) * theirs // own
+            rows += [tensor.detach()] * (count // max(1, len(tensor))) + [
+                tensor.detach()[: count % max(1, len(tensor))]
+            ]
+        return torch.cat(rows).requires_grad_(tensor.requires_grad)
+
+    def exchange(self, group: Lines | None, ledger: Ledger) -> None:
+        """Send the rows of this worker's microbatches to all other owners, and take theirs; raises GroupError."""
+        own = {str(microbatch): self._rows[microbatch] for microbatch in ledger.share}
+        owners = sorted(set(ledger.owners))
+        if group is not None and len(owners) > 1 and ledger.rank in owners:
+            peers = [each for each in owners if each != ledger.rank]
+            for row in _exchanged(group, peers, pack(own), lambda: reach("gathering", ledger.level)):
+                theirs = {int(name): values for name, values in unpack(row, self._device).items()}
+                self._rows = theirs | self._rows
+        counts = {len(values) for values in self._rows.values() if values}
+        if len(counts) > 1:
+            raise ConfigError(
+                f"step.gather(...) was called a different number of times in different microbatches: {_RULE}"
+            )
+        self.complete = True
+
+
+_RULE = "every microbatch of a step calls it as often as the others, in the same order, in both passes"
+
+
+def _exchanged(
+    group: Lines, peers: Sequence[int], row: torch.Tensor, halfway: Callable[[], None]
+) -> list[torch.Tensor]:
+    """Send a row of bytes to ``peers``, and return what they sent."""
+    own = torch.tensor([row.numel()])
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in peers]
+    due = [group.recv(length, peer, _LENGTH) for length, peer in zip(lengths, peers, strict=True)]
+    group.wait_all([*due, *(group.send(own, peer, _LENGTH) for peer in peers)])
+    halfway()
+    room = [torch.empty(int(length), dtype=torch.uint8) for length in lengths]
+    due = [group.recv(each, peer, _DATA) for each, peer in zip(room, peers, strict=True)]
+    group.wait_all([*due, *(group.send(row, peer, _DATA) for peer in peers)])
+    return room
+
+
+class _Scaled(torch.autograd.Function):
+    """The same values; the gradient is multiplied, since the mean over microbatches divides it."""
+
+    @staticmethod
+    def forward(context: Any, tensor: torch.Tensor, scale: float) -> torch.Tensor:
+        context.scale = scale
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient * context.scale, None

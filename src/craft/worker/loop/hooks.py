@@ -1,0 +1,149 @@
+"""The passive path: hooks of techniques, called at the safe points of a step, in the order in which techniques are declared.
+
+``Training`` and its loop call ``reach``. Where no hook waits at a point, that costs a look into a dictionary. Hooks of CRAFT's
+own may raise: that is their way to end the job. One of another package that raises is left out from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from craft.decide.techniques import BUILT_IN
+from craft.decide.techniques.technique import POINTS, Chosen, Hooks, Moment
+from craft.protocol.errors import ConfigError
+from craft.protocol.events import AnyNote, ConditionSeen, TechniqueFailed
+from craft.settings.worker import WorkerSettings
+from craft.worker.report.reporter import Voice
+
+logger = logging.getLogger(__name__)
+
+_MOST_PER_S = 10
+"""So many conditions of a technique are told in a second; how many were left out is said with the next one."""
+_MAX_WHAT_CHARS = 100
+_MAX_DETAIL_CHARS = 1000
+_OWN = frozenset(kind.name for kind in BUILT_IN)
+
+
+class Passive:
+    """Owned by the main thread."""
+
+    def __init__(
+        self,
+        hooks: Sequence[tuple[str, Hooks]],
+        note: Callable[[AnyNote], None],
+        moment: Callable[..., Moment],
+    ) -> None:
+        self._hooks = list(hooks)
+        self._note = note
+        self._moment = moment
+        self._waiting: dict[str, list[tuple[str, Callable[[Moment], None]]]] = {}
+        self._arrange()
+
+    def _arrange(self) -> None:
+        self._waiting = {
+            point: [(name, getattr(hooks, point)) for name, hooks in self._hooks if _overrides(hooks, point)]
+            for point in POINTS
+        }
+
+    def reach(self, point: str, **more: Any) -> None:
+        """Call all hooks that wait at ``point``; ``more`` are fields of the moment."""
+        waiting = self._waiting[point]
+        if not waiting:
+            return
+        moment = self._moment(**more)
+        for name, call in waiting:
+            if name in _OWN:
+                call(moment)
+            else:
+                self._guarded(name, point, partial(call, moment))
+
+    def _guarded(self, name: str, what: str, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            # Of another package's code: the training must not end because of it.
+            logger.exception("technique %s failed in %s and is left out from now on", name, what)
+            self._note(TechniqueFailed(technique=name, where=what, error=f"{type(error).__name__}: {error}"[:500]))
+            self._hooks = [each for each in self._hooks if each[0] != name]
+            self._arrange()
+
+    def close(self) -> None:
+        for name, hooks in list(self._hooks):
+            if name not in _OWN:
+                self._guarded(name, "close", hooks.close)
+
+
+def _overrides(hooks: Hooks, point: str) -> bool:
+    return getattr(type(hooks), point) is not getattr(Hooks, point)
+
+
+class InWorker:
+    """What the hooks of one technique may know and do."""
+
+    def __init__(self, technique: str, settings: WorkerSettings, voice: Voice) -> None:
+        self._technique = technique
+        self._voice = voice
+        self.worker_id = settings.worker_id
+        self.host = settings.host
+        # Guards the two below: any thread may tell.
+        self._lock = threading.Lock()
+        self._recent: list[float] = []
+        self._left_out = 0
+
+    def tell(self, what: str, value: float | None = None, detail: str = "") -> None:
+        now = time.time()
+        seen = ConditionSeen(
+            technique=self._technique,
+            what=what,
+            worker_id=self.worker_id,
+            host=self.host,
+            value=value,
+            detail=detail,
+            time=now,
+        )
+        # What is of the wrong type would make the whole report unreadable: whoever tells it gets the exception.
+        msgspec.convert(msgspec.to_builtins(seen), ConditionSeen)
+        if len(what) > _MAX_WHAT_CHARS or len(detail) > _MAX_DETAIL_CHARS:
+            raise ConfigError(f"tell: what has at most {_MAX_WHAT_CHARS} characters, detail {_MAX_DETAIL_CHARS}")
+        with self._lock:
+            self._recent = [each for each in self._recent if now - 1.0 < each <= now]
+            if len(self._recent) >= _MOST_PER_S:
+                self._left_out += 1
+                return
+            self._recent.append(now)
+            left_out, self._left_out = self._left_out, 0
+        if left_out:
+            seen = replace(seen, detail=f"{detail} ({left_out} more since the last one)".strip())
+        self._voice.note(seen)
+
+
+def hooks_of(
+    techniques: Chosen, own: Mapping[str, Hooks], settings: WorkerSettings, voice: Voice
+) -> list[tuple[str, Hooks]]:
+    """The hooks of all techniques that are on; ``own`` are those of CRAFT's own, which are parts of this room."""
+    found: list[tuple[str, Hooks]] = []
+    for name, technique in techniques.by_name.items():
+        hooks = own.get(name)
+        if name not in _OWN:
+            try:
+                hooks = technique.hooks(InWorker(name, settings, voice))
+                if not isinstance(hooks, Hooks | None):
+                    raise TypeError(f"hooks() returns an object derived from Hooks, or None; not {hooks!r}")
+            except Exception as error:
+                # Of another package's code: the training must not end because of it.
+                logger.exception("technique %s has no hooks here", name)
+                hooks = None
+                voice.note(
+                    TechniqueFailed(technique=name, where="hooks", error=f"{type(error).__name__}: {error}"[:500])
+                )
+        if hooks is not None:
+            found.append((name, hooks))
+    return found

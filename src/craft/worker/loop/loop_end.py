@@ -1,0 +1,101 @@
+"""The end of a training loop: all workers meet there, and from then on their ranks stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from craft.worker.checkpoint.lifecycle import Course
+from craft.worker.loop.pre_loop_calls import OutsideLoops
+from craft.worker.membership.participant import Commitments
+
+Call = Callable[[str, bytes], list[bytes] | None]
+
+
+class AtEnd(msgspec.Struct, frozen=True, array_like=True):
+    """What each worker says at the end of a loop."""
+
+    worker_id: str
+    generation: int
+    """Under which its share of the last checkpoint was written; 0: no checkpoint is meant."""
+    step: int
+    """Committed steps."""
+
+
+_decode = msgspec.msgpack.Decoder(AtEnd).decode
+
+
+def after_loop(loop: int) -> str:
+    """The name of the place after training loop ``loop`` of the script, from 1, where calls are made."""
+    return f"end{loop}"
+
+
+def meeting_at_end(loop: int) -> str:
+    """The name of the place at which all workers meet at the end of ``loop``, before the script goes on."""
+    return f"{after_loop(loop)}.meet"
+
+
+class LoopEnd:
+    """Owned by the main thread."""
+
+    def __init__(self, worker_id: str, commitments: Commitments, course: Course, call: Call) -> None:
+        """``call`` brings the bytes of all workers to all workers."""
+        self._worker_id = worker_id
+        self._commitments = commitments
+        self._course = course
+        self._call = call
+        self.company: tuple[str, ...] = ()
+        """Those who came to the end of the loop together, in the order of their ranks."""
+        self.digest: str | None = None
+        """Of the state at the end of the loop; None: it has not come to it."""
+
+    def meet(self) -> None:
+        """Return when all are here, and their shares of the last checkpoint are written."""
+        parts = self._call("steps: its end", self._own(0))
+        while self._course.saving is not None:
+            generation = self._commitments.ledger.generation
+            self._course.end()
+            parts = self._call("steps: its last checkpoint", self._own(generation))
+            assert parts is not None
+            if len({_decode(part).generation for part in parts}) == 1:
+                # All wrote their shares as members of one generation. Else one of them was lost meanwhile.
+                break
+        assert parts is not None
+        self.company = tuple(_decode(part).worker_id for part in parts)
+
+    def _own(self, generation: int) -> bytes:
+        return msgspec.msgpack.encode(AtEnd(self._worker_id, generation, self._course.applied))
+
+    @property
+    def rank_and_size(self) -> tuple[int, int] | None:
+        """This worker's rank and the number of ranks, which change no more until the next loop; None before the end."""
+        seats = self._seats
+        return (seats.index(self._worker_id), len(seats)) if self._worker_id in seats else None
+
+    @property
+    def leader(self) -> str | None:
+        """The worker with rank 0; None before the end."""
+        return next(iter(self._seats), None)
+
+    @property
+    def _seats(self) -> list[str]:
+        return seats_of(self.company, self._commitments.ledger.members) if self.company else []
+
+
+def seats_of(company: Sequence[str], members: Sequence[str]) -> list[str]:
+    """Who has which rank after a loop that ``company`` ended together, if these are the members now.
+
+    A worker that came later takes the rank of one that was lost since: it does what that one had to do there.
+    """
+    seats = list(company)
+    newcomers = [worker_id for worker_id in members if worker_id not in seats]
+    vacant = [rank for rank, worker_id in enumerate(seats) if worker_id not in members]
+    for rank, worker_id in zip(vacant, newcomers, strict=False):
+        seats[rank] = worker_id
+    return seats + newcomers[len(vacant) :]
+
+
+def step_at_end(outside: OutsideLoops, loop: int) -> int:
+    """Of a loop that the job ended before this worker came: how many steps were committed then."""
+    return _decode(outside.result_of(f"{meeting_at_end(loop)}/0")[0]).step

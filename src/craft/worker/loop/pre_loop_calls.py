@@ -1,0 +1,131 @@
+"""Calls to all workers that a worker makes before it takes part in a training loop, such as ``job.once("download", fn)``.
+
+Before the first loop the first workers of a job enter their generation for it. A worker that comes later, in the place of a
+lost one, passes such places after the others, also those after loops that the job has ended: it asks a member for the result.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import msgspec
+
+from craft.protocol.errors import SnapshotError, Unreachable
+from craft.protocol.values.activity import Phase
+from craft.snapshots.transfer.donor import Donor
+from craft.snapshots.transfer.fetch import recall
+from craft.worker.membership.client import Meeting
+from craft.worker.membership.ft_calls import CallPlace, Calls, taking_part
+from craft.worker.membership.participant import Commitments
+from craft.worker.report.activity_page import Activity
+from craft.worker.report.reporter import Voice
+
+logger = logging.getLogger(__name__)
+
+_SILENCE_S = 600.0
+_AGAIN_S = 0.1
+
+
+class OutsideLoops:
+    """Owned by the main thread."""
+
+    def __init__(
+        self,
+        commitments: Commitments,
+        meeting: Meeting,
+        voice: Voice,
+        activity: Activity,
+        donor: Donor | None,
+        key: bytes,
+        late: bool,
+    ) -> None:
+        """``late``: this worker came to a job on its way."""
+        self._commitments = commitments
+        self._meeting = meeting
+        self._voice = voice
+        self._activity = activity
+        self._donor = donor
+        self._key = key
+        self._late = late
+        self._calls = Calls(commitments, donor, key, self._meet)
+        self._recalled = ("", 0)
+        """A place, and how many results of calls there were taken from others."""
+
+    @property
+    def _place(self) -> CallPlace:
+        loops = self._commitments.loops
+        return CallPlace(name=f"end{loops}" if loops else "start", step=self._commitments.step, kept=True)
+
+    @property
+    def behind(self) -> bool:
+        """Whether this worker takes the results of the others, who made these calls before it came."""
+        return self._late and not self._commitments.ledger.generation and self._meeting.generation is not None
+
+    def is_first(self) -> bool:
+        """Whether this worker is the first of those who make these calls; enters the generation for it."""
+        self._enter()
+        if self.behind:
+            return False
+        _, position = taking_part(self._commitments)
+        return position == 0
+
+    def call(self, name: str, data: bytes) -> list[bytes]:
+        """Return the bytes of all workers that take part in the call."""
+        self._enter()
+        if self.behind:
+            return self._recall()
+        self._activity.now(Phase.CALLING, 0)
+        try:
+            generation = self._commitments.ledger.generation
+            return self._calls.gather(name, data, self._place, generation, False, lambda: False)
+        finally:
+            self._activity.now(Phase.STARTING)
+
+    def _enter(self) -> None:
+        """Enter the first generation, unless the others are on their way."""
+        if self._commitments.ledger.generation:
+            return
+        if self._late:
+            # Where the whole job begins again there is none yet, and these workers are the first of it.
+            self._meeting.wait_others()
+        if not self.behind:
+            self._activity.now(Phase.JOINING, 0)
+            self._voice.report(joined=True)
+            self._meet()
+            self._activity.now(Phase.STARTING)
+
+    def _meet(self) -> None:
+        """Enter the newest generation. No step is planned yet: that is done when the loop begins."""
+        settlement = self._commitments.regroup(lambda _: 0)
+        self._voice.settled(settlement, self._commitments.ledger.generation)
+
+    def _recall(self) -> list[bytes]:
+        """Take the result of this worker's next call from the others."""
+        place = self._place.name
+        number = self._recalled[1] if self._recalled[0] == place else 0
+        self._recalled = (place, number + 1)
+        self._commitments.recalled = True
+        return self.result_of(f"{place}/{number}")
+
+    def result_of(self, name: str) -> list[bytes]:
+        """Ask the members of the current generation, one after the other, for what a call returned."""
+        with self._activity.paused("waits for what the others did here"):
+            while (found := self._ask(name)) is None:
+                time.sleep(_AGAIN_S)
+        if self._donor is not None:
+            self._donor.keep(name, found)
+        return msgspec.msgpack.decode(found, type=list[bytes])
+
+    def _ask(self, name: str) -> bytes | None:
+        generation = self._meeting.generation
+
+        def is_outdated() -> bool:
+            return self._meeting.generation != generation
+
+        for member in generation.members if generation is not None else ():
+            try:
+                return recall((member.address, member.state_port), name, self._key, is_outdated, _SILENCE_S)
+            except (SnapshotError, Unreachable) as error:
+                logger.info("the result of call %s did not come from %s: %s", name, member.worker_id, error)
+        return None

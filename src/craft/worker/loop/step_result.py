@@ -1,0 +1,74 @@
+"""What a committed step leaves: its result in the hands of the script's update, and what is known of how it came about.
+
+Enters: the attempt that was committed, here or by the others while this worker caught up. Leaves: ``p.grad``, buffers,
+and an ``Outcome``.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from craft.protocol.control_word import Combined
+from craft.protocol.membership import Generation
+from craft.worker.monitor.nonfinite import Numbers
+from craft.worker.reduce.accumulator import hand_out
+from craft.worker.reduce.buckets import Layout
+from craft.worker.reduce.exchange import Attempt
+from craft.worker.reduce.module_buffers import Buffers
+from craft.worker.state.carried_state import Lanes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one step."""
+
+    combined: Combined
+    plan: tuple[str | None, ...]
+    """Who computed which microbatch; None for one that was dropped."""
+    generation: int
+    members: tuple[str, ...]
+    """Under which generation it was committed here, and its members."""
+    under: Generation
+    """The generation in which its result came about: the same on every worker, whenever each of them committed it."""
+
+
+class Handover:
+    """Belongs to the main thread."""
+
+    def __init__(self, buffers: Buffers, lanes: Lanes, numbers: Numbers) -> None:
+        self.last: Outcome | None = None
+        """Of the step that was committed last."""
+        self._buffers = buffers
+        self._lanes = lanes
+        self._numbers = numbers
+        self._told = False
+        """Whether it was said that there are no gradients."""
+
+    @torch.no_grad()
+    def give(self, attempt: Attempt, layout: Layout, generation: int, members: tuple[str, ...]) -> None:
+        """Hand the result to the user's update code: gradients, buffers, metrics."""
+        combined = attempt.combined
+        assert combined is not None and attempt.under is not None
+        if combined.total_weight and layout.buckets and not (any(combined.present) or self._told):
+            self._told = True
+            logger.warning(
+                "step %d: no parameter got a gradient. loss.backward() in the inner loop makes them; what is put into p.grad"
+                " by hand is not seen", attempt.step,
+            )  # fmt: skip
+        num_present = sum(1 for worker_id in attempt.plan if worker_id is not None)
+        scale = num_present / combined.total_weight if combined.total_weight else 1.0
+        hand_out(layout, attempt.result, combined.present, scale)
+        # Where nothing weighs anything, what was logged is for people only.
+        metrics = combined.metrics if combined.total_weight else ()
+        if self._numbers.look(attempt.step, metrics, layout, attempt.result.tensors):
+            self._buffers.commit(combined.buffers, attempt.buffers)
+            self._lanes.commit(combined.carried, attempt.carried)
+        else:
+            self._numbers.leave_out([param for bucket in layout.buckets for param in bucket.params])
+            self._buffers.commit((), None)
+        self.last = Outcome(combined, attempt.plan, generation, members, attempt.under)

@@ -1,0 +1,466 @@
+"""The step in flight: microbatches computed here, held, exchanged, and committed with everybody else.
+
+The inner loop of the user's script drives it, on the main thread: ``begin``, then ``next_microbatch`` until that says that
+the step is committed, with ``start`` and ``hold`` around each microbatch. Failures show only here, as more microbatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from time import monotonic
+from typing import Any
+
+import torch
+
+from craft.decide.step import ledger as books
+from craft.protocol.control_word import Combined, Record, Word
+from craft.protocol.errors import BitsDiffer, GroupError
+from craft.protocol.membership import DROPPED, Settlement
+from craft.telemetry.fault_points import reach
+from craft.worker.loop.batch_gather import Gathering
+from craft.worker.loop.step_result import Handover
+from craft.worker.membership.participant import Commitments
+from craft.worker.monitor.consistency import Bits
+from craft.worker.monitor.repeated_microbatch import PROBE, is_extra
+from craft.worker.recovery.follower import Result
+from craft.worker.reduce import trainable_mask
+from craft.worker.reduce.accumulator import Flats, Gradients
+from craft.worker.reduce.buckets import Layout
+from craft.worker.reduce.exchange import Attempt, ExchangeThread
+from craft.worker.reduce.module_buffers import Buffers
+from craft.worker.reduce.routes.choice import route_of
+from craft.worker.reduce.routes.flat import Route
+from craft.worker.report.reporter import Voice
+
+
+class Flight:
+    """Drives the step in flight from its first microbatch to its commit."""
+
+    def __init__(
+        self,
+        commitments: Commitments,
+        exchange: ExchangeThread,
+        gradients: Gradients,
+        buffers: Buffers,
+        bits: Bits,
+        handover: Handover,
+        size_of: Callable[[int], int],
+        on_settled: Callable[[Settlement, bool], None],
+        voice: Voice,
+        extra_word: Callable[[int], dict[str, Any]],
+        gathering: Gathering,
+        on_differs: Callable[[BitsDiffer, int], None],
+    ) -> None:
+        """``on_settled(settlement, level)``: whether the state here is that of the step that goes on, or an update is due.
+
+        ``on_differs(error, step)`` is told of bits that differ before ``error`` is raised.
+        """
+        self.gradients = gradients
+        self.stop_reason: str | None = None
+        self.num_computed = 0
+        """Microbatches that the script computed here since the last commit."""
+        self.undo: Callable[[], None] = lambda: None
+        """Puts the state back to that of the last commit, where the script's update comes before the commit."""
+        self.waited_s = 0.0
+        """In the exchange of the step that was committed last: how long this worker waited for what the others computed."""
+        self._commitments = commitments
+        self._exchange = exchange
+        self._buffers = buffers
+        self._bits = bits
+        self._handover = handover
+        self._size_of = size_of
+        self._on_settled = on_settled
+        self._voice = voice
+        self._extra_word = extra_word
+        """Gives what else goes into the word of a step."""
+        self.gathering = gathering
+        self._on_differs = on_differs
+        self._computing: frozenset[str] = frozenset()
+        """Members that were given microbatches in the step in flight."""
+        self._counted: frozenset[str] = frozenset()
+        """Those of the step before it."""
+        self._records: dict[int, Record] = {}
+        self._carried: dict[int, torch.Tensor] = {}
+        """What microbatches that are held here leave for the next step."""
+        self._attempt: Attempt | None = None
+        self._route: Route | None = None
+        self._result: Flats | None = None
+        self._late = False
+        self._overlaps = False
+        """Whether what is computed now is exchanged bucket by bucket while its backward goes on."""
+        self._wait_for_all = False
+        """Whether nothing of this step is exchanged before all of it is computed."""
+
+    @property
+    def step(self) -> int:
+        return self._commitments.step
+
+    def lay_out(self, gradients: Gradients) -> None:
+        """Code between the steps froze or unfroze parameters: from here on others are exchanged."""
+        self.gradients.detach()
+        self.gradients = gradients
+        self._route, self._result = None, None
+
+    def at_boundary(self) -> None:
+        """Before any code of the next step runs: enter the generation that all agreed on with the last step, if any.
+
+        Those who join in it take the state of this moment, and run all code of that step themselves.
+        """
+        last = self._handover.last
+        if last is not None and self._commitments.agree(last.combined):
+            self._buffers.begin()
+            # If it broke meanwhile, others may be in the step already: then all give the state of the inner loop's beginning.
+            self._regroup(at_boundary=last.combined.ready)
+
+    def begin(self, saved: bool = False) -> None:
+        """The inner loop of a step begins; enter a newer generation first, if there is one.
+
+        ``saved``: a checkpoint was taken at the boundary before it.
+        """
+        self._buffers.begin()
+        self.gathering.clear()
+        self.keep_pace()
+        if saved:
+            self._bits.look_at_every_byte()
+
+    def keep_pace(self) -> None:
+        """Do at a step boundary what all do there, and take part in the step that begins."""
+        last = self._handover.last
+        if last is None or not self._commitments.agree(last.combined):
+            # Before anything else: what this worker was to compute is its own, and must not be taken for lost. Unless all
+            # enter a generation here that they prepared for: then the step is planned anew, and nothing is.
+            self._commitments.ledger = books.begin(self._commitments.ledger, self._size_of(self.step))
+        if self._commitments.moved:
+            self._regroup()
+        self.take_up()
+
+    def take_up(self) -> None:
+        """Look at the state as of the last commit, and take part in the exchange from here on."""
+        self._bits.look(self.step)
+        self._commitments.ledger = books.begin(self._commitments.ledger, self._size_of(self.step))
+        self._look_at_newcomers()
+        self._start_attempt()
+
+    def _look_at_newcomers(self) -> None:
+        """If a member computes in this step that did not in the one before, have the whole state compared.
+
+        Before it computes, such a member has compared a microbatch with the others. In steps that gather, those were
+        its rows alone: there all compute that microbatch in this step.
+        """
+        ledger = self._commitments.ledger
+        self._computing = frozenset(ledger.members) - ledger.idle
+        if self._bits.newcomer or (self._counted and not self._computing <= self._counted):
+            self._bits.look_at_all(self.gathering.expected)
+
+    def next_microbatch(self) -> int | None:
+        """Return what to compute next (or PROBE), or None once the step is committed. A safe point."""
+        step = self.step
+        while True:
+            if self._commitments.moved:
+                self._regroup()
+                if self.step > step:
+                    return None
+                self._start_attempt()
+            ledger, waits = self._commitments.ledger, self.gathering.in_use and not self.gathering.complete
+            if not waits and self._bits.probe_due(ledger):
+                return PROBE
+            repeat = None if waits else self._bits.repeats.due(ledger)
+            if repeat is not None:
+                return repeat
+            if waits:
+                if missing := self.gathering.missing(ledger.pending):
+                    return missing[0]
+                self._gather()
+            elif ledger.pending:
+                return ledger.pending[0]
+            elif self._exchange_held():
+                return None
+
+    def _gather(self) -> None:
+        """Bring the rows of all microbatches to all who compute some; if a worker is lost, wait for a generation."""
+        try:
+            self.gathering.exchange(self._commitments.group, self._commitments.ledger)
+        except GroupError as error:
+            self._commitments.broke(error)
+            self._commitments.await_move()
+
+    def start(self, microbatch: int, weight: float) -> None:
+        """The user's code computes ``microbatch`` now."""
+        self.gathering.start()
+        if self.gathering.in_use and not self.gathering.complete:
+            # Nothing of its gradient is kept: it has no place in the tree.
+            self._buffers.restore()
+            self.gradients.start(0, 1, None)
+            self.gradients.weigh(weight)
+            return
+        last = self._commitments.ledger.pending == (microbatch,)
+        # What is to be hashed must not be overwritten by the result meanwhile.
+        hashed = self.gradients.in_place and self._bits.hasher(microbatch, self._commitments.ledger) is not None
+        # Where a microbatch is computed once more after the last one, nothing may be on its way meanwhile.
+        self._overlaps = last and not (self._wait_for_all or hashed)
+        lent = self._result if self.gradients.in_place and (last or is_extra(microbatch)) else None
+        self._buffers.restore()
+        if is_extra(microbatch):
+            self.gradients.start(0, 1, None, lent)
+        else:
+            flushed = self._overlap if self._overlaps else None
+            self.gradients.start(microbatch, self._size_of(self.step), flushed, lent)
+        self.gradients.weigh(weight)
+
+    def _overlap(self, bucket: int) -> None:
+        """A bucket is ready while backward goes on; the last one is left to the main thread."""
+        if self.gathering.in_first_pass:
+            return
+        reach("flushed", self.step)
+        if self._attempt is not None and bucket < len(self.gradients.layout.buckets) - 1:
+            assert self._route is not None
+            self._route.flushed(bucket)
+            self._exchange.give(self._attempt, bucket)
+
+    def hold(
+        self,
+        microbatch: int,
+        scalars: dict[str, float],
+        more: bool,
+        said: Sequence[str] = (),
+        carried: torch.Tensor | None = None,
+    ) -> None:
+        """The user's code is done with ``microbatch``: its gradient is ours until the step is committed.
+
+        ``carried``: what it leaves for the same microbatch of the next step.
+        """
+        self.num_computed += 1
+        hasher = self._bits.hasher(microbatch, self._commitments.ledger)
+        leaf = None if is_extra(microbatch) else self.gradients.finish(hasher)
+        digest = leaf.digest if leaf is not None else self.gradients.discard(hasher)
+        self._bits.found(microbatch, hasher, digest)
+        if microbatch == 0 and self.gathering.in_use and self._commitments.ledger.idle:
+            self._bits.found_rows(self.gathering.digest_of(0))
+        if leaf is None:
+            return
+        if carried is not None:
+            self._carried[microbatch] = carried
+        self._keep(
+            Record(
+                microbatch=microbatch,
+                weight=leaf.weight,
+                present=leaf.present,
+                scalars=tuple(sorted(scalars.items())),
+                more=more,
+                said=tuple(said),
+                carried=carried.numel() if carried is not None else 0,
+            )
+        )
+        self._late = self._late or (leaf.late and self._overlaps)
+
+    def pass_over(self, microbatch: int) -> None:
+        """The user's code gathered before the rows of all were here: of what it computed, its own rows are kept."""
+        weight = self.gradients.weight
+        self.gradients.discard(None)
+        ledger = self._commitments.ledger
+        if not is_extra(microbatch):
+            self.gathering.keep(microbatch, weight, sorted(ledger.held))
+        elif ledger.share and self._bits.wants(microbatch):
+            # Once more when the rows of all are here: only then its bits can be compared.
+            self.gathering.in_use = True
+        else:
+            self.gathering.expected = True
+            self._bits.found_rows(self.gathering.digest_of(microbatch))
+            self._bits.leave_out(microbatch)
+
+    def hold_empty(self, microbatch: int) -> None:
+        """The microbatch's stream has ended: it weighs nothing."""
+        if is_extra(microbatch):
+            self._bits.leave_out(microbatch)
+            return
+        self.gathering.keep_empty(microbatch)
+        leaf = self.gradients.hold_empty(microbatch, self._size_of(self.step))
+        self._keep(Record(microbatch=microbatch, weight=0.0, present=leaf.present, more=False, data=False))
+
+    # Of a loop of the script's own, which computes all of its share before anything of it is held.
+
+    def computed(self, microbatch: int, weight: float, scalars: dict[str, float]) -> None:
+        """The body of an attempt is done with ``microbatch``: there is nothing to exchange of it any more."""
+        self.num_computed += 1
+        leaf = self.gradients.hold_empty(microbatch, self._size_of(self.step))
+        logged = tuple(sorted(scalars.items()))
+        self._keep(Record(microbatch=microbatch, weight=weight, present=leaf.present, scalars=logged))
+
+    def conclude(self) -> bool:
+        """Commit the step with everybody; False if it has to be computed again, from the state before it."""
+        return (not self._commitments.moved and self._exchange_held()) or self.interrupt()
+
+    def interrupt(self, computed: Collection[int] = ()) -> bool:
+        """A newer generation is there: True if the step is committed by what is in hand, False if it is taken back.
+
+        ``computed``: microbatches that a body which was cut short had computed here.
+        """
+        step = self.step
+        # Before the others are told: nothing of a step that is taken back is of use, and what it cost is all of it.
+        self._commitments.ledger = books.let_go(self._commitments.ledger, computed)
+        self._regroup()
+        if self.step > step:
+            return True
+        self.gradients.clear()
+        self._records.clear()
+        self._start_attempt()
+        return False
+
+    def _keep(self, record: Record) -> None:
+        self._records[record.microbatch] = record
+        if record.microbatch == 0:
+            self._buffers.keep_first()
+        self._commitments.ledger = books.hold(self._commitments.ledger, record.microbatch)
+
+    def _start_attempt(self) -> None:
+        """Make ready for the exchange of the step in flight, under the plan as it is now."""
+        ledger, layout = self._commitments.ledger, self.gradients.layout
+        if self._route is not None and self._route.group is not self._commitments.group:
+            # A generation was entered between the steps. What the old group was to receive into may still be written to.
+            self._route, self._result = None, None
+        if self._route is None or self._route.owners != ledger.owners:
+            commitments = self._commitments
+            self._route = route_of(commitments.group, commitments.hosts, layout, ledger.owners)
+        if self._result is None:
+            self._result = Flats(layout)
+        attempt = Attempt(self.step, self._commitments.group, self._route, self.gradients, self._result)
+        attempt.under = self._commitments.generation
+        attempt.plan = tuple(None if owner == DROPPED else ledger.members[owner] for owner in ledger.owners)
+        attempt.buffers_like = self._buffers.empty_like
+        attempt.tell(lambda: trainable_mask.tell(self._commitments.group, ledger, layout))
+        self._attempt = attempt
+
+    def _exchange_held(self) -> bool:
+        """Exchange what is held; True if that committed the step."""
+        attempt, route = self._attempt, self._route
+        assert attempt is not None and route is not None
+        began = monotonic()
+        self._exchange.wait()
+        # The thread waited for others while this one computed: only what is waited for from here on holds it up.
+        route.waited_s = monotonic() - began
+        if attempt.finish(lambda: self._word(attempt)):
+            assert attempt.combined is not None
+            if attempt.combined.resend:
+                self._resend()
+                return False
+            if not self._compare_bits(attempt.combined):
+                self._commitments.await_move()
+                return False
+            self._commitments.completed()
+            idle = self._commitments.ledger.idle
+            self._commitments.all_acknowledged(attempt.combined)
+            if self._commitments.ledger.idle != idle:
+                # Somebody keeps pace from here on: all look at the same slices of the state from the next step on.
+                self._bits.restart(self.step)
+            self._committed(attempt)
+            self.waited_s = route.waited_s
+            return True
+        if attempt.group is not None and attempt.error is not None:
+            self._voice.broke(attempt.group.generation, attempt.error)
+        self._commitments.await_move()
+        return False
+
+    def _resend(self) -> None:
+        """Somebody's gradient came after its bucket was sent: all send again."""
+        if self.gradients.in_place:
+            self._let_go()
+        self._late = False
+        self._start_attempt()
+
+    def _let_go(self) -> None:
+        """What was sent is not held any more, or not as it was: it is computed again."""
+        self._commitments.ledger = books.let_go(self._commitments.ledger)
+        self.gradients.drop()
+        self._records.clear()
+        self._carried.clear()
+        self._result = None
+        # If a gradient came late, a second time none does.
+        self._wait_for_all, self._late = self._wait_for_all or self._late, False
+
+    def _word(self, attempt: Attempt) -> Word:
+        held = sorted(self._commitments.ledger.held)
+        changed = self._buffers.changed if 0 in held else ()
+        if changed:
+            attempt.buffers = self._buffers.pack()
+        if self._carried:
+            rows = [self._carried[microbatch] for microbatch in held if microbatch in self._carried]
+            if rows:
+                attempt.carried[self._commitments.ledger.rank] = torch.cat(rows)
+        return Word(
+            step=self.step,
+            records=tuple(self._records[microbatch] for microbatch in held),
+            ready=self._commitments.ready,
+            able=self._commitments.ledger.able,
+            stop=self.stop_reason,
+            resend=self._late,
+            buffers=changed,
+            rewinds=self._commitments.ledger.rewinds,
+            touched=self._buffers.touched,
+            **self._bits.told(),
+            **self._extra_word(self.step),
+        )
+
+    def _regroup(self, at_boundary: int | None = None) -> None:
+        """Follow into the newest generation; afterwards the step in flight is committed, or goes on under a new plan.
+
+        ``at_boundary``: the generation that all enter before any code of the step runs; else that code may have run.
+        """
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            # The old group is aborted already, so this returns at once.
+            self._exchange.wait()
+            if attempt.usable:
+                self._commitments.check_leaving(attempt.combined)
+                self._commitments.completed()
+            if attempt.begun and (self.gradients.lets_go or (self.gradients.in_place and self._late)):
+                self._let_go()
+        # What the old group was to receive into may still be written to.
+        self._route, self._result = None, None
+        settlement = self._commitments.regroup(self._size_of)
+        self._bits.regrouped()
+        self.gathering.regrouped()
+        commits = self._commitments.ledger.worker_id in settlement.commits
+        if commits:
+            assert attempt is not None
+            self._committed(attempt)
+        else:
+            # Between two microbatches the buffers are those of neither.
+            self._buffers.restore()
+            # Before anybody is given the state.
+            self.undo()
+            self.gradients.fetch()
+            self._look_at_newcomers()
+        level = not commits and at_boundary in (None, self._commitments.ledger.generation)
+        self._on_settled(settlement, level)
+
+    def _compare_bits(self, combined: Combined) -> bool:
+        """Whether the step counts; False: newcomers that have another state leave, and it is done again."""
+        try:
+            return self._bits.check(combined, self._commitments.ledger, self._buffers.name_of)
+        except BitsDiffer as error:
+            self._on_differs(error, combined.step)
+            raise
+
+    def _committed(self, attempt: Attempt) -> None:
+        """Hand the result to the user's update code: gradients, buffers, metrics."""
+        ledger = self._commitments.ledger
+        self._hand_over(attempt, self.gradients.layout, ledger.generation, ledger.members)
+        self.gradients.clear()
+        self._records.clear()
+        self._carried.clear()
+        self.gathering.clear()
+        self._attempt = None
+        self._late = self._wait_for_all = False
+        self._bits.committed(attempt.combined, ledger.worker_id in self._computing)
+        self._counted = self._computing
+        reach("committed", attempt.step)
+
+    def replay(self, result: Result) -> None:
+        """Hand over the result of a step that was committed while this worker's state was on the way."""
+        self._bits.check_replayed(result.combined)
+        self._hand_over(result.attempt, result.layout, result.generation, result.members)
+        reach("replayed", result.attempt.step)
+
+    def _hand_over(self, attempt: Attempt, layout: Layout, generation: int, members: tuple[str, ...]) -> None:
+        self._handover.give(attempt, layout, generation, members)
+        self.num_computed, self.waited_s = 0, 0.0

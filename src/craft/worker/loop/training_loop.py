@@ -1,0 +1,600 @@
+"""One call of ``job.steps``: everything that the loop needs, put together, and what happens around each step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from msgspec.structs import replace
+
+from craft.decide.step import ledger as books
+from craft.decide.techniques import GpuHealth, Stragglers
+from craft.decide.techniques.technique import Chosen, Moment
+from craft.protocol.errors import ConfigError, GroupError
+from craft.protocol.events import StopRequested
+from craft.protocol.membership import Settlement
+from craft.protocol.values.activity import Phase
+from craft.snapshots.state.device_copy import hold_back
+from craft.snapshots.state.leaves import STATE_IS_BUILT, Leaf, digest, module_leaves, registered_leaves
+from craft.telemetry.fault_points import reach
+from craft.worker.checkpoint.lifecycle import Course
+from craft.worker.checks.script import ScriptChecks
+from craft.worker.loop.batch_gather import Gathering
+from craft.worker.loop.hooks import InWorker, Passive, hooks_of
+from craft.worker.loop.loop_end import LoopEnd, after_loop, meeting_at_end, step_at_end
+from craft.worker.loop.pre_loop_calls import OutsideLoops
+from craft.worker.loop.step_result import Handover
+from craft.worker.loop.step_runner import Flight
+from craft.worker.membership.ft_calls import CallPlace, Calls
+from craft.worker.monitor import frozen_parameters
+from craft.worker.monitor.consistency import Bits
+from craft.worker.monitor.gpu import GpuWatch, watch_gpu
+from craft.worker.monitor.parameter_set import Structure
+from craft.worker.monitor.repeated_microbatch import PROBE
+from craft.worker.monitor.stragglers import Pacing
+from craft.worker.recovery.catch_up import Joining
+from craft.worker.recovery.state_transfer import Healing
+from craft.worker.reduce.accumulator import Gradients
+from craft.worker.reduce.buckets import Layout, bitmap, parameters_of, trainable_of
+from craft.worker.reduce.exchange import ExchangeThread
+from craft.worker.reduce.module_buffers import Buffers
+from craft.worker.report.step_account import Account
+from craft.worker.report.step_log import Committed
+from craft.worker.state.loop_context import Parts
+from craft.worker.state.preflight import check_conditions, make_equal
+
+if TYPE_CHECKING:
+    from craft.worker.recovery.follower import Result
+
+logger = logging.getLogger(__name__)
+
+
+class CurrentStep(Protocol):
+    """The step that a script is in, as its loop sees it: a ``Step`` or a ``StepAttempt``."""
+
+    microbatch: int | None
+    """The microbatch that is being computed; None outside of the inner loop."""
+
+    @property
+    def _place(self) -> tuple[int, int | None]: ...
+
+    @property
+    def _done(self) -> bool: ...
+
+    @property
+    def _is_ahead(self) -> bool: ...
+
+    @property
+    def _company(self) -> tuple[int, int] | None: ...
+
+    @property
+    def _call(self) -> Callable[[str, bytes], list[bytes]] | None: ...
+
+
+class Training:
+    """Owned by the main thread."""
+
+    def __init__(self, parts: Parts) -> None:
+        settings, commitments, voice, techniques = parts.settings, parts.commitments, parts.voice, parts.techniques
+        self.settings = settings
+        self.commitments = commitments
+        self.activity = parts.activity
+        self.source = parts.source
+        self.seed = parts.seed
+        self.current: CurrentStep | None = None
+        """The step that the script is in, or was in last."""
+        self.stop_reason: str | None = None
+        self.finished = False
+        """Whether whoever drives the loop has ended it, on every worker after the same step."""
+        self._meeting = parts.meeting
+        self._voice = voice
+        self._modules = parts.modules
+        self._registered = parts.registered
+        self._conditions = parts.conditions
+        self._own_loop = parts.own_loop
+        self.lanes = parts.lanes
+        exchanges = not (parts.own_loop or parts.whole)
+        exchanged = list(parts.modules.values()) if exchanges else []
+        self._structure = Structure(parts.modules if exchanges else {})
+        self.checks = ScriptChecks(
+            parts.modules,
+            parts.registered,
+            not exchanges,
+            self._in_microbatch,
+            voice.note,
+            settings.check_script,
+            is_heard=voice.is_heard,
+        )
+        self._params = parameters_of(exchanged)
+        self._buffers = Buffers(exchanged, list(parts.modules))
+        self._exchange = ExchangeThread(voice.broke)
+        self.checks_bits = settings.check_bits
+        self._bits = Bits(
+            settings.check_bits and exchanges,
+            settings.digest_bytes,
+            self.leaves,
+            self.checks.warn,
+            self._may_vary,
+        )
+        self._account = Account(settings.run_dir, settings.worker_id, voice.note, parts.source.samples, voice.unwritten)
+        self.course = Course(parts, self._bits.agreement, self.leaves)
+        self._pacing = Pacing(techniques, parts.activity, lambda: commitments.ledger, voice.note, voice.emit)
+        own = {**self.course.hooks, Stragglers.name: self._pacing}
+        self._gpu = self._watch_gpu(techniques)
+        self.passive = Passive(hooks_of(techniques, own, settings, voice), voice.note, self._moment)
+        key = settings.state_key_bytes
+        self.healing = Healing(
+            parts.donor, key, commitments, parts.modules, parts.registered, self.course, parts.reserve
+        )
+        self.calls = Calls(commitments, parts.donor, key, self._regroup_between_steps)
+        self._joining: Joining | None = None
+        self._expected: tuple[int, tuple[int, ...]] | None = None
+        self._ended = False
+        self.over = False
+        """Whether the loop has come to its end."""
+        self.broken_off = False
+        """Whether the script left the loop by itself after a committed step; what is due at its end is still to be done."""
+        self._passed: OutsideLoops | None = None
+        """Of a worker that came when the job had ended this loop: how it makes calls after it."""
+        self.loop_end = LoopEnd(settings.worker_id, commitments, self.course, self.call)
+        commitments.record = lambda entered: self._account.entered(replace(entered, leader=self.loop_end.leader))
+        commitments.trainable = lambda: bitmap(trainable_of(self._params))
+        self.handover = Handover(self._buffers, self.lanes, self.course.numbers)
+        self.flight = Flight(
+            commitments,
+            self._exchange,
+            self._new_gradients(),
+            self._buffers,
+            self._bits,
+            self.handover,
+            parts.source.size_of,
+            self.settled,
+            voice,
+            self._word,
+            Gathering(parts.device, parts.source.samples, drops=parts.drops),
+            self.course.differs,
+        )
+
+    def _in_microbatch(self) -> bool:
+        return self.current is not None and self.current.microbatch is not None
+
+    def _may_vary(self) -> bool:
+        """Whether a microbatch may give other bits on this very worker, and no other one is there to be unlike it."""
+        on_device = any(param.is_cuda for param in self._params)
+        return on_device and len(self.commitments.ledger.members) == 1 and not self._conditions.deterministic
+
+    def look_at_losses(self, step: int, microbatch: int) -> None:
+        """The first step: the checks look at what the script calls ``backward()`` on."""
+        sizes = {each: self.source.samples(step, each) for each in range(self.source.size_of(step))}
+        self.checks.microbatch(sizes, microbatch, len(self.commitments.ledger.share), self.commitments.slots)
+
+    def _new_gradients(self) -> Gradients:
+        return Gradients(Layout(self._params, self.bucket_bytes), hold=self.settings.hold)
+
+    def _word(self, step: int) -> dict[str, Any]:
+        """What else goes into the word of ``step``."""
+        return {**self.course.word(step), "busy_us": self._pacing.busy_us(self.flight.num_computed)}
+
+    @property
+    def applied(self) -> int:
+        """The step that the script is in: for a joiner that catches up, behind that of the others."""
+        return self.course.applied
+
+    @property
+    def total_steps(self) -> int | None:
+        return self.source.total_steps
+
+    @property
+    def bucket_bytes(self) -> int:
+        return int(self.settings.bucket_mb * (1 << 20))
+
+    def _moment(self, step: int | None = None, **more: Any) -> Moment:
+        ledger = self.commitments.ledger
+        return Moment(
+            step=self.applied if step is None else step,
+            branch=ledger.branch,
+            generation=ledger.generation or 0,
+            members=ledger.members,
+            behind=self.behind,
+            **more,
+        )
+
+    def leaves(self) -> list[Leaf]:
+        """The whole training state."""
+        return [*module_leaves(self._modules), *registered_leaves(self._registered)]
+
+    def buffers_now(self) -> Buffers:
+        """Those of all modules, also of registered ones, as they are now."""
+        items = (*self._modules.values(), *self._registered.values())
+        return Buffers([each for each in items if isinstance(each, torch.nn.Module)])
+
+    def start(self) -> None:
+        """Meet the others, and make sure that all begin from the same state under the same conditions."""
+        self.commitments.loop_begun()
+        self.activity.now(Phase.JOINING, self.commitments.step)
+        self._voice.report(joined=True, loop=self.commitments.loops, after_loop=False)
+        settlement = self._regroup() if self._must_meet else None
+        # A loss meanwhile leads to another round, unless somebody has come through: then all have, and may be on their way.
+        while not self.commitments.started:
+            try:
+                self._compare()
+                settlement = self.commitments.start(settlement)
+            except GroupError as error:
+                self.commitments.broke(error)
+                self.commitments.await_move()
+                settlement = self._regroup()
+        reach("started", self.commitments.step)
+        if self.commitments.ledger.whole:
+            self.healing.needs_nothing()
+            self.course.applied = self.commitments.step
+            if settlement is not None:
+                self.settled(settlement, level=True)
+        else:
+            assert settlement is not None
+            self._join(settlement)
+        self._voice.report(total_steps=self.total_steps)
+        self._account.begin()
+
+    @property
+    def _must_meet(self) -> bool:
+        """Whether a generation is to be entered first: the first one, or a newer one than that of the loop before."""
+        return not self.commitments.ledger.generation or self.commitments.moved
+
+    def _regroup(self) -> Settlement:
+        settlement = self.commitments.regroup(self.source.size_of)
+        self._follow()
+        return settlement
+
+    def _follow(self) -> None:
+        if self.course.follow():
+            self._voice.report(total_steps=self.total_steps)
+            self._bits.restart(self.applied)
+            self._ended = False
+
+    def _compare(self) -> None:
+        self.course.begin()
+        group, members = self.commitments.group, self.commitments.ledger.members
+        check_conditions(group, members, self._conditions, self.commitments.start_step)
+        self._follow()
+        unequal = make_equal(group, members, self.leaves())
+        if unequal is not None:
+            self._voice.unequal(unequal)
+
+    def _join(self, settlement: Settlement) -> None:
+        """The others are on their way."""
+        self._voice.report(urgent=False, behind=True)
+        self._joining = Joining(
+            self.commitments,
+            self.healing,
+            self._voice,
+            self._params,
+            self._buffers,
+            self.source.size_of,
+            self.bucket_bytes,
+            self._own_loop,
+        )
+        self.course.applied, progress = self._joining.take_state(settlement)
+        if not self.flight.gradients.layout.fits():
+            # With the state came which parameters the others train.
+            self.flight.lay_out(self._new_gradients())
+        self.healing.measure()
+        self.course.take(progress)
+        self._bits.joins()
+
+    @property
+    def _has_results(self) -> bool:
+        """Whether steps of the others are still to be replayed."""
+        return self._joining is not None and self._joining.has_results
+
+    def wants_more(self) -> bool:
+        """Whether there is another step; what is due at the boundary before it is done first."""
+        self._structure.check()
+        if self.commitments.ledger.over and not self._has_results:
+            # Only a worker that came when the others were done with the loop finds it so, or one that caught up meanwhile.
+            return False
+        self.checks.at_boundary(self.applied)
+        self.course.at_boundary(self.behind, lambda: self.settled(self._regroup(), level=True))
+        if self._ended:
+            return False
+        self._meeting.at(self.applied)
+        if self.total_steps is not None and self.applied >= self.total_steps:
+            return False
+        if self._joining is None:
+            self.flight.at_boundary()
+        return True
+
+    def begin(self) -> None:
+        """The inner loop of a step begins."""
+        # No longer the script's code: whoever waits here, for a generation to be entered, waits for others.
+        self.activity.now(Phase.EXCHANGING, self.applied)
+        if not self.flight.gradients.layout.fits():
+            self._lay_out()
+        if self._joining is not None:
+            self._buffers.begin()
+            return
+        self.healing.give()
+        self.flight.begin(self.course.saved)
+
+    def _lay_out(self) -> None:
+        """The script froze or unfroze parameters: if it did so on every worker, exchange others from here on."""
+        gradients = self._new_gradients()
+        told = frozen_parameters.encode(self.settings.worker_id, gradients.layout.trainable)
+        parts = self._call_at(self._before_step, frozen_parameters.CALL, told)
+        frozen_parameters.compare(parts, self.applied, self._modules)
+        self.flight.lay_out(gradients)
+
+    def next_microbatch(self) -> int | None:
+        """What the inner loop computes next; the data source is told what to expect."""
+        if self._joining is not None:
+            if self._joining.warms_up():
+                return PROBE
+            if self._joining.catches_up and self._replay(self._joining):
+                return None
+            self._keep_pace()
+        self.activity.now(Phase.EXCHANGING, self.applied)
+        self.flight.stop_reason = self.stop_reason or self._meeting.winding_down
+        if not self.commitments.ledger.pending:
+            self.passive.reach("before_commit")
+        microbatch = self.flight.next_microbatch()
+        ledger = self.commitments.ledger
+        if microbatch is not None and self._expected != (self.commitments.step, ledger.owners):
+            self._expected = (self.commitments.step, ledger.owners)
+            self.source.expect(self.commitments.step, ledger.share)
+        return microbatch
+
+    def take_up(self) -> Result | None:
+        """A loop of the script's own begins a step: what to replay of it, or None if this worker takes part in it."""
+        if self._joining is not None:
+            self.activity.now(Phase.EXCHANGING, self.applied)
+            if self._joining.catches_up and (result := self._joining.next()) is not None:
+                return result
+            self._keep_pace()
+        return None
+
+    def conclude(self) -> bool:
+        """The body of such a step is over: whether it is committed now."""
+        self.activity.now(Phase.EXCHANGING, self.applied)
+        self.flight.stop_reason = self.stop_reason or self._meeting.winding_down
+        self.passive.reach("before_commit")
+        return self.flight.conclude()
+
+    def _replay(self, joining: Joining) -> bool:
+        """Hand the next queued result to the script; False if there is none any more."""
+        self.activity.now(Phase.EXCHANGING, self.applied)
+        result = joining.next()
+        if result is not None:
+            self.replay(result)
+        return result is not None
+
+    def replay(self, result: Result) -> None:
+        """Hand the result of a step to the script that was committed without it."""
+        self.flight.replay(result)
+        if result.able:
+            # All know by it that this worker has caught up, and do what comes next with it.
+            self._caught_up(self.applied + 1)
+
+    def _keep_pace(self) -> None:
+        """A joiner has caught up, which the others do not know yet: with the word of this step it tells them."""
+        self._caught_up(self.applied)
+        # Nobody who kept pace may be left: then those who join wait for what is here. Warming up has changed the buffers.
+        self._buffers.restore()
+        self.healing.give()
+        # What was replayed last may have said that all enter a generation at this boundary.
+        self.flight.keep_pace()
+
+    def _caught_up(self, step: int) -> None:
+        """From ``step`` on this worker takes part in the exchange itself."""
+        self._joining = None
+        self._bits.newcomer = True
+        self._voice.report(urgent=False, behind=False)
+        self.commitments.ledger = books.keeps_pace(self.commitments.ledger)
+        self._bits.restart(self.applied + 1)
+        logger.info("keeps pace with the others from step %d on", step)
+
+    def committed(self, number: int) -> dict[str, float]:
+        """A step was committed: write it down and report it. Returns its metrics."""
+        outcome, ledger = self.handover.last, self.commitments.ledger
+        assert outcome is not None and outcome.combined.step == number == self.applied
+        combined = outcome.combined
+        if combined.empty:
+            raise ConfigError(
+                f"no stream has data from step {number} on: there is nothing left to train on"
+                if number
+                else "the stream ended before it gave any data: there is nothing to train on"
+            )
+        # The script's update comes next, and the state before it may still be on its way to a joiner or a checkpoint.
+        hold_back()
+        metrics = dict(combined.metrics)
+        self.course.compare(number, metrics)
+        self._account.committed(
+            Committed(
+                step=number,
+                branch=ledger.branch,
+                generation=outcome.generation,
+                members=outcome.members,
+                plan=outcome.plan,
+                metrics=metrics,
+            )
+        )
+        self.activity.committed()
+        self.activity.now(Phase.UPDATING, number)
+        self.healing.committed(computed=ledger.worker_id in outcome.plan)
+        if number == STATE_IS_BUILT and self._voice.is_heard:
+            self._voice.report(urgent=False, carried_bytes=self.healing.measure())
+        self._ended = combined.ended or combined.stop is not None
+        self.course.applied = number + 1
+        self.passive.reach("after_commit", step=number, metrics=metrics, word=combined, under=outcome.under)
+        self.course.prepare(number, outcome.under)
+        if combined.stop is not None:
+            self._voice.emit(StopRequested(reason=combined.stop))
+        times = self._pacing.committed(self.flight.waited_s)
+        self._voice.report(urgent=False, step=number + 1, metrics=metrics, step_s=self._account.step_s, times=times)
+        return metrics
+
+    # Between the steps, and after the loop.
+
+    @property
+    def behind(self) -> bool:
+        """Whether this worker takes no part in what the others do between the steps: it catches up, or came after them."""
+        ledger = self.commitments.ledger
+        return self._joining is not None or self._passed is not None or ledger.worker_id in ledger.idle
+
+    def left_alone(self) -> bool:
+        """Of one that is behind: whether it makes calls by itself, since no worker is left that was not."""
+        return self._passed is None and self.calls.left_alone(self.is_followed)
+
+    def is_followed(self) -> bool:
+        """Whether a joiner's thread follows generations in the main thread's stead."""
+        return self._joining is not None and self._joining.is_followed
+
+    def place(self) -> CallPlace | None:
+        """Where in the script this worker is, if it may call all others there; else None."""
+        current, loop = self.current, self.commitments.ledger.loop
+        if self.over:
+            # The script's own calls are counted from the first one after the loop, by all alike.
+            name = after_loop(loop) if self.loop_end.digest is not None else meeting_at_end(loop)
+            return CallPlace(name=name, step=self.applied, kept=True)
+        if current is None or not (current._done or current._is_ahead):
+            return None
+        if current._done:
+            return CallPlace(name=str(self.applied), step=self.applied)
+        return self._before_step
+
+    @property
+    def _before_step(self) -> CallPlace:
+        return CallPlace(name=f"before{self.applied}", step=self.applied, before_step=True)
+
+    def call(self, name: str, data: bytes) -> list[bytes] | None:
+        """Return the bytes of all workers that take part in the call; None if this is no place for one."""
+        if self._passed is not None:
+            return self._passed.call(name, data)
+        place = self.place()
+        return None if place is None else self._call_at(place, name, data)
+
+    def _call_at(self, place: CallPlace, name: str, data: bytes) -> list[bytes]:
+        phase = Phase.ENDING if self.over else Phase.UPDATING
+        step = self.applied if place.before_step else max(0, self.applied - 1)
+        last = self.handover.last
+        under = last.under.number if last is not None else self.commitments.ledger.generation
+        self.activity.now(Phase.CALLING, step)
+        try:
+            return self.calls.gather(name, data, place, under, self.behind, self.is_followed)
+        finally:
+            self.activity.now(phase, step)
+
+    def _regroup_between_steps(self) -> None:
+        # The update of the step that was committed last may be half done: the state is no one's to take yet.
+        self.settled(self._regroup(), level=self.over)
+
+    def end(self) -> None:
+        """The loop is over here; return when it is over for all, and its last checkpoint is written."""
+        if self._joining is not None:
+            # It has nothing more to take: the last results are replayed.
+            left = self._joining.next()
+            assert left is None, left
+            self._joining = None
+        # First of all: a worker that joins from here on is told that there are no more steps.
+        self.commitments.loop_ended()
+        if (self.broken_off or self.finished) and not self._ended and self.commitments.ledger.idle:
+            # A joiner waits for a step that does not come, until all meet again.
+            self.commitments.broke(GroupError("the script left its loop before the last step"))
+        self.broken_off = False
+        self.over = True
+        self.activity.now(Phase.ENDING)
+        self.healing.give()
+        self.loop_end.meet()
+        self.loop_end.digest = digest(self.leaves())
+        self._account.complete()
+        self._voice.report(after_loop=True, step=self.commitments.step)
+
+    def pass_over(self, outside: OutsideLoops) -> None:
+        """The job has ended this loop already: the script of a worker that comes later goes on after it."""
+        self.commitments.loop_begun()
+        self.course.applied = step_at_end(outside, self.commitments.loops)
+        self._passed = outside
+        self.over = True
+        self.close()
+
+    def leave_loop(self) -> None:
+        """The script left the loop: by ``break``, or by an exception, which shows when the script ends."""
+        self.broken_off = not self.over and self.current is not None and self.current._done
+
+    def finish_loop(self) -> None:
+        """If the script left the loop by itself after a committed step, that was the last one."""
+        if self.broken_off:
+            try:
+                self.end()
+            finally:
+                self.close()
+
+    def finish(self) -> None:
+        """The script came to its end here; return when it has on every worker, as far as it ever will."""
+        if self._passed is not None:
+            # It took no part in any loop: the script has fewer of them here than on the others.
+            return
+        self._voice.report(script_ended=True)
+        while self._voice.is_heard and not self._meeting.wait_finish(self.commitments.ledger.generation):
+            # A worker comes that runs the code after the loop in the place of one that was lost there.
+            self.settled(self._regroup(), level=True)
+        self._voice.report(complete=True, step=self.commitments.step, digest=self.loop_end.digest)
+        self._meeting.close()
+
+    def _watch_gpu(self, techniques: Chosen) -> GpuWatch | None:
+        technique = techniques.get(GpuHealth)
+        if technique is None:
+            return None
+        return watch_gpu(technique.settings, InWorker(technique.name, self.settings, self._voice))
+
+    def close(self) -> None:
+        """Let go of everything that only the loop needs; calls to all workers can still be made."""
+        self._structure.close()
+        self.checks.close()
+        self.passive.close()
+        if self._gpu is not None:
+            self._gpu.close()
+        self.course.close()
+        self.flight.gradients.detach()
+        self._exchange.stop()
+        self.source.close()
+
+    def abandon(self) -> None:
+        """The loop was left in the middle of a step: take no part in the job any more."""
+        self.close()
+        self._meeting.close()
+
+    def repeat_nothing(self) -> None:
+        """Compute no microbatch twice to compare its bits."""
+        self._bits.repeats.give_up()
+
+    def give_up(self) -> None:
+        """The loop was left by an error, perhaps between two steps: nothing is to go on after it."""
+        if self.broken_off:
+            self.broken_off = False
+            self.abandon()
+
+    def settled(self, settlement: Settlement, level: bool) -> None:
+        """A new generation is settled: tell the lighthouse, those who join, and the script if it wants to know.
+
+        ``level``: whether the state here is that of the step that goes on; if not, the script's update comes first.
+        """
+        if self.commitments.entered is not None:
+            self._account.settled(self.commitments.entered)
+        # Whether it was in a step or still before its first one: from here on all look at the same slices.
+        self._bits.restart(settlement.level + 1)
+        self.healing.settled(settlement)
+        if settlement.idle:
+            self.calls.tell_joiners()
+        if not self.over:
+            self.passive.reach("generation_change", lost=self.commitments.lost)
+        if level:
+            self._give()
+        self._voice.entered(settlement, self.commitments.ledger.generation, self.commitments.lost)
+
+    def _give(self) -> None:
+        """Have the state ready for those who join. After the loop it is that of the loop's end, or is said not to be."""
+        at_end = self.loop_end.digest
+        if at_end is not None and self.healing.is_asked:
+            self.course.spoiled = digest(self.leaves()) != at_end
+        self.healing.give()

@@ -1,0 +1,1 @@
+"""This worker as a member: generations, group opening, the ledger, small collectives."""

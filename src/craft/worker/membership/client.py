@@ -1,0 +1,325 @@
+"""Which generation this worker acts under: takes directives, and sees to it that it meets the others there.
+
+Called by the channel's thread (``direct``), by whoever finds a group broken (``broke``) and by the main thread (the rest).
+
+There are two ways into a generation. One that is *current* is entered as soon as possible, and the old group is aborted.
+One that is *upcoming* opens while the old group goes on; it is entered at a step boundary for which every member said that
+it is ready, and the old group is let go only when the new one is settled.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+
+from craft.protocol.errors import Fenced
+from craft.protocol.generation_log import Moments
+from craft.protocol.membership import Generation
+from craft.protocol.messages import CheckpointWish, Directive, Preemption, Restoration
+from craft.worker.membership.group_opening import AnyGroup, OnBroken, Places
+
+
+class Left(SystemExit):
+    """This worker leaves the job, as it was told; the script ends as it would by ``sys.exit()``."""
+
+
+class Meeting:
+    """The generation that this worker is to act under, the one to come, and their groups."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        address: str,
+        key: bytes,
+        on_broken: OnBroken,
+        on_left: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``key`` is the job's; of no use in a job of one worker, which has none."""
+        self._worker_id = worker_id
+        self._on_broken = on_broken
+        self._on_left = on_left
+        # Guards everything below; the channel's thread, opening threads and the main thread meet here. Reentrant.
+        self._change = threading.Condition()
+        self._places = Places(worker_id, address, key, self._change, on_broken, self.broke)
+        self._leaving = 0
+        """The upcoming generation in which this worker is not."""
+        self._inside = False
+        """Whether this worker has ever taken part in a generation."""
+        self._entered = False
+        """Whether it has entered one, and may have changed its state."""
+        self._fenced: str | None = None
+        self._over: str | None = None
+        self._heard = False
+        self.progress: tuple[int, ...] = ()
+        """Branch, committed steps and calls completed since; the main thread keeps it, for reports of any thread."""
+        self.left = False
+        """Whether this worker has left the job, as it was told."""
+        self.slots = 1
+        """Places in the job's layout."""
+        self.winding_down: str | None = None
+        """Why the lighthouse wants the loop to end, if it does."""
+        self.preempting: Preemption | None = None
+        """Why, and until when, the whole job is to make room, if it is."""
+        self.saved: tuple[int, int] | None = None
+        """Branch and steps of the newest complete checkpoint, as far as the lighthouse says."""
+        self.wishes: tuple[CheckpointWish, ...] = ()
+        """The latest wishes for checkpoints."""
+        self.generation: Generation | None = None
+        """The current generation as the lighthouse says, with this worker or without it."""
+        self.loop = 1
+        """The training loop of the script that the job is in, or has ended last."""
+        self.finishing = 0
+        """The generation whose members' scripts have all come to their end; 0: none."""
+        self.restoration: Restoration | None = None
+        """From where the job began again, if it did: those in its generations begin there, too."""
+
+    def equip(self, device: torch.device | None) -> None:
+        """From now on groups carry tensors between these devices; before the first generation is entered."""
+        with self._change:
+            self._places.equip(device)
+
+    def at(self, step: int) -> None:
+        """``step`` is in flight from now on."""
+        self._places.step = step
+
+    def direct(self, directive: Directive) -> None:
+        """Follow a directive; an old or repeated one changes nothing."""
+        self.winding_down = directive.winding_down
+        self.preempting, self.wishes, self.saved = directive.preempting, directive.wishes, directive.saved
+        with self._change:
+            self._restore(directive.restoration)
+            self._heard = True
+            self.slots = directive.slots or self.slots
+            self.loop, self.finishing, self.generation = directive.loop, directive.finishing, directive.generation
+            self._change.notify_all()
+            if self._worker_id in directive.fenced:
+                self._fence(f"worker {self._worker_id} was declared lost; the job goes on without it")
+            if not self._inside and (directive.stopping or self._worker_id in directive.released):
+                self._over = directive.reason or "the job is over"
+                self._change.notify_all()
+            if directive.generation is not None:
+                self._act_under(directive.generation)
+            self._prepare(directive.upcoming)
+        if directive.probe:
+            self._places.probe(directive.probe)
+
+    def _restore(self, restoration: Restoration | None) -> None:
+        """The job began again: who took part before has no place in it, and who was about to waits for another one."""
+        known = self.restoration.number if self.restoration is not None else 0
+        if restoration is None or restoration.number <= known:
+            return
+        self.restoration = restoration
+        if self._entered:
+            self._fence(
+                f"the job began again without worker {self._worker_id}, from the checkpoint of step {restoration.step}"
+            )
+        elif self._places.current is not None and self._places.number <= restoration.after:
+            self._places.current.abandon()
+            self._places.current = None
+
+    def _act_under(self, generation: Generation) -> None:
+        if generation.number <= self._places.number:
+            return
+        if generation.rank_of(self._worker_id) is None:
+            self._left_out(generation)
+            return
+        if self._places.upcoming is not None and self._places.upcoming.generation == generation:
+            # The others have entered it at their step boundary; this worker is about to come to its own.
+            self._places.follow()
+        else:
+            self._places.move(generation)
+
+    def _left_out(self, generation: Generation) -> None:
+        if not self._inside:
+            # A spare that was about to join, and has to wait again.
+            if self._places.current is not None:
+                self._places.current.abandon()
+        elif self._leaving != generation.number:
+            reason = f"worker {self._worker_id} is not in generation {generation.number}"
+            if self._leaving:
+                self._over = self._over or reason
+            self._fence(reason)
+
+    def _prepare(self, upcoming: Generation | None) -> None:
+        """Open the group of the upcoming generation; one that is no longer wanted is dropped."""
+        places = self._places
+        if places.upcoming is not None and places.upcoming.generation != upcoming:
+            places.upcoming.abandon()
+            places.upcoming = None
+        if upcoming is None or upcoming.number <= places.number:
+            return
+        if upcoming.rank_of(self._worker_id) is None:
+            if self._inside:
+                self._leaving = upcoming.number
+            return
+        if not self._inside:
+            # Nothing to finish before: the others come when they are at their step boundary.
+            if places.current is not None:
+                places.current.abandon()
+            places.current = places.begin(upcoming)
+            self._change.notify_all()
+        elif places.upcoming is None:
+            places.upcoming = places.begin(upcoming)
+
+    def _fence(self, reason: str) -> None:
+        self._fenced = reason
+        self._places.abandon()
+        self._change.notify_all()
+
+    def broke(self, number: int, error: Exception) -> None:
+        """Say that the group of generation ``number`` broke, unless a newer one is there already."""
+        if self.newer(number):
+            return
+        self._on_broken(self._places.broke(number, error))
+        self._places.probe(number)
+
+    @property
+    def ready(self) -> int:
+        """The newest generation for which this worker is ready: its group is open, or it is one without this worker."""
+        with self._change:
+            if self._leaving:
+                return self._leaving
+            if self._places.upcoming is not None and self._places.upcoming.opened:
+                return self._places.upcoming.generation.number
+            return self._places.number
+
+    def agree(self, number: int) -> None:
+        """Every member is ready for generation ``number``: at this step boundary all enter it.
+
+        Raises Left if it has no place for this worker.
+        """
+        with self._change:
+            if self._places.upcoming is not None and self._places.upcoming.generation.number == number:
+                self._places.follow()
+            self.check_leaving(number)
+
+    def check_leaving(self, number: int) -> None:
+        """Raise Left if every member was ready for generation ``number``, in which this worker is not.
+
+        The others may have entered it and gone on: what this worker has may be old.
+        """
+        with self._change:
+            if self._leaving and self._leaving == number:
+                self.leave()
+
+    def settled(self, number: int) -> None:
+        """The members of generation ``number`` have settled: nobody needs an older one any more."""
+        with self._change:
+            self._inside = True
+            if self._leaving <= number:
+                self._leaving = 0
+            old, self._places.left_behind = self._places.left_behind, []
+        for place in old:
+            place.abandon()
+
+    def newer(self, number: int) -> bool:
+        """Whether a generation after ``number`` is to be entered."""
+        with self._change:
+            return self._gone or self._places.number > number
+
+    def wait_newer(self, number: int) -> None:
+        """Block until there is a generation after ``number``."""
+        with self._change:
+            self._change.wait_for(lambda: self.newer(number))
+
+    def wait_others(self) -> None:
+        """Of a worker that comes later: wait until there is a generation, or the whole job begins again."""
+        with self._change:
+            self._change.wait_for(lambda: self.generation is not None or self.restoration is not None or self._gone)
+
+    def wait_finish(self, number: int) -> bool:
+        """Wait until the scripts of all workers came to their end; False: a generation after ``number`` is to be entered."""
+        with self._change:
+            self._change.wait_for(lambda: self.finishing >= number or self.newer(number))
+            return self.finishing >= number
+
+    def wait_saved(self, place: tuple[int, int], number: int, limit_s: float) -> bool:
+        """Wait until the checkpoint of ``place``, a branch and a step, is complete, or for so long.
+
+        Returns False if a generation after ``number`` is to be entered instead: somebody was lost before it was complete.
+        """
+
+        def saved() -> bool:
+            return self.saved is not None and self.saved >= place
+
+        with self._change:
+            self._change.wait_for(lambda: saved() or self.newer(number), limit_s)
+            return saved() or not self.newer(number)
+
+    def enter(self) -> tuple[Generation, AnyGroup | None, Moments]:
+        """Return the newest generation and its group, once that is open, and how it came to that.
+
+        Raises Fenced or Left if there is no place for us.
+        """
+        with self._change:
+            if not self._places.equipped:
+                self._places.equip(None)
+            self._change.wait_for(lambda: self._gone or self._may_enter)
+            self._check_gone()
+            place = self._places.current
+            assert place is not None
+            if place.problem is not None:
+                raise place.problem
+            self._entered = True
+            return place.generation, place.group, place.moments
+
+    def wait_generation(self) -> Generation:
+        """Return the newest generation, open or not."""
+        self.wait_newer(0)
+        with self._change:
+            self._check_gone()
+            assert self._places.current is not None
+            return self._places.current.generation
+
+    def wait_directive(self) -> None:
+        """Block until the lighthouse has said anything at all."""
+        with self._change:
+            self._change.wait_for(lambda: self._heard)
+
+    @property
+    def number(self) -> int:
+        """The generation that is known to be current; 0 if there is none yet."""
+        with self._change:
+            return self._places.number
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Workers of the generation that is known to be current; () if there is none yet."""
+        with self._change:
+            current = self._places.current
+            return current.generation.worker_ids if current is not None else ()
+
+    @property
+    def _may_enter(self) -> bool:
+        place = self._places.current
+        return place is not None and (place.opened or place.problem is not None)
+
+    @property
+    def _gone(self) -> bool:
+        return self._fenced is not None or (self._over is not None and not self._inside)
+
+    def _check_gone(self) -> None:
+        if self._over is not None:
+            self.leave()
+        if self._fenced is not None:
+            raise Fenced(self._fenced)
+
+    def leave(self) -> NoReturn:
+        """Leave the job: raises Left."""
+        self.left = True
+        self._on_left()
+        raise Left(0)
+
+    def cut_one(self) -> bool:
+        """For tests of jobs: cut one connection of the current group; False if it has none."""
+        with self._change:
+            place = self._places.current
+            group = place.group if place is not None and place.opened else None
+        return group is not None and group.cut_one()
+
+    def close(self) -> None:
+        with self._change:
+            self._places.abandon()

@@ -1,0 +1,241 @@
+"""Collective calls between the steps: every member's bytes to every member, through losses.
+
+They follow the rule of the steps: a call returns when every member that takes part has said that it has everybody's part.
+So if it returned to anybody, everybody has its result in hand, and the members of a new generation know what to do: take
+it, or do it again. A joiner that catches up takes no part; it gets the results from those who remember them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+import torch
+
+from craft.decide.step import ledger as books
+from craft.decide.step.settle import name_of
+from craft.groups.group import Group
+from craft.protocol.errors import CallsDiffer, GroupError, LeftBehind, SnapshotError, Unreachable
+from craft.protocol.membership import Generation, Member
+from craft.snapshots.transfer.donor import Donor
+from craft.snapshots.transfer.fetch import recall
+from craft.telemetry.fault_points import reach
+from craft.worker.membership.participant import Commitments
+
+logger = logging.getLogger(__name__)
+
+_LENGTH, _DATA, _ROUND = 16, 17, 18
+"""Tags; a round of the acknowledgement takes one each. Below those of a step's buckets, beside those of its word."""
+_END_OF_NAME = b"\0"
+_SILENCE_S = 600.0
+_AGAIN_S = 0.05
+
+
+class CallPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A place of the script at which every worker makes the same calls."""
+
+    name: str
+    step: int
+    """Committed steps there."""
+    before_step: bool = False
+    """Whether it is before the inner loop of a step; else after one."""
+    kept: bool = False
+    """Whether a worker that comes at any later time passes it: outside of the loops."""
+
+
+class Calls:
+    """Belongs to the main thread."""
+
+    def __init__(self, commitments: Commitments, donor: Donor | None, key: bytes, regroup: Callable[[], None]) -> None:
+        """``regroup`` enters the newest generation and tells whoever must know."""
+        self._commitments = commitments
+        self._donor = donor
+        self._key = key
+        self._regroup = regroup
+        self._place = ("", 0)
+        """A place of the script, and how many calls were made there."""
+        self._recent: dict[str, bytes] = {}
+        """Results of calls that were made before the step in flight began: one that joins in that step wants them."""
+        self._name = ""
+        """The call that the script is in."""
+        self._alone = False
+        """Whether this worker, which catches up, makes calls by itself."""
+
+    def gather(
+        self, call: str, data: bytes, place: CallPlace, under: int, behind: bool, followed: Callable[[], bool]
+    ) -> list[bytes]:
+        """Return the bytes of every member that takes part in ``call``, in the order of ranks.
+
+        The last of ``place.step`` committed steps has a result of generation ``under``; ``behind``: this worker catches up,
+        and takes the others' result. ``followed()``: whether the thread that follows the exchange also follows generations
+        meanwhile; if not, that is to be done here.
+        """
+        number = self._place[1] if self._place[0] == place.name else 0
+        if number == 0:
+            self._recent.clear()
+        name = f"{place.name}/{number}"
+        # Only those who stand where the others do can tell from each other's calls whether they make the same.
+        self._name = call if place.step == self._commitments.step else ""
+        self._alone = self._alone and behind
+        parts = self._recall(name, under, data, followed) if behind else self._call(data)
+        self._place = (place.name, number + 1)
+        if self._donor is not None:
+            self._remember(self._donor, name, msgspec.msgpack.encode(parts), place)
+        return parts
+
+    def _remember(self, donor: Donor, name: str, result: bytes, place: CallPlace) -> None:
+        if place.kept:
+            donor.keep(name, result)
+        elif self._commitments.ledger.idle:
+            donor.remember(name, result)
+        elif place.before_step:
+            self._recent[name] = result
+
+    def tell_joiners(self) -> None:
+        """A generation with joiners begins: they want the results of calls that were made before the step in flight."""
+        if self._donor is not None:
+            for name, result in self._recent.items():
+                self._donor.remember(name, result)
+
+    def left_alone(self, followed: Callable[[], bool]) -> bool:
+        """Of one that catches up: whether nobody who kept pace is left.
+
+        Until it has caught up it then makes calls by itself: others who were behind, too, may be at other places.
+        """
+        ledger = self._commitments.ledger
+        self._alone = self._alone or not (followed() or ledger.worker_id in ledger.idle)
+        return self._alone
+
+    def _call(self, data: bytes) -> list[bytes]:
+        commitments = self._commitments
+        number = commitments.ledger.calls
+        commitments.ledger = books.calling(commitments.ledger, self._name)
+        parts: list[bytes] = []
+        while True:
+            if commitments.moved:
+                self._regroup()
+                if commitments.ledger.calls > number:
+                    # All who are left have everybody's part: this is what the call returns, to each of them.
+                    return parts
+            try:
+                parts = self._exchange(data)
+                commitments.ledger = books.called(commitments.ledger)
+                reach("called", commitments.step)
+                self._acknowledge()
+            except GroupError as error:
+                commitments.broke(error)
+                commitments.await_move()
+                continue
+            commitments.ledger = books.returned(commitments.ledger)
+            commitments.advanced()
+            return parts
+
+    def _exchange(self, data: bytes) -> list[bytes]:
+        level = self._commitments.ledger.level
+        where = f"after step {level - 1}" if level else "before the first step"
+        return exchange_named(
+            self._commitments, self._name, data, where, lambda: reach("calling", self._commitments.step)
+        )
+
+    def _acknowledge(self) -> None:
+        """Return once everybody who takes part has everybody's part: the same rounds as at the end of a step."""
+        group, (ranks, position) = self._commitments.group, taking_part(self._commitments)
+        if group is not None:
+            barrier(group, ranks, position, _ROUND)
+
+    def _recall(self, name: str, under: int, data: bytes, followed: Callable[[], bool]) -> list[bytes]:
+        """Ask those who keep pace for the result of a call that they made, or are about to make."""
+        commitments = self._commitments
+        while True:
+            if not followed() and commitments.moved:
+                self._regroup()
+            if self.left_alone(followed):
+                return [data]
+            generation, ledger = commitments.generation, commitments.ledger
+            assert generation is not None
+            # The one of the lowest rank has been there for the longest, and knows them all.
+            oldest = next(each for each in generation.members if each.worker_id not in ledger.idle)
+            if oldest.since > under:
+                raise LeftBehind(
+                    f"nobody is left who knows what call {name} returned: all who keep pace came later, and this worker has not"
+                    " caught up with that: another one will come"
+                )
+            try:
+                found = self._ask(oldest, name, generation, followed)
+                return msgspec.msgpack.decode(found, type=list[bytes])
+            except (SnapshotError, Unreachable) as error:
+                logger.info("the result of call %s did not come from %s: %s", name, oldest.worker_id, error)
+                # It died, and a newer generation is about to come.
+                time.sleep(_AGAIN_S)
+
+    def _ask(self, member: Member, name: str, generation: Generation, followed: Callable[[], bool]) -> bytes:
+        def outdated() -> bool:
+            moved = self._commitments.generation is not generation or (not followed() and self._commitments.moved)
+            # It may be this very worker that was asked: its thread settled that it goes on by itself, and is about to end.
+            return moved or self.left_alone(followed)
+
+        return recall((member.address, member.state_port), name, self._key, outdated, _SILENCE_S)
+
+
+def taking_part(commitments: Commitments) -> tuple[list[int], int]:
+    """Ranks of those who keep pace, and this worker's position among them."""
+    ledger = commitments.ledger
+    ranks = [rank for rank, member in enumerate(ledger.members) if member not in ledger.idle]
+    return ranks, ranks.index(ledger.rank)
+
+
+def exchange(commitments: Commitments, data: bytes, halfway: Callable[[], None] = lambda: None) -> list[bytes]:
+    """Return the bytes of everybody who keeps pace, in the order of ranks; raises GroupError if somebody is lost."""
+    group, (ranks, position) = commitments.group, taking_part(commitments)
+    if group is None or len(ranks) == 1:
+        return [data]
+    others = [rank for rank in ranks if rank != group.rank]
+    own = torch.tensor([len(data)])
+    lengths = {rank: torch.zeros(1, dtype=torch.int64) for rank in others}
+    due = [group.recv(lengths[rank], rank, _LENGTH) for rank in others]
+    group.wait_all([*due, *(group.send(own, rank, _LENGTH) for rank in others)])
+    halfway()
+    room = {rank: torch.empty(int(lengths[rank]), dtype=torch.uint8) for rank in others if int(lengths[rank])}
+    due = [group.recv(tensor, rank, _DATA) for rank, tensor in room.items()]
+    if data:
+        flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        due += [group.send(flat, rank, _DATA) for rank in others]
+    group.wait_all(due)
+    return [
+        data if index == position else (room[rank].numpy().tobytes() if rank in room else b"")
+        for index, rank in enumerate(ranks)
+    ]
+
+
+def exchange_named(
+    commitments: Commitments, name: str, data: bytes, where: str, halfway: Callable[[], None] = lambda: None
+) -> list[bytes]:
+    """The same; raises CallsDiffer if others are in another call than ``name`` at the same place."""
+    parts = exchange(commitments, name.encode() + _END_OF_NAME + data, halfway)
+    split = [part.partition(_END_OF_NAME) for part in parts]
+    _compare(commitments, [made.decode() for made, _, _ in split], where)
+    return [part for _, _, part in split]
+
+
+def _compare(commitments: Commitments, names: list[str], where: str) -> None:
+    if len(set(names)) == 1 or "" in names:
+        return
+    ledger, (ranks, _) = commitments.ledger, taking_part(commitments)
+    made = ", ".join(f"{ledger.members[rank]} {name_of(name)}" for rank, name in zip(ranks, names, strict=True))
+    raise CallsDiffer(
+        f"workers make different calls {where}: {made}:"
+        " every worker has to make the same calls there, in the same order"
+    )
+
+
+def barrier(group: Group, ranks: list[int], position: int, first_tag: int) -> None:
+    """Return once all ``ranks`` have called it. In round k each tells the one 2**k ahead of it."""
+    size = len(ranks)
+    signal = torch.zeros(1, dtype=torch.uint8)
+    for number in range((size - 1).bit_length()):
+        arrived = torch.zeros(1, dtype=torch.uint8)
+        ahead, back = ranks[(position + (1 << number)) % size], ranks[(position - (1 << number)) % size]
+        due = group.recv(arrived, back, first_tag + number)
+        group.wait_all([group.send(signal, ahead, first_tag + number), due])

@@ -1,0 +1,284 @@
+"""This worker's place in the history: its ledger, and how it follows from one generation into the next.
+
+Enters: directives, by way of the meeting; the outcome of exchanges. Leaves: settlements. Called by the main thread only,
+or, while a joiner catches up, by the thread that follows the exchange in its stead.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from craft.decide.detect import stragglers
+from craft.decide.detect.stragglers import StragglerSettings
+from craft.decide.step import ledger as books
+from craft.decide.step.ledger import Ledger
+from craft.decide.step.settle import LossAnswer, settle
+from craft.groups.group import Group
+from craft.protocol.control_word import Combined
+from craft.protocol.errors import ConfigError, GroupError, LeftBehind, StateLost
+from craft.protocol.generation_log import Entered, Moments
+from craft.protocol.membership import DROPPED, Claim, Generation, Settlement
+from craft.telemetry.fault_points import reach
+from craft.worker.membership.all_gather import gather
+from craft.worker.membership.client import Meeting
+from craft.worker.membership.devices import DIFFERENT_DEVICES
+
+logger = logging.getLogger(__name__)
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """What each member tells the others when a generation begins."""
+
+    claim: Claim
+    trainable: bytes
+    """Bitmap over the parameters: which of them get gradients now. A joiner, whose own script is not there yet, follows it."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Entry).decode
+
+
+def decode_entry(data: bytes) -> Entry:
+    """Return the entry in ``data``; another member may have come with something else."""
+    try:
+        return _decode(data)
+    except msgspec.DecodeError:
+        raise ConfigError(DIFFERENT_DEVICES) from None
+
+
+class Commitments:
+    """Owns the ledger."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        meeting: Meeting,
+        on_loss: LossAnswer,
+        on_state_lost: Callable[[int], None],
+        straggling: StragglerSettings | None,
+    ) -> None:
+        """``on_state_lost(generation)`` is called before StateLost is raised, whoever catches it.
+
+        ``straggling``: when a member is taken for slow; None: never.
+        """
+        self.ledger = Ledger(worker_id=worker_id)
+        self.generation: Generation | None = None
+        self.group: Group | None = None
+        self.started = False
+        """Whether the members are known to have begun the loop from the same state."""
+        self.loops = 0
+        """Training loops that the script has begun."""
+        self.recalled = False
+        """Whether this worker took results of calls before its first loop from members that had made them."""
+        self.start_step = 0
+        """Where the script begins its first training loop."""
+        self.lost: tuple[str, ...] = ()
+        """Members of the generation before that are not in this one."""
+        self.trainable: Callable[[], bytes] = bytes
+        """Gives what this worker tells of its parameters."""
+        self.trained = b""
+        """After a generation was entered without state: what the others told of theirs."""
+        self.entered: Entered | None = None
+        """How this worker came into the generation that it acts under."""
+        self.prepared: Callable[[], bool] = lambda: True
+        """Tells whether this worker has room for what it is to give to those who join."""
+        self.record: Callable[[Entered], None] = lambda _: None
+        """Writes that down, for every generation."""
+        self._meeting = meeting
+        self._on_loss = on_loss
+        self._on_state_lost = on_state_lost
+        self._straggling = straggling
+
+    @property
+    def step(self) -> int:
+        """The step in flight, which is also the number of committed steps."""
+        return self.ledger.level
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Where the members are, in the order of their ranks."""
+        return self.generation.hosts if self.generation is not None else ()
+
+    @property
+    def slots(self) -> int:
+        """Places in the job's layout."""
+        return self._meeting.slots
+
+    @property
+    def moved(self) -> bool:
+        """Whether there is a newer generation to enter."""
+        return self._meeting.newer(self.ledger.generation)
+
+    @property
+    def ready(self) -> int:
+        """The newest generation for which this worker is ready. Nobody waits at a step boundary for memory to be there."""
+        return self._meeting.ready if self.prepared() else self.ledger.generation
+
+    def begin_at(self, step: int) -> None:
+        """The script begins at ``step``: it has loaded what it had trained before. Of its first training loop."""
+        if not self.loops:
+            self.start_step = step
+        elif step:
+            raise ConfigError(
+                f"job.steps(start_step={step}): the job has begun already, at step {self.step}; only the first training loop of a"
+                " script begins elsewhere"
+            )
+
+    def start(self, settlement: Settlement | None) -> Settlement | None:
+        """The members are known to begin from the same state, at the same step. Returns the settlement with that step."""
+        self.started = True
+        if not self._take_start_step() or settlement is None:
+            return settlement
+        return replace(settlement, level=self.step)
+
+    def _take_start_step(self) -> bool:
+        """Be at the first step of the script's, unless a checkpoint goes before it, or steps were committed."""
+        ledger = self.ledger
+        if not self.start_step or ledger.loop > 1 or ledger.level or ledger.rewinds:
+            return False
+        self.ledger = replace(ledger, level=self.start_step)
+        return True
+
+    def _started_at(self, claim: Claim) -> Claim:
+        """A claim of one that was about to take the same step: all were compared, and another member has begun."""
+        if claim.started or claim.loop != 1 or claim.rewinds or claim.committed != 0:
+            return claim
+        return replace(claim, committed=self.start_step)
+
+    def agree(self, combined: Combined) -> bool:
+        """Whether ``combined``, the word of the step just committed, says that all enter a prepared generation now."""
+        if combined.ready <= self.ledger.generation:
+            return False
+        self._meeting.agree(combined.ready)
+        return self.moved
+
+    def check_leaving(self, combined: Combined | None) -> None:
+        """Raise Left if ``combined``, of a result in hand, says that all go on without this worker."""
+        if combined is not None:
+            self._meeting.check_leaving(combined.ready)
+
+    def broke(self, error: Exception) -> None:
+        """Say that the group of the generation it acts under broke."""
+        self._meeting.broke(self.ledger.generation, error)
+
+    def await_move(self) -> None:
+        """The group is of no use any more: wait for a newer generation."""
+        self._meeting.wait_newer(self.ledger.generation)
+
+    def regroup(self, size_of: Callable[[int], int]) -> Settlement:
+        """Enter the newest generation and settle with its members what becomes of the step in flight.
+
+        A failure meanwhile leads to a newer generation, and to another round.
+        """
+        while True:
+            generation, group, moments = self._meeting.enter()
+            came = time.time()
+            reach("entering", self.step)
+            if not self.ledger.generation and (restoration := self._meeting.restoration) is not None:
+                self.ledger = replace(self.ledger, branch=restoration.branch)
+            is_first = not self.ledger.generation
+            self.ledger = books.enter(self.ledger, generation)
+            if is_first and self.recalled and self.ledger.whole:
+                # The others of a job that begins anew make these calls again, and would wait for this one.
+                raise LeftBehind(
+                    "the job began anew after this worker had taken the results of calls from members that are gone: another"
+                    " one will come"
+                )
+            claim = replace(books.claim(self.ledger), started=self.started)
+            try:
+                parts = gather(group, _encode(Entry(claim, self.trainable())))
+            except GroupError as error:
+                logger.info("generation %d broke while it settled: %s", generation.number, error)
+                self._meeting.broke(generation.number, error)
+                self.await_move()
+                continue
+            reach("claimed", self.step)
+            entries = [decode_entry(part) for part in parts]
+            claims = [entry.claim for entry in entries]
+            # Whether the conditions of another loop were compared says nothing of this one.
+            self.started = any(other.started for other in claims if other.loop == self.ledger.loop)
+            if self.started:
+                claims = [self._started_at(claim) for claim in claims]
+                self._take_start_step()
+            try:
+                settlement = settle(claims, size_of, self._on_loss)
+            except StateLost:
+                self._on_state_lost(generation.number)
+                raise
+            if not self.ledger.whole and self.ledger.loop < settlement.loop:
+                raise LeftBehind(
+                    f"the job went on to training loop {settlement.loop} of the script while this worker was joining in loop"
+                    f" {self.ledger.loop}: another one will come"
+                )
+            self.ledger = books.settled(self.ledger, settlement)
+            self.advanced()
+            if not self.ledger.whole:
+                self.trained = next(entry.trainable for entry in entries if entry.claim.committed is not None)
+            before = self.generation.worker_ids if self.generation is not None else ()
+            self.lost = tuple(worker_id for worker_id in before if worker_id not in generation.worker_ids)
+            self.generation, self.group = generation, group
+            self._meeting.settled(generation.number)
+            self._write_down(generation, claims, settlement, moments, came)
+            return settlement
+
+    def _write_down(
+        self, generation: Generation, claims: Sequence[Claim], settlement: Settlement, moments: Moments, came: float
+    ) -> None:
+        goes_on = [claim for claim in claims if claim.committed == settlement.level]
+        self.entered = Entered(
+            generation=generation.number,
+            time=time.time(),
+            told=moments.told,
+            aborted=moments.aborted,
+            met=moments.met,
+            entered=came,
+            agreed=moments.aborted is None,
+            members=generation.worker_ids,
+            lost=self.lost,
+            joiners=settlement.joiners,
+            idle=settlement.idle,
+            step=settlement.level,
+            commits=self.ledger.worker_id in settlement.commits,
+            retried=any(claim.held or claim.again for claim in goes_on),
+            given=settlement.given,
+            mine=tuple(each for each in settlement.given if settlement.owners[each] == self.ledger.rank),
+            dropped=tuple(index for index, owner in enumerate(settlement.owners) if owner == DROPPED),
+            again=tuple(sorted({microbatch for claim in goes_on for microbatch in claim.again})),
+        )
+        self.record(self.entered)
+
+    def loop_begun(self) -> None:
+        """The script begins a training loop, or passes over one that the job has ended: the first, or a further one."""
+        if self.loops:
+            self.ledger = books.loop_begun(self.ledger)
+        self.loops += 1
+        self.started = False
+
+    def loop_ended(self) -> None:
+        """Every member has come to the end of the loop."""
+        self.ledger = books.loop_ended(self.ledger)
+
+    def completed(self) -> None:
+        """The whole result of the step in flight is here."""
+        self.ledger = books.complete(self.ledger)
+
+    def all_acknowledged(self, combined: Combined) -> None:
+        """Every member of the generation has acknowledged it: commit."""
+        for worker_id in self.ledger.members:
+            self.ledger = books.acknowledged(self.ledger, worker_id, self.ledger.generation, self.step)
+        assert self.ledger.may_commit, self.ledger
+        able = [self.ledger.members[rank] for rank in combined.able]
+        pace = None
+        if self._straggling is not None:
+            pace = stragglers.observed(self.ledger.pace, combined.busy_us, self._straggling)
+        self.ledger = books.commit(self.ledger, able, pace)
+        self.advanced()
+
+    def advanced(self) -> None:
+        """A step was committed, a call completed, or a settlement found: what is reported of this worker says so."""
+        self._meeting.progress = (self.ledger.branch, self.ledger.level, self.ledger.calls)

@@ -1,0 +1,1 @@
+"""Compare and watch while training: bits, numbers, speed, the GPU."""

@@ -1,0 +1,1 @@
+"""Join a running job: fetch the state, follow, catch up, undo."""

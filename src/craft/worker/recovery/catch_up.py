@@ -1,0 +1,110 @@
+"""A worker that comes to a job that is on its way: it takes the others' state and catches up with them.
+
+``Training`` makes one when it finds that this worker has no state, and drops it when this worker takes part like all others:
+until then, or until ``catches_up`` is false, steps come from the results that the follower has queued.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+
+from craft.protocol.membership import Settlement
+from craft.telemetry.fault_points import reach
+from craft.worker.membership.participant import Commitments
+from craft.worker.recovery.follower import Follower, Result
+from craft.worker.recovery.state_transfer import Healing
+from craft.worker.reduce.buckets import Layout
+from craft.worker.reduce.module_buffers import Buffers
+from craft.worker.reduce.user_reduce import listen
+from craft.worker.report.reporter import Voice
+from craft.worker.state.preflight import Progress
+
+logger = logging.getLogger(__name__)
+
+
+class Joining:
+    """Owned by the main thread."""
+
+    def __init__(
+        self,
+        commitments: Commitments,
+        healing: Healing,
+        voice: Voice,
+        params: Sequence[torch.nn.Parameter],
+        buffers: Buffers,
+        size_of: Callable[[int], int],
+        bucket_bytes: int,
+        own_loop: bool = False,
+    ) -> None:
+        self._commitments = commitments
+        self._healing = healing
+        self._voice = voice
+        self._params = params
+        self._buffers = buffers
+        self._bucket_bytes = bucket_bytes
+        self._warmed_up = False
+        self._follower = Follower(
+            commitments,
+            self._layout_of_the_others,
+            buffers.empty_like,
+            size_of,
+            healing.fetch,
+            self._settled,
+            commitments.broke,
+            listen if own_loop else None,
+        )
+
+    def take_state(self, settlement: Settlement) -> tuple[int, Progress]:
+        """Take the state of the others, while a thread takes the results of what they do meanwhile. Returns its step."""
+        self._follower.start(settlement)
+        fetched = self._follower.wait_state()
+        progress = self._healing.load(fetched)
+        self._buffers.begin()
+        reach("loaded", fetched.level)
+        logger.info("took the state as of step %d, %d bytes", fetched.level, fetched.header.total_bytes)
+        return fetched.level, progress
+
+    def _settled(self, settlement: Settlement) -> None:
+        """On the thread that follows. Where nobody who kept pace is left, those who join come to this worker for the state."""
+        self._voice.settled(settlement, self._commitments.ledger.generation)
+        self._healing.settled(settlement)
+
+    def _others_train(self) -> list[bool]:
+        bits = int.from_bytes(self._commitments.trained, "little")
+        return [bool(bits >> index & 1) for index in range(len(self._params))]
+
+    def _layout_of_the_others(self, trained: Sequence[bool] | None) -> Layout:
+        if trained is None and self._commitments.trained:
+            trained = self._others_train()
+        return Layout(self._params, self._bucket_bytes, trained)
+
+    @property
+    def catches_up(self) -> bool:
+        """Whether results are queued, or will be: the script is behind the others."""
+        return not self._follower.level
+
+    def warms_up(self) -> bool:
+        """Whether to compute a microbatch now, once: first-call costs, such as compilation, are not everybody's.
+
+        What is queued comes first: it holds memory, and the computing can wait until there is nothing else to do.
+        """
+        now = not self._warmed_up and self.catches_up and not self._follower.has_results
+        self._warmed_up = self._warmed_up or now
+        return now
+
+    @property
+    def has_results(self) -> bool:
+        """Whether a result is queued that can be replayed at once."""
+        return self._follower.has_results
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether a thread follows generations in the main thread's stead."""
+        return self._follower.runs
+
+    def next(self) -> Result | None:
+        """The next result to hand to the script; None if there is none any more."""
+        return self._follower.next()

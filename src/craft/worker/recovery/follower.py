@@ -1,0 +1,358 @@
+"""A joiner's part in the exchange while its state is on the way and while it catches up: on a thread of its own.
+
+It takes every result as it comes and acknowledges it at once, so that nobody waits for the joiner, and queues it. The
+main thread loads the state when that is whole, then replays the queued results through the script's own update code. Once
+it has caught up, or once the others count on the joiner, the thread ends and the main thread takes its place.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+import torch
+
+from craft.decide.step import ledger as books
+from craft.protocol.control_word import Combined, Word
+from craft.protocol.errors import BitsDiffer, GroupError, SnapshotAborted, SnapshotError, StateLost, Unreachable
+from craft.protocol.membership import DROPPED, Generation, Settlement
+from craft.snapshots.transfer.fetch import Fetched
+from craft.telemetry.fault_points import reach
+from craft.worker.membership.participant import Commitments
+from craft.worker.recovery.state_transfer import donors_of
+from craft.worker.reduce import trainable_mask
+from craft.worker.reduce.accumulator import Flats, Gradients
+from craft.worker.reduce.buckets import Layout
+from craft.worker.reduce.exchange import Attempt
+from craft.worker.reduce.routes.choice import route_of
+from craft.worker.reduce.routes.flat import Route
+from craft.worker.reduce.user_reduce import Reduced
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.01
+
+Fetch = Callable[[Generation, tuple[str, ...], threading.Event], Fetched]
+"""(generation, its donors in order, cancelled) -> the state as of the settlement."""
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """One committed step, to be replayed."""
+
+    attempt: Attempt
+    combined: Combined
+    layout: Layout
+    generation: int
+    members: tuple[str, ...]
+    able: bool
+    """Whether this worker said with it that it can compute: from the next step on the others count on it."""
+
+
+class Follower:
+    """The main thread makes it, asks it for the state and for results, and goes on by itself when ``next`` gives None."""
+
+    def __init__(
+        self,
+        commitments: Commitments,
+        layout: Callable[[Sequence[bool] | None], Layout],
+        buffers_like: Callable[[tuple[int, ...]], torch.Tensor],
+        size_of: Callable[[int], int],
+        fetch: Fetch,
+        on_settled: Callable[[Settlement], object],
+        on_broken: Callable[[Exception], None],
+        listen: Callable[[Commitments], tuple[Reduced, ...]] | None = None,
+    ) -> None:
+        """``layout``: of what the others train, as of the last settlement unless it is given. ``listen`` takes what they reduce
+        before the end of a step, where the loop is the script's own.
+        """
+        self._commitments = commitments
+        self._layout = layout
+        self._buffers_like = buffers_like
+        self._size_of = size_of
+        self._fetch = fetch
+        self._on_settled = on_settled
+        self._on_broken = on_broken
+        self._listen = listen
+        self._gradients: Gradients | None = None
+        self._route: Route | None = None
+        # Guards everything below: this thread, the fetching thread and the main thread meet here.
+        self._change = threading.Condition()
+        self._results: deque[Result] = deque()
+        self._state: Fetched | None = None
+        self._loaded = False
+        self._replayed = False
+        """Whether the main thread has taken a result: when it waits for another one, the script's update code has run once."""
+        self._main_waits = False
+        self._cancelled = threading.Event()
+        self._error: BaseException | None = None
+        self._ended = False
+
+    def start(self, settlement: Settlement) -> None:
+        """The generation in which this worker joins is settled."""
+        threading.Thread(target=self._run, args=(settlement,), name="craft-follow", daemon=True).start()
+
+    # On the main thread.
+
+    def wait_state(self) -> Fetched:
+        """Return the state, once it is whole."""
+        with self._change:
+            self._change.wait_for(lambda: self._state is not None or self._error is not None)
+            if self._error is not None:
+                raise self._error
+            assert self._state is not None
+            self._loaded = True
+            return self._state
+
+    @property
+    def level(self) -> bool:
+        """Whether the main thread is to take part in the exchange itself: nothing is queued, and nothing will be."""
+        with self._change:
+            return self._ended and not self._results and self._error is None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it still takes part in exchanges and generations; if not, the main thread has to."""
+        with self._change:
+            return not self._ended
+
+    @property
+    def has_results(self) -> bool:
+        """Whether a result is queued that can be replayed at once."""
+        with self._change:
+            return bool(self._results)
+
+    def next(self) -> Result | None:
+        """Return the next result to replay; None once there is none, and the main thread is to take part itself."""
+        with self._change:
+            self._main_waits = not self._results
+            self._change.notify_all()
+            self._change.wait_for(lambda: bool(self._results) or self._ended)
+            self._main_waits = False
+            if self._results:
+                self._replayed = True
+                return self._results.popleft()
+            if self._error is not None:
+                raise self._error
+            return None
+
+    # On its own thread.
+
+    def _run(self, settlement: Settlement) -> None:
+        try:
+            self._on_settled(settlement)
+            self._begin(settlement)
+            while True:
+                if self._commitments.moved:
+                    self._regroup(None)
+                elif not self._has_nothing_to_take():
+                    self._take_one()
+                elif self._state_came():
+                    break
+        except _TakenOver:
+            return
+        except BaseException as error:  # noqa: BLE001  (the edge of a thread: the main thread raises it)
+            self._error = error
+        self._adopt()
+        with self._change:
+            self._ended = True
+            self._change.notify_all()
+
+    def _begin(self, settlement: Settlement) -> None:
+        """A generation is settled: if the state is not whole, fetch it as of this one."""
+        self._route = None
+        self._gradients = Gradients(self._layout(None), hooked=False)
+        if self._commitments.ledger.whole:
+            return
+        with self._change:
+            self._results.clear()
+            self._cancelled = threading.Event()
+        generation = self._commitments.generation
+        assert generation is not None
+        args = (generation, donors_of(generation, settlement), self._cancelled)
+        threading.Thread(target=self._get_state, args=args, name="craft-heal", daemon=True).start()
+
+    def _get_state(self, generation: Generation, donors: tuple[str, ...], cancelled: threading.Event) -> None:
+        began = time.monotonic()
+        try:
+            state = self._fetch(generation, donors, cancelled)
+        except SnapshotAborted:
+            return
+        except (SnapshotError, Unreachable) as error:
+            # A donor that died is missed by all soon; one that is out of reach is for the lighthouse to judge.
+            logger.warning("the state did not come over: %s", error)
+            if not cancelled.is_set():
+                self._on_broken(error)
+            return
+        except BaseException as error:  # noqa: BLE001  (the edge of a thread)
+            with self._change:
+                self._error = error
+                self._change.notify_all()
+            return
+        with self._change:
+            if not cancelled.is_set():
+                self._state = state
+                self._change.notify_all()
+        took_s = time.monotonic() - began
+        logger.info("fetched %d bytes from %d donors in %.3f s", state.header.total_bytes, len(donors), took_s)
+        reach("fetched", state.level)
+
+    def _adopt(self) -> None:
+        """If the state came over, this worker is whole: what it has queued since makes it level with the others."""
+        with self._change:
+            if self._state is None:
+                # Too late from now on: it would be the state of an older generation.
+                self._cancelled.set()
+            elif not self._commitments.ledger.whole:
+                self._commitments.ledger = books.adopt(self._commitments.ledger)
+
+    @property
+    def _has_state(self) -> bool:
+        with self._change:
+            return self._state is not None
+
+    def _state_came(self) -> bool:
+        """Wait for a moment; True once the state is here, and so everything is."""
+        with self._change:
+            return self._change.wait_for(lambda: self._state is not None, _LOOK_S)
+
+    def _has_nothing_to_take(self) -> bool:
+        """Whether all steps are over, or the others count on this worker in the next one, as on any that keeps pace."""
+        ledger = self._commitments.ledger
+        if ledger.over or self._size_of(ledger.level) == 0 or ledger.worker_id not in ledger.idle:
+            return True
+        with self._change:
+            last = self._results[-1].combined if self._results else None
+            return last is not None and (last.ended or last.stop is not None)
+
+    def _take_one(self) -> None:
+        """Take part in one step, without a microbatch of one's own."""
+        commitments = self._commitments
+        commitments.ledger = books.begin(commitments.ledger, self._size_of(commitments.step))
+        try:
+            self._lay_out()
+        except GroupError as error:
+            self._on_broken(error)
+            commitments.await_move()
+            self._regroup(None)
+            return
+        attempt = self._attempt()
+        if self._heard(attempt) and attempt.finish(self._word):
+            combined = attempt.combined
+            assert combined is not None
+            if combined.resend:
+                return
+            if combined.outcasts:
+                # Another one that joined has to leave: the step is done again without it.
+                commitments.await_move()
+                self._regroup(attempt)
+                return
+            if combined.differs:
+                raise BitsDiffer(f"the others found that their states differ after step {combined.step}")
+            commitments.completed()
+            commitments.all_acknowledged(combined)
+            self._put(attempt, commitments.ledger.rank in combined.able)
+            # This worker may have said that it is ready: then all enter the prepared generation at this boundary, and so
+            # does it. (Where the main thread takes over, it does the same.)
+            commitments.agree(combined)
+            return
+        if attempt.error is not None:
+            self._on_broken(attempt.error)
+        commitments.await_move()
+        self._regroup(attempt)
+
+    def _lay_out(self) -> None:
+        """Code between the steps may have frozen or unfrozen parameters, and here it has not run yet."""
+        assert self._gradients is not None
+        before = self._gradients.layout
+        trained = trainable_mask.hear(self._commitments.group, self._commitments.ledger, before)
+        if trained != before.trainable:
+            self._route = None
+            self._gradients = Gradients(self._layout(trained), hooked=False)
+
+    def _word(self) -> Word:
+        ledger = self._commitments.ledger
+        # Nobody may leave before this worker has the state: it might be the only one to keep it.
+        ready = self._commitments.ready if self._has_state else ledger.generation
+        return Word(step=ledger.level, ready=ready, able=self._is_awaited, rewinds=ledger.rewinds)
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether the main thread has nothing left to do but to take the result in flight: with it, it takes over."""
+        with self._change:
+            return self._main_waits and self._replayed and not self._results
+
+    def _heard(self, attempt: Attempt) -> bool:
+        """Take what belongs to the result beside it; False if somebody was lost meanwhile."""
+        try:
+            if self._listen is not None:
+                attempt.reductions = self._listen(self._commitments)
+        except GroupError as error:
+            attempt.error = error
+        return attempt.error is None
+
+    def _attempt(self) -> Attempt:
+        ledger, gradients = self._commitments.ledger, self._gradients
+        assert gradients is not None
+        if self._route is None or self._route.owners != ledger.owners:
+            commitments = self._commitments
+            self._route = route_of(commitments.group, commitments.hosts, gradients.layout, ledger.owners)
+        attempt = Attempt(
+            self._commitments.step, self._commitments.group, self._route, gradients, Flats(gradients.layout)
+        )
+        attempt.under = self._commitments.generation
+        attempt.plan = tuple(None if owner == DROPPED else ledger.members[owner] for owner in ledger.owners)
+        attempt.buffers_like = self._buffers_like
+        return attempt
+
+    def _regroup(self, attempt: Attempt | None) -> None:
+        if attempt is not None and attempt.usable:
+            self._commitments.check_leaving(attempt.combined)
+            self._commitments.completed()
+        self._adopt()
+        try:
+            settlement = self._commitments.regroup(self._size_of)
+        except StateLost:
+            with self._change:
+                self._results.clear()
+            raise
+        # Before anything else: if the main thread takes over with this result, nobody else says it.
+        self._on_settled(settlement)
+        if self._commitments.ledger.worker_id in settlement.commits:
+            assert attempt is not None
+            self._put(attempt)
+        self._begin(settlement)
+
+    def _put(self, attempt: Attempt, able: bool = False) -> None:
+        """Queue a result. If the main thread was waiting for just this one, it keeps pace, and takes over from here.
+
+        ``able``: the others count on that.
+        """
+        combined, gradients = attempt.combined, self._gradients
+        assert combined is not None and gradients is not None
+        ledger = self._commitments.ledger
+        result = Result(
+            attempt=attempt,
+            combined=combined,
+            layout=gradients.layout,
+            generation=ledger.generation,
+            members=ledger.members,
+            able=able,
+        )
+        with self._change:
+            level = self._main_waits and self._loaded and not self._results
+            self._results.append(result)
+            if level:
+                if not ledger.whole:
+                    self._commitments.ledger = books.adopt(ledger)
+                self._ended = True
+            self._change.notify_all()
+        if level:
+            raise _TakenOver
+
+
+class _TakenOver(Exception):
+    """The main thread goes on in this one's stead."""

@@ -1,0 +1,186 @@
+"""Gives this worker's state to those who join, and takes it from the others when it is the one that joins.
+
+Called by the main thread around each step. Only the copy of this worker's stripe, at a step boundary, delays a step; the
+donor serves it on threads of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+
+import msgspec
+import torch
+
+from craft.protocol.errors import ConfigError
+from craft.protocol.membership import Generation, Settlement
+from craft.snapshots.state.leaves import Stateful
+from craft.snapshots.state.reserved_memory import Reserve, can_wait_there
+from craft.snapshots.state.serialized import carried_bytes, load
+from craft.snapshots.store.background import num_lanes
+from craft.snapshots.transfer.donor import Donor
+from craft.snapshots.transfer.fetch import Fetched, fetch
+from craft.telemetry.fault_points import reach
+from craft.worker.checkpoint.lifecycle import Course
+from craft.worker.membership.participant import Commitments
+from craft.worker.state.preflight import Attached, Progress, compare
+
+logger = logging.getLogger(__name__)
+
+_STRIPE_SLACK = 1 << 16
+"""Stripes are not quite equal."""
+_SILENCE_S = 60.0
+"""A donor stages at its next step boundary, and a step may be long."""
+
+
+class Healing:
+    """Owned by the main thread, except for ``fetch``; while a joiner catches up, the thread that follows calls ``settled``."""
+
+    def __init__(
+        self,
+        donor: Donor | None,
+        key: bytes,
+        commitments: Commitments,
+        modules: Mapping[str, torch.nn.Module],
+        registered: Mapping[str, Stateful],
+        course: Course,
+        reserve: Reserve | None = None,
+    ) -> None:
+        """``reserve`` is memory that was set aside for the state, if this worker came later than others."""
+        self._reserve = reserve
+        self._donor = donor
+        self._key = key
+        self._commitments = commitments
+        self._modules = modules
+        self._registered = registered
+        self._course = course
+        self._due: Settlement | None = None
+        """Joiners of this settlement wait for a stripe that is not copied yet."""
+        self._serving = False
+        self._state_bytes = 0
+        """How large the state is, once that is known."""
+        self._early = False
+        """Whether room for a stripe is to be made before anybody is lost."""
+        self._helping = False
+        """Whether some member does not keep pace yet."""
+        if donor is not None:
+            commitments.prepared = lambda: donor.prepared
+
+    def settled(self, settlement: Settlement) -> None:
+        """A generation begins; whoever joins in it needs the state as of its first step."""
+        self._release()
+        self._helping = bool(settlement.idle)
+        if not self._helping:
+            self._forget()
+        self._due = settlement if settlement.joiners else None
+        members = len(self._commitments.ledger.members)
+        if self._donor is not None and self._state_bytes and members < self._commitments.slots:
+            # Somebody will come for a stripe, and the first touch of memory would cost a step more than its copy does.
+            self._donor.reserve(self._stripe_bytes(members))
+
+    def _stripe_bytes(self, donors: int) -> int:
+        """How much room the largest stripe takes if there are so many donors."""
+        return -(-self._state_bytes // donors) + _STRIPE_SLACK
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether joiners wait for a copy of the state from here."""
+        return self._due is not None
+
+    def give(self) -> None:
+        """The state is that of the last commit: copy what is wanted of it, if anything is."""
+        settlement, generation = self._due, self._commitments.generation
+        if settlement is None or generation is None or self._donor is None:
+            return
+        self._due = None
+        donors = donors_of(generation, settlement)
+        worker_id = self._commitments.ledger.worker_id
+        if worker_id in donors:
+            began = time.monotonic()
+            state = self._course.state()
+            self._donor.stage(generation.name, settlement.level, state, donors.index(worker_id), len(donors))
+            self._serving = True
+            took_s = time.monotonic() - began
+            logger.info("staged the state as of step %d for those who join, in %.3f s", settlement.level, took_s)
+            reach("staged", settlement.level)
+
+    def measure(self) -> int:
+        """Find out how large the state is; return how much memory a joiner should set aside."""
+        header = self._course.state().header
+        self._state_bytes = header.total_bytes
+        # To pin memory holds the device up for longer than to touch it, and a step while somebody joins has enough to do.
+        self._early = bool(header.on_device)
+        return carried_bytes(header)
+
+    def _release(self) -> None:
+        """Nobody needs the copy any more."""
+        if self._serving and self._donor is not None:
+            self._donor.release()
+        self._serving = False
+
+    def _forget(self) -> None:
+        """Nobody needs results of the past any more."""
+        if self._donor is not None:
+            self._donor.forget()
+
+    def committed(self, *, computed: bool) -> None:
+        """A step was committed, and some of it ``computed`` here or not.
+
+        Once every member keeps pace, nobody needs anything from the past.
+        """
+        if computed and self._early and self._donor is not None:
+            self._early = False
+            size = self._stripe_bytes(max(1, self._commitments.slots - 1))
+            if can_wait_there(size):
+                self._donor.reserve(size)
+        if self._helping and not self._commitments.ledger.idle:
+            self._helping = False
+            self._release()
+            self._forget()
+
+    def fetch(self, generation: Generation, donors: tuple[str, ...], cancelled: threading.Event) -> Fetched:
+        """Fetch the whole state from the donors, a stripe from each; blocks, on a thread that may."""
+        places = [(member.address, member.state_port) for member in generation.members if member.worker_id in donors]
+        return fetch(
+            places,
+            generation.name,
+            self._key,
+            cancelled=cancelled,
+            limit_s=_SILENCE_S,
+            modules=self._modules,
+            reserve=self._reserve,
+            lanes=num_lanes(len(places)),
+        )
+
+    def needs_nothing(self) -> None:
+        """This worker begins with the others, though it came later than the first: it takes no state from anybody."""
+        if self._reserve is not None:
+            self._reserve.release()
+            self._reserve = None
+
+    def load(self, fetched: Fetched) -> Progress:
+        """Put a fetched state into this worker's own objects; it is bit for bit that of the donors then."""
+        theirs = msgspec.json.decode(fetched.header.conditions, type=Attached)
+        problem = compare(
+            "the job", theirs.conditions, self._commitments.ledger.worker_id, self._course.attached.conditions
+        )
+        if problem is not None:
+            raise ConfigError(problem)
+        if theirs.progress.spoiled:
+            raise ConfigError(
+                "code after the training loop changed the training state before this worker could take it: that code cannot be"
+                " run again from where it began. Let job.once(name, fn) do such work: then the next worker does it"
+            )
+        if theirs.modes is not None:
+            theirs.modes.put(self._modules, self._registered)
+        load(fetched.header, fetched.tensors, self._modules, self._registered)
+        self._reserve = None
+        return theirs.progress
+
+
+def donors_of(generation: Generation, settlement: Settlement) -> tuple[str, ...]:
+    """Who serves a stripe, in the order of stripes: every member that has the state and keeps pace."""
+    without = frozenset((*settlement.idle, *settlement.joiners))
+    return tuple(worker_id for worker_id in generation.worker_ids if worker_id not in without)

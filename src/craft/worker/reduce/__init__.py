@@ -1,0 +1,1 @@
+"""From gradients to their mean: buckets, accumulation, exchange."""

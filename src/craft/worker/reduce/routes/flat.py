@@ -1,0 +1,298 @@
+"""How the blocks of one plan travel: who sends which tree node to whom, and into which buffers it is received.
+
+Flat: rank j owns chunk j of every bucket, receives all blocks of it, sums them along the tree, and sends the sum to all.
+Between two there is a shorter way for as many bytes: each sends its blocks whole, and both sum everything.
+The buffers live as long as the plan does, which in steady state is as long as the generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+
+import torch
+
+from craft.decide.step.plan import share_of
+from craft.decide.step.tree import Node, cover, fold
+from craft.groups.group import Lines, Pending
+from craft.telemetry.fault_points import reach
+from craft.worker.reduce.accumulator import Gradients
+from craft.worker.reduce.buckets import Layout
+
+_WORD, _REST, BUFFERS, _ROUND = 0, 1, 2, 3
+"""Tags of what goes once per step; a round of the acknowledgement takes one each."""
+_CARRIED = 62
+"""Tag of what microbatches leave for the next step; below those of buckets."""
+FIRST_BUCKET = 64
+_LENGTH_BYTES = 4
+
+
+def word_bytes(owners: Sequence[int], num_ranks: int, num_params: int) -> int:
+    """Room for an ordinary word, the same on every member; of a longer one the rest follows."""
+    most = max((len(share_of(owners, rank)) for rank in range(num_ranks)), default=1)
+    return 200 + most * (96 + num_params // 8)
+
+
+class Route:
+    """The way of one plan through one group. A group of one needs no connections: ``group`` is None then."""
+
+    def __init__(self, group: Lines | None, layout: Layout, owners: Sequence[int], word_bytes: int) -> None:
+        self._group = group
+        self._layout = layout
+        self.owners = tuple(owners)
+        self._size = group.size if group is not None else 1
+        self._rank = group.rank if group is not None else 0
+        self._peers = [rank for rank in range(self._size) if rank != self._rank]
+        self._blocks = {rank: cover(share_of(owners, rank), len(owners)) for rank in range(self._size)}
+        self._most_blocks = max((len(blocks) for blocks in self._blocks.values()), default=0)
+        self._sums_all = self._size <= 2
+        self.waited_s = 0.0
+        """How long blocks and words of others were waited for, since somebody last set this to 0."""
+        self._num_present = sum(1 for owner in owners if owner >= 0)
+        self._words = {peer: torch.zeros(word_bytes, dtype=torch.uint8) for peer in self._peers}
+        self._word = torch.zeros(word_bytes, dtype=torch.uint8)
+        self._signal = torch.zeros(1, dtype=torch.uint8)
+        self._signals = [torch.zeros(1, dtype=torch.uint8) for _ in range((self._size - 1).bit_length())]
+        self._chunks: list[list[slice]] = []
+        self._inbox: list[dict[Node, torch.Tensor]] = []
+        self._lay_out()
+        self._sent: list[Pending] = []
+        self._blocks_due: list[list[Pending]] = []
+        self._results_due: list[Pending] = []
+        self._words_due: list[Pending] = []
+        self._signals_due: list[Pending] = []
+
+    @property
+    def group(self) -> Lines | None:
+        return self._group
+
+    def _lay_out(self) -> None:
+        """Cut the buckets into chunks, and make room for what is received of them."""
+        owners_of_chunks = 1 if self._sums_all else self._size
+        self._chunks = [
+            [bucket.chunk(0 if self._sums_all else rank, owners_of_chunks) for rank in range(self._size)]
+            for bucket in self._layout.buckets
+        ]
+        self._inbox = [self._buffers(bucket) for bucket in range(len(self._layout.buckets))]
+
+    def _buffers(self, bucket: int) -> dict[Node, torch.Tensor]:
+        chunk = self._chunks[bucket][self._rank]
+        spec = self._layout.buckets[bucket]
+        return {
+            node: torch.empty(chunk.stop - chunk.start, dtype=spec.dtype, device=spec.device)
+            for peer in self._peers
+            for node in self._blocks[peer]
+        }
+
+    def _result_tag(self, bucket: int) -> int:
+        return FIRST_BUCKET + bucket * (1 + self._most_blocks)
+
+    def _block_tag(self, bucket: int, position: int) -> int:
+        return self._result_tag(bucket) + 1 + position
+
+    def begin(self) -> None:
+        """An attempt begins: nothing of the one before is left."""
+        self._sent = []
+
+    def post(self, result: Sequence[torch.Tensor]) -> None:
+        """Post every receive of the step, before anything is sent: what arrives early goes straight to its place."""
+        group = self._group
+        if group is None:
+            return
+        self._words_due = [group.recv(self._words[peer], peer, _WORD) for peer in self._peers]
+        self._signals_due = [
+            group.recv(signal, (self._rank - (1 << number)) % self._size, _ROUND + number)
+            for number, signal in enumerate(self._signals)
+        ]
+        self._post_blocks(group, result)
+
+    def _post_blocks(self, group: Lines, result: Sequence[torch.Tensor]) -> None:
+        self._blocks_due, self._results_due = [], []
+        for bucket, chunks in enumerate(self._chunks):
+            inbox = self._inbox[bucket]
+            self._blocks_due.append(
+                [
+                    group.recv(inbox[node], peer, self._block_tag(bucket, position))
+                    for peer in self._peers
+                    for position, node in enumerate(self._blocks[peer])
+                    if inbox[node].numel()
+                ]
+            )
+            self._results_due += [
+                group.recv(result[bucket][chunks[peer]], peer, self._result_tag(bucket))
+                for peer in self._peers
+                if chunks[peer].stop > chunks[peer].start and not self._sums_all
+            ]
+
+    def flushed(self, bucket: int) -> None:
+        """A bucket is ready, on the thread that filled it: whoever sends it on another one must know from when on."""
+
+    def send_blocks(self, bucket: int, gradients: Gradients) -> None:
+        """Send this rank's blocks of a bucket to the owners of its chunks."""
+        for position, node in enumerate(self._blocks[self._rank]):
+            flat = self._block(bucket, node, gradients)
+            for peer in self._peers:
+                chunk = self._chunks[bucket][peer]
+                if chunk.stop > chunk.start:
+                    self._send(flat[chunk], peer, self._block_tag(bucket, position))
+
+    def reduce(self, bucket: int, gradients: Gradients, result: Sequence[torch.Tensor]) -> None:
+        """Sum this rank's chunk along the tree and divide it by the number of microbatches."""
+        if self._group is not None:
+            due = self._blocks_due[bucket]
+            if bucket == len(self._blocks_due) - 1:
+                # The words come right behind the last blocks: one wait for both.
+                due, self._words_due = [*due, *self._words_due], []
+            self._await(due)
+        self._mean(bucket, gradients, result, self._inbox[bucket])
+
+    def _mean(
+        self, bucket: int, gradients: Gradients, result: Sequence[torch.Tensor], inbox: Mapping[Node, torch.Tensor]
+    ) -> None:
+        chunk = self._chunks[bucket][self._rank]
+        out = result[bucket][chunk]
+        if not out.numel():
+            return
+        parts = dict(inbox)
+        for node in self._blocks[self._rank]:
+            parts[node] = self._block(bucket, node, gradients)[chunk]
+        self._mean_into(out, parts)
+
+    def _block(self, bucket: int, node: Node, gradients: Gradients) -> torch.Tensor:
+        """A tree node that is held here, where it can be sent from."""
+        return gradients.find(node).tensors[bucket]
+
+    def _await(self, due: list[Pending]) -> None:
+        """Wait for what others computed."""
+        assert self._group is not None
+        began = monotonic()
+        self._group.wait_all(due)
+        self.waited_s += monotonic() - began
+
+    def _mean_into(self, out: torch.Tensor, parts: dict[Node, torch.Tensor]) -> None:
+        total = sum_into(out, parts, len(self.owners))
+        if self._num_present > 1:
+            _divide(total, self._num_present)
+
+    def send_result(self, bucket: int, result: Sequence[torch.Tensor], step: int) -> None:
+        """Send the sum of this rank's chunk to all; ``step`` is for the points of tests."""
+        chunk = self._chunks[bucket][self._rank]
+        if chunk.stop > chunk.start and not self._sums_all:
+            for peer in self._peers:
+                self._send(result[bucket][chunk], peer, self._result_tag(bucket))
+                reach("result_part", step)
+
+    def share_buffers(self, flat: torch.Tensor, source: int) -> None:
+        """Bring the module buffers from ``source`` to everybody."""
+        assert self._group is not None
+        if self._rank == source:
+            for peer in self._peers:
+                self._send(flat, peer, BUFFERS)
+        else:
+            self._group.recv(flat, source, BUFFERS).wait()
+
+    def share_carried(self, rows: Mapping[int, torch.Tensor]) -> None:
+        """Bring each rank's row of bytes to everybody; the others' are room for what they send."""
+        assert self._group is not None
+        due = [self._group.recv(row, rank, _CARRIED) for rank, row in rows.items() if rank != self._rank]
+        if self._rank in rows:
+            for peer in self._peers:
+                self._send(rows[self._rank], peer, _CARRIED)
+        self._group.wait_all(due)
+
+    def send_word(self, data: bytes) -> None:
+        """Send this member's word to all: its length, and what of it fits into the frame."""
+        room = self._word.numel() - _LENGTH_BYTES
+        frame = len(data).to_bytes(_LENGTH_BYTES, "little") + data[:room]
+        self._word[: len(frame)] = _tensor(frame)
+        rest = _tensor(data[room:]) if len(data) > room else None
+        for peer in self._peers:
+            self._send(self._word, peer, _WORD)
+            if rest is not None:
+                self._send(rest, peer, _REST)
+
+    def words(self, own: bytes) -> list[bytes]:
+        """Return every member's word, in the order of ranks."""
+        if self._group is not None:
+            # Nothing is due any more, unless there was no bucket to exchange, or one that did not have to wait.
+            self._await(self._words_due)
+        return [own if rank == self._rank else self._word_of(rank) for rank in range(self._size)]
+
+    def _word_of(self, peer: int) -> bytes:
+        frame = self._words[peer].numpy().tobytes()
+        length = int.from_bytes(frame[:_LENGTH_BYTES], "little")
+        data = frame[_LENGTH_BYTES : _LENGTH_BYTES + length]
+        if length > len(data):
+            assert self._group is not None
+            rest = torch.empty(length - len(data), dtype=torch.uint8)
+            self._group.recv(rest, peer, _REST).wait()
+            data += rest.numpy().tobytes()
+        return data
+
+    def acknowledge(self, sent_first: Callable[[], None]) -> None:
+        """Say that the whole result is here; returns once every member, idle ones included, has said so.
+
+        In round k each tells the one 2**k ahead of it what it has heard so far: after log2(size) rounds, of everybody.
+        ``sent_first`` is called after the first message has gone out.
+        """
+        for number, due in enumerate(self._signals_due):
+            self._send(self._signal, (self._rank + (1 << number)) % self._size, _ROUND + number)
+            if number == 0:
+                sent_first()
+            assert self._group is not None
+            # With the last one everybody has acknowledged, and all that was sent has arrived: only to be done with it.
+            self._group.wait_all([due] if number < len(self._signals_due) - 1 else [due, *self._sent])
+        self._sent = []
+
+    def wait_results(self, result: Sequence[torch.Tensor]) -> None:
+        """Wait until every chunk of ``result`` is here."""
+        if self._group is not None:
+            self._group.wait_all(self._results_due)
+
+    def _send(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
+        assert self._group is not None
+        self._sent.append(self._group.send(tensor, peer, tag))
+
+
+def _divide(total: torch.Tensor, count: int) -> None:
+    """Divide in place, with the same bits on any device; by a power of two a multiplication gives them, and is faster."""
+    if count & (count - 1) == 0:
+        total.mul_(1.0 / count)
+    elif not total.is_cuda:
+        total.div_(count)
+    else:
+        # By a plain number, CUDA would multiply with its reciprocal; and a short dtype may not have the number.
+        wide = torch.promote_types(total.dtype, torch.float32)
+        quotient = total.to(wide).div_(torch.full((), count, dtype=wide, device=total.device))
+        if wide != total.dtype:
+            total.copy_(quotient)
+
+
+def _tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def sum_into(out: torch.Tensor, parts: dict[Node, torch.Tensor], num_microbatches: int) -> torch.Tensor:
+    """Sum ``parts`` along the tree into ``out``. Inputs are never overwritten: only ``out`` and fresh temporaries are.
+
+    One of ``parts`` may be where ``out`` is: then that one is, once it has been added.
+    """
+    own = {id(part) for part in parts.values() if part.data_ptr() == out.data_ptr()}
+    free = [] if own else [out]
+
+    def add(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        if id(left) in own:
+            target = left
+        elif id(right) in own:
+            target = right
+        else:
+            target = free.pop() if free else torch.empty_like(out)
+            own.add(id(target))
+        return torch.add(left, right, out=target)
+
+    total = fold(parts, num_microbatches, add)
+    if total is None:
+        return out.zero_()
+    if total.data_ptr() != out.data_ptr():
+        out.copy_(total)
+    return out

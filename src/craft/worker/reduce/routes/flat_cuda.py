@@ -1,0 +1,224 @@
+"""The route of gradients that are on a device: by NCCL from device to device, or by Gloo through the memory of the host.
+
+Same plan, same tree, same bits as ``flat.py``, which does the rest: words, module buffers and acknowledgements go by Gloo.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+import torch
+
+from craft.decide.step.tree import Node
+from craft.groups.group import DeviceLines, Lines
+from craft.worker.reduce.accumulator import Gradients
+from craft.worker.reduce.buckets import Layout
+from craft.worker.reduce.routes.flat import Route
+
+_BUCKETS_AHEAD = 2
+"""So many buckets the device may be behind the host; NCCL would hold the host up by itself, where no abort can free it.
+
+A member without blocks of its own, which joins, waits for each: the driver loads a kernel, when it is first used, only once the
+device has done everything that it was given."""
+
+
+def device_route(group: Lines | None, layout: Layout, owners: Sequence[int], word_bytes: int) -> Route:
+    """The route that fits what the group can carry."""
+    if group is None or isinstance(group, DeviceLines):
+        return DeviceRoute(group, layout, owners, word_bytes)
+    return HostRoute(group, layout, owners, word_bytes)
+
+
+class Streamed(Route):
+    """Knows from when on a bucket may be read: what fills it is still under way on the device when the host is done."""
+
+    def __init__(self, group: Lines | None, layout: Layout, owners: Sequence[int], word_bytes: int, *more: Any) -> None:
+        """``more`` is for the route that this is put in front of."""
+        self._stream = group.stream if isinstance(group, DeviceLines) else torch.cuda.Stream(layout.buckets[0].device)
+        self._filled: dict[int, torch.cuda.Event] = {}
+        self._set_aside: dict[int, torch.cuda.Event] = {}
+        self._marks: deque[torch.cuda.Event] = deque()
+        super().__init__(group, layout, owners, word_bytes, *more)
+
+    def begin(self) -> None:
+        super().begin()
+        self._filled, self._set_aside = {}, {}
+        self._marks.clear()
+
+    def post(self, result: Sequence[torch.Tensor]) -> None:
+        for flat in result:
+            # Its memory must not be anybody else's while a stream that was aborted still writes there.
+            if flat.is_cuda:
+                flat.record_stream(self._stream)
+        super().post(result)
+
+    def flushed(self, bucket: int) -> None:
+        event = torch.cuda.Event()
+        event.record()
+        self._filled[bucket] = event
+
+    def _follow(self, bucket: int, stream: torch.cuda.Stream | None = None) -> None:
+        """Let the route's stream wait until the bucket is filled. Without a mark it was by this thread's own stream."""
+        stream = self._stream if stream is None else stream
+        event = self._filled.get(bucket)
+        if event is not None:
+            stream.wait_event(event)
+        else:
+            stream.wait_stream(torch.cuda.current_stream(stream.device))
+
+    def _put_aside(self, bucket: int, gradients: Gradients) -> None:
+        """Before a bucket is sent: copy it, if that is how it is held."""
+        if gradients.aside is not None:
+            blocks = {node: gradients.find(node).tensors[bucket] for node in self._blocks[self._rank]}
+            self._set_aside[bucket] = gradients.aside.put(bucket, blocks, lambda stream: self._follow(bucket, stream))
+
+    def _may_overwrite(self, bucket: int) -> None:
+        """Let the route's stream wait until nothing is needed any more of what was sent."""
+        event = self._set_aside.get(bucket)
+        if event is not None:
+            self._stream.wait_event(event)
+
+    def _stay_near(self, nccl: DeviceLines) -> None:
+        """A bucket's result is on its way: wait for an earlier one, if the device is too far behind."""
+        self._marks.append(nccl.mark())
+        if len(self._marks) > (_BUCKETS_AHEAD if self._blocks[self._rank] else 0):
+            nccl.wait_device(self._marks.popleft())
+
+    def _await_device(self, nccl: DeviceLines | None) -> None:
+        """Wait until everything that the stream was given is done."""
+        began = monotonic()
+        if nccl is not None:
+            nccl.wait_device(nccl.mark())
+        else:
+            self._stream.synchronize()
+        self.waited_s += monotonic() - began
+
+
+class DeviceRoute(Streamed):
+    """Everything on the group's stream, in the order of buckets: all members make the same calls in the same order."""
+
+    def __init__(self, group: DeviceLines | None, layout: Layout, owners: Sequence[int], word_bytes: int) -> None:
+        self._nccl = group
+        super().__init__(group, layout, owners, word_bytes)
+        self._room = self._make_room()
+
+    def _buffers(self, bucket: int) -> dict[Node, torch.Tensor]:
+        # There is one room for all buckets: on one stream a bucket is summed before the next one arrives.
+        return {}
+
+    def _make_room(self) -> torch.Tensor:
+        num_nodes = sum(len(self._blocks[peer]) for peer in self._peers)
+        chunks = [chunks[self._rank] for chunks in self._chunks]
+        sizes = [
+            num_nodes * padded((chunk.stop - chunk.start) * bucket.dtype.itemsize)
+            for chunk, bucket in zip(chunks, self._layout.buckets, strict=True)
+        ]
+        with torch.cuda.stream(self._stream):
+            return torch.empty(max(sizes, default=0), dtype=torch.uint8, device=self._stream.device)
+
+    def _inbox_of(self, bucket: int) -> dict[Node, torch.Tensor]:
+        chunk, dtype = self._chunks[bucket][self._rank], self._layout.buckets[bucket].dtype
+        size = (chunk.stop - chunk.start) * dtype.itemsize
+        nodes = [node for peer in self._peers for node in self._blocks[peer]]
+        return {
+            node: self._room[number * padded(size) : number * padded(size) + size].view(dtype)
+            for number, node in enumerate(nodes)
+        }
+
+    def _post_blocks(self, group: Lines, result: Sequence[torch.Tensor]) -> None:
+        """What is received has its room on the stream."""
+
+    def send_blocks(self, bucket: int, gradients: Gradients) -> None:
+        self._put_aside(bucket, gradients)
+        self._follow(bucket)
+        if self._nccl is None:
+            return
+        sends = [
+            (gradients.find(node).tensors[bucket][chunk], peer)
+            for node in self._blocks[self._rank]
+            for peer in self._peers
+            if (chunk := self._chunks[bucket][peer]).stop > chunk.start
+        ]
+        inbox = self._inbox_of(bucket)
+        receives = [(inbox[node], peer) for peer in self._peers for node in self._blocks[peer] if inbox[node].numel()]
+        self._nccl.swap(sends, receives)
+
+    def reduce(self, bucket: int, gradients: Gradients, result: Sequence[torch.Tensor]) -> None:
+        self._may_overwrite(bucket)
+        with torch.cuda.stream(self._stream):
+            self._mean(bucket, gradients, result, self._inbox_of(bucket))
+
+    def send_result(self, bucket: int, result: Sequence[torch.Tensor], step: int) -> None:
+        if self._nccl is None:
+            return
+        if not self._sums_all:
+            chunks = self._chunks[bucket]
+            own = result[bucket][chunks[self._rank]]
+            sends = [(own, peer) for peer in self._peers if own.numel()]
+            receives = [
+                (result[bucket][chunks[peer]], peer) for peer in self._peers if chunks[peer].stop > chunks[peer].start
+            ]
+            self._nccl.swap(sends, receives)
+        self._stay_near(self._nccl)
+
+    def wait_results(self, result: Sequence[torch.Tensor]) -> None:
+        self._await_device(self._nccl)
+
+
+class HostRoute(Streamed):
+    """Blocks are copied into the memory of the host, sent and summed there, and the result is copied back."""
+
+    def __init__(self, group: Lines | None, layout: Layout, owners: Sequence[int], word_bytes: int) -> None:
+        super().__init__(group, layout, owners, word_bytes)
+        self._copies: dict[tuple[int, Node], torch.Tensor] = {}
+        self._results = [_pinned(bucket.numel, bucket.dtype) for bucket in layout.buckets]
+
+    def _buffers(self, bucket: int) -> dict[Node, torch.Tensor]:
+        chunk, dtype = self._chunks[bucket][self._rank], self._layout.buckets[bucket].dtype
+        nodes = [node for peer in self._peers for node in self._blocks[peer]]
+        return {node: _pinned(chunk.stop - chunk.start, dtype) for node in nodes}
+
+    def post(self, result: Sequence[torch.Tensor]) -> None:
+        super().post(self._results)
+
+    def send_blocks(self, bucket: int, gradients: Gradients) -> None:
+        self._put_aside(bucket, gradients)
+        self._follow(bucket)
+        with torch.cuda.stream(self._stream):
+            for node in self._blocks[self._rank]:
+                flat = gradients.find(node).tensors[bucket]
+                if (bucket, node) not in self._copies:
+                    self._copies[bucket, node] = _pinned(flat.numel(), flat.dtype)
+                self._copies[bucket, node].copy_(flat, non_blocking=True)
+        # What this stream waits for is computed here: it ends, whatever becomes of the others.
+        self._stream.synchronize()
+        super().send_blocks(bucket, gradients)
+
+    def _block(self, bucket: int, node: Node, gradients: Gradients) -> torch.Tensor:
+        return self._copies[bucket, node]
+
+    def reduce(self, bucket: int, gradients: Gradients, result: Sequence[torch.Tensor]) -> None:
+        super().reduce(bucket, gradients, self._results)
+
+    def send_result(self, bucket: int, result: Sequence[torch.Tensor], step: int) -> None:
+        super().send_result(bucket, self._results, step)
+
+    def wait_results(self, result: Sequence[torch.Tensor]) -> None:
+        super().wait_results(self._results)
+        with torch.cuda.stream(self._stream):
+            for bucket, (flat, found) in enumerate(zip(result, self._results, strict=True)):
+                self._may_overwrite(bucket)
+                flat.copy_(found, non_blocking=True)
+        self._stream.synchronize()
+
+
+def padded(size: int) -> int:
+    """So that every part of the room is as well aligned as memory of its own."""
+    return size + -size % 512
+
+
+def _pinned(numel: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(numel, dtype=dtype, pin_memory=True)

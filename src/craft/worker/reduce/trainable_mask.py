@@ -1,0 +1,47 @@
+"""Which parameters are trained, told to those who follow: at the start of every attempt, while anybody does.
+
+Code between the steps may freeze or unfreeze some. A member that has not run it yet, since it catches up, must lay out what it
+receives like the others all the same: gradients travel without their lengths, or with ones that must fit.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from craft.decide.step.ledger import Ledger
+from craft.groups.group import Lines, Pending
+from craft.worker.reduce.buckets import Layout, bitmap
+
+_TAG = 63
+"""The last before those of buckets."""
+
+
+def tell(group: Lines | None, ledger: Ledger, layout: Layout) -> list[Pending]:
+    """Called by every member that is not a follower, as an attempt begins; what is returned is to be kept until it ends.
+
+    Raises GroupError if a connection has ended.
+    """
+    if group is None or not ledger.idle or not layout.params:
+        return []
+    data = torch.frombuffer(bytearray(bitmap(layout.trainable)), dtype=torch.uint8)
+    if ledger.worker_id in ledger.idle:
+        # It has run that code itself, though it computes nothing yet: it knows.
+        return [group.recv(torch.empty_like(data), _teller(ledger), _TAG)]
+    if _teller(ledger) != group.rank:
+        return []
+    return [group.send(data, ledger.members.index(each), _TAG) for each in ledger.idle]
+
+
+def hear(group: Lines | None, ledger: Ledger, layout: Layout) -> tuple[bool, ...]:
+    """What the others train in the attempt that begins, for a follower; raises GroupError if somebody is lost."""
+    if group is None or not layout.params:
+        return tuple(layout.trainable)
+    data = torch.zeros(-(-len(layout.params) // 8), dtype=torch.uint8)
+    group.recv(data, _teller(ledger), _TAG).wait()
+    bits = int.from_bytes(data.numpy().tobytes(), "little")
+    return tuple(bool(bits >> index & 1) for index in range(len(layout.params)))
+
+
+def _teller(ledger: Ledger) -> int:
+    """The rank of the first that keeps pace."""
+    return next(rank for rank, each in enumerate(ledger.members) if each not in ledger.idle)

@@ -1,0 +1,275 @@
+"""The mean of gradients over the microbatches of a step, as often in a step as a loop of the script's own asks for it.
+
+Enters: what its microbatches left in ``p.grad``, moved into tree nodes. Leaves: the mean in ``p.grad``, the same bits on every
+worker. It goes the way of a step's own exchange, among those who keep pace, and counts for nothing until the step is
+committed. Whoever does not keep pace is sent each outcome: by them it brings its state level later.
+
+On devices it goes by NCCL, whose messages have no tags and whose lengths nobody checks. What is sent and what is received meet
+nevertheless: before a reduction gives the device anything, all have told each other by Gloo which one it is, and it ends only
+when the device has done all of it and everybody has said so. Nothing else of a loop of the script's own goes by NCCL: the
+step's own exchange, which comes after the body, has no buckets there. So between any two who keep pace the order of messages
+is that of the reductions. Whoever does not keep pace sends and receives nothing there, and waits for nothing; from which step
+on it does, all know from the commit before it. After a loss the communicator is aborted, and never used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+import torch
+from blake3 import blake3
+
+from craft.groups.group import DeviceLines, Lines, Pending
+from craft.groups.subgroup import part_of
+from craft.protocol.control_word import Combined, Record, Word
+from craft.protocol.errors import ConfigError, GroupError
+from craft.worker.membership.devices import device_of
+from craft.worker.membership.ft_calls import exchange_named
+from craft.worker.membership.participant import Commitments
+from craft.worker.reduce.accumulator import Flats, Gradients, hand_out
+from craft.worker.reduce.buckets import Layout, trainable_of
+from craft.worker.reduce.exchange import Attempt
+from craft.worker.reduce.module_buffers import Buffers
+from craft.worker.reduce.routes.choice import route_of
+from craft.worker.reduce.routes.flat import Route
+
+_FIRST_TAG = 1 << 16
+"""Above all tags of a step's own exchange."""
+_SIGNATURE = 48
+"""Tag of what tells which reduction it is; beside those of its word, below those of its buckets."""
+_LENGTH, _DATA = 40, 41
+"""Tags of what is sent to those who do not keep pace; beside those of calls between the steps."""
+
+
+class Reduced(msgspec.Struct, frozen=True, array_like=True):
+    """The outcome of one reduction, for whoever took no part in it."""
+
+    flats: tuple[bytes, ...]
+    present: bytes
+    metrics: tuple[tuple[str, float], ...]
+    buffers: tuple[int, ...]
+    packed: bytes
+    parts: tuple[bytes, ...] = ()
+    """Of a call: what everybody gave."""
+    sample: bytes = b""
+    """Hash of a part of the gradient of microbatch 0, for a worker that joined to compare its own with."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Reduced).decode
+
+
+class Phase:
+    """Some parameters whose gradients are reduced together."""
+
+    def __init__(self, params: Sequence[torch.nn.Parameter], bucket_bytes: int) -> None:
+        device_of((f"number {index}", param) for index, param in enumerate(params))
+        self.layout = Layout(params, bucket_bytes)
+        self.gradients = Gradients(self.layout)
+        self.result: Flats | None = None
+        self.route: Route | None = None
+        self.way: tuple[object, ...] = ()
+        """What the route was made for: the group, who of it takes part, and who computes what."""
+        kinds = [(str(param.dtype), tuple(param.shape)) for param in params]
+        self._kind = msgspec.json.encode((kinds, self.layout.trainable))
+
+    def signature(self, place: int) -> bytes:
+        """The same on every worker that reduces the same, as the same one of its step."""
+        return bytes(blake3(self._kind + str(place).encode()).digest(length=8))
+
+
+class Reductions:
+    """Owned by the main thread."""
+
+    def __init__(self, commitments: Commitments, buffers: Buffers, bucket_bytes: int) -> None:
+        """``buffers`` are those of the script's modules: after a reduction they are what microbatch 0 made of them."""
+        self._commitments = commitments
+        self._buffers = buffers
+        self._bucket_bytes = bucket_bytes
+        self._phases: dict[tuple[object, ...], Phase] = {}
+        self._told: list[tuple[torch.Tensor, Pending]] = []
+
+    def phase(self, params: Sequence[torch.nn.Parameter]) -> Phase:
+        """The phase of these parameters, which is the same one in every step."""
+        key = (*map(id, params), *trainable_of(params))
+        if key not in self._phases:
+            self._phases[key] = Phase(params, self._bucket_bytes)
+        return self._phases[key]
+
+    @property
+    def _ranks(self) -> list[int]:
+        """Who takes part."""
+        ledger = self._commitments.ledger
+        return [rank for rank, member in enumerate(ledger.members) if member not in ledger.idle]
+
+    def reduce(self, phase: Phase, place: int, records: Sequence[Record], sample: bytes = b"") -> dict[str, float]:
+        """Bring the mean over all microbatches into ``p.grad``; raises GroupError if somebody is lost meanwhile.
+
+        Returns the means of what was logged.
+        """
+        attempt = self._attempt(phase, place)
+        word = Word(
+            step=self._commitments.step,
+            records=tuple(records),
+            buffers=self._buffers.changed,
+            rewinds=self._commitments.ledger.rewinds,
+            sample=sample,
+        )
+        if not attempt.finish(lambda: word):
+            assert attempt.error is not None
+            self._commitments.broke(attempt.error)
+            raise attempt.error
+        combined = attempt.combined
+        assert combined is not None
+        scale = len(self._commitments.ledger.owners) / combined.total_weight if combined.total_weight else 1.0
+        hand_out(phase.layout, attempt.result, combined.present, scale)
+        phase.gradients.clear()
+        self._tell(attempt.result.tensors, combined, attempt.buffers)
+        self._take_buffers(combined.buffers, attempt.buffers)
+        return dict(combined.metrics)
+
+    def call(self, name: str, data: bytes) -> list[bytes]:
+        """Return the bytes of everybody who keeps pace; like a reduction it counts for nothing until the step is committed."""
+        with self._telling():
+            parts = exchange_named(self._commitments, name, data, "in the body of an attempt")
+            if self._speaks:
+                self._send(_encode(Reduced((), b"", (), (), b"", tuple(parts))))
+        return parts
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """If the group breaks within, that is told: nobody else may see it."""
+        try:
+            yield
+        except GroupError as error:
+            self._commitments.broke(error)
+            raise
+
+    def _take_buffers(self, changed: tuple[int, ...], packed: torch.Tensor | None) -> None:
+        self._buffers.commit(changed, packed)
+        # What the script makes of them from here on stays.
+        self._buffers.begin()
+
+    def _attempt(self, phase: Phase, place: int) -> Attempt:
+        commitments, ranks = self._commitments, self._ranks
+        group, owners = commitments.group, tuple(map(ranks.index, commitments.ledger.owners))
+        among = part_of(group, ranks, _FIRST_TAG) if group is not None and len(ranks) > 1 else None
+        if among is not None:
+            _check_device(phase.layout, group)
+            self._agree(among, phase.signature(place))
+        # With fewer microbatches than workers, one more of them does not show in who computes what.
+        way = (group, *ranks, owners)
+        if phase.route is None or phase.way != way:
+            hosts = [commitments.hosts[rank] for rank in ranks] if among is not None else []
+            phase.route, phase.way = route_of(among, hosts, phase.layout, owners), way
+        if phase.result is None:
+            phase.result = Flats(phase.layout)
+        attempt = Attempt(commitments.step, among, phase.route, phase.gradients, phase.result)
+        attempt.buffers_like = self._buffers.empty_like
+        if self._buffers.changed:
+            attempt.buffers = self._buffers.pack()
+        return attempt
+
+    def _agree(self, among: Lines, signature: bytes) -> None:
+        """Return once everybody is here, with the same reduction; raises GroupError if somebody is lost meanwhile."""
+        peers = [rank for rank in range(among.size) if rank != among.rank]
+        own = torch.frombuffer(bytearray(signature), dtype=torch.uint8)
+        theirs = [torch.zeros_like(own) for _ in peers]
+        with self._telling():
+            due = [among.recv(each, peer, _SIGNATURE) for peer, each in zip(peers, theirs, strict=True)]
+            among.wait_all([*due, *(among.send(own, peer, _SIGNATURE) for peer in peers)])
+        if not all(torch.equal(own, each) for each in theirs):
+            raise ConfigError(
+                f"step {self._commitments.step}: workers reduce different gradients in the same place: the body of an"
+                " attempt must call attempt.microbatches with the same parameters, in the same order, on every worker"
+            )
+
+    def take_back(self) -> None:
+        """The attempt failed: nothing of it is held, and what it was to receive into may still be written to."""
+        for phase in self._phases.values():
+            phase.gradients.drop()
+            phase.route, phase.way, phase.result = None, (), None
+        self._told = []
+
+    # For those who do not keep pace.
+
+    def _tell(self, tensors: Sequence[torch.Tensor], combined: Combined, packed: torch.Tensor | None) -> None:
+        if self._speaks:
+            reduced = Reduced(
+                flats=tuple(map(_bytes, tensors)),
+                present=combined.present,
+                metrics=combined.metrics,
+                buffers=combined.buffers,
+                packed=_bytes(packed) if combined.buffers and packed is not None else b"",
+                sample=combined.sample,
+            )
+            with self._telling():
+                self._send(_encode(reduced))
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether somebody does not keep pace, and it is this worker that tells him."""
+        ledger = self._commitments.ledger
+        return bool(ledger.idle) and ledger.rank == self._ranks[0]
+
+    def _send(self, data: bytes) -> None:
+        group, ledger = self._commitments.group, self._commitments.ledger
+        assert group is not None
+        length, flat = torch.tensor([len(data)]), torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)
+        for rank, member in enumerate(ledger.members):
+            if member in ledger.idle:
+                self._told.append((length, group.send(length, rank, _LENGTH)))
+                if data:
+                    self._told.append((flat, group.send(flat, rank, _DATA)))
+
+    def end(self) -> None:
+        """The body is over: whoever follows now has all that it needs of this step. Raises GroupError."""
+        group = self._commitments.group
+        if group is None or not self._speaks:
+            return
+        with self._telling():
+            self._send(b"")
+            group.wait_all([pending for _, pending in self._told])
+        self._told = []
+
+    def replay(self, phase: Phase, reduced: Reduced) -> dict[str, float]:
+        """Bring an outcome that was sent here into ``p.grad``; returns what ``reduce`` returned there."""
+        tensors = [
+            torch.frombuffer(bytearray(data), dtype=bucket.dtype).to(bucket.device) if data else bucket.empty()
+            for data, bucket in zip(reduced.flats, phase.layout.buckets, strict=True)
+        ]
+        hand_out(phase.layout, Flats(phase.layout, tensors), reduced.present, 1.0)
+        packed = torch.frombuffer(bytearray(reduced.packed), dtype=torch.uint8) if reduced.packed else None
+        self._take_buffers(reduced.buffers, packed)
+        return dict(reduced.metrics)
+
+
+def listen(commitments: Commitments) -> tuple[Reduced, ...]:
+    """Take all outcomes of the step in flight, as one that does not keep pace; returns when its body is over there."""
+    ledger, group = commitments.ledger, commitments.group
+    assert group is not None
+    first = next(rank for rank, member in enumerate(ledger.members) if member not in ledger.idle)
+    found: list[Reduced] = []
+    while True:
+        length = torch.zeros(1, dtype=torch.int64)
+        group.wait_all([group.recv(length, first, _LENGTH)])
+        if not int(length):
+            return tuple(found)
+        data = torch.empty(int(length), dtype=torch.uint8)
+        group.wait_all([group.recv(data, first, _DATA)])
+        found.append(_decode(data.numpy().tobytes()))
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+
+
+def _check_device(layout: Layout, group: Lines | None) -> None:
+    """Raise ConfigError if gradients are on a device, and the group is between others."""
+    if isinstance(group, DeviceLines) and layout.on_device and layout.buckets[0].device != group.device:
+        raise ConfigError(
+            f"parameters of attempt.microbatches(...) are on {layout.buckets[0].device}, and this worker's device is"
+            f" {group.device}: put them on job.device"
+        )

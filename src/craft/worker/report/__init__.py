@@ -1,0 +1,1 @@
+"""What this worker tells others: channel, reports, step log, activity page, stacks."""

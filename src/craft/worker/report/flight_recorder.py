@@ -1,0 +1,67 @@
+"""What torch's Flight Recorder knows of the collectives that the script itself started, in groups of its own.
+
+``answer`` is called when the agent asks, on a thread of its own: a main thread that is blocked in a collective lets others
+run. CRAFT's own groups exchange by send and receive, which is not recorded, and are no part of torch's default group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch.distributed
+
+from craft.protocol.values.inspection import MAX_ENTRIES, Collective, Collectives
+
+# The names that torch does not export by type.
+dist: Any = torch.distributed
+c10d: Any = torch._C._distributed_c10d
+
+
+class _Entry(msgspec.Struct):
+    """One entry of the recorder, as far as it is of use."""
+
+    process_group: tuple[str, str]
+    profiling_name: str
+    collective_seq_id: int = 0
+    input_sizes: tuple[tuple[int, ...], ...] = ()
+    input_dtypes: tuple[str, ...] = ()
+    retired: bool = False
+    is_p2p: bool = False
+
+
+class _Trace(msgspec.Struct):
+    entries: tuple[_Entry, ...] = ()
+
+
+def answer(number: int, worker_id: str) -> Collectives:
+    """Return the latest collectives of the script's own; none where it has no default group."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return Collectives(number=number, worker_id=worker_id)
+    trace = msgspec.json.decode(c10d._dump_fr_trace_json(), type=_Trace)
+    groups = own_groups()
+    entries = [_collective(each) for each in trace.entries if each.process_group[0] in groups and not each.is_p2p]
+    return Collectives(
+        number=number,
+        worker_id=worker_id,
+        rank=dist.get_rank(),
+        groups=groups,
+        entries=tuple(entries[-MAX_ENTRIES:]),
+    )
+
+
+def own_groups() -> dict[str, tuple[int, ...]]:
+    """The ranks of each group that the script made."""
+    made: dict[Any, str] = dist.distributed_c10d._world.pg_names
+    return {name: tuple(sorted(dist.get_process_group_ranks(group))) for group, name in made.items()}
+
+
+def _collective(entry: _Entry) -> Collective:
+    return Collective(
+        group=entry.process_group[0],
+        number=entry.collective_seq_id,
+        name=entry.profiling_name.partition(":")[2],
+        sizes=entry.input_sizes,
+        dtypes=entry.input_dtypes,
+        done=entry.retired,
+    )

@@ -1,0 +1,53 @@
+"""What one loop of a script is made of: ``Job`` puts it together, ``Training`` and its ``Course`` take what they need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import torch
+
+from craft.decide.techniques.technique import Chosen
+from craft.settings.worker import WorkerSettings
+from craft.snapshots.state.leaves import Stateful
+from craft.snapshots.state.reserved_memory import Reserve
+from craft.snapshots.transfer.donor import Donor
+from craft.worker.data.skipping import Shifted
+from craft.worker.membership.client import Meeting
+from craft.worker.membership.participant import Commitments
+from craft.worker.report.activity_page import Activity
+from craft.worker.report.reporter import Voice
+from craft.worker.state.carried_state import Lanes
+from craft.worker.state.checkpoint_target import Target
+from craft.worker.state.preflight import Conditions
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one call of ``job.steps`` or ``job.attempts``."""
+
+    settings: WorkerSettings
+    techniques: Chosen
+    meeting: Meeting
+    voice: Voice
+    activity: Activity
+    commitments: Commitments
+    donor: Donor | None
+    """Gives the state to those who join; None outside of ``craft run``."""
+    reserve: Reserve | None
+    """Memory for the state that a worker which comes later will get."""
+    modules: Mapping[str, torch.nn.Module]
+    registered: Mapping[str, Stateful]
+    lanes: Lanes
+    device: torch.device
+    """Where this worker computes."""
+    source: Shifted
+    seed: int
+    conditions: Conditions
+    target: Target | None
+    """Where checkpoints go, if any are taken."""
+    drops: bool = False
+    """Whether the microbatches of a lost worker are left out."""
+    own_loop: bool = False
+    """Whether the script reduces gradients itself, and makes its updates before the commit (``Attempts``)."""
+    whole: bool = False
+    """Whether every worker computes all of a step, after its commit, so that no gradient is exchanged."""

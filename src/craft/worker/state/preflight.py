@@ -1,0 +1,190 @@
+"""Before the first step: every worker must have the same settings, the same conditions and the same state."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Sequence
+
+import msgspec
+import torch
+from msgspec.structs import replace
+
+from craft.groups.group import Group
+from craft.protocol.errors import ConfigError
+from craft.protocol.events import ParametersUnequal
+from craft.snapshots.state.leaves import Leaf, digest, digests
+from craft.worker.data.sample_order import Position
+from craft.worker.membership.all_gather import gather
+from craft.worker.state.module_modes import Modes
+
+logger = logging.getLogger(__name__)
+
+
+class Conditions(msgspec.Struct, frozen=True):
+    """What must be the same on every worker for the same bits to come out."""
+
+    device: str
+    torch_version: str
+    num_threads: int
+    deterministic: bool
+    settings: dict[str, int | float | str | bool | None]
+    """Of the job: seed, microbatches, batch size and the like."""
+
+    @classmethod
+    def here(cls, device: torch.device, settings: dict[str, int | float | str | bool | None]) -> Conditions:
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        return cls(
+            device=name,
+            torch_version=str(torch.__version__),
+            num_threads=torch.get_num_threads(),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            settings=settings,
+        )
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """What sets this job's course apart from that of one in which every number was finite, and its place in the data."""
+
+    skipped: int = 0
+    """Steps' worth of data that was left out by going back."""
+    lowered_until: int = 0
+    """Up to this step learning rates are lowered."""
+    loop: int = 1
+    """The training loop of the script, from 1."""
+    first_step: int = 0
+    """The number of that loop's first step."""
+    spoiled: bool = False
+    """Whether code after the loop changed the state before a worker could take it that is to run this code again."""
+    recent: tuple[float, ...] = ()
+    """The newest values of the number that is looked at for spikes."""
+    position: Position | None = None
+    """Where reading goes on in data whose passes have no known length."""
+
+
+class Attached(msgspec.Struct, frozen=True):
+    """What travels with the state, beside it: to a worker that joins, and into checkpoints."""
+
+    conditions: Conditions
+    progress: Progress
+    began: Modes | None = None
+    """What everything was switched to when the loop began, by which a script that was changed since is known."""
+    modes: Modes | None = None
+    """What it is switched to now."""
+
+
+def check_conditions(
+    group: Group | None, worker_ids: Sequence[str], conditions: Conditions, start_step: int = 0
+) -> None:
+    """Compare everybody's conditions with rank 0's; raise ConfigError, on every worker, if they differ.
+
+    ``start_step`` is compared here alone: a worker that joins later may have read a newer file of the script's.
+    """
+    conditions = replace(conditions, settings=conditions.settings | {"start_step": start_step})
+    everyone = [msgspec.json.decode(data, type=Conditions) for data in gather(group, msgspec.json.encode(conditions))]
+    for worker_id, other in zip(worker_ids, everyone, strict=True):
+        problem = compare(worker_ids[0], everyone[0], worker_id, other)
+        if problem is not None:
+            raise ConfigError(problem)
+
+
+def compare(first_id: str, first: Conditions, worker_id: str, other: Conditions) -> str | None:
+    """Return the first difference between two workers' conditions as a sentence; None if there is none."""
+    mine, theirs = msgspec.to_builtins(first), msgspec.to_builtins(other)
+    for key in ("device", "torch_version", "num_threads", "deterministic"):
+        if theirs[key] != mine[key]:
+            return (
+                f"worker {worker_id} has {key}={theirs[key]!r} and {first_id} has {mine[key]!r}:"
+                " bits would depend on who computes what; make them the same"
+            )
+    for key in sorted(mine["settings"].keys() | theirs["settings"].keys()):
+        ours, others = mine["settings"].get(key), theirs["settings"].get(key)
+        if others != ours:
+            return (
+                f"worker {worker_id} has {key}={others!r} and {first_id} has {ours!r}:"
+                " every worker must pass the same to job.steps, and every host the same to craft run"
+            )
+    return None
+
+
+@torch.no_grad()
+def make_equal(group: Group | None, worker_ids: Sequence[str], leaves: Sequence[Leaf]) -> ParametersUnequal | None:
+    """Give every worker the state of rank 0 where it differs; return what was found, or None if nothing was."""
+    if group is None:
+        return None
+    own = digest(list(leaves))
+    everyone = [data.decode() for data in gather(group, own.encode())]
+    if len(set(everyone)) == 1:
+        return None
+    _check_structure(group, worker_ids, leaves)
+    differing = _first_difference(group, leaves)
+    unequal = [rank for rank, value in enumerate(everyone) if value != everyone[0]]
+    for leaf in leaves:
+        if isinstance(leaf.value, torch.Tensor):
+            _copy_from_first(group, unequal, leaf.value)
+    still = [data.decode() for data in gather(group, digest(list(leaves)).encode())]
+    if len(set(still)) != 1:
+        raise ConfigError(
+            f"workers begin with different values of {_first_difference(group, leaves)}, which cannot be copied from"
+            f" {worker_ids[0]}: make it the same in every worker (only tensors that state_dict() gives themselves, not as"
+            " copies, can be)"
+        )
+    found = ParametersUnequal(
+        worker_ids=tuple(worker_ids[rank] for rank in unequal), source=worker_ids[0], first=differing
+    )
+    logger.warning(
+        "workers %s began with other parameters than %s (first: %s): all now have those of %s",
+        ", ".join(found.worker_ids), found.source, found.first, found.source,
+    )  # fmt: skip
+    return found
+
+
+def _check_structure(group: Group, worker_ids: Sequence[str], leaves: Sequence[Leaf]) -> None:
+    """Raise ConfigError, on every worker, unless all have entries of the same names, types and shapes."""
+    own = [(leaf.name, _kind(leaf.value)) for leaf in leaves]
+    everyone = [
+        msgspec.json.decode(data, type=list[tuple[str, str]]) for data in gather(group, msgspec.json.encode(own))
+    ]
+    first = everyone[0]
+    for worker_id, other in zip(worker_ids, everyone, strict=True):
+        for mine, theirs in itertools.zip_longest(first, other):
+            if mine == theirs:
+                continue
+            if mine is not None and theirs is not None and mine[0] == theirs[0]:
+                name, what = mine[0], f"{mine[1]} and {theirs[1]}"
+            else:
+                name = (mine or theirs)[0]
+                what = f"which {worker_id if mine is not None else worker_ids[0]} does not have there"
+            raise ConfigError(
+                f"workers {worker_ids[0]} and {worker_id} have models or registered objects of different structure,"
+                f" first in {name} ({what}): build the same in every worker"
+            )
+
+
+def _kind(value: torch.Tensor | bytes) -> str:
+    return f"{value.dtype}{tuple(value.shape)}" if isinstance(value, torch.Tensor) else "a plain value"
+
+
+def _first_difference(group: Group, leaves: Sequence[Leaf]) -> str:
+    """Name of the first entry that is not the same everywhere; the structure is."""
+    everyone = [
+        msgspec.json.decode(data, type=list[tuple[str, str]])
+        for data in gather(group, msgspec.json.encode(digests(list(leaves))))
+    ]
+    for position, (name, value) in enumerate(everyone[0]):
+        if any(other[position][1] != value for other in everyone):
+            return name
+    return ""
+
+
+def _copy_from_first(group: Group, unequal: Sequence[int], tensor: torch.Tensor) -> None:
+    if tensor.numel() == 0:
+        return
+    if group.rank == 0:
+        flat = tensor.detach().cpu().contiguous()
+        for pending in [group.send(flat, rank, 0) for rank in unequal]:
+            pending.wait()
+    elif group.rank in unequal:
+        flat = torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format)
+        group.recv(flat, 0, 0).wait()
+        tensor.copy_(flat)

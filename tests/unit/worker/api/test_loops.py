@@ -1,0 +1,166 @@
+"""The loops of a script, alone in this process: epochs, several loops, what is done before and after them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from craft.protocol.errors import ConfigError
+from craft.worker.api.adapter_access import finish
+from craft.worker.api.job import Job
+
+from ..alone import Batch, alone, dataset, loss_of, model, train
+
+
+def job_of(net: torch.nn.Module) -> Job:
+    job = alone()
+    job.replicate(net)
+    return job
+
+
+def test_epochs_end_with_the_data_and_code_after_one_runs_once() -> None:
+    net = model()
+    job, seen = job_of(net), []
+    for epoch in job.epochs(2, dataset(10), global_batch=4, microbatches=2):
+        numbers = []
+        for step in epoch:
+            for batch in step:
+                train(net, batch)
+            numbers.append((step.number, step.last_of_epoch))
+        seen.append((epoch.number, numbers, job.step))
+
+    assert seen == [
+        (0, [(0, False), (1, False), (2, True)], 3),
+        (1, [(3, False), (4, False), (5, True)], 6),
+    ]
+
+
+def test_an_epoch_that_is_left_in_the_middle_is_refused() -> None:
+    net = model()
+    job = job_of(net)
+
+    def run() -> None:
+        for epoch in job.epochs(2, dataset(12), global_batch=4, microbatches=2):
+            for step in epoch:
+                for batch in step:
+                    train(net, batch)
+                if step.number == 1:
+                    break
+
+    with pytest.raises(ConfigError, match=r"epoch 0 was left after step 1, before its end.*steps_per_epoch"):
+        run()
+
+
+@pytest.mark.parametrize("taken", ["steps", "epochs"])
+def test_epochs_are_counted_by_their_first_argument(taken: str) -> None:
+    job = job_of(model())
+    with pytest.raises(ConfigError, match="n is the number of passes"):
+        job.epochs(2, dataset(8), global_batch=4, **{taken: 3})
+
+
+def test_step_numbers_run_on_over_several_loops_and_data_begins_anew() -> None:
+    net, head = model(), torch.nn.Linear(3, 1)
+    job = job_of(net)
+    for step in job.steps(dataset(8), global_batch=4, microbatches=2, epochs=1, shuffle=False):
+        for batch in step:
+            train(net, batch)
+    assert job.step == 2
+
+    job.replicate(head)
+    seen = []
+    data = [(index, *sample) for index, sample in enumerate(dataset(8))]
+    for step in job.steps(data, global_batch=4, microbatches=2, epochs=1, shuffle=False):
+        samples = []
+        for index, x, _ in step:
+            samples += index.tolist()
+            head(x).sum().backward()
+        seen.append((step.number, job.epoch, samples))
+    assert [number for number, _, _ in seen] == [2, 3]
+    assert [samples for _, _, samples in seen] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert job.step == 4
+
+
+def test_a_loop_that_is_left_by_break_is_over_when_the_script_goes_on() -> None:
+    net = model()
+    job = job_of(net)
+    for step in job.steps(dataset(8), global_batch=4, microbatches=2, steps=50):
+        for batch in step:
+            train(net, batch)
+        if step.number == 2:
+            break
+    with pytest.raises(ConfigError, match="after the loop"):
+        job.checkpoint()
+    assert job.once("name", lambda: {"steps": job.step}) == {"steps": 3}
+    for step in job.steps(dataset(8), global_batch=4, microbatches=2, steps=1):
+        for batch in step:
+            train(net, batch)
+        assert step.number == 3
+    finish(job)
+
+
+def test_in_a_loop_nothing_can_be_registered_and_no_other_loop_begun() -> None:
+    net = model()
+    job = job_of(net)
+
+    def run() -> None:
+        for step in job.steps(dataset(8), global_batch=4, microbatches=2, steps=2):
+            for batch in step:
+                train(net, batch)
+            job.steps(dataset(8), global_batch=4, steps=1)
+
+    with pytest.raises(ConfigError, match=r"job.steps\(\) in the loop"):
+        run()
+
+
+def test_one_worker_does_it_once_wherever_it_is_asked() -> None:
+    net = model()
+    job, done = alone(), []
+
+    def work() -> int:
+        done.append(job.step)
+        return len(done)
+
+    assert job.once("before", work) == 1
+    job.replicate(net)
+    for step in job.steps(dataset(8), global_batch=4, microbatches=2, steps=2):
+        assert job.once("ahead", work) == 2 + 2 * step.number
+        for batch in step:
+            train(net, batch)
+        assert job.once("between", work) == 3 + 2 * step.number
+    assert job.once("after", work) == 6
+    assert done == [0, 0, 1, 1, 2, 2]
+    with pytest.raises(ConfigError, match="fn returned a Linear"):
+        job.once("model", lambda: torch.nn.Linear(1, 1))
+
+
+def test_in_the_inner_loop_nothing_is_asked_of_all_workers() -> None:
+    job = job_of(model())
+
+    def run() -> None:
+        for step in job.steps(dataset(8), global_batch=4, microbatches=2, steps=2):
+            for _ in step:
+                job.once("name", lambda: None)
+
+    with pytest.raises(ConfigError, match="within the inner loop"):
+        run()
+
+
+@pytest.mark.parametrize("loader_processes", [0, 1])
+def test_an_evaluation_takes_a_loader_before_and_after_the_loop(loader_processes: int) -> None:
+    net, data = model(), dataset(10)
+    job = job_of(net)
+
+    def score(batch: Batch) -> dict[str, float]:
+        return {"loss": float(loss_of(net, batch)), "samples": float(len(batch[0]))}
+
+    loader: DataLoader[Batch] = DataLoader(data, batch_size=4, num_workers=loader_processes)  # type: ignore[arg-type]
+    for step in job.steps(data, global_batch=4, microbatches=2, steps=1):
+        before = job.evaluate(loader, score)
+        assert before == job.evaluate(data, score, batch_size=4)
+        for batch in step:
+            train(net, batch)
+    assert job.evaluate(loader, score) == before
+    assert before["samples"] == pytest.approx((4 * 4 + 4 * 4 + 2 * 2) / 10)
+    with pytest.raises(ConfigError, match="the loader has its own"):
+        job.evaluate(loader, score, batch_size=2)

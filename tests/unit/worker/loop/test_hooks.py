@@ -1,0 +1,101 @@
+"""Hooks of techniques: called at their points in order; those of other packages cannot end the training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from craft.decide.techniques.technique import Chosen, Hooks, Moment, NoSettings, Surroundings, Technique
+from craft.protocol.errors import ConfigError
+from craft.protocol.events import AnyNote, CheckpointSkipped, ConditionSeen, TechniqueFailed
+from craft.settings.worker import WorkerSettings
+from craft.worker.loop.hooks import Passive, hooks_of
+from craft.worker.membership.client import Meeting
+from craft.worker.report.reporter import Voice
+
+MOMENT = Moment(step=3, branch=0, generation=1, members=("w0",))
+
+
+class Heard(Voice):
+    """Remembers what would be reported."""
+
+    def __init__(self) -> None:
+        super().__init__("w0", Meeting("w0", "127.0.0.1", b"", lambda *_: None, lambda: None), None, lambda _: None)
+        self.told: tuple[AnyNote, ...] = ()
+
+    def report(self, *, urgent: bool = True, **changes: Any) -> None:
+        self.told = changes.get("notes", self.told)
+
+
+class Foreign(Technique[NoSettings]):
+    name = "foreign"
+    summary = "made for a test"
+
+    def hooks(self, surroundings: Surroundings) -> Any:
+        Foreign.surroundings = surroundings
+        return Foreign.made
+
+    made: Any = None
+    surroundings: Surroundings
+
+
+def passive(hooks: Any, voice: Heard) -> Passive:
+    Foreign.made = hooks
+    found = hooks_of(Chosen([Foreign(NoSettings())]), {}, WorkerSettings(), voice)
+    return Passive(found, voice.note, lambda **more: msgspec.structs.replace(MOMENT, **more))
+
+
+class Counting(Hooks):
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def after_commit(self, moment: Moment) -> None:
+        self.seen.append(moment.step)
+
+
+def test_only_what_is_overridden_is_called() -> None:
+    hooks = Counting()
+    there = passive(hooks, Heard())
+    there.reach("batch_start", microbatch=1)
+    there.reach("after_commit", step=4)
+    assert hooks.seen == [4]
+
+
+def test_hooks_that_raise_are_left_out_and_told_of_once() -> None:
+    class Wrong(Hooks):
+        def after_commit(self, moment: Moment) -> None:
+            raise LookupError("x")
+
+    voice = Heard()
+    there = passive(Wrong(), voice)
+    there.reach("after_commit")
+    there.reach("after_commit")
+    assert [type(note) for note in voice.told] == [TechniqueFailed]
+
+
+def test_what_is_no_hooks_is_told_of_and_nothing_else() -> None:
+    voice = Heard()
+    passive({"a": 1}, voice).reach("after_commit")
+    (failed,) = voice.told
+    assert isinstance(failed, TechniqueFailed) and "Hooks" in failed.error
+
+
+@pytest.mark.parametrize("given", [(5,), ("hot", "x"), ("hot", None, 7), ("x" * 200,), ("hot", None, "x" * 2000)])
+def test_a_condition_of_the_wrong_kind_is_its_tellers_error(given: tuple[Any, ...]) -> None:
+    voice = Heard()
+    passive(Counting(), voice)
+    with pytest.raises((msgspec.ValidationError, ConfigError, TypeError)):
+        Foreign.surroundings.tell(*given)
+    assert voice.told == ()
+
+
+def test_a_flood_of_conditions_is_cut_and_pushes_out_nothing_else() -> None:
+    voice = Heard()
+    passive(Counting(), voice)
+    voice.note(CheckpointSkipped(step=1, reason="busy"))
+    for number in range(1000):
+        Foreign.surroundings.tell("hot", float(number))
+    assert isinstance(voice.told[0], CheckpointSkipped)
+    assert 10 <= sum(isinstance(note, ConditionSeen) for note in voice.told) <= 20
