@@ -352,7 +352,7 @@ def test_a_script_runs_alone_outside_of_craft_run_with_the_same_bits_P1(tmp_path
     text = f"""
         import runpy, sys
         from craft.snapshots.state.leaves import digest
-        from craft.worker import join
+        from craft.worker.entry import join
         sys.argv = ["train.py"]
         runpy.run_path({str(TRAIN)!r}, run_name="__main__")
         print(digest(join.joined()._training.leaves()))

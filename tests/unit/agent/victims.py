@@ -22,7 +22,7 @@ PRELUDE = """
 import ctypes, os, signal, sys, threading, time
 from pathlib import Path
 from craft.protocol.values.activity import Phase
-from craft.worker import stacks
+from craft.worker.report import stacks
 from craft.worker.report.activity_page import Activity
 
 folder = Path(sys.argv[1])

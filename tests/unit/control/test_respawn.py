@@ -13,10 +13,10 @@ from craft.control.process import BEAT_S
 
 SCRIPT = """
 import logging, os, socket, sys, time
-from craft.control import keeper
+from craft.control import respawn
 
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
-keeper.ANSWER_LIMIT_S = 1.0
+respawn.ANSWER_LIMIT_S = 1.0
 
 def serve(listener, say, beat):
     say(f"serves {len(sys.argv)}")
@@ -29,7 +29,7 @@ def serve(listener, say, beat):
     return 0
 
 with socket.create_server(("127.0.0.1", 0)) as listener:
-    sys.exit(keeper.keep(serve, listener, print))
+    sys.exit(respawn.keep(serve, listener, print))
 """
 
 
@@ -44,7 +44,7 @@ def test_a_child_whose_event_loop_does_not_run_is_killed_and_followed_by_another
 
 LASTING = """
 import logging, os, socket, sys, time
-from craft.control import keeper
+from craft.control import respawn
 
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 
@@ -56,7 +56,7 @@ def serve(listener, say, beat):
     return 7
 
 with socket.create_server(("127.0.0.1", 0)) as listener:
-    sys.exit(keeper.keep(serve, listener, lambda line: print(line, flush=True)))
+    sys.exit(respawn.keep(serve, listener, lambda line: print(line, flush=True)))
 """
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from craft.adapters.torchft.attend import attend
+    from craft.adapters.torchft.replica import attend
 
 __all__ = ["attend"]
 
@@ -18,6 +18,6 @@ def __getattr__(name: str) -> Any:
     # Not at import: the lighthouse's process needs neither torch nor torchft's manager.
     if name != "attend":
         raise AttributeError(f"module 'craft.adapters.torchft' has no attribute {name!r}")
-    from craft.adapters.torchft.attend import attend
+    from craft.adapters.torchft.replica import attend
 
     return attend

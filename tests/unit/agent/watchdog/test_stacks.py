@@ -93,7 +93,7 @@ BLOCKED = """
 import signal, sys, threading
 from pathlib import Path
 from craft.wire.activity import STACKS_SIGNAL
-from craft.worker import stacks
+from craft.worker.report import stacks
 stacks.register(Path(sys.argv[1]))
 signal.pthread_sigmask(signal.SIG_BLOCK, [STACKS_SIGNAL])
 print(flush=True)
@@ -128,7 +128,7 @@ def test_no_answer_is_waited_for_no_longer_than_the_limit_and_the_loop_goes_on(t
 DEEP = """
 import sys
 from pathlib import Path
-from craft.worker import stacks
+from craft.worker.report import stacks
 stacks.register(Path(sys.argv[1]))
 import threading
 def wait(): threading.Event().wait()

@@ -11,9 +11,9 @@ from tests.small_disk import fill, mounted
 
 PRINTS = """
 import os, sys
-from craft.telemetry import output
-output.open_standard_files()
-output.forgive()
+from craft.telemetry.text import stdio
+stdio.open_standard_files()
+stdio.forgive()
 for number in range(2000):
     print("a line", number)
     print("another line", number, file=sys.stderr)
@@ -44,8 +44,8 @@ def test_a_process_without_standard_files_does_not_print_into_others(tmp_path: P
 def test_a_full_disk_takes_prints_again_when_there_is_room(tmp_path: Path) -> None:
     prints = """
 import sys
-from craft.telemetry import output
-output.forgive()
+from craft.telemetry.text import stdio
+stdio.forgive()
 print("there is no room")
 print("printed", file=sys.stderr)
 sys.stdin.readline()

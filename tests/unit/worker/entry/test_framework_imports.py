@@ -9,9 +9,9 @@ from pathlib import Path
 ARRIVES = """
 import sys
 sys.path.insert(0, {folder!r})
-from craft.worker import adapters
-adapters.ADAPTERS["framework.inner"] = "its_adapter"
-adapters.await_frameworks()
+from craft.worker.entry import framework_imports
+framework_imports.ADAPTERS["framework.inner"] = "its_adapter"
+framework_imports.await_frameworks()
 import json
 print("its_adapter" in sys.modules)
 import framework
@@ -24,9 +24,9 @@ IS_THERE = """
 import sys
 sys.path.insert(0, {folder!r})
 import framework.inner
-from craft.worker import adapters
-adapters.ADAPTERS["framework.inner"] = "its_adapter"
-adapters.await_frameworks()
+from craft.worker.entry import framework_imports
+framework_imports.ADAPTERS["framework.inner"] = "its_adapter"
+framework_imports.await_frameworks()
 print(framework.inner.seen)
 """
 
