@@ -18,6 +18,7 @@ from craft.protocol.events import (
     AnyEvent,
     CheckpointWritten,
     DrainRequested,
+    ExchangeBroken,
     GenerationEntered,
     HostSilent,
     LoopEnded,
@@ -161,3 +162,17 @@ def test_a_slot_that_stays_empty_does_not_keep_a_job_waiting_that_got_its_replac
     assert state.holding
     state = after(state, joined("w3", "h1", late=True), policies=WAITING)
     assert state.members == ("w0", "w3") and not state.holding
+
+
+def test_one_past_its_script_that_is_in_the_way_is_not_just_taken_out_but_the_others_meet_without_it() -> None:
+    """A generation that broke says so once: without a new one, the member that takes the state would wait for ever."""
+    state = training("w0", "w1", "w2")
+    for worker_id in ("w0", "w1", "w2"):
+        state = after(state, LoopEnded(worker_id=worker_id, step=9, loop=1))
+    state = after(state, ScriptEnded(worker_id="w0"), ScriptEnded(worker_id="w1"), lost("w2"), joined("w3", late=True))
+    number = state.highest
+    state = after(state, entered("w0", number), entered("w1", number), entered("w3", number, behind=True))
+    broken = (ExchangeBroken(worker_id=each, generation=number, missed=("w0",)) for each in ("w1", "w3"))
+    blamed = WorkerLost(worker_id="w0", reason="in the way", source="peers", step=9)
+    state = after(state, *broken, blamed)
+    assert state.generation is not None and state.generation.worker_ids == ("w1", "w3")

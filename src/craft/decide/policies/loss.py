@@ -153,7 +153,7 @@ def is_loss(state: JobState, event: AnyEvent) -> bool:
     present = state.generation.worker_ids
     upcoming = state.upcoming.worker_ids if state.upcoming is not None else ()
     return any(
-        (worker_id in present or worker_id in upcoming) and not _script_ended(state, worker_id)
+        (worker_id in present or worker_id in upcoming) and (not _script_ended(state, worker_id) or _are_stuck(state))
         for worker_id in subjects(state, event)
     )
 
@@ -162,6 +162,13 @@ def _script_ended(state: JobState, worker_id: str) -> bool:
     """Whether nothing is missed of a worker: it ran its script to the end, and only waited for the others."""
     view = state.view(worker_id)
     return view is not None and view.script_ended
+
+
+def _are_stuck(state: JobState) -> bool:
+    """Whether the current generation broke, and a member that is left in it has not come to the end of its script."""
+    assert state.generation is not None
+    broken = state.generation.number in state.broken
+    return broken and not all(_script_ended(state, worker_id) for worker_id in state.members)
 
 
 def fences(event: AnyEvent) -> tuple[AnyAction, ...]:
