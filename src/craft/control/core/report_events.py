@@ -211,6 +211,9 @@ class Edges:
             # It was still starting when the job was over, and its agent did not wait for it.
             return
         yield _ending(exited, seen, self._state())
+        if self.index.may_run(exited.worker_id):
+            # It left early, with exit code 0: it failed, and its process is gone as well.
+            yield WorkerEnded(worker_id=exited.worker_id)
 
     def _forgotten(self, report: HostReport) -> Iterator[AnyEvent]:
         """Workers that their agent does not know any more: it was replaced, and they did not outlive the old one."""

@@ -245,11 +245,14 @@ def _broken(state: JobState, event: ExchangeBroken) -> JobState:
     known = {each.number for each in (state.generation, state.upcoming) if each is not None}
     if event.generation not in known:
         return state
+    first = event.generation not in state.broken
     state = replace(state, broken=tuple(sorted({*(set(state.broken) & known), event.generation})))
     if state.generation is None or event.generation != state.generation.number:
         return state
     complaints = {*state.complaints, *((event.worker_id, peer) for peer in event.unreachable)}
-    missed = {*state.missed, *((event.worker_id, peer) for peer in event.missed)}
+    # What broke an earlier generation may have passed: the newest one that says anything counts.
+    before = () if first and event.missed else state.missed
+    missed = {*before, *((event.worker_id, peer) for peer in event.missed)}
     return replace(state, complaints=tuple(sorted(complaints)), missed=tuple(sorted(missed)))
 
 

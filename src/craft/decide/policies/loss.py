@@ -75,7 +75,7 @@ class LossPolicy:
         choice = self._choice(state) if not ending else None
         filled = survivors if ending or (choice is not None and choice.answer == "redo") else _filled(state)
         what = f"{names(gone)} {_verb(state, event)}"
-        wanted = state.slots if self._on_loss == "wait" else state.min_workers
+        wanted = self._wanted(state)
         if len(filled) < wanted and state.replaceable and not ending and state.winding_down is None:
             reason = f"{what}: {len(survivors)} of {wanted} wanted workers are left, a replacement is waited for"
             return (Hold(generation=state.generation.number, limit_s=self._wait_limit_s, reason=reason),)
@@ -84,6 +84,15 @@ class LossPolicy:
         why = "" if choice is None else f"; {choice.reason}"
         replacing = None if choice is None else choice.answer != "redo"
         return (Reconfigure(members=filled, replacing=replacing, reason=f"{what}: {self._course(state, filled)}{why}"),)
+
+    def _wanted(self, state: JobState) -> int:
+        """How many are to be there before the job goes on: under ``wait``, as many as can be.
+
+        No worker comes in the place of one that left as it was told, or whose host starts no more workers.
+        """
+        if self._on_loss != "wait":
+            return state.min_workers
+        return max(state.min_workers, min(state.slots, len(state.members) + _replaced(state)))
 
     def _choice(self, state: JobState) -> Choice | None:
         """What costs least, under ``auto``; None where there is no choice: not fewer may be there than are wanted."""
@@ -122,13 +131,11 @@ class LossPolicy:
         elif not state.holding:
             return ()
         expired = isinstance(event, HoldExpired)
-        over = expired or not state.replaceable
         filled = _filled(state)
-        wanted = state.slots if self._on_loss == "wait" else state.min_workers
-        if len(filled) >= wanted:
-            taken = names(_taking(state, filled))
-            return (Reconfigure(members=filled, reason=f"{taken} took the place of those lost"),)
-        if not over:
+        taken, enough = _taking(state, filled), len(filled) >= self._wanted(state)
+        if enough and taken:
+            return (Reconfigure(members=filled, reason=f"{names(taken)} took the place of those lost"),)
+        if not (enough or expired) and state.replaceable:
             return ()
         if len(filled) < state.min_workers or not state.members:
             return (_too_few(state, len(filled)),)
@@ -146,7 +153,7 @@ def is_loss(state: JobState, event: AnyEvent) -> bool:
     present = state.generation.worker_ids
     upcoming = state.upcoming.worker_ids if state.upcoming is not None else ()
     return any(
-        (worker_id in present or worker_id in upcoming) and not _script_ended(state, worker_id)
+        (worker_id in present or worker_id in upcoming) and (not _script_ended(state, worker_id) or _are_stuck(state))
         for worker_id in subjects(state, event)
     )
 
@@ -155,6 +162,13 @@ def _script_ended(state: JobState, worker_id: str) -> bool:
     """Whether nothing is missed of a worker: it ran its script to the end, and only waited for the others."""
     view = state.view(worker_id)
     return view is not None and view.script_ended
+
+
+def _are_stuck(state: JobState) -> bool:
+    """Whether the current generation broke, and a member that is left in it has not come to the end of its script."""
+    assert state.generation is not None
+    broken = state.generation.number in state.broken
+    return broken and not all(_script_ended(state, worker_id) for worker_id in state.members)
 
 
 def fences(event: AnyEvent) -> tuple[AnyAction, ...]:
@@ -187,6 +201,14 @@ def _filled(state: JobState) -> tuple[str, ...]:
     """The survivors, with spares in the free slots."""
     free = max(0, state.slots - len(state.members))
     return seated(state.members, state.spares[:free], state.host_of)
+
+
+def _replaced(state: JobState) -> int:
+    """How many lost members of the current generation have hosts that can start others."""
+    members = state.generation.members if state.generation is not None else ()
+    exhausted = dict(state.unreplaced)
+    views = (state.view(member.worker_id) for member in members if member.host not in exhausted)
+    return sum(view is None or view.standing == "lost" for view in views)
 
 
 def _taking(state: JobState, filled: tuple[str, ...]) -> tuple[str, ...]:

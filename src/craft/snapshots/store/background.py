@@ -24,7 +24,8 @@ _LONGEST_S = 30.0
 _MAX_TRIES = 8
 """A store that was away for a minute is waited for; then the next checkpoint is worth more than this one."""
 _MAX_AWAITED = 2
-_FORBIDDEN = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_FORBIDDEN = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
+"""Errors that last until a person repairs the place."""
 _CORES_PER_HASH = 8
 _CORES_PER_LANE = 8
 _MOST_AT_ONCE = 4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from craft.control.core.persistence import durable_of, restore
@@ -9,13 +11,14 @@ from craft.decide.job.apply import apply
 from craft.decide.job.last_copy import awaiting, holders
 from craft.decide.job.observe import observe
 from craft.decide.job.state import JobState
-from craft.decide.policies import EXIT_FINISHED, decide
+from craft.decide.policies import EXIT_FINISHED, DrainPolicy, JoinPolicy, LossPolicy, Policy, decide
 from craft.decide.techniques import defaults
 from craft.protocol.actions import Reconfigure, Restore, Stop
 from craft.protocol.events import (
     AnyEvent,
     CheckpointWritten,
     DrainRequested,
+    ExchangeBroken,
     GenerationEntered,
     HostSilent,
     LoopEnded,
@@ -30,13 +33,14 @@ from craft.protocol.events import (
 from craft.protocol.membership import Member
 
 POLICIES = defaults().policies()
+WAITING = (LossPolicy("wait"), JoinPolicy(), DrainPolicy())
 
 
-def after(state: JobState, *events: AnyEvent) -> JobState:
+def after(state: JobState, *events: AnyEvent, policies: Sequence[Policy] = POLICIES) -> JobState:
     """The state once these have happened, and whatever was decided about each is done."""
     for event in events:
         state = observe(state, event)
-        for action in decide(POLICIES, state, event):
+        for action in decide(policies, state, event):
             state = apply(state, action, "x")
     return state
 
@@ -134,3 +138,41 @@ def test_exit_code_0_of_a_worker_that_is_to_leave_is_not_the_end_of_the_job() ->
     actions = decide(POLICIES, known, early)
     assert any(isinstance(action, Restore) for action in actions)
     assert not any(isinstance(action, Stop | Reconfigure) for action in actions)
+
+
+def exhausted(host: str) -> ReplacementsEnded:
+    return ReplacementsEnded(host=host, reason="--max-restarts is 1, and as many were started")
+
+
+def test_no_other_is_waited_for_in_the_place_of_one_whose_host_starts_no_more_workers() -> None:
+    state = training("w0", "w1", "w2", hosts=("h0", "h0", "h1"))
+    held = after(state, lost("w1"), policies=WAITING)
+    assert held.holding, "h0 can start another one"
+    told = after(held, exhausted("h0"), policies=WAITING)
+    assert told.members == ("w0", "w2") and not told.holding
+    at_once = after(state, exhausted("h0"), lost("w1"), policies=WAITING)
+    assert at_once.members == ("w0", "w2") and not at_once.holding
+
+
+def test_a_slot_that_stays_empty_does_not_keep_a_job_waiting_that_got_its_replacement() -> None:
+    state = after(training("w0", "w1", "w2", hosts=("h0", "h0", "h1")), exhausted("h0"), lost("w1"), policies=WAITING)
+    assert state.generation is not None
+    number = state.generation.number
+    state = after(state, entered("w0", number), entered("w2", number), lost("w2"), policies=WAITING)
+    assert state.holding
+    state = after(state, joined("w3", "h1", late=True), policies=WAITING)
+    assert state.members == ("w0", "w3") and not state.holding
+
+
+def test_one_past_its_script_that_is_in_the_way_is_not_just_taken_out_but_the_others_meet_without_it() -> None:
+    """A generation that broke says so once: without a new one, the member that takes the state would wait for ever."""
+    state = training("w0", "w1", "w2")
+    for worker_id in ("w0", "w1", "w2"):
+        state = after(state, LoopEnded(worker_id=worker_id, step=9, loop=1))
+    state = after(state, ScriptEnded(worker_id="w0"), ScriptEnded(worker_id="w1"), lost("w2"), joined("w3", late=True))
+    number = state.highest
+    state = after(state, entered("w0", number), entered("w1", number), entered("w3", number, behind=True))
+    broken = (ExchangeBroken(worker_id=each, generation=number, missed=("w0",)) for each in ("w1", "w3"))
+    blamed = WorkerLost(worker_id="w0", reason="in the way", source="peers", step=9)
+    state = after(state, *broken, blamed)
+    assert state.generation is not None and state.generation.worker_ids == ("w1", "w3")

@@ -277,6 +277,20 @@ def test_same_members_that_meet_in_vain_go_on_without_the_one_in_the_way(
     assert "met 4 times again in vain" in declared.reason
 
 
+def test_what_broke_an_earlier_generation_and_passed_does_not_put_a_worker_in_the_way() -> None:
+    """With both counted alike, c would be replaced, and with two members the job would end."""
+    for names in (("a", "b", "c"), ("a", "c")):
+        state = formed(*names)
+        once = [ExchangeBroken(worker_id=each, generation=1, missed=("c",), progress=(0, 30, 0)) for each in names]
+        state, _ = told(state, *once, GenerationStuck(generation=1))
+        for _ in range(MOST_RETRIES):
+            assert state.generation is not None
+            number = state.generation.number
+            broken = [ExchangeBroken(worker_id=each, generation=number, missed=("a",)) for each in names]
+            state, actions = told(state, *broken, GenerationStuck(generation=number))
+        assert [each.worker_id for each in actions if isinstance(each, DeclareLost)] == ["a"]
+
+
 @pytest.mark.parametrize(
     ("missed", "sentence"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import subprocess
 import threading
 import time
@@ -100,6 +101,17 @@ def test_a_job_that_is_done_does_not_wait_for_a_place_that_became_read_only(smal
         assert [(event.tries, event.retry_s is None) for event in failures(members)] == [(1, False), (2, True)]
         assert all("Read-only file system" in event.error for event in failures(members))
         assert steps_of(members.tiers) == [1]
+
+
+def test_a_job_that_is_done_does_not_wait_for_a_place_with_a_pipe_where_a_folder_was(tmp_path: Path) -> None:
+    with crew(tmp_path / "store") as members:
+        members.save(1)
+        shutil.rmtree(tmp_path / "store" / "parts")
+        os.mkfifo(tmp_path / "store" / "parts")
+        members.take(2)
+        members.wait()
+        assert [(event.tries, event.retry_s is None) for event in failures(members)] == [(1, False), (2, True)]
+        assert all("Not a directory" in event.error for event in failures(members))
 
 
 def test_a_copy_to_a_place_that_became_read_only_is_not_waited_for(small_disk: Path, tmp_path: Path) -> None:
