@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from craft.decide.settle import LOOP_END
 from craft.worker.commit import Commitments
 from craft.worker.course import Course
 from craft.worker.outside_loops import OutsideLoops
@@ -52,7 +53,7 @@ class LoopEnd:
 
     def meet(self) -> None:
         """Return when all are here, and their shares of the last checkpoint are written."""
-        parts = self._call("steps: its end", self._own(0))
+        parts = self._call(LOOP_END, self._own(0))
         while self._course.saving is not None:
             generation = self._commitments.ledger.generation
             self._course.end()
