@@ -78,7 +78,12 @@ class Stopwatch:
         ]
         repeats = training._bits.repeats
         flight = training.flight
-        inside = [(training.checks, "at_boundary"), (training._buffers, "_hashes"), (flight, "_look_at_newcomers")]
+        looks = ("at_boundary", "inner_loop_begins", "inner_loop_ended")
+        inside = [
+            *((training.checks, name) for name in looks),
+            (training._buffers, "_hashes"),
+            (flight, "_look_at_newcomers"),
+        ]
         inside += [(repeats, name) for name in ("begin", "due", "committed")]
         inside += [(combine, name) for name in Switch._OFF]
         for thing, name in inside:
@@ -98,6 +103,10 @@ class _Nothing:
     looks_at_losses = False
 
     def at_boundary(self, step: int) -> None: ...
+
+    def inner_loop_begins(self) -> None: ...
+
+    def inner_loop_ended(self) -> None: ...
 
     def close(self) -> None: ...
 

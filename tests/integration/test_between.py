@@ -158,3 +158,18 @@ def test_a_call_that_not_every_worker_makes_is_said_to_be_a_bug(
     (stop,) = [line for line in result.run.journal if line.get("action") == "Stop"]
     assert sentence in stop["reason"] and "every worker has to make the same calls" in stop["reason"], describe(result)
     assert "CallsDiffer: " in result.output and sentence in result.output, describe(result)
+
+
+def test_an_evaluation_of_data_that_is_cut_by_the_rank_is_refused(jobs: Jobs) -> None:
+    result = jobs.run(UNEVEN, "--kind", "split", "--at", "2", workers=2)
+    assert result.exit_code == 2, describe(result)
+    assert "job.evaluate: workers have different samples in the same batch" in result.output, describe(result)
+
+
+def test_a_loop_that_not_every_worker_leaves_is_named_with_what_to_decide_by(jobs: Jobs) -> None:
+    result = jobs.run(UNEVEN, "--kind", "break", "--at", "2", workers=2, environment={"CRAFT_HANG_LIMIT_S": "1"})
+    assert result.exit_code == 1, describe(result)
+    assert "w1 left the loop over the steps after step 2, as by break, but w0 went on" in result.output, describe(
+        result
+    )
+    assert "Decide by what is the same on all of them (step.metrics" in result.output, describe(result)

@@ -5,7 +5,7 @@ import faulthandler
 import signal
 
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 import craft
 
@@ -43,3 +43,8 @@ for step in job.steps(data, global_batch=16, microbatches=4, steps=8, seed=3):
             job.broadcast_object({"step": step.number})
         else:
             job.barrier()
+    if options.kind == "break" and not job.is_leader:
+        break
+    if options.kind == "split":
+        part = Subset(data, range(job.rank, len(data), job.world_size))
+        job.evaluate(part, lambda batch: {"mean": batch[0].mean()}, batch_size=4)

@@ -149,6 +149,10 @@ def _calls(claims: Sequence[Claim]) -> int:
     return done + 1 if all_hold_one else done
 
 
+LOOP_END = "steps: its end"
+"""The call in which workers meet that have come to the end of a loop."""
+
+
 def _check_calls(claims: Sequence[Claim], calls: int) -> None:
     """Raise CallsDiffer if some are in a call that others, at the same step, have gone past: it would never return."""
     waiting = [claim for claim in claims if claim.call and claim.calls == calls]
@@ -158,6 +162,12 @@ def _check_calls(claims: Sequence[Claim], calls: int) -> None:
         return
     call, step = waiting[0].call, waiting[0].committed or 0
     within = [claim.worker_id for claim in waiting]
+    if call == LOOP_END:
+        raise CallsDiffer(
+            f"{', '.join(within)} left the loop over the steps after step {step - 1}, as by break, but {', '.join(beyond)} went"
+            " on: every worker has to leave it after the same step. Decide by what is the same on all of them (step.metrics, what"
+            " job.evaluate or job.once returned), or call job.stop(reason) on any worker"
+        )
     raise CallsDiffer(
         f"{name_of(call)} after step {step - 1}: {', '.join(within)} {'waits' if len(within) == 1 else 'wait'} in it, but"
         f" {', '.join(beyond)} went on without it: every worker has to make the same calls between the steps"

@@ -7,13 +7,16 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from blake3 import blake3
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Subset, default_collate
+from torch.utils.data.distributed import DistributedSampler
 
-from craft.protocol.errors import ConfigError
+from craft.protocol.errors import ConfigError, UnsafeScript
 from craft.protocol.values.activity import Phase
 from craft.telemetry.fault_points import reach
 from craft.worker.api.collectives import gather
 from craft.worker.data import rng
+from craft.worker.data.samplers import reseeded
 from craft.worker.data.sources import Collate
 from craft.worker.loop.training_loop import Training
 from craft.worker.membership.ft_calls import taking_part
@@ -27,6 +30,14 @@ class _Scored(msgspec.Struct, frozen=True, array_like=True):
     batch: int
     size: int
     values: dict[str, float]
+
+
+class _Part(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker tells the others of an evaluation."""
+
+    samples: bytes
+    """A digest of which samples are in which batch."""
+    scored: list[_Scored]
 
 
 class Batches:
@@ -47,6 +58,16 @@ class Batches:
 
     def size(self, batch: int) -> int:
         return len(self._indices[batch])
+
+    def digest(self) -> bytes:
+        """Of which samples are in which batch, by their numbers in the dataset under any ``Subset``."""
+        hasher = blake3()
+        for indices in self._indices:
+            dataset: Any = self._dataset
+            while isinstance(dataset, Subset):
+                dataset, indices = dataset.dataset, [dataset.indices[index] for index in indices]
+            hasher.update(f"/{indices}".encode())
+        return bytes(hasher.digest(length=16))
 
     def fetch(self, numbers: Sequence[int], seed: int, step: int) -> Iterator[tuple[int, Any]]:
         """Give the batches of these numbers, each with its number."""
@@ -86,7 +107,11 @@ def _take_over(
         raise ConfigError(
             "job.evaluate(DataLoader, batch_size=..., collate_fn=...): the loader has its own; leave these out"
         )
-    indices = [list(batch) for batch in loader.batch_sampler]
+    batches = loader.batch_sampler
+    if type(batches) is BatchSampler and isinstance(batches.sampler, DistributedSampler):
+        # Its shards follow the ranks, and CRAFT shares the batches itself: every sample is in one of them.
+        batches = BatchSampler(range(len(loader.dataset)), batches.batch_size, batches.drop_last)  # type: ignore[arg-type]
+    indices = [list(batch) for batch in batches]
     if not indices:
         raise ConfigError("job.evaluate: the loader has no batches")
     return loader.dataset, indices, loader.collate_fn, loader.num_workers
@@ -105,13 +130,24 @@ def _in_order(dataset: Any, batch_size: int | None) -> list[list[int]]:
     return [list(range(begin, min(length, begin + batch_size))) for begin in range(0, length, batch_size)]
 
 
+_DIFFERENT = (
+    "job.evaluate: workers have different samples in the same batch, so that some would be scored twice and others not at all."
+    " CRAFT shares the batches over the workers itself: do not cut the data by job.rank, split it with the same seed on every"
+    " worker, and use no sampler that draws for one rank, or whose draw depends on earlier ones. A dataset with batch_size=...,"
+    " without a sampler, is always shared out right"
+)
+
+
 def evaluate(
     training: Training, data: Any, score: Score, batch_size: int | None, collate: Collate | None
 ) -> dict[str, float]:
     """Share a dataset over the workers, each sample once, and return the mean of what ``score`` gives, by samples."""
-    # A loader's sampler may draw: the same on every worker.
-    rng.seed_all(rng.derive(training.seed, rng.EVALUATE, training.applied))
-    batches = Batches(data, batch_size, collate)
+    # A loader's sampler may draw: the same on every worker, whatever it has drawn before.
+    seed = rng.derive(training.seed, rng.EVALUATE, training.applied)
+    rng.seed_all(seed)
+    with reseeded(getattr(data, "batch_sampler", None), seed):
+        batches = Batches(data, batch_size, collate)
+    digest = batches.digest()
     scored: dict[int, _Scored] = {}
     own: dict[int, _Scored] = {}
     buffers = training.buffers_now()
@@ -125,11 +161,14 @@ def evaluate(
             # What a module that is not in eval() makes of its buffers is for that batch alone.
             buffers.restore()
             reach("scored", training.applied)
-        parts = gather(training, "evaluate", msgspec.msgpack.encode(list(own.values())))
+        encoded = gather(training, "evaluate", msgspec.msgpack.encode(_Part(digest, list(own.values()))))
+        parts = [msgspec.msgpack.decode(part, type=_Part) for part in encoded]
+        if len({part.samples for part in parts}) > 1:
+            raise UnsafeScript(_DIFFERENT)
         for part in parts:
-            scored |= {each.batch: each for each in msgspec.msgpack.decode(part, type=list[_Scored])}
+            scored |= {each.batch: each for each in part.scored}
     # Who scored what, and how often, must not show in what the script draws next.
-    rng.seed_all(rng.derive(training.seed, rng.EVALUATE, training.applied))
+    rng.seed_all(seed)
     return _mean([scored[batch] for batch in range(len(batches))])
 
 

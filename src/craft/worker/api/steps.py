@@ -124,6 +124,8 @@ class Step:
     def _microbatches(self) -> Iterator[Any]:
         training = self._training
         training.begin()
+        if not training.behind:
+            training.checks.inner_loop_begins()
         flight, source = training.flight, training.source
         gathering = flight.gathering
         again: dict[int, Any] = {}
@@ -163,6 +165,7 @@ class Step:
             carried = self._lane._left() if self._lane is not None else None
             flight.hold(microbatch, scalars, more, self._said, carried)
             training.passive.reach("after_backward", microbatch=place)
+        training.checks.inner_loop_ended()
         self.metrics = training.committed(self.number)
         self.done = True
         rng.seed_all(rng.derive(training.seed, rng.UPDATE, self.number))
@@ -302,6 +305,7 @@ class Driven:
         self._steps = steps.__iter__()
         self._step: Step | None = None
         self.ended = False
+        self._training.checks.driven()
         if self._training.settings.socket is None:
             # A framework's hooks would be called once more; and there is no other worker whose bits could differ.
             self._training.repeat_nothing()

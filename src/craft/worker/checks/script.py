@@ -13,12 +13,17 @@ import torch.distributed
 from torch.utils.data.distributed import DistributedSampler
 
 from craft.protocol.worker_events import ScriptWarned
-from craft.snapshots.state.leaves import Stateful
+from craft.snapshots.state.leaves import Leaf, Stateful, digest, registered_leaves
 from craft.worker.checks.losses import LossChecks
 from craft.worker.checks.optimizers import OptimizerChecks
 from craft.worker.checks.unregistered import ForgottenChecks
+from craft.worker.data import rng
+from craft.worker.state.carried_state import REGISTERED_AS as CARRIED
 
 logger = logging.getLogger(__name__)
+
+_HASHED = 1 << 20
+"""Bytes of a tensor up to which its values are looked at; of a larger one, whether it was changed in place."""
 
 
 class ScriptChecks:
@@ -55,6 +60,9 @@ class ScriptChecks:
         self._optimizers: OptimizerChecks | None = None
         self._forgotten: ForgottenChecks | None = None
         self._losses: LossChecks | None = None
+        self._before: dict[str, str] | None = None
+        """Digests of what is registered, as the inner loop of the first step began."""
+        self._driven = False
 
     def warn(self, text: str) -> None:
         """Warn once: in this worker's log, in the journal and on the terminal."""
@@ -102,6 +110,38 @@ class ScriptChecks:
         divisors = [len(sizes), share, len(sizes) // slots if len(sizes) % slots == 0 else 0]
         self._losses.microbatch(divisors, sizes.get(microbatch), uneven)
 
+    def driven(self) -> None:
+        """A framework drives the loop, and keeps its own books while microbatches are computed."""
+        self._driven = True
+
+    def inner_loop_begins(self) -> None:
+        """The script is about to compute its microbatches: in the first step, look at what is registered."""
+        if self._losses is not None and not self._driven:
+            self._before = self._registered_now()
+
+    def inner_loop_ended(self) -> None:
+        """They are computed: warn of what is registered and changed meanwhile."""
+        before, self._before = self._before, None
+        if before is None or before == (now := self._registered_now()):
+            return
+        changed = [name for name, found in now.items() if before.get(name) != found]
+        self.warn(
+            f"{', '.join(changed)}: registered, and changed inside the loop over microbatches. How many of these a worker"
+            " computes depends on the number of workers, and some are computed twice, to compare bits. Change it once per"
+            " step, after `for batch in step` has ended, by the same amount on every worker (scheduler.step(), a moving"
+            " average, a counter)"
+        )
+
+    def _registered_now(self) -> dict[str, str]:
+        with rng.preserved():
+            # A registered function may save the state of a random generator, which microbatches change, and CRAFT rng.
+            rng.seed_host(0)
+            return {
+                name: digest([_mark(leaf) for leaf in registered_leaves({name: item})])
+                for name, item in self._registered.items()
+                if name != CARRIED
+            }
+
     def weighed(self) -> None:
         """The script gave a microbatch a weight of its choice."""
         if self._losses is not None:
@@ -132,6 +172,14 @@ class ScriptChecks:
         self._end_losses()
         if self._optimizers is not None:
             self._optimizers.close()
+
+
+def _mark(leaf: Leaf) -> Leaf:
+    """What shows that a value was changed; that takes no time that counts."""
+    value = leaf.value
+    if isinstance(value, bytes) or value.nbytes <= _HASHED or value.is_inference():
+        return leaf
+    return Leaf(leaf.name, f"{value.data_ptr()}/{value._version}".encode())
 
 
 def own_group() -> str:

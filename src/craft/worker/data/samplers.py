@@ -7,6 +7,7 @@ Only the main thread draws; ``size_of`` is asked on other threads, too, and neve
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -80,6 +81,20 @@ class Draws:
             finally:
                 for each, generator in own:
                     each.generator = generator
+
+
+@contextmanager
+def reseeded(sampler: Any, seed: int) -> Iterator[None]:
+    """Give a sampler, and those that it draws from, other generators in the place of their own, seeded from ``seed``."""
+    own = [each for each in _nested(sampler) if isinstance(getattr(each, "generator", None), torch.Generator)]
+    before = [each.generator for each in own]
+    for place, each in enumerate(own):
+        each.generator = torch.Generator().manual_seed(rng.derive(seed, seeds.ORDER, place))
+    try:
+        yield
+    finally:
+        for each, generator in zip(own, before, strict=True):
+            each.generator = generator
 
 
 def _nested(sampler: Any) -> Iterator[Any]:

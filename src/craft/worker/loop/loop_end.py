@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from craft.decide.step.settle import LOOP_END
 from craft.worker.checkpoint.lifecycle import Course
 from craft.worker.loop.pre_loop_calls import OutsideLoops
 from craft.worker.membership.participant import Commitments
@@ -52,7 +53,7 @@ class LoopEnd:
 
     def meet(self) -> None:
         """Return when all are here, and their shares of the last checkpoint are written."""
-        parts = self._call("steps: its end", self._own(0))
+        parts = self._call(LOOP_END, self._own(0))
         while self._course.saving is not None:
             generation = self._commitments.ledger.generation
             self._course.end()

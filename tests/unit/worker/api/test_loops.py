@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from craft.protocol.errors import ConfigError
 from craft.worker.api.adapter_access import finish
+from craft.worker.api.evaluation import Batches
 from craft.worker.api.job import Job
 
 from ..alone import Batch, alone, dataset, loss_of, model, train
@@ -164,3 +165,49 @@ def test_an_evaluation_takes_a_loader_before_and_after_the_loop(loader_processes
     assert before["samples"] == pytest.approx((4 * 4 + 4 * 4 + 2 * 2) / 10)
     with pytest.raises(ConfigError, match="the loader has its own"):
         job.evaluate(loader, score, batch_size=2)
+
+
+def test_an_evaluation_scores_every_sample_of_a_loader_that_shards_by_rank() -> None:
+    data, seen = dataset(10), []
+    sampler: DistributedSampler[Batch] = DistributedSampler(data, num_replicas=2, rank=1)  # type: ignore[arg-type]
+    loader: DataLoader[Batch] = DataLoader(data, batch_size=4, sampler=sampler)  # type: ignore[arg-type]
+
+    def score(batch: Batch) -> dict[str, float]:
+        seen.extend(batch[1].flatten().tolist())
+        return {}
+
+    job = job_of(model())
+    for step in job.steps(data, global_batch=4, steps=1):
+        job.evaluate(loader, score)
+        list(step)
+    assert seen == [y.item() for _, y in data]
+
+
+def test_what_an_evaluation_draws_does_not_depend_on_earlier_draws_of_its_generator() -> None:
+    """P1: a worker that joined has made fewer of them than the others."""
+    data = dataset(10)
+    generator = torch.Generator().manual_seed(5)
+    loader: DataLoader[Batch] = DataLoader(data, batch_size=4, shuffle=True, generator=generator)  # type: ignore[arg-type]
+    drawn: list[list[float]] = []
+
+    def score(batch: Batch) -> dict[str, float]:
+        drawn[-1] += batch[1].flatten().tolist()
+        return {}
+
+    job = job_of(model())
+    for step in job.steps(data, global_batch=4, steps=1):
+        for _ in range(2):
+            drawn.append([])
+            torch.rand(1, generator=generator)
+            before = generator.get_state()
+            job.evaluate(loader, score)
+            assert torch.equal(generator.get_state(), before)
+        list(step)
+    assert drawn[0] == drawn[1] != [y.item() for _, y in data]
+
+
+def test_parts_of_a_dataset_are_told_apart_by_the_samples_that_they_have() -> None:
+    data = dataset(12)
+    parts = [Batches(Subset(data, range(rank, 12, 2)), 4, None) for rank in (0, 0, 1)]  # type: ignore[arg-type]
+    first, same, other = (part.digest() for part in parts)
+    assert first == same != other

@@ -282,6 +282,37 @@ def test_a_sum_over_even_microbatches_is_not_warned_of(caplog: pytest.LogCapture
     assert warnings_of(loop, caplog) == []
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of")
+def test_a_scheduler_that_steps_for_each_microbatch_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop()
+    scheduler = LambdaLR(loop.optimizer, lambda _: 0.5)
+    loop.job.register(scheduler=scheduler)
+    loop.in_microbatch = scheduler.step
+    (text,) = warnings_of(loop, caplog)
+    assert text.startswith("scheduler: registered, and changed inside the loop over microbatches")
+
+
+def test_a_registered_counter_of_microbatches_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop()
+    counts = {"seen": 0}
+    loop.job.register_state(save=lambda: dict(counts), load=counts.update, name="counts")
+    loop.in_microbatch = lambda: counts.update(seen=counts["seen"] + 1)
+    (text,) = warnings_of(loop, caplog)
+    assert text.startswith("counts: registered, and changed inside the loop over microbatches")
+
+
+def test_what_is_registered_and_changes_after_the_inner_loop_is_in_order(caplog: pytest.LogCaptureFixture) -> None:
+    """So is the state of a random generator that a script saves: CRAFT seeds it in every microbatch."""
+    loop = Loop()
+    scheduler = LambdaLR(loop.optimizer, lambda _: 0.5)
+    scaler = torch.amp.GradScaler("cpu")
+    loop.job.register(scheduler=scheduler, scaler=scaler)
+    loop.job.register_state(save=torch.get_rng_state, load=torch.set_rng_state, name="random")
+    loop.in_microbatch = lambda: (scaler.scale(torch.ones(())), torch.rand(1))
+    loop.after_step = scheduler.step
+    assert warnings_of(loop, caplog) == []
+
+
 def test_a_sampler_for_one_replica_is_no_news() -> None:
     samples = dataset(8)
     for replicas, said in ((1, False), (2, True)):
