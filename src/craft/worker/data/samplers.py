@@ -89,7 +89,7 @@ def reseeded(sampler: Any, seed: int) -> Iterator[None]:
     own = [each for each in _nested(sampler) if isinstance(getattr(each, "generator", None), torch.Generator)]
     before = [each.generator for each in own]
     for place, each in enumerate(own):
-        each.generator = torch.Generator().manual_seed(rng.derive(seed, seeds.ORDER, place))
+        each.generator = torch.Generator().manual_seed(rng.derive(seed, rng.ORDER, place))
     try:
         yield
     finally:
