@@ -33,7 +33,7 @@ from bench.report import environment, finish
 
 from craft.snapshots.checkpoint.catalog import candidates
 from craft.snapshots.checkpoint.restore import restore
-from craft.snapshots.checkpoint.writer import Place, Writer
+from craft.snapshots.checkpoint.writer import CheckpointShare, CheckpointWriter
 from craft.snapshots.state.serialized import State
 from craft.snapshots.store.manifest import name_of
 from craft.snapshots.store.tiers import open_tiers
@@ -60,7 +60,7 @@ class Worker:
         self.optimizer.zero_grad()
         self.moving = list(self.model[layers // 2 :].parameters())
         dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORKERS)
-        self.writer: Writer | None = None
+        self.writer: CheckpointWriter | None = None
         share = self.state().header.total_bytes // WORKERS
         self.source, self.target = (torch.ones(share, dtype=torch.uint8) for _ in range(2))
 
@@ -85,9 +85,13 @@ class Worker:
 
     def craft(self, number: int) -> dict[str, float]:
         if self.writer is None:
-            self.writer = Writer(open_tiers(str(self.folder / "craft")), f"w{self.rank}", KEEP, lambda event: None)
+            self.writer = CheckpointWriter(
+                open_tiers(str(self.folder / "craft")), f"w{self.rank}", KEEP, lambda event: None
+            )
         begin = time.perf_counter()
-        self.writer.take(self.state(), Place(name_of(0, number, "bench"), 0, number, 1, None, self.rank, WORKERS))
+        self.writer.take(
+            self.state(), CheckpointShare(name_of(0, number, "bench"), 0, number, 1, None, self.rank, WORKERS)
+        )
         stall_s = time.perf_counter() - begin
         assert self.writer.wait(LIMIT_S)
         return {"stall_s": stall_s, "write_s": self.writer.write_s}

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 import craft
 from craft.decide.step import combine
-from craft.worker.loop.training_loop import Training
+from craft.worker.loop.training_loop import TrainingLoop
 
 TIMED_STEPS = 200
 SETTLE_STEPS = 10
@@ -40,7 +40,7 @@ class Switch:
         "outcasts": lambda *_: (),
     }
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: TrainingLoop) -> None:
         self._training = training
         self._buffers = training._buffers
         self._checks = training.checks
@@ -66,7 +66,7 @@ class Switch:
 class Stopwatch:
     """Adds up the time that the main thread spends in the code of the checks, from when it is started."""
 
-    def __init__(self, training: Training, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, training: TrainingLoop, optimizer: torch.optim.Optimizer) -> None:
         self.spent_ns = 0
         checks = training.checks._optimizers
         assert checks is not None

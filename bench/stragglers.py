@@ -32,7 +32,7 @@ from bench.recovery import wait_steady, wait_until
 from bench.stragglers_craft import TIMES_AS_SLOW
 
 from craft.decide.detect.stragglers import EVEN, StragglerSettings, observed
-from craft.testing.cpu_throttle import Pulses
+from craft.testing.cpu_throttle import CpuThrottle
 
 WORKERS = 4
 MICROBATCHES = 16
@@ -81,10 +81,10 @@ def slowed(way: str, folder: Path, member: Member) -> Iterator[None]:
         (folder / member.name).unlink()
 
 
-def pulses(pid: int) -> Pulses:
+def pulses(pid: int) -> CpuThrottle:
     """Leave a worker so little of a core, or of its part of one where there are fewer than workers, that it is that slow."""
     running_s = PERIOD_S * min(1.0, len(os.sched_getaffinity(0)) / WORKERS) * MORE_THAN_A_THIRD / TIMES_AS_SLOW
-    return Pulses(pid, PERIOD_S - running_s, running_s)
+    return CpuThrottle(pid, PERIOD_S - running_s, running_s)
 
 
 def microbatch_s(job: CraftJob, victim: str) -> float:

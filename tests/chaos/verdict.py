@@ -72,7 +72,7 @@ def soak_once(folder: Path, seed: int, length_s: float, every_s: float) -> Verdi
     )
 
 
-def _reference(soak: Soak, report: history.Report) -> list[str]:
+def _reference(soak: Soak, report: history.HistoryReport) -> list[str]:
     """Compute the same steps undisturbed, on one worker, and say how the end of the soak differs from that."""
     jobs = Jobs(soak.folder / "reference")
     reference = jobs.run(SCRIPT, "--steps", str(report.steps), workers=1, limit_s=_REFERENCE_S)

@@ -30,7 +30,7 @@ from craft.snapshots.interop import dcp_header
 from craft.snapshots.state import serialized, tree
 from craft.snapshots.store import manifest
 from craft.snapshots.transfer import protocol
-from craft.testing.faults import Fault
+from craft.testing.faults import PlacedFault
 from craft.worker.report.step_log import Committed
 
 from .describe import Json, command, message
@@ -144,7 +144,7 @@ def settings() -> Json:
         "worker": message(WorkerSettings),
         "environment of a worker": sorted(_KEYS.values()),
         "phases": {each.name: each.value for each in Phase},
-        "fault": message(Fault),
+        "fault": message(PlacedFault),
     }
 
 

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from craft.testing.faults import Fault
+from craft.testing.faults import PlacedFault
 
 Moment = Literal["starting", "joined", "step", "generation", "joining", "last"]
 Who = Literal["leader", "last", "any", "joiner"]
@@ -43,7 +43,7 @@ class Plan:
 
     workers: int
     kills: tuple[Kill, ...] = ()
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[PlacedFault, ...] = ()
     """Placed at points of a step, by ``craft.testing``."""
     power_cut: int | None = None
     """Everything is killed after so many steps, and the job goes on with ``--resume``."""
@@ -88,10 +88,10 @@ def _kill(draw: random.Random) -> Kill:
     )
 
 
-def _fault(draw: random.Random, workers: int, features: dict[str, str]) -> Fault:
+def _fault(draw: random.Random, workers: int, features: dict[str, str]) -> PlacedFault:
     special = [point for axis, point in POINTS_OF_FEATURES.items() if axis in features]
     point = draw.choice([*POINTS, *special * 3, *POINTS_OF_JOINERS])
     if point in POINTS_OF_JOINERS or point in special or point in ("join", "opening", "opened"):
-        return Fault(point=point, occurrence=draw.choice([1, 2]))
+        return PlacedFault(point=point, occurrence=draw.choice([1, 2]))
     step = 0 if point == "started" else draw.randint(0, 16)
-    return Fault(point=point, step=step, rank=draw.randrange(workers))
+    return PlacedFault(point=point, step=step, rank=draw.randrange(workers))

@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from craft.decide.detect.gpu_health import Health, HealthSettings, notice
+from craft.decide.detect.gpu_health import GpuHistory, HealthSettings, notice
 from craft.telemetry.nvml import Gpu, why_not
 from craft.worker.monitor.gpu import watch_gpu
 
@@ -40,7 +40,7 @@ def test_a_healthy_gpu_is_read_in_milliseconds_and_has_nothing_to_tell() -> None
     print(f"{first}, hears XIDs: {heard}, {each_ms:.2f} ms per reading")
     assert first.lost is None and first.temperature_c is not None and 0 < first.temperature_c < 110
     assert each_ms < 100
-    health, told = Health(), []
+    health, told = GpuHistory(), []
     for second, reading in enumerate(readings):
         health, seen = notice(health, reading, float(second), HealthSettings())
         told += [each for each in seen if each.what != "heat"]

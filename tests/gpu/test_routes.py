@@ -15,13 +15,13 @@ from craft.decide.step.gradient_memory import Hold
 from craft.decide.step.plan import plan, share_of
 from craft.decide.step.topology import between_by_host, between_flat, spread_of
 from craft.groups.nccl import NcclGroup
-from craft.protocol.control_word import Record, Word
-from craft.worker.reduce.accumulator import Flats, Gradients
-from craft.worker.reduce.buckets import Layout
+from craft.protocol.control_word import MicrobatchRecord, Word
+from craft.worker.reduce.accumulator import Flats, GradientAccumulator
+from craft.worker.reduce.buckets import BucketLayout
 from craft.worker.reduce.exchange import Attempt
 from craft.worker.reduce.routes.flat import word_bytes
-from craft.worker.reduce.routes.flat_cuda import DeviceRoute, HostRoute, Streamed
-from craft.worker.reduce.routes.hierarchical_cuda import DeviceRouteByHost
+from craft.worker.reduce.routes.flat_cuda import FlatCudaRoute, HostRoute, Streamed
+from craft.worker.reduce.routes.hierarchical_cuda import HierarchicalCudaRoute
 
 SIZES = (12 * 1024, 6 * 1024)
 BUCKET_BYTES = 1 << 15
@@ -35,18 +35,18 @@ def cast(stage: None) -> Iterator[Cast]:
     cast.end()
 
 
-def route_of(way: str, group: NcclGroup, layout: Layout, owners: Sequence[int]) -> Streamed:
+def route_of(way: str, group: NcclGroup, layout: BucketLayout, owners: Sequence[int]) -> Streamed:
     size = word_bytes(owners, group.size, len(layout.params))
     if way == "within hosts first":
-        return DeviceRouteByHost(group, layout, owners, size, spread_of(HOSTS))
+        return HierarchicalCudaRoute(group, layout, owners, size, spread_of(HOSTS))
     if way == "straight":
-        return DeviceRoute(group, layout, owners, size)
+        return FlatCudaRoute(group, layout, owners, size)
     return HostRoute(group, layout, owners, size)
 
 
 def exchange(group: NcclGroup, way: str, owners: Sequence[int], hold: Hold) -> tuple[str, int]:
     """Exchange two steps; returns what is wrong with what came of it, and the bytes sent to other hosts in a step."""
-    layout = Layout([torch.nn.Parameter(torch.zeros(size, device="cuda")) for size in SIZES], BUCKET_BYTES)
+    layout = BucketLayout([torch.nn.Parameter(torch.zeros(size, device="cuda")) for size in SIZES], BUCKET_BYTES)
     sent, swap = [0], group.swap
 
     def counted(sends: Any, receives: Any) -> None:
@@ -66,7 +66,7 @@ def exchange(group: NcclGroup, way: str, owners: Sequence[int], hold: Hold) -> t
     return "", sent[0] // 2
 
 
-def exchange_step(step: int, group: NcclGroup, route: Streamed, gradients: Gradients) -> str:
+def exchange_step(step: int, group: NcclGroup, route: Streamed, gradients: GradientAccumulator) -> str:
     layout, owners = gradients.layout, route.owners
     before = {node: [flat.clone() for flat in flats.tensors] for node, flats in gradients.nodes.items()}
     overlaid = list(gradients.nodes.values())[-1:] if gradients.in_place else []
@@ -75,7 +75,9 @@ def exchange_step(step: int, group: NcclGroup, route: Streamed, gradients: Gradi
     for bucket in range(len(layout.buckets) - 1 if group.rank % 2 else 0):
         route.flushed(bucket)
         attempt.overlap(bucket)
-    records = tuple(Record(microbatch=each, weight=1.0, present=b"\3") for each in share_of(owners, group.rank))
+    records = tuple(
+        MicrobatchRecord(microbatch=each, weight=1.0, present=b"\3") for each in share_of(owners, group.rank)
+    )
     if not attempt.finish(lambda: Word(step=step, records=records, ready=1)):
         return str(attempt.error)
     for bucket, flat in enumerate(result.tensors):

@@ -19,7 +19,7 @@ from typing import Any
 from craft.settings.rundir import RunDir
 from craft.telemetry.history import Commit, read_run
 from craft.telemetry.records.journal import read_lines
-from craft.testing.history import Report, check
+from craft.testing.history import HistoryReport, check
 
 from .jobs import CRAFT, LIMIT_S, TRAIN, Job, Jobs, Result, describe, wait_for
 from .network import Network
@@ -215,7 +215,7 @@ class Hosts:
 
     # Judging.
 
-    def check(self, reference: str | None = None) -> Report:
+    def check(self, reference: str | None = None) -> HistoryReport:
         """P1 to P3 on the files of all hosts, lost ones included."""
         return check(self.run_dir, reference, self._run_dirs)
 

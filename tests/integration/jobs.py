@@ -20,7 +20,7 @@ import psutil
 from craft.settings.rundir import RunDir
 from craft.telemetry.history import Run, read_run
 from craft.telemetry.records.journal import read_lines
-from craft.testing.faults import Fault, encode, struck
+from craft.testing.faults import PlacedFault, encode, struck
 from craft.testing.history import check, final_digests
 from craft.wire.client import Client
 
@@ -263,7 +263,7 @@ class Jobs:
         script: Path | str = TRAIN,
         *arguments: str,
         workers: int = 4,
-        faults: Sequence[Fault] = (),
+        faults: Sequence[PlacedFault] = (),
         options: Sequence[str] = (),
         environment: dict[str, str] | None = None,
         inside: Sequence[str] = (),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from craft.settings.rundir import RunDir
-from craft.testing.faults import Fault
+from craft.testing.faults import PlacedFault
 
 from .jobs import SCRIPTS, TRAIN, Jobs, References, describe, wait_for
 
@@ -60,7 +60,7 @@ def test_a_worker_that_is_lost_while_a_microbatch_is_computed_twice_changes_no_b
     reference = references.digest("--steps", "10", workers=3)
 
     # Of 8 microbatches w1 has 3: the fourth in step 3 is the one that is computed for comparison.
-    lost = Fault(point="batch", worker="w1", step=3, occurrence=4)
+    lost = PlacedFault(point="batch", worker="w1", step=3, occurrence=4)
     result = jobs.run(TRAIN, "--steps", "10", workers=3, faults=[lost])
 
     assert result.struck, describe(result)
@@ -96,7 +96,7 @@ def test_a_newcomer_whose_state_differs_leaves_and_the_others_train_on_P1(
         MISTAKES,
         *(*arguments, "--slow-until", str(hurry)),
         workers=3,
-        faults=[Fault(point="batch", worker="w1", step=10)],
+        faults=[PlacedFault(point="batch", worker="w1", step=10)],
         # Without the comparison of gradients only the state itself shows it.
         options=["--no-check-bits"],
         environment={"CRAFT_MAX_RESTARTS": "1"},
@@ -130,7 +130,7 @@ def test_a_newcomer_without_an_attribute_that_the_loop_changed_leaves_wherever_t
         DRIFTS,
         *("--loop", loop, "--slow-until", str(hurry)),
         workers=2,
-        faults=[Fault(point="batch", worker="w1", step=10)],
+        faults=[PlacedFault(point="batch", worker="w1", step=10)],
         environment={"CRAFT_MAX_RESTARTS": "1"},
     )
     failed = wait_for(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from craft.testing.faults import Fault
+from craft.testing.faults import PlacedFault
 
 from .jobs import LIMIT_S, SCRIPTS, Jobs, describe
 
@@ -70,7 +70,7 @@ def test_a_ported_script_ends_with_the_same_bits_whoever_is_killed_P1(
     alone = jobs.start(ARMED, str(script), workers=1)
     calm = alone.wait()
     assert calm.exit_code == 0, describe(calm)
-    kills = [Fault(point="batch", worker="w0", step=6), Fault(point="blocks_sent", worker="w1", step=13)]
+    kills = [PlacedFault(point="batch", worker="w0", step=6), PlacedFault(point="blocks_sent", worker="w1", step=13)]
     disturbed = jobs.start(ARMED, str(script), workers=3, faults=kills, options=("--max-restarts", "5"))
     rough = disturbed.wait()
     rough.assert_exact(calm.digest, faults=2)

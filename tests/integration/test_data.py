@@ -11,8 +11,8 @@ import pytest
 from craft.settings.rundir import RunDir
 from craft.telemetry.history import Commit
 from craft.telemetry.records.journal import read_lines
-from craft.testing.faults import Fault
-from craft.worker.data.sample_order import Order
+from craft.testing.faults import PlacedFault
+from craft.worker.data.sample_order import SampleOrder
 
 from .jobs import SCRIPTS, Jobs, Result, describe
 
@@ -57,7 +57,7 @@ def assert_ended(result: Result, steps: int) -> None:
         assert f"ended after {steps} steps" in RunDir(result.run_dir).log(line["worker_id"]).read_text()
 
 
-def assert_in_order(result: Result, order: Order, steps: int) -> None:
+def assert_in_order(result: Result, order: SampleOrder, steps: int) -> None:
     """P2: the committed steps hold exactly the samples of the order, by the plan, by what scripts saw and by the mean."""
     by_plan = plans(result)
     assert sorted(by_plan) == list(range(steps))
@@ -74,9 +74,9 @@ def assert_in_order(result: Result, order: Order, steps: int) -> None:
 
 def test_every_sample_is_in_exactly_one_committed_step_of_a_pass_in_spite_of_a_loss(jobs: Jobs) -> None:
     """P2: 3 workers, 5 microbatches, 8 samples a step, 22 in all: nothing divides anything."""
-    killed = Fault(point="batch", worker="w1", step=2)
+    killed = PlacedFault(point="batch", worker="w1", step=2)
     result = jobs.run(DATA / "samples.py", "--microbatches", "5", workers=3, faults=[killed])
-    order = Order(length=22, global_batch=8, microbatches=5, seed=0, shuffle=True, drop_last=False)
+    order = SampleOrder(length=22, global_batch=8, microbatches=5, seed=0, shuffle=True, drop_last=False)
 
     assert_ended(result, 6)
     assert len(result.events("WorkerLost")) == 1
@@ -97,7 +97,7 @@ def test_a_loader_is_taken_over_and_more_workers_than_microbatches_share_the_res
     result = jobs.run(DATA / "samples.py", "--loader", "--microbatches", "2", workers=3)
 
     assert_ended(result, 5)
-    order = Order(length=22, global_batch=8, microbatches=2, seed=0, shuffle=False, drop_last=True)
+    order = SampleOrder(length=22, global_batch=8, microbatches=2, seed=0, shuffle=False, drop_last=True)
     assert_in_order(result, order, 5)
     assert len(result.digests) == 1
     idle = [commits for commits in result.run.commits.values() if all(not commit.microbatches for commit in commits)]
@@ -107,7 +107,7 @@ def test_a_loader_is_taken_over_and_more_workers_than_microbatches_share_the_res
 def test_streams_of_unequal_length_are_used_up_item_by_item_in_spite_of_a_loss(jobs: Jobs) -> None:
     """P2: the end is agreed; a stream that has ended weighs nothing."""
     lengths = [4, 2, 6, 0, 3]
-    killed = Fault(point="batch", worker="w1", step=1)
+    killed = PlacedFault(point="batch", worker="w1", step=1)
     result = jobs.run(DATA / "streams.py", *map(str, lengths), workers=3, faults=[killed])
 
     assert_ended(result, max(lengths))
@@ -135,7 +135,7 @@ def test_streams_without_any_data_are_an_error(jobs: Jobs) -> None:
 @pytest.mark.long
 def test_steps_that_weigh_nothing_are_steps_like_any_other_at_any_worker_count_P1(jobs: Jobs) -> None:
     alone = jobs.run(DATA / "masked.py", workers=1)
-    killed = Fault(point="batch", worker="w0", step=5)
+    killed = PlacedFault(point="batch", worker="w0", step=5)
     disturbed = jobs.run(DATA / "masked.py", workers=3, faults=[killed])
 
     for result in (alone, disturbed):

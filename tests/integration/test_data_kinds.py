@@ -12,13 +12,13 @@ import torch
 
 from craft.settings.rundir import RunDir
 from craft.telemetry.records import metric_lines
-from craft.testing.faults import Fault
+from craft.testing.faults import PlacedFault
 
 from .jobs import Jobs, Result, describe
 from .test_data import DATA, plans, used
 
 KINDS = DATA / "kinds.py"
-KILLS = [Fault(point="batch", rank=1, step=5), Fault(point="before_acknowledge", rank=0, step=11)]
+KILLS = [PlacedFault(point="batch", rank=1, step=5), PlacedFault(point="before_acknowledge", rank=0, step=11)]
 REPLACED = {"CRAFT_MAX_RESTARTS": "5"}
 
 
@@ -95,7 +95,7 @@ def test_a_checkpoint_at_the_end_of_an_epoch_is_resumed_by_another_number_of_wor
     taken = sorted(line["step"] for line in first.events("CheckpointWritten"))
     assert taken == [ends[1], ends[3]], describe(first)
     resumed = jobs.run(KINDS, *arguments, workers=3, options=("--resume", str(ends[1])), environment=REPLACED,
-                       faults=[Fault(point="before_acknowledge", rank=1, step=ends[1] + 3)])  # fmt: skip
+                       faults=[PlacedFault(point="before_acknowledge", rank=1, step=ends[1] + 3)])  # fmt: skip
     resumed.assert_exact(alone.digest, faults=1)
     assert samples(resumed) == samples(alone)[ends[1] :]
 

@@ -15,7 +15,7 @@ from tests.frozen_disk import frozen, mounted
 from craft.agent.linux import procfs
 from craft.control.respawn import ANSWER_LIMIT_S
 from craft.protocol.errors import Unreachable
-from craft.testing.cpu_throttle import Pulses
+from craft.testing.cpu_throttle import CpuThrottle
 
 from .jobs import TRAIN, Job, Jobs, References, describe, wait_for
 
@@ -79,7 +79,7 @@ def test_a_slow_lighthouse_and_a_stopped_agent_stop_no_step_P1_P4(
     job = jobs.start(TRAIN, *STEPS, "--slow-until", str(go), workers=3, environment=REPLACED)
     job.reach_step(3)
     # It runs for a twentieth of the time, and is never stopped for as long as its keeper would mind.
-    with Pulses(job.client.get_status()["lighthouse"]["pid"], stopped_s=0.6, running_s=0.03):
+    with CpuThrottle(job.client.get_status()["lighthouse"]["pid"], stopped_s=0.6, running_s=0.03):
         job.reach_step(job.steps() + 10)
         job.process.send_signal(signal.SIGSTOP)
         began, steps = time.monotonic(), job.steps()

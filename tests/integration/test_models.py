@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from craft.settings.rundir import RunDir
-from craft.testing.faults import Fault
+from craft.testing.faults import PlacedFault
 
 from .jobs import SCRIPTS, Jobs, describe
 
@@ -26,7 +26,7 @@ def test_any_number_of_workers_and_a_loss_in_the_middle_give_the_same_bits(jobs:
     assert alone.exit_code == 0, describe(alone)
     three = jobs.run(script, *ARGUMENTS[name], workers=3)
     three.assert_exact(alone.digest, faults=0)
-    killed = Fault(point="batch", worker="w1", step=4, occurrence=2)
+    killed = PlacedFault(point="batch", worker="w1", step=4, occurrence=2)
     struck = jobs.run(script, *ARGUMENTS[name], workers=3, faults=[killed])
     struck.assert_exact(alone.digest, faults=1)
 

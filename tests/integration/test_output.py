@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from craft.testing.faults import Fault
+from craft.testing.faults import PlacedFault
 
 from .jobs import CRAFT, LIMIT_S, SCRIPTS, Jobs, describe, wait_for
 
@@ -103,7 +103,7 @@ def test_the_error_that_hydra_made_an_exit_code_of_ends_the_job_by_name(jobs: Jo
 
 
 def test_a_loss_before_the_first_step_takes_nothing_from_goodput(jobs: Jobs) -> None:
-    result = jobs.run(PRINTS, workers=2, faults=[Fault(point="loading", worker="w1")])
+    result = jobs.run(PRINTS, workers=2, faults=[PlacedFault(point="loading", worker="w1")])
     assert result.exit_code == 0, describe(result)
     assert "1 fault, goodput 100.00%" in result.output, describe(result)
     assert "generation 2: w1: lost before the first step was committed: this time is not counted" in result.output

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from craft.testing.faults import Fault
+from craft.testing.faults import PlacedFault
 
 from .jobs import SCRIPTS, Jobs, describe
 from .test_data import plans, used
@@ -24,7 +24,7 @@ def test_a_script_that_goes_on_from_its_own_file_is_the_uninterrupted_one_P1_P2(
     file = tmp_path / "own.pt"
     first = jobs.run(SCRIPT, "--file", str(file), "--stop-after", "15", workers=2)
     assert first.exit_code == 0 and sorted(plans(first)) == list(range(15)), describe(first)
-    faults = [Fault(point="batch", rank=1, step=23), Fault(point="before_acknowledge", rank=0, step=29)]
+    faults = [PlacedFault(point="batch", rank=1, step=23), PlacedFault(point="before_acknowledge", rank=0, step=29)]
     second = jobs.run(
         SCRIPT, "--file", str(file), "--workers", "3", workers=3, faults=faults, environment=REPLACED
     )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 
 from craft.settings.rundir import RunDir
 from craft.telemetry.records.journal import read_lines
-from craft.testing.cpu_throttle import Pulses
+from craft.testing.cpu_throttle import CpuThrottle
 from craft.wire.auth import bearer, read_token
 
 from .jobs import TRAIN, Job, Jobs, References, Result, wait_for
@@ -68,7 +68,7 @@ def test_others_take_over_from_a_slow_worker_also_when_one_of_them_is_lost_and_r
     slowed: Slowed,
 ) -> None:
     job = slowed.start(workers=4)
-    with Pulses(job.pids()["w1"]):
+    with CpuThrottle(job.pids()["w1"]):
         found = told(job, "StragglerFound", "w1")
         wait_for(lambda: shares(job).get("w1") == 1, "most of its microbatches are others'")
         assert sum(shares(job).values()) == 8
@@ -88,7 +88,7 @@ def test_others_take_over_from_a_slow_worker_also_when_one_of_them_is_lost_and_r
 @pytest.mark.long
 def test_a_slow_worker_can_be_made_to_leave_and_a_spare_takes_its_place_P1(slowed: Slowed) -> None:
     job = slowed.start("--on-straggler", "drain", "--spares", "1", workers=3)
-    with Pulses(job.pids()["w1"]):
+    with CpuThrottle(job.pids()["w1"]):
         told(job, "WorkerLeft", "w1")
     wait_for(lambda: "w3" in job.committing(), "the spare has its place")
     result = slowed.finish(job, lost=0)
@@ -98,7 +98,7 @@ def test_a_slow_worker_can_be_made_to_leave_and_a_spare_takes_its_place_P1(slowe
 
 def test_a_slow_worker_is_only_told_of_where_that_is_all_that_is_wanted_P1(slowed: Slowed) -> None:
     job = slowed.start("--on-straggler", "report", workers=2)
-    with Pulses(job.pids()["w0"]):
+    with CpuThrottle(job.pids()["w0"]):
         told(job, "StragglerFound", "w0")
         job.reach_step(job.steps() + 5)
     assert shares(job) == {"w0": 4, "w1": 4}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from craft.control.core.persistence import Durable, durable_of, restore
 from craft.decide import policies
 from craft.decide.detect import stragglers
-from craft.decide.detect.stragglers import Pace, StragglerSettings
+from craft.decide.detect.stragglers import MemberSpeeds, StragglerSettings
 from craft.decide.job import apply as applying
 from craft.decide.job import last_copy
 from craft.decide.job import observe as observing
@@ -57,8 +57,8 @@ class Rules:
     complete: Callable[[Ledger], Ledger] = ledgers.complete
     acknowledged: Callable[[Ledger, str, int, int], Ledger] = ledgers.acknowledged
     may_commit: Callable[[Ledger], bool] = _may_commit
-    commit: Callable[[Ledger, Collection[str] | None, Pace | None], Ledger] = ledgers.commit
-    observed: Callable[[Pace, Sequence[int], StragglerSettings], Pace] = stragglers.observed
+    commit: Callable[[Ledger, Collection[str] | None, MemberSpeeds | None], Ledger] = ledgers.commit
+    observed: Callable[[MemberSpeeds, Sequence[int], StragglerSettings], MemberSpeeds] = stragglers.observed
     may_go_back: Callable[[Ledger, Collection[str]], bool] = _all_have_it
     """In the workers, this is an exchange in which all say that they have the checkpoint."""
     adopt: Callable[[Ledger], Ledger] = ledgers.adopt

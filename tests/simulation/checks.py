@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from craft.agent.supervisor import Outcome
+from craft.agent.supervisor import JobOutcome
 from craft.control.lighthouse import Lighthouse
 from craft.decide.policies import EXIT_BUG, EXIT_FINISHED, EXIT_GIVEN_UP, EXIT_PREEMPTED
 from craft.protocol.errors import ConfigError
@@ -70,7 +70,7 @@ class Checks:
             return
         self._world.violated(f"the lighthouse does not start: {type(error).__name__}: {error}")
 
-    def agent_ended(self, host: Host, outcome: Outcome) -> None:
+    def agent_ended(self, host: Host, outcome: JobOutcome) -> None:
         """An agent ends as the job did, or as somebody told it to."""
         code = outcome.exit_code
         told = "terminate" in self._world.ordered and code in (EXIT_PREEMPTED, _TERMINATED)

@@ -107,7 +107,7 @@ def _sees_nothing(self: respawn.Pulse, count: int) -> None:
     """Whatever the child does."""
 
 
-def _exit_code_0_is_the_end(exited: Exited, seen: report_events.Seen | None, state: JobState) -> Any:
+def _exit_code_0_is_the_end(exited: Exited, seen: report_events.WorkerHistory | None, state: JobState) -> Any:
     if exited.exit_code == 0:
         return WorkerFinished(worker_id=exited.worker_id, step=0 if seen is None else seen.report.step)
     return _right_ending(exited, seen, state)

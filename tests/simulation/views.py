@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from craft.agent.linux.procfs import Glance
+from craft.agent.linux.procfs import ProcessGlance
 from craft.protocol.values.activity import Doing
 
 from .machine import Machine
@@ -21,9 +21,9 @@ class Seen:
         self._machine = machine
         self._pid = pid
 
-    def glance(self) -> Glance | None:
+    def glance(self) -> ProcessGlance | None:
         state = self._machine.state_of(self._pid)
-        return Glance(state, 0.0, 0.0, 1) if state else None
+        return ProcessGlance(state, 0.0, 0.0, 1) if state else None
 
     def close(self) -> None:
         """Nothing is open."""

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from craft.agent.linux.host_access import Outside
+from craft.agent.linux.host_access import HostAccess
 from craft.agent.linux.scratch import Scratch
-from craft.agent.supervisor import Outcome, Supervisor
+from craft.agent.supervisor import JobOutcome, Supervisor
 from craft.control.lighthouse import LighthouseSettings
 from craft.decide.detect.hangs import HangLimits
 from craft.decide.job.restoration import RestoreSettings
-from craft.decide.techniques import Hang, Loss, Restart, Restore, defaults
+from craft.decide.techniques import Hang, Loss, Restart, RestoreFromCheckpoint, defaults
 from craft.decide.techniques.losses import LossSettings
 from craft.decide.techniques.technique import Chosen
 from craft.protocol.membership import Generation
@@ -53,7 +53,7 @@ class Host:
     name: str
     workers: int
     agent: Process | None = None
-    outcome: Outcome | None = None
+    outcome: JobOutcome | None = None
     runs: int = 0
     """How many agents it has had."""
     supervisor: Supervisor | None = None
@@ -173,7 +173,7 @@ class World:
         agent = host.agent
         assert agent is not None
         run_dir = RunDir(self.folder / host.name).create()
-        outside = Outside(
+        outside = HostAccess(
             client=lambda *_, **__: Client(self, host.name),  # type: ignore[arg-type]
             session=self.network.session(host.name),
             process_files=lambda pid: Seen(self.machine, pid),  # type: ignore[arg-type, return-value]
@@ -184,7 +184,7 @@ class World:
         host.supervisor = Supervisor(self._settings(host), run_dir, lambda _: None, outside)
         task = asyncio.ensure_future(host.supervisor.run())
 
-        def ended(task: asyncio.Task[Outcome]) -> None:
+        def ended(task: asyncio.Task[JobOutcome]) -> None:
             host.outcome = task.result()
             self.note(f"{host.name} ends with {host.outcome.exit_code}: {host.outcome.reason}")
             self.checks.agent_ended(host, host.outcome)
@@ -308,7 +308,7 @@ def _techniques(plan: Plan) -> Chosen:
     return defaults(
         Hang(hang),
         Loss(LossSettings(wait_limit_s=plan.restore_limit_s)),
-        Restore(RestoreSettings(tries=plan.restore_tries, limit_s=plan.restore_limit_s)),
+        RestoreFromCheckpoint(RestoreSettings(tries=plan.restore_tries, limit_s=plan.restore_limit_s)),
         Restart(Restart.Settings(most=plan.max_restarts)),
     )
 

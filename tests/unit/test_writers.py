@@ -23,7 +23,7 @@ from craft.telemetry.records.journal import Journal, read_lines
 from craft.telemetry.records.journal_reader import aside_of, read_journal, set_aside
 from craft.telemetry.records.metric_lines import read_metrics
 from craft.wire.auth import ensure_token, read_token
-from craft.worker.report.step_log import Chronicle, Committed
+from craft.worker.report.step_log import Committed, StepLog
 
 ERRORS = ["ENOSPC", "EIO", "EMFILE", "EDQUOT", "EROFS"]
 OLD = Durable(generation=Generation(number=4, nonce="x", members=(Member(worker_id="w0", host="a"),)), highest=6)
@@ -125,7 +125,7 @@ def test_a_journal_misses_no_line_once_it_can_be_written(
         assert numbers == [0, 1, 2] or (numbers == [0, 1] and "cannot be written" in words(caplog)[-1])
 
 
-def commit(chronicle: Chronicle, step: int) -> None:
+def commit(chronicle: StepLog, step: int) -> None:
     plan: tuple[str | None, ...] = ("w0", "w0")
     metrics = {"loss": step / 2}
     chronicle.committed(Committed(step=step, branch=0, generation=1, members=("w0",), plan=plan, metrics=metrics))
@@ -137,7 +137,7 @@ def test_records_of_a_worker_wait_and_the_trouble_is_said_once(
     run: RunDir, switch: Path, error: str, short: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[str] = []
-    chronicle = Chronicle(run.path, "w0", told.append)
+    chronicle = StepLog(run.path, "w0", told.append)
     commit(chronicle, 0)
     bad = [Rule("write", error, path="*.jsonl", after=int(short))]
     with failing(switch, *([Rule("write", path="*.jsonl", short=True, times=1)] if short else []), *bad) as control:
@@ -154,7 +154,7 @@ def test_records_of_a_worker_wait_and_the_trouble_is_said_once(
 
 def test_a_step_does_not_take_as_long_as_a_slow_disk_and_that_is_said_P4(run: RunDir, switch: Path) -> None:
     told: list[str] = []
-    chronicle = Chronicle(run.path, "w0", told.append)
+    chronicle = StepLog(run.path, "w0", told.append)
     commit(chronicle, 0)
     longest = 0.0
     with failing(switch, Rule("write", delay_s=2.0, path="*.jsonl")) as control:
@@ -174,10 +174,10 @@ def test_a_step_does_not_take_as_long_as_a_slow_disk_and_that_is_said_P4(run: Ru
 
 @pytest.mark.parametrize("last", [b"7", b"[1]", b'{"time": 1.0}', b'{"step": "x"}', b'{"step":9000,"checksum":"00"}'])
 def test_a_damaged_last_line_of_metrics_misleads_no_leader(run: RunDir, last: bytes) -> None:
-    commit(Chronicle(run.path, "w0"), 0)
+    commit(StepLog(run.path, "w0"), 0)
     with run.metrics.open("ab") as file:
         file.write(last + b"\n")
-    heir = Chronicle(run.path, "w0")
+    heir = StepLog(run.path, "w0")
     commit(heir, 1)
     heir.complete()
     assert [line["step"] for line in read_metrics(run.metrics)] == [0, 1]

@@ -10,7 +10,7 @@ from craft.snapshots.state.tree import obstacle
 logger = logging.getLogger(__name__)
 
 
-class Travel:
+class CallbackState:
     """Of each callback that has to stay behind it tells once."""
 
     def __init__(self) -> None:

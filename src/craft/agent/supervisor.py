@@ -15,17 +15,17 @@ from typing import Any
 
 import msgspec
 
-from craft.agent.host.injections import Injections
-from craft.agent.host.inspection import Looks
-from craft.agent.host.lease import Stranded
+from craft.agent.host.injections import AgentInjections
+from craft.agent.host.inspection import WorkerInspector
+from craft.agent.host.lease import WorkerLease
 from craft.agent.host.own_lighthouse import OwnLighthouse
-from craft.agent.host.preemption import LEAVE_S, PreemptFile, Room
+from craft.agent.host.preemption import LEAVE_S, HostPreemption, PreemptFile
 from craft.agent.host.relay import Relay
-from craft.agent.host.watchdog_reports import WatchOver
-from craft.agent.host.worker_pool import Crew
+from craft.agent.host.watchdog_reports import WatchdogReports
+from craft.agent.host.worker_pool import WorkerPool
 from craft.agent.linux.fork_server_process import ForkServerProcess, gone
 from craft.agent.linux.forkserver import Ended, Forked, NotForked, Ready
-from craft.agent.linux.host_access import Outside
+from craft.agent.linux.host_access import HostAccess
 from craft.agent.watchdog.watchdog import Watchdog
 from craft.decide.policies import EXIT_PREEMPTED
 from craft.protocol.errors import ConfigError, CraftError, Unauthorized, Unreachable
@@ -50,7 +50,7 @@ _MOST_FAILURES = 3
 """So many fork servers that end before they are ready show that the next one will, too."""
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How the job ended, as this host saw it."""
 
     exit_code: int
@@ -70,18 +70,18 @@ class Supervisor:
         settings: RunSettings,
         run_dir: RunDir,
         watch: Callable[[Supervisor], None],
-        outside: Outside | None = None,
+        outside: HostAccess | None = None,
     ) -> None:
         self._settings = settings
-        self._outside = outside or Outside()
+        self._outside = outside or HostAccess()
         self._run_dir = run_dir
         self._held = HeldRunDir(run_dir)
         self._told_of_run_dir = False
         self._watch = watch
-        self._over: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._interrupted: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._over: asyncio.Future[JobOutcome] = asyncio.get_running_loop().create_future()
+        self._interrupted: asyncio.Future[JobOutcome] = asyncio.get_running_loop().create_future()
         self._watchdog = Watchdog(settings.hang_limits, time.monotonic, self._outside)
-        self._room: Room | None = None
+        self._room: HostPreemption | None = None
         self._preempt_file = PreemptFile(settings.preempt_file) if settings.preempt_file is not None else None
         self._found: dict[str, Any] = {}
         """The status of a job that runs already, as it was when this agent came."""
@@ -97,7 +97,7 @@ class Supervisor:
         self.token = ""
         self.relay: Relay | None = None
 
-    async def run(self) -> Outcome:
+    async def run(self) -> JobOutcome:
         tasks: list[asyncio.Task[None]] = []
         try:
             self._catch_signals()
@@ -105,7 +105,7 @@ class Supervisor:
             self.relay = Relay(
                 self._settings.host, self.url, self.token, self._directed, self._tls, self._outside.session
             )
-            self._crew = Crew(
+            self._crew = WorkerPool(
                 self._settings,
                 self._run_dir,
                 self._sockets,
@@ -116,13 +116,13 @@ class Supervisor:
                 first_number=self._first_number(),
                 world_size=self._found.get("slots"),
             )
-            self._room = Room(self.relay, self._crew, self._settings, self._made_room)
-            self._injections = Injections(self._settings.host, self._crew.signal)
-            self._watch_over = WatchOver(self._watchdog, self.relay, self._stopped)
-            self._looks = Looks(self._watchdog, self.relay, self._run_dir)
+            self._room = HostPreemption(self.relay, self._crew, self._settings, self._made_room)
+            self._injections = AgentInjections(self._settings.host, self._crew.signal)
+            self._watch_over = WatchdogReports(self._watchdog, self.relay, self._stopped)
+            self._looks = WorkerInspector(self._watchdog, self.relay, self._run_dir)
             self.relay.on_look, self.relay.on_told = self._looks.ask, self._looks.told
             self._watchdog.ask_worker = self._looks.own_stacks
-            self._stranded = Stranded(self._settings.lease_s, self.relay, self._crew, self._watchdog, self._outside)
+            self._stranded = WorkerLease(self._settings.lease_s, self.relay, self._crew, self._watchdog, self._outside)
             asyncio.get_running_loop().set_exception_handler(AcceptErrors("the agent"))
             server = await asyncio.start_unix_server(self.relay.serve_worker, path=str(self._socket_path))
             async with server:
@@ -145,7 +145,7 @@ class Supervisor:
         return outcome
 
     @property
-    def crew(self) -> Crew:
+    def crew(self) -> WorkerPool:
         """The workers of this host; there as soon as ``relay`` is."""
         return self._crew
 
@@ -158,13 +158,13 @@ class Supervisor:
         try:
             await work
         except CraftError as error:
-            self._finish(Outcome(exit_code=2 if isinstance(error, ConfigError) else 3, reason=str(error)))
+            self._finish(JobOutcome(exit_code=2 if isinstance(error, ConfigError) else 3, reason=str(error)))
         except Exception as error:
             # The edge of the task: without it the job would wait for ever for what is not done any more.
             logger.exception("the agent cannot go on")
-            self._finish(Outcome(exit_code=3, reason=f"the agent failed: {type(error).__name__}: {error}"))
+            self._finish(JobOutcome(exit_code=3, reason=f"the agent failed: {type(error).__name__}: {error}"))
 
-    def _finish(self, outcome: Outcome) -> None:
+    def _finish(self, outcome: JobOutcome) -> None:
         if not self._over.done():
             self._over.set_result(outcome)
 
@@ -174,14 +174,14 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGTERM, self._terminate, "interrupted by SIGTERM")
 
     def _made_room(self, reason: str) -> None:
-        self._finish(Outcome(exit_code=EXIT_PREEMPTED, reason=reason))
+        self._finish(JobOutcome(exit_code=EXIT_PREEMPTED, reason=reason))
 
     def _terminate(self, reason: str) -> None:
         if self._room is None or not self._room.on_sigterm():
             self._interrupt(_TERMINATED, reason)
 
     def _interrupt(self, exit_code: int, reason: str) -> None:
-        outcome = Outcome(exit_code=exit_code, reason=reason)
+        outcome = JobOutcome(exit_code=exit_code, reason=reason)
         if not self._interrupted.done():
             self._interrupted.set_result(outcome)
         self._finish(outcome)
@@ -365,7 +365,9 @@ class Supervisor:
         if directive.stopping or directive.winding_down is not None or directive.preempting is not None:
             self._crew.close()
         if directive.stopping:
-            self._finish(Outcome(exit_code=directive.exit_code, reason=directive.reason, traceback=directive.traceback))
+            self._finish(
+                JobOutcome(exit_code=directive.exit_code, reason=directive.reason, traceback=directive.traceback)
+            )
 
     def _stopped(self, worker_id: str) -> None:
         """A worker is stopped. Of one that has not joined, the lighthouse knows nothing: no other will end it."""
@@ -406,7 +408,7 @@ class Supervisor:
             logger.error("%s. Training goes on, but nothing is written down, and %s", trouble, what)
         self._told_of_run_dir = bool(trouble)
 
-    async def _see_out(self, outcome: Outcome) -> Outcome:
+    async def _see_out(self, outcome: JobOutcome) -> JobOutcome:
         """The job is over: let workers come to the end of their scripts after a good end; else end them."""
         if self._interrupted.done() and self._lighthouse is not None:
             await self._end_lighthouse(self._lighthouse, outcome.reason)
@@ -471,7 +473,7 @@ class Supervisor:
         reports = self.relay.reports()
         return all(worker_id in reports and reports[worker_id].left for worker_id in self._crew.living)
 
-    async def _count_faults(self, outcome: Outcome) -> Outcome:
+    async def _count_faults(self, outcome: JobOutcome) -> JobOutcome:
         """In a job of several hosts only the lighthouse knows what happened on the others."""
         if self._settings.lighthouse is None:
             return outcome
@@ -483,7 +485,7 @@ class Supervisor:
         faults = tuple(f"{', '.join(fault['worker_ids'])}: {fault['reason']}" for fault in status["fault_list"])
         return msgspec.structs.replace(outcome, faults=faults, checkpoint=status["checkpoints"]["last"])
 
-    def _after_training(self, outcome: Outcome) -> Outcome:
+    def _after_training(self, outcome: JobOutcome) -> JobOutcome:
         """What a script does after its last step may fail, too."""
         assert self.relay is not None
         # One that failed before its last step was answered then, however late its process ends.
@@ -492,7 +494,7 @@ class Supervisor:
         if failed is None:
             return outcome
         reason = f"{failed.error} (worker {failed.worker_id}, after the last step)"
-        return Outcome(exit_code=1, reason=reason, traceback=failed.traceback)
+        return JobOutcome(exit_code=1, reason=reason, traceback=failed.traceback)
 
     async def _end_helpers(self) -> None:
         if self._forks is not None:
@@ -506,10 +508,10 @@ def _was_refused(report: WorkerReport) -> bool:
     return report.failed is not None and report.failed.refused
 
 
-def supervise(settings: RunSettings, run_dir: RunDir, watch: Callable[[Supervisor], None]) -> Outcome:
+def supervise(settings: RunSettings, run_dir: RunDir, watch: Callable[[Supervisor], None]) -> JobOutcome:
     """Run the job on this host from beginning to end."""
 
-    async def go() -> Outcome:
+    async def go() -> JobOutcome:
         return await Supervisor(settings, run_dir, watch).run()
 
     return asyncio.run(go())

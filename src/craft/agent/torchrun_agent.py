@@ -24,7 +24,7 @@ import msgspec
 
 from craft.agent.linux.forkserver import Ended
 from craft.agent.linux.syscalls import how_it_ended
-from craft.agent.supervisor import Outcome, Supervisor
+from craft.agent.supervisor import JobOutcome, Supervisor
 from craft.protocol.errors import CraftError
 from craft.protocol.messages import WorkerReport
 from craft.protocol.values.attach import Adopt, Adopted
@@ -43,7 +43,7 @@ _BY_ITSELF_S = 10.0
 """So long a worker whose script has failed, or whose job is over, has to end by itself."""
 
 
-class Adopter(Supervisor):
+class TorchrunAgent(Supervisor):
     """A supervisor without a fork server."""
 
     def __init__(self, settings: RunSettings, run_dir: RunDir, folder: Path, torchrun_pid: int) -> None:
@@ -124,7 +124,7 @@ class Adopter(Supervisor):
     def _end_starting(self, asked: dict[str, float]) -> None:
         """They end by themselves, and torchrun is to see how."""
 
-    async def _see_out(self, outcome: Outcome) -> Outcome:
+    async def _see_out(self, outcome: JobOutcome) -> JobOutcome:
         await self._crew.wait(_BY_ITSELF_S)
         outcome = await super()._see_out(outcome)
         assert self.relay is not None
@@ -143,11 +143,11 @@ class Adopter(Supervisor):
 
     def _look_for_the_end(self) -> None:
         if self._torchrun_over.is_set() and not self._crew.living:
-            self._finish(Outcome(exit_code=0, reason="torchrun has ended, and its workers"))
+            self._finish(JobOutcome(exit_code=0, reason="torchrun has ended, and its workers"))
 
 
-async def _run(settings: RunSettings, run_dir: RunDir, folder: Path, torchrun_pid: int) -> Outcome:
-    return await Adopter(settings, run_dir, folder, torchrun_pid).run()
+async def _run(settings: RunSettings, run_dir: RunDir, folder: Path, torchrun_pid: int) -> JobOutcome:
+    return await TorchrunAgent(settings, run_dir, folder, torchrun_pid).run()
 
 
 def main() -> int:

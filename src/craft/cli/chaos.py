@@ -19,7 +19,7 @@ from craft.protocol.errors import ConfigError, CraftError, Unreachable
 from craft.protocol.values.injections import KINDS
 
 if TYPE_CHECKING:
-    from craft.testing.chaos import Fault, Planned
+    from craft.testing.chaos import ChaosFault, Planned
     from craft.wire.client import Client
 
 EXIT_JOB_FAILED = 1
@@ -171,7 +171,7 @@ class _Chaos:
             if not self._wait(self._elapsed_s + _LOOK_S):
                 return False
 
-    def _order(self, fault: Fault) -> str | None:
+    def _order(self, fault: ChaosFault) -> str | None:
         """Have the lighthouse do it; returns why it does not."""
         details: dict[str, Any] = {"worker_id": fault.worker_id, "host": fault.host}
         lasts_s = 0.0

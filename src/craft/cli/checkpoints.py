@@ -61,10 +61,10 @@ def ls(url: str | None, run_dir: Path | None, as_json: bool) -> None:
       craft checkpoints ls s3://bucket/job --json
     """
     from craft.cli.output.checkpoint_tables import as_record, listing
-    from craft.snapshots.checkpoint.suspect import Doubts
+    from craft.snapshots.checkpoint.suspect import SuspectCheckpoints
 
     tiers, found, unreadable = _listed(_place(url, run_dir))
-    doubts = Doubts(tiers.nearest_first)
+    doubts = SuspectCheckpoints(tiers.nearest_first)
     if as_json:
         echo_json([as_record(manifest, doubts) for manifest in found])
     else:
@@ -273,9 +273,9 @@ def _to_export(place: str, which: str | None) -> tuple[Tiers, Manifest]:
 
 
 def _doubts_about(tiers: Tiers, manifest: Manifest) -> list[str]:
-    from craft.snapshots.checkpoint.suspect import Doubts
+    from craft.snapshots.checkpoint.suspect import SuspectCheckpoints
 
-    doubt = Doubts(tiers.nearest_first).about(manifest)
+    doubt = SuspectCheckpoints(tiers.nearest_first).about(manifest)
     return [f"{manifest.name}: {doubt}"] if doubt is not None else []
 
 

@@ -11,7 +11,7 @@ import click
 
 from craft.cli.output.command_errors import EXIT_PROBLEM, explained
 from craft.cli.output.echo import echo, echo_json
-from craft.cli.output.numbers import Finite
+from craft.cli.output.numbers import FiniteNumber
 
 if TYPE_CHECKING:
     from craft.doctor.findings import Finding, Torch
@@ -26,7 +26,9 @@ _LIMIT_S = 120.0
 @click.option("--token-file", type=click.Path(path_type=Path, exists=True), help="Look at this token, too.")
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="That are to run here.")
 @click.option(
-    "--params", type=Finite(min=0), help="Say what holding the gradients of so many parameters costs, such as 1e9."
+    "--params",
+    type=FiniteNumber(min=0),
+    help="Say what holding the gradients of so many parameters costs, such as 1e9.",
 )
 @click.option("--dtype", default="float32", show_default=True, help="Of the gradients.")
 @click.option("--microbatches", type=click.IntRange(min=1), help="Of a step; as many as workers if it is not given.")

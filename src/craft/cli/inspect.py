@@ -11,7 +11,7 @@ import click
 
 from craft.cli.output.command_errors import explained
 from craft.cli.output.echo import echo, echo_json
-from craft.cli.output.numbers import Finite
+from craft.cli.output.numbers import FiniteNumber
 
 run_option = click.option(
     "--dir",
@@ -111,7 +111,7 @@ def abort(run_dir: Path | None, reason: str) -> None:
 @click.argument("name", metavar="WORKER|HOST")
 @run_option
 @click.option("--reason", default="asked by a person", show_default=True, help="For the journal.")
-@click.option("--deadline", type=Finite(min=0), help="Seconds after which it is ended, whether it left or not.")
+@click.option("--deadline", type=FiniteNumber(min=0), help="Seconds after which it is ended, whether it left or not.")
 @explained
 def drain(name: str, run_dir: Path | None, reason: str, deadline: float | None) -> None:
     """Let WORKER, or all workers of HOST, leave at the next step boundary: nothing is lost or computed again.
@@ -155,7 +155,7 @@ def stop(run_dir: Path | None, reason: str) -> None:
 @click.command()
 @run_option
 @click.option("--reason", default="asked by a person", show_default=True, help="For the journal.")
-@click.option("--deadline", type=Finite(min=0), help="Seconds after which it ends, saved or not.")
+@click.option("--deadline", type=FiniteNumber(min=0), help="Seconds after which it ends, saved or not.")
 @explained
 def preempt(run_dir: Path | None, reason: str, deadline: float | None) -> None:
     """Have the job make room: it takes a checkpoint at the next step boundary and ends with exit code 75.

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from craft.cli.output.echo import echo, echo_error
-from craft.cli.output.numbers import Finite
+from craft.cli.output.numbers import FiniteNumber
 from craft.protocol.errors import ConfigError, CraftError
 from craft.settings.rundir import START_ANEW, HeldRunDir, RunDir
 from craft.telemetry.text import stdio
 
 if TYPE_CHECKING:
     from craft.control.lighthouse import LighthouseSettings
-    from craft.control.process import Place
+    from craft.control.process import LighthouseAddress
     from craft.decide.techniques.technique import Chosen
     from craft.settings.techniques import Wishes
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--wait-limit",
-    type=Finite(min=0),
+    type=FiniteNumber(min=0),
     default=None,
     help="Seconds to wait for who takes a lost worker's place, with 'wait' or below --min-workers.  [default: 60]",
 )
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--heartbeat-limit",
-    type=Finite(min=0.05),
+    type=FiniteNumber(min=0.05),
     default=1.0,
     show_default=True,
     help="Seconds of silence after which a host is lost.",
@@ -117,7 +117,7 @@ def lighthouse(
     stdio.forgive()
     # Only now: aiohttp takes a while to import, and 'craft --help' must not wait for it.
     from craft.control.lighthouse import LighthouseSettings
-    from craft.control.process import Place, end_with_parent, serve
+    from craft.control.process import LighthouseAddress, end_with_parent, serve
     from craft.settings.techniques import Wishes
 
     if min_workers > workers:
@@ -125,7 +125,7 @@ def lighthouse(
     if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key go together")
     tls = (tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None
-    place = Place(bind=bind, port=port, host_address=host_address, tls=tls)
+    place = LighthouseAddress(bind=bind, port=port, host_address=host_address, tls=tls)
     run = RunDir(run_dir)
 
     def begin() -> int:
@@ -156,7 +156,7 @@ def _techniques(run: RunDir, flags: dict[str, Any], config: Path | None, wishes:
     return for_lighthouse(flags, config, wishes, effective=effective)
 
 
-def _keep(run: RunDir, settings: LighthouseSettings, place: Place, token_file: Path | None) -> int:
+def _keep(run: RunDir, settings: LighthouseSettings, place: LighthouseAddress, token_file: Path | None) -> int:
     from craft.control.process import listen, serve_on
     from craft.control.respawn import keep
 

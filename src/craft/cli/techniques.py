@@ -13,7 +13,7 @@ from craft.cli.output.echo import echo, echo_json
 from craft.protocol.errors import ConfigError
 
 
-class _Entry(NamedTuple):
+class _TechniqueRow(NamedTuple):
     """One technique, for people and for ``--json``."""
 
     name: str
@@ -81,12 +81,12 @@ class _Found(NamedTuple):
 def _found(config: Path | None, run_dir: Path | None) -> _Found:
     from craft.decide.techniques import BUILT_IN
     from craft.decide.techniques.technique import arrange
-    from craft.settings.files.toml_file import Document
+    from craft.settings.files.toml_file import TomlFile
     from craft.settings.plugins import foreign, load
     from craft.settings.rundir import find_run
     from craft.settings.techniques import choose, of_environment
 
-    choice = choose(Document(find_run(run_dir).config if run_dir is not None else config), of_environment())
+    choice = choose(TomlFile(find_run(run_dir).config if run_dir is not None else config), of_environment())
     order = list(choice.techniques.by_name)
     kinds, origins, broken = arrange(BUILT_IN, order), {kind.name: "built-in" for kind in BUILT_IN}, {}
     # Those that are on come first: they can be asked in one order, or the job would have been refused.
@@ -99,7 +99,7 @@ def _found(config: Path | None, run_dir: Path | None) -> _Found:
     return _Found(kinds, origins, broken, choice)
 
 
-def _entry(kind: Any, found: _Found) -> _Entry:
+def _entry(kind: Any, found: _Found) -> _TechniqueRow:
     import msgspec
 
     from craft.decide.techniques import Alerts, GpuHealth
@@ -122,7 +122,7 @@ def _entry(kind: Any, found: _Found) -> _Entry:
                 "description": described.get("description", ""),
             }
         )
-    return _Entry(
+    return _TechniqueRow(
         name=kind.name,
         summary=kind.summary,
         origin=found.origins[kind.name],
@@ -137,7 +137,7 @@ def _entry(kind: Any, found: _Found) -> _Entry:
     )
 
 
-def _plain(entry: _Entry) -> dict[str, Any]:
+def _plain(entry: _TechniqueRow) -> dict[str, Any]:
     """For JSON, which has no infinity."""
     settings = [
         {**each, "value": str(each["value"]) if each["value"] == math.inf else each["value"]} for each in entry.settings
@@ -145,7 +145,7 @@ def _plain(entry: _Entry) -> dict[str, Any]:
     return {**entry._asdict(), "settings": settings}
 
 
-def _named(name: str, entries: list[_Entry], broken: dict[str, str]) -> _Entry:
+def _named(name: str, entries: list[_TechniqueRow], broken: dict[str, str]) -> _TechniqueRow:
     from craft.settings.files.toml_file import hint
 
     found = next((entry for entry in entries if entry.name == name), None)
@@ -162,7 +162,7 @@ def _print_schema(found: _Found) -> None:
     echo_json(schema(found.kinds), indent=2)
 
 
-def _list(entries: list[_Entry], broken: dict[str, str]) -> None:
+def _list(entries: list[_TechniqueRow], broken: dict[str, str]) -> None:
     width = max(len(entry.name) for entry in entries)
     for entry in entries:
         standing = "on " if entry.on else "off"
@@ -174,7 +174,7 @@ def _list(entries: list[_Entry], broken: dict[str, str]) -> None:
     echo("\nPolicies are asked in this order. 'craft techniques NAME' shows one with its settings.")
 
 
-def _show(entry: _Entry) -> None:
+def _show(entry: _TechniqueRow) -> None:
     from craft.settings.files.toml_file import toml
 
     echo(f"{entry.name}: {entry.summary}")

@@ -14,7 +14,7 @@ from craft.cli.output.command_errors import explained
 from craft.cli.output.echo import echo, echo_json
 
 if TYPE_CHECKING:
-    from craft.telemetry.explain.timeline import Moment, Timeline
+    from craft.telemetry.explain.timeline import Timeline, TimelineEntry
     from craft.telemetry.history import Run
 
 
@@ -119,5 +119,5 @@ def _print_story(found: Timeline, number: int, *, first: bool) -> None:
         echo(line)
 
 
-def _line(moment: Moment, width: int) -> str:
+def _line(moment: TimelineEntry, width: int) -> str:
     return f"{moment.at_ms:10.1f} ms  {moment.who:{width}}  {moment.what}"

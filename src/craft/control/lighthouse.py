@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from craft.control.agents.dispatch import Dispatch
-from craft.control.agents.hang_bundle import Diagnosis
+from craft.control.agents.hang_bundle import HangBundles
 from craft.control.agents.heartbeat import DEFAULT_LIMIT_S, RETURN_LIMITS, Heartbeats
 from craft.control.agents.sessions import Sessions
 from craft.control.core.loop import GRACE_S, Loop
@@ -22,12 +22,12 @@ from craft.control.core.persistence import Durable, restore
 from craft.control.core.persistence_file import DurableFile
 from craft.control.core.policy_guard import guarded
 from craft.control.replay.alert_book import AlertBook
-from craft.control.replay.already_journaled import Told
+from craft.control.replay.already_journaled import AlreadyJournaled
 from craft.control.replay.checkpoints import CheckpointBook
-from craft.control.replay.event_stream import Feed
+from craft.control.replay.event_stream import EventStream
 from craft.control.replay.faults import faults_in
 from craft.control.replay.status import AgentStatus, LighthouseStatus, Status, status_of
-from craft.control.replay.timings import Meter, times_in
+from craft.control.replay.timings import Timings, times_in
 from craft.decide.job.alerts import AlertSettings
 from craft.decide.job.state import JobState
 from craft.decide.techniques import Alerts, Loss, defaults
@@ -71,7 +71,7 @@ class LighthouseSettings:
         return found is not None and found.settings.answer == "auto"
 
 
-class AsyncioSurroundings:
+class AsyncioHost:
     """Time, timers and chance of a real process."""
 
     def __init__(self, dispatch: Dispatch) -> None:
@@ -129,10 +129,10 @@ class Lighthouse:
         self.lines = LineCounter()
         self.journal.listen(self.lines)
         self.journal.listen(self.checkpoints)
-        self.feed = Feed(self.journal, run.journal)
+        self.feed = EventStream(self.journal, run.journal)
         # Microseconds, so that no restart can come back to a number that was used before.
         self.dispatch = Dispatch(first_sequence=int(time.time() * 1e6))
-        around = AsyncioSurroundings(self.dispatch)
+        around = AsyncioHost(self.dispatch)
         self.loop = Loop(
             state,
             policies=guarded(settings.techniques, self.journal),
@@ -141,12 +141,12 @@ class Lighthouse:
             around=around,
             grace_s=settings.grace_s,
             faults=faults_in(read_lines(run.journal)),
-            meter=Meter(times_in(read_lines(run.journal))) if settings.chooses_by_cost else None,
-            told=Told(read_lines(run.journal)),
+            meter=Timings(times_in(read_lines(run.journal))) if settings.chooses_by_cost else None,
+            told=AlreadyJournaled(read_lines(run.journal)),
         )
         self.heartbeats = Heartbeats(settings.heartbeat_limit_s, around, self)
         self.sessions = Sessions(self.loop, self.dispatch, self.heartbeats)
-        self.journal.listen(Diagnosis(run, self.sessions.looks, self.host_of, lambda: self.sessions.by_host))
+        self.journal.listen(HangBundles(run, self.sessions.looks, self.host_of, lambda: self.sessions.by_host))
         self._begin(state, again=durable is not None)
         self._tell_damage(run, durable_file.problem, damaged_lines)
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from craft.control.http.connection_limits import Door, DoorLimits
+from craft.control.http.connection_limits import ConnectionBounds, ConnectionLimits
 from craft.control.http.request_log import RequestLog
 from craft.control.http.server import make_app
 from craft.control.lighthouse import Lighthouse, LighthouseSettings
@@ -45,7 +45,7 @@ _WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 
 
 @dataclass(frozen=True)
-class Place:
+class LighthouseAddress:
     """Where a lighthouse is reached."""
 
     bind: str = "127.0.0.1"
@@ -58,7 +58,11 @@ class Place:
 
 
 def serve(
-    run: RunDir, settings: LighthouseSettings, place: Place, token_file: Path | None, say: Callable[[str], None]
+    run: RunDir,
+    settings: LighthouseSettings,
+    place: LighthouseAddress,
+    token_file: Path | None,
+    say: Callable[[str], None],
 ) -> None:
     """Run a lighthouse until SIGTERM or SIGINT; ``say`` gets the one line that says where it listens."""
     run.create()
@@ -70,7 +74,7 @@ def serve(
         os.close(lock)
 
 
-def listen(run: RunDir, place: Place) -> socket.socket:
+def listen(run: RunDir, place: LighthouseAddress) -> socket.socket:
     """Return a socket for ``serve_on``; ConfigError if the run directory has a living lighthouse."""
     run.create()
     os.close(_lock(run))
@@ -81,7 +85,7 @@ def serve_on(
     listener: socket.socket,
     run: RunDir,
     settings: LighthouseSettings,
-    place: Place,
+    place: LighthouseAddress,
     token_file: Path | None,
     say: Callable[[str], None],
     beat: Callable[[], None],
@@ -97,7 +101,7 @@ def serve_on(
 def _serve_locked(
     run: RunDir,
     settings: LighthouseSettings,
-    place: Place,
+    place: LighthouseAddress,
     token_file: Path | None,
     listener: socket.socket,
     say: Callable[[str], None],
@@ -127,7 +131,7 @@ async def _serve(
 ) -> None:
     asyncio.get_running_loop().set_exception_handler(AcceptErrors("the lighthouse"))
     requests = RequestLog()
-    door = Door(DoorLimits().within(_prepare()), requests)
+    door = ConnectionLimits(ConnectionBounds().within(_prepare()), requests)
     lighthouse = Lighthouse(run, settings, url)
     runner = web.AppRunner(
         make_app(lighthouse, token, door.admit),
@@ -222,7 +226,7 @@ def _write_again(path: Path, data: bytes) -> None:
         write_private(path, data)
 
 
-def _listen(place: Place, run: RunDir) -> socket.socket:
+def _listen(place: LighthouseAddress, run: RunDir) -> socket.socket:
     if place.port == 0:
         try:
             return _bind(place.bind, _earlier_port(run))
@@ -252,7 +256,7 @@ def _earlier_port(run: RunDir) -> int:
         return 0
 
 
-def _url(place: Place, listener: socket.socket) -> str:
+def _url(place: LighthouseAddress, listener: socket.socket) -> str:
     port = listener.getsockname()[1]
     name = place.host_address or (socket.gethostname() if place.bind in _WILDCARDS else place.bind)
     scheme = "http" if place.tls is None else "https"

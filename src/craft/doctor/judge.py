@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from craft.decide.step.gradient_memory import Held
+from craft.decide.step.gradient_memory import GradientMemory
 from craft.doctor.findings import Finding, Machine, TokenFile, Torch
 
 _OLDEST_PYTHON, _OLDEST_TORCH, _NEWEST_TORCH = (3, 10), (2, 9), (2, 13)
@@ -177,7 +177,9 @@ def _devices(torch: Torch, health: str | None) -> list[Finding]:
     return found
 
 
-def costs(params: float, dtype: str, element_bytes: int, microbatches: int, workers: int, held: Held) -> Finding:
+def costs(
+    params: float, dtype: str, element_bytes: int, microbatches: int, workers: int, held: GradientMemory
+) -> Finding:
     """What holding the gradients of a model costs in memory."""
     copy = params * element_bytes
     # Between devices there is one room for all buckets.

@@ -17,7 +17,7 @@ import torch
 
 from craft.doctor.findings import Device, Torch
 from craft.groups.gloo import GlooGroup
-from craft.groups.rendezvous import Store
+from craft.groups.rendezvous import RendezvousStore
 from craft.protocol.errors import GroupError
 from craft.protocol.membership import Generation, Member
 from craft.wire.peers import KEY_BYTES
@@ -63,7 +63,7 @@ def _abort_ms() -> tuple[float | None, str]:
 
 
 def _pair() -> tuple[GlooGroup, GlooGroup] | None:
-    store = Store("127.0.0.1", _KEY)
+    store = RendezvousStore("127.0.0.1", _KEY)
     members = tuple(Member(worker_id=f"w{rank}", store_port=store.port) for rank in range(2))
     generation = Generation(number=1, nonce="fitness", members=members)
     groups: dict[int, GlooGroup] = {}

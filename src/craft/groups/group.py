@@ -34,7 +34,7 @@ class Pending(Protocol):
         """Block until it is done; raise GroupError if it never will be. Called again, it returns at once."""
 
 
-class Lines(Protocol):
+class P2P(Protocol):
     """What an exchange needs of a group, or of a part of one."""
 
     generation: int
@@ -52,7 +52,7 @@ class Lines(Protocol):
 
 
 @runtime_checkable
-class DeviceLines(Lines, Protocol):
+class DeviceP2P(P2P, Protocol):
     """The same, where tensors also travel from device to device, on a stream of the group's own."""
 
     device: torch.device
@@ -68,7 +68,7 @@ class DeviceLines(Lines, Protocol):
         """Block until the stream has come to ``mark``; raise GroupError if it never will."""
 
 
-class Group(Lines, Protocol):
+class Group(P2P, Protocol):
     """Connections between the members of one generation."""
 
     def all_reduce(self, tensor: torch.Tensor) -> Pending:

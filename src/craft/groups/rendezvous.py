@@ -23,7 +23,7 @@ from craft.protocol.errors import SnapshotCorrupt
 from craft.protocol.membership import Generation
 from craft.wire import peers
 from craft.wire.peer_server import PeerServer
-from craft.wire.peers import Peer, Refusal
+from craft.wire.peers import Peer, PeerRefusal
 
 _MAX_STRANGERS = 1024
 """All members of a large generation come at the same moment."""
@@ -66,7 +66,7 @@ class NotMet(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 _BRING: msgspec.msgpack.Decoder[Bring] = msgspec.msgpack.Decoder(Bring)
-_ANSWER: msgspec.msgpack.Decoder[Met | NotMet | Refusal] = msgspec.msgpack.Decoder(Met | NotMet | Refusal)
+_ANSWER: msgspec.msgpack.Decoder[Met | NotMet | PeerRefusal] = msgspec.msgpack.Decoder(Met | NotMet | PeerRefusal)
 _ENTRIES: msgspec.msgpack.Decoder[dict[str, bytes]] = msgspec.msgpack.Decoder(dict[str, bytes])
 
 
@@ -79,7 +79,7 @@ class _Gathering:
         self.outdated = False
 
 
-class Store:
+class RendezvousStore:
     """The server end. Lives as long as the process: a generation may be meeting there at any time."""
 
     def __init__(self, address: str, key: bytes) -> None:
@@ -212,7 +212,7 @@ class Rendezvous(TorchStore):
                 return _ENTRIES.decode(peers.receive_frames(connection, peer.answers, answer.entries_bytes, address))
         raise self._explained(answer)
 
-    def _explained(self, answer: Met | NotMet | Refusal) -> _NotMet:
+    def _explained(self, answer: Met | NotMet | PeerRefusal) -> _NotMet:
         """Why the store gives no entries, in words, with those who are missing by their names."""
         if isinstance(answer, Met):
             return _NotMet(f"the members brought {answer.entries_bytes} bytes: the limit is {_MAX_BYTES}")

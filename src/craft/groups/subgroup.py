@@ -9,20 +9,20 @@ from collections.abc import Sequence
 
 import torch
 
-from craft.groups.group import DeviceLines, Lines, Parcels, Pending
+from craft.groups.group import P2P, DeviceP2P, Parcels, Pending
 
 
-def part_of(group: Lines, ranks: Sequence[int], first_tag: int) -> Lines:
+def part_of(group: P2P, ranks: Sequence[int], first_tag: int) -> P2P:
     """The members of these ranks, this one among them; what carries tensors between devices still does."""
-    if isinstance(group, DeviceLines):
-        return DevicePart(group, ranks, first_tag)
-    return Part(group, ranks, first_tag)
+    if isinstance(group, DeviceP2P):
+        return DeviceSubgroup(group, ranks, first_tag)
+    return Subgroup(group, ranks, first_tag)
 
 
-class Part:
+class Subgroup:
     """By the connections between hosts."""
 
-    def __init__(self, group: Lines, ranks: Sequence[int], first_tag: int) -> None:
+    def __init__(self, group: P2P, ranks: Sequence[int], first_tag: int) -> None:
         self.generation = group.generation
         self.rank = ranks.index(group.rank)
         self.size = len(ranks)
@@ -40,10 +40,10 @@ class Part:
         self._group.wait_all(pending)
 
 
-class DevicePart(Part):
+class DeviceSubgroup(Subgroup):
     """By those between devices, too: on the group's own stream."""
 
-    def __init__(self, group: DeviceLines, ranks: Sequence[int], first_tag: int) -> None:
+    def __init__(self, group: DeviceP2P, ranks: Sequence[int], first_tag: int) -> None:
         super().__init__(group, ranks, first_tag)
         self.device = group.device
         self.stream = group.stream

@@ -12,7 +12,7 @@ Groups = tuple[tuple[int, ...], ...]
 """Ranks grouped by what they have; empty while all have the same."""
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class MicrobatchRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What is known of one computed microbatch, besides its gradient."""
 
     microbatch: int
@@ -44,7 +44,7 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One member's word."""
 
     step: int
-    records: tuple[Record, ...] = ()
+    records: tuple[MicrobatchRecord, ...] = ()
     ready: int = 0
     """The newest generation for which this member is ready."""
     stop: str | None = None

@@ -130,7 +130,7 @@ def ending(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-class Preemption(msgspec.Struct, frozen=True, kw_only=True):
+class PreemptionOrder(msgspec.Struct, frozen=True, kw_only=True):
     """The whole job is to make room: every worker takes part in one more checkpoint, then leaves."""
 
     reason: str
@@ -174,7 +174,7 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     draining: str | None = None
     """Why all workers of this host are to leave, if they are."""
     drain_deadline_s: float | None = None
-    preempting: Preemption | None = None
+    preempting: PreemptionOrder | None = None
     """Why, and until when, the whole job is to make room, if somebody told this host so."""
 
 
@@ -207,7 +207,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The generation whose members are to find out which others they can reach; 0: none."""
     winding_down: str | None = None
     """Why every worker is to leave its loop at the next step boundary, if it is."""
-    preempting: Preemption | None = None
+    preempting: PreemptionOrder | None = None
     """Every worker is to take a checkpoint at the next step boundary, wait for it to be complete, and leave."""
     saved: tuple[int, int] | None = None
     """Branch and committed steps of the newest complete checkpoint; said only while the job makes room."""

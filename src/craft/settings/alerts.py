@@ -12,15 +12,15 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from craft.decide.job.alerts import ANSWERS, REGEX, RESOLVED, AlertRule, AlertSettings, Hook, Target, compiled
+from craft.decide.job.alerts import ANSWERS, REGEX, RESOLVED, AlertRule, AlertSettings, AlertTarget, Hook, compiled
 from craft.protocol.errors import ConfigError
-from craft.settings.files.toml_file import Document, hint, key_in, toml
+from craft.settings.files.toml_file import TomlFile, hint, key_in, toml
 
 T = TypeVar("T", bound=msgspec.Struct)
 _HOOK_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-def read_alerts(document: Document) -> AlertSettings:
+def read_alerts(document: TomlFile) -> AlertSettings:
     """Return what the file says about alerts; ConfigError names the file, line, key, and the nearest one that there is."""
     rules, hooks = document.values.get("alerts", []), document.values.get("hooks", {})
     if not isinstance(rules, list):
@@ -36,7 +36,7 @@ def read_alerts(document: Document) -> AlertSettings:
 class _Where(NamedTuple):
     """A table of the file."""
 
-    document: Document
+    document: TomlFile
     table: str
     number: int = 1
 
@@ -63,11 +63,11 @@ def write_alerts(settings: AlertSettings) -> str:
 
 def _rule(values: Any, where: _Where) -> AlertRule:
     if isinstance(values, dict) and isinstance(values.get("target"), dict):
-        where.known(values["target"], Target.__struct_fields__, ": target has no key")
+        where.known(values["target"], AlertTarget.__struct_fields__, ": target has no key")
     rule = _converted(values, AlertRule, where)
     for label, wanted in rule.match.items():
         _check_regex(wanted, where, "match", label)
-    if isinstance(rule.target, Target) and rule.target.gpu is not None and rule.target.host is None:
+    if isinstance(rule.target, AlertTarget) and rule.target.gpu is not None and rule.target.host is None:
         raise where.error("target", "target.gpu needs target.host: a GPU has a number on its host only")
     _check_deadline(rule, where)
     return rule

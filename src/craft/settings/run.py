@@ -30,12 +30,12 @@ from craft.protocol.errors import ConfigError
 from craft.protocol.values.config import says
 from craft.settings.alerts import write_alerts
 from craft.settings.files.effective_file import undamaged, write_sealed
-from craft.settings.files.toml_file import Document, complaint, key_in, toml
+from craft.settings.files.toml_file import TomlFile, complaint, key_in, toml
 from craft.settings.techniques import (
     NO_WISHES,
-    Choice,
     Given,
     Refuse,
+    TechniqueChoice,
     Wishes,
     choose,
     flat,
@@ -216,12 +216,12 @@ class Resolved(NamedTuple):
     settings: RunSettings
     origins: dict[str, str]
     """Where each setting of ``[run]`` came from."""
-    choice: Choice
+    choice: TechniqueChoice
 
 
 def resolve(flags: Mapping[str, Any], config: Path | None, wishes: Wishes = NO_WISHES) -> Resolved:
     """Return the effective settings, and where each of them came from."""
-    document = Document(config)
+    document = TomlFile(config)
     elsewhere = {name for kind in BUILT_IN for name in kind.flags}
     in_file = _of_file(document)
     values: dict[str, Any] = {"host": socket.gethostname(), "threads": _threads()}
@@ -285,14 +285,14 @@ def _not_here(address: str) -> str | None:
 
 def for_lighthouse(flags: Mapping[str, Any], config: Path | None, wishes: Wishes, *, effective: bool) -> Chosen:
     """The techniques of a job for its lighthouse: from the same places, unless the file has what is in force already."""
-    document = Document(undamaged(config) if effective and config is not None else config)
+    document = TomlFile(undamaged(config) if effective and config is not None else config)
     elsewhere = {name for kind in BUILT_IN for name in kind.flags}
     given = {name: each for name, each in _of_file(document).items() if name in elsewhere}
     around = {} if effective else of_environment()
     return choose(document, {**given, **around, **given_by_flags(flags)}, wishes).techniques
 
 
-def _of_file(document: Document) -> dict[str, Given]:
+def _of_file(document: TomlFile) -> dict[str, Given]:
     """What ``[run]`` says."""
     found = document.table("run")
     flags = sorted(name for kind in BUILT_IN for name in kind.flags)
@@ -326,7 +326,7 @@ def write_effective(path: Path, resolved: Resolved) -> None:
 
 def read_effective(path: Path) -> dict[str, Any]:
     """Read the effective settings of a run back, without their origins, under the names of their flags."""
-    document = Document(path)
+    document = TomlFile(path)
     return {**document.table("run"), **flat(document)}
 
 

@@ -19,7 +19,7 @@ from craft.decide.techniques import BUILT_IN, Alerts, defaults
 from craft.decide.techniques.technique import AnyTechnique, Chosen, arrange, described
 from craft.protocol.errors import ConfigError
 from craft.settings.alerts import read_alerts
-from craft.settings.files.toml_file import Document, complaint, hint, key_in, toml
+from craft.settings.files.toml_file import TomlFile, complaint, hint, key_in, toml
 from craft.settings.plugins import foreign, load, made
 
 _ORDER = "order"
@@ -36,7 +36,7 @@ class Given(NamedTuple):
     called: str
     """As whoever gave it calls it: ``--on-loss`` or ``CRAFT_ON_LOSS``; in craft.toml, the key of ``[run]``."""
 
-    def refused(self, document: Document, message: str) -> ConfigError:
+    def refused(self, document: TomlFile, message: str) -> ConfigError:
         """An error about this value, for whoever gave it."""
         if self.origin == str(document.path):
             return document.error("run", self.called, f"[run] {self.called} = {toml(self.value)}: {message}")
@@ -88,7 +88,7 @@ def _split(text: str) -> tuple[str, str, str]:
     return name.strip(), key.strip(), value.strip()
 
 
-class Choice(NamedTuple):
+class TechniqueChoice(NamedTuple):
     techniques: Chosen
     origins: dict[str, str]
     """Where each setting came from, by ``NAME.KEY``; those that are not here are defaults."""
@@ -118,7 +118,7 @@ def _kinds(names: Iterable[str], refused: Callable[[str, str], ConfigError]) -> 
 # Settings.
 
 
-def choose(document: Document, given: Mapping[str, Given], wishes: Wishes = NO_WISHES) -> Choice:
+def choose(document: TomlFile, given: Mapping[str, Given], wishes: Wishes = NO_WISHES) -> TechniqueChoice:
     """Return the techniques of a job; ConfigError says what is wrong and where."""
     wishes.check()
     on: list[AnyTechnique] = []
@@ -132,10 +132,10 @@ def choose(document: Document, given: Mapping[str, Given], wishes: Wishes = NO_W
             origins[f"{kind.name}.{_ENABLED}"] = "flag" if kind.name in wishes.disable else str(document.path)
     chosen = Chosen(on)
     chosen.check()
-    return Choice(chosen, origins)
+    return TechniqueChoice(chosen, origins)
 
 
-def _arranged(document: Document, wishes: Wishes) -> list[type[AnyTechnique]]:
+def _arranged(document: TomlFile, wishes: Wishes) -> list[type[AnyTechnique]]:
     """All that are named anywhere, in the order in which they are asked."""
     tables = dict(document.table("techniques"))
     order = tables.pop(_ORDER, [])
@@ -157,7 +157,7 @@ def _arranged(document: Document, wishes: Wishes) -> list[type[AnyTechnique]]:
         raise document.error("techniques", _ORDER, str(error)) if order else error from None
 
 
-def _is_on(kind: type[AnyTechnique], document: Document, wishes: Wishes) -> bool:
+def _is_on(kind: type[AnyTechnique], document: TomlFile, wishes: Wishes) -> bool:
     table = f"techniques.{kind.name}"
     wanted = document.table(table).get(_ENABLED, True)
     if not isinstance(wanted, bool):
@@ -171,7 +171,7 @@ def _is_on(kind: type[AnyTechnique], document: Document, wishes: Wishes) -> bool
 
 
 def _made(
-    kind: type[AnyTechnique], document: Document, own: Mapping[str, Given], origins: dict[str, str]
+    kind: type[AnyTechnique], document: TomlFile, own: Mapping[str, Given], origins: dict[str, str]
 ) -> AnyTechnique:
     """A technique with its settings: those of its table, of ``[run]``, of variables and of flags."""
     table = f"techniques.{kind.name}"
@@ -208,7 +208,7 @@ Refuse = Callable[[str | None, str], ConfigError]
 
 
 def _check_names(
-    kind: type[AnyTechnique], document: Document, values: Mapping[str, Any], own: Mapping[str, Given]
+    kind: type[AnyTechnique], document: TomlFile, values: Mapping[str, Any], own: Mapping[str, Given]
 ) -> None:
     """Raise ConfigError for what variables and flags set and there is not, or the table says, too."""
     table, known = f"techniques.{kind.name}", kind.Settings.__struct_fields__
@@ -266,7 +266,7 @@ def given_by_flags(flags: Mapping[str, Any]) -> dict[str, Given]:
 # On their way to other processes.
 
 
-def to_toml(choice: Choice) -> str:
+def to_toml(choice: TechniqueChoice) -> str:
     """As tables of a craft.toml, each setting with its origin."""
     lines: list[str] = []
     names = list(choice.techniques.by_name)
@@ -283,7 +283,7 @@ def to_toml(choice: Choice) -> str:
     return "\n".join([*lines, ""])
 
 
-def flat(document: Document) -> dict[str, Any]:
+def flat(document: TomlFile) -> dict[str, Any]:
     """The settings of built-in techniques in a craft.toml, under the names that they have outside of their tables."""
     tables = document.table("techniques")
     named = ((name, tables.get(kind.name, {}).get(key)) for kind in BUILT_IN for name, key in kind.flags.items())
@@ -311,4 +311,4 @@ def from_json(text: str) -> Chosen:
 def alone() -> Chosen:
     """Of a script that runs outside of ``craft run``."""
     given = of_environment()
-    return choose(Document(None), given).techniques if given else defaults()
+    return choose(TomlFile(None), given).techniques if given else defaults()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from craft.protocol.errors import InjectedError
 from craft.telemetry.fault_points import reach
-from craft.testing.faults import Fault, arm
+from craft.testing.faults import PlacedFault as Fault
+from craft.testing.faults import arm
 
 __all__ = ["Fault", "InjectedError", "arm", "reach"]

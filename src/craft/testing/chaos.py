@@ -44,7 +44,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """The worker or host it hits; None: whoever fits."""
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
+class ChaosFault(msgspec.Struct, frozen=True, kw_only=True):
     """A fault that can be injected now."""
 
     kind: str
@@ -124,7 +124,9 @@ def draw_plan(kinds: Sequence[str], mean_s: float, seed: int) -> Iterator[Planne
 class _UnderWay:
     """A fault that was injected, until the job has recovered from it."""
 
-    def __init__(self, fault: Fault, workers: frozenset[str], until: float, now: float, lighthouse_pid: int) -> None:
+    def __init__(
+        self, fault: ChaosFault, workers: frozenset[str], until: float, now: float, lighthouse_pid: int
+    ) -> None:
         self.fault = fault
         self.workers = workers
         self.until = until
@@ -171,7 +173,7 @@ class Chooser:
         self._committing_since = {each: self._committing_since.get(each, now) for each in committing}
         self._under_way = [each for each in self._under_way if not each.over(status, living, now)]
 
-    def choose(self, kind: str, victim: str | None = None) -> Fault | NotNow:
+    def choose(self, kind: str, victim: str | None = None) -> ChaosFault | NotNow:
         """Return the fault of this kind that can be injected now, against ``victim`` or whoever fits."""
         if not self._status or self._status["state"] != "running":
             return NotNow(reason="the job is not running")
@@ -186,9 +188,9 @@ class Chooser:
         if kind == "raise" and any(each.fault.kind == "raise" for each in self._under_way):
             return NotNow(reason="the step in which an exception was injected is not over")
         chosen = self._draw.choice(allowed)
-        return Fault(kind=kind, host=chosen) if kind == "kill-agent" else Fault(kind=kind, worker_id=chosen)
+        return ChaosFault(kind=kind, host=chosen) if kind == "kill-agent" else ChaosFault(kind=kind, worker_id=chosen)
 
-    def injected(self, fault: Fault, lasts_s: float = 0.0) -> None:
+    def injected(self, fault: ChaosFault, lasts_s: float = 0.0) -> None:
         """``fault`` is under way now, and lasts at least so long."""
         # What takes nobody on purpose may still make somebody be taken for lost: it counts all the same.
         workers = self._hit(fault.kind, fault.victim)
@@ -200,10 +202,10 @@ class Chooser:
         """Whether no fault is under way any more."""
         return not self._under_way
 
-    def _lighthouse(self) -> Fault | NotNow:
+    def _lighthouse(self) -> ChaosFault | NotNow:
         if any(each.fault.kind == "kill-lighthouse" for each in self._under_way):
             return NotNow(reason="the last one was killed just now")
-        return Fault(kind="kill-lighthouse")
+        return ChaosFault(kind="kill-lighthouse")
 
     def _heard_hosts(self) -> list[str]:
         return sorted(agent["host"] for agent in self._status["agents"] if agent["connected"])

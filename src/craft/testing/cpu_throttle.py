@@ -10,7 +10,7 @@ import time
 from types import TracebackType
 
 
-class Pulses:
+class CpuThrottle:
     """A context manager within which the process ``pid`` runs only ``running_s`` of every ``stopped_s + running_s``.
 
     Keep ``stopped_s`` well below the limit for stopped workers (``stop_limit_s``), and below a step: who is stopped can take part
@@ -24,7 +24,7 @@ class Pulses:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._pulse, name="craft-pulses", daemon=True)
 
-    def __enter__(self) -> Pulses:
+    def __enter__(self) -> CpuThrottle:
         self._thread.start()
         return self
 

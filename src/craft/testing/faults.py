@@ -35,7 +35,7 @@ from craft.telemetry import fault_points
 _AFTER_LIMIT_S = 30.0
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class PlacedFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What happens, and where: to the first worker that fits."""
 
     point: str
@@ -63,7 +63,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The name of the error with which the system call fails, such as ENOSPC."""
 
 
-def arm(faults: Sequence[Fault] | None = None) -> None:
+def arm(faults: Sequence[PlacedFault] | None = None) -> None:
     """Place ``faults`` in this process; by default those in the environment variable ``CRAFT_TEST_FAULTS``, if any."""
     wanted = _from_environment() if faults is None else faults
     for fault in wanted:
@@ -72,12 +72,12 @@ def arm(faults: Sequence[Fault] | None = None) -> None:
     fault_points.listen(_Armed(wanted, WorkerSettings.from_environment()) if wanted else None)
 
 
-def _from_environment() -> Sequence[Fault]:
+def _from_environment() -> Sequence[PlacedFault]:
     text = read_faults()
     if text is None:
         return ()
     try:
-        return msgspec.json.decode(text, type=tuple[Fault, ...])
+        return msgspec.json.decode(text, type=tuple[PlacedFault, ...])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{FAULTS} is not a JSON list of faults: {error}") from None
 
@@ -85,7 +85,7 @@ def _from_environment() -> Sequence[Fault]:
 class _Armed:
     """Listens to the points of this process, on whichever thread they are reached."""
 
-    def __init__(self, faults: Sequence[Fault], settings: WorkerSettings) -> None:
+    def __init__(self, faults: Sequence[PlacedFault], settings: WorkerSettings) -> None:
         self._worker_id = settings.worker_id
         self._run_dir = settings.run_dir
         self._faults = faults
@@ -111,7 +111,7 @@ class _Armed:
                     self._until[index] = time.monotonic() + fault.seconds if fault.kind == "error" else 0.0
                     self._strike(fault, step)
 
-    def _fits(self, fault: Fault, step: int, rank: int | None) -> bool:
+    def _fits(self, fault: PlacedFault, step: int, rank: int | None) -> bool:
         if fault.step not in (None, step) or fault.worker not in (None, self._worker_id):
             return False
         if fault.after_file is not None and not (self._run_dir and (self._run_dir / fault.after_file).exists()):
@@ -123,7 +123,7 @@ class _Armed:
             self._counts[index] += 1
             return self._counts[index] == self._faults[index].occurrence
 
-    def _wait_for_other(self, fault: Fault, step: int) -> None:
+    def _wait_for_other(self, fault: PlacedFault, step: int) -> None:
         if fault.after is None:
             return
         wanted = (fault.after, step)
@@ -144,7 +144,7 @@ class _Armed:
             return False
         return True
 
-    def _strike(self, fault: Fault, step: int) -> None:
+    def _strike(self, fault: PlacedFault, step: int) -> None:
         # Straight to the file descriptor: a process that is about to be killed flushes nothing.
         os.write(2, b"craft.testing: struck by " + msgspec.json.encode(fault) + b"\n")
         if fault.kind == "kill":
@@ -159,7 +159,7 @@ class _Armed:
             time.sleep(fault.seconds)
 
 
-def _error_of(fault: Fault) -> OSError:
+def _error_of(fault: PlacedFault) -> OSError:
     number: int = getattr(errno, fault.errno)
     return OSError(number, os.strerror(number))
 
@@ -182,6 +182,6 @@ def struck(run_dir: Path) -> dict[int, str]:
     return {int(file.name): file.read_text() for file in sorted(_struck(run_dir).glob("*"))}
 
 
-def encode(faults: Sequence[Fault]) -> dict[str, str]:
+def encode(faults: Sequence[PlacedFault]) -> dict[str, str]:
     """The environment variable that gives ``faults`` to a job."""
     return {FAULTS: msgspec.json.encode(faults).decode()}

@@ -28,7 +28,7 @@ from craft.telemetry.text.plain_text import indented, one_line
 from craft.testing.branches import Place, begun_again, branch_of, by_place, check_branches, events, first_step, place_of
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class HistoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a check found."""
 
     steps: int
@@ -41,7 +41,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """One sentence each; none if every promise held."""
 
 
-def check(run_dir: Path, reference: Path | str | None = None, hosts: Sequence[Path] = ()) -> Report:
+def check(run_dir: Path, reference: Path | str | None = None, hosts: Sequence[Path] = ()) -> HistoryReport:
     """Read the files of a run that has ended and look for violations of P1, P2 and P3.
 
     ``reference`` is the directory of an undisturbed run, or its digest; without it the final state is only compared
@@ -62,7 +62,7 @@ def check(run_dir: Path, reference: Path | str | None = None, hosts: Sequence[Pa
         *check_branches(run),
         *_metrics(run, {path: list(read_metrics(RunDir(path).metrics)) for path in [*hosts] or [run_dir]}),
     ]
-    return Report(
+    return HistoryReport(
         steps=_num_steps(run),
         digest=next(iter(digests.values())) if len(set(digests.values())) == 1 else None,
         dropped=dropped,

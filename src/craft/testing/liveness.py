@@ -71,7 +71,7 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
         return "; ".join(f"{why} ({lengths[why]:.1f} s)" for why in longest) or "the journal gives no reason"
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class LivenessReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a check found."""
 
     longest: Pause | None
@@ -90,7 +90,7 @@ def check(
     limit_s: float = LIMIT_S,
     first_step_s: float = 0.0,
     exit_code: int | None = None,
-) -> Report:
+) -> LivenessReport:
     """Read the files of a run that has ended and look for pauses that the journal does not justify.
 
     ``hosts``: as for ``history.check``. ``journals`` are further files in the format of the journal, such as one of the
@@ -116,7 +116,7 @@ def judge(
     first_step_s: float = 0.0,
     exit_code: int | None = None,
     over: bool = True,
-) -> Report:
+) -> LivenessReport:
     """Look for pauses that the journal does not justify; both sequences are in the order of time.
 
     ``over``: whether the job has ended, so that it must have gone on, or said how it ended, after its last fault.
@@ -126,7 +126,7 @@ def judge(
     between = [_pause(known, faults, *pair) for pair in itertools.pairwise(commits)]
     tail = _tail(journal, commits, known, faults)
     pauses = [*between, *([tail] if tail is not None else [])]
-    return Report(
+    return LivenessReport(
         longest=max(between, key=lambda pause: pause.length_s, default=None),
         pauses=tuple(pause for pause in pauses if pause.length_s > limit_s),
         violations=(
@@ -263,7 +263,7 @@ def main(arguments: list[str]) -> int:
     return 1 if report.violations else 0
 
 
-def _summary(report: Report, limit_s: float) -> str:
+def _summary(report: LivenessReport, limit_s: float) -> str:
     if report.longest is None:
         return "the job was live"
     pause = report.longest

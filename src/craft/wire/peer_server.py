@@ -21,7 +21,7 @@ from craft.protocol.errors import SnapshotCorrupt
 from craft.telemetry.fault_points import reach
 from craft.wire import peers
 from craft.wire.accept_errors import ADVICE
-from craft.wire.peers import Peer, Refusal
+from craft.wire.peers import Peer, PeerRefusal
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ class PeerServer:
         peer = Peer(connection, self._key, challenge, request)
         if not peers.same_tag(tag, peers.request_tag(self._key, challenge, request)):
             # Sealed with this worker's key: to somebody who has another one, this very answer shows it.
-            peer.answer(Refusal("the request does not come from an owner of this job's key"))
+            peer.answer(PeerRefusal("the request does not come from an owner of this job's key"))
             return None
         with self._lock:
             self._strangers.pop(connection, None)
@@ -174,7 +174,7 @@ class PeerServer:
             if not full:
                 self._peers.add(connection)
         if full:
-            peer.answer(Refusal(f"the {self._name} serves too many others at this time"))
+            peer.answer(PeerRefusal(f"the {self._name} serves too many others at this time"))
             return None
         return peer
 

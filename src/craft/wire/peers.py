@@ -33,7 +33,7 @@ _NUMBER = struct.Struct("<Q")
 _TIME = struct.Struct("@ll")
 
 
-class Refusal(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class PeerRefusal(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """There is nothing to send."""
 
     reason: str

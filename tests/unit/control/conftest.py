@@ -12,7 +12,7 @@ import pytest
 
 from craft.control.core.loop import Loop
 from craft.control.core.persistence import Durable, restore
-from craft.control.replay.already_journaled import Told
+from craft.control.replay.already_journaled import AlreadyJournaled
 from craft.control.replay.faults import faults_in
 from craft.decide.job.state import JobState
 from craft.decide.techniques import defaults
@@ -78,7 +78,7 @@ class Lab(FakeClock):
             journal=self,
             around=self,
             faults=faults_in(journal),
-            told=Told({"time": self.time, **line} for line in journal),
+            told=AlreadyJournaled({"time": self.time, **line} for line in journal),
         )
 
     def nonce(self) -> str:

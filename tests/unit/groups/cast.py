@@ -23,7 +23,7 @@ import torch.distributed
 
 from craft.groups.gloo import GlooGroup
 from craft.groups.nccl import NcclGroup
-from craft.groups.rendezvous import Store
+from craft.groups.rendezvous import RendezvousStore
 from craft.protocol.errors import GroupBroken, GroupError
 from craft.protocol.membership import Generation, Member
 from craft.worker.membership.devices import connect_devices
@@ -55,7 +55,7 @@ class Player:
     """One member, in its own process. Its methods are what the director can ask for."""
 
     def __init__(self) -> None:
-        self.store = Store("127.0.0.1", KEY)
+        self.store = RendezvousStore("127.0.0.1", KEY)
         self.groups: dict[int, GlooGroup | NcclGroup] = {}
         self._device: torch.device | None = None
         self._on_device: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from craft.groups.rendezvous import Bring, Rendezvous, Store
+from craft.groups.rendezvous import Bring, Rendezvous, RendezvousStore
 from craft.protocol.membership import Generation, Member
 from craft.telemetry import fault_points
 from craft.testing import faults
@@ -25,11 +25,11 @@ OTHER_KEY = bytes(32)
 
 
 @pytest.fixture
-def store() -> Store:
-    return Store("127.0.0.1", KEY)
+def store() -> RendezvousStore:
+    return RendezvousStore("127.0.0.1", KEY)
 
 
-def generation_of(store: Store, number: int, size: int, nonce: str = "test") -> Generation:
+def generation_of(store: RendezvousStore, number: int, size: int, nonce: str = "test") -> Generation:
     members = tuple(Member(worker_id=f"w{rank}", store_port=store.port) for rank in range(size))
     return Generation(number=number, nonce=nonce, members=members)
 
@@ -58,14 +58,14 @@ class Visitor(threading.Thread):
         return self.found
 
 
-def await_members(store: Store, generation: Generation, count: int) -> None:
+def await_members(store: RendezvousStore, generation: Generation, count: int) -> None:
     deadline = time.monotonic() + LIMIT_S
     while generation.name not in store._gatherings or len(store._gatherings[generation.name].brought) < count:
         assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize("size", [2, 5])
-def test_everybody_gets_what_everybody_brought(store: Store, size: int) -> None:
+def test_everybody_gets_what_everybody_brought(store: RendezvousStore, size: int) -> None:
     generation = generation_of(store, size, size)
     values = [bytes([rank]) * rank * 1000 for rank in range(size)]
 
@@ -74,7 +74,7 @@ def test_everybody_gets_what_everybody_brought(store: Store, size: int) -> None:
     assert [visitor.outcome() for visitor in visitors] == [values] * size
 
 
-def test_generations_of_one_number_but_different_lighthouses_do_not_mix(store: Store) -> None:
+def test_generations_of_one_number_but_different_lighthouses_do_not_mix(store: RendezvousStore) -> None:
     left, right = generation_of(store, 10, 2, "a"), generation_of(store, 10, 2, "b")
     visitors = [Visitor(left, 0, b"a0"), Visitor(right, 1, b"b1"), Visitor(left, 1, b"a1"), Visitor(right, 0, b"b0")]
 
@@ -83,14 +83,14 @@ def test_generations_of_one_number_but_different_lighthouses_do_not_mix(store: S
     assert found == [[b"a0", b"a1"], [b"b0", b"b1"], [b"a0", b"a1"], [b"b0", b"b1"]]
 
 
-def test_who_waits_for_a_member_that_never_comes_gives_up_at_its_limit(store: Store) -> None:
+def test_who_waits_for_a_member_that_never_comes_gives_up_at_its_limit(store: RendezvousStore) -> None:
     visitor = Visitor(generation_of(store, 20, 2), 0, b"", limit_s=0.1)
 
     assert visitor.outcome(AT_ONCE_S) == "1 of 2 members did not come: w1"
     assert visitor.rendezvous.missed == (1,)
 
 
-def test_who_waits_for_an_old_generation_is_freed_by_a_newer_one(store: Store) -> None:
+def test_who_waits_for_an_old_generation_is_freed_by_a_newer_one(store: RendezvousStore) -> None:
     old, new = generation_of(store, 30, 3), generation_of(store, 31, 2)
     waiting = Visitor(old, 0, b"")
     await_members(store, old, 1)
@@ -101,7 +101,7 @@ def test_who_waits_for_an_old_generation_is_freed_by_a_newer_one(store: Store) -
     assert waiting.outcome(AT_ONCE_S) == "a newer generation than 30 was there first"
 
 
-def test_who_comes_for_an_old_generation_after_a_newer_one_met_is_sent_away(store: Store) -> None:
+def test_who_comes_for_an_old_generation_after_a_newer_one_met_is_sent_away(store: RendezvousStore) -> None:
     new = generation_of(store, 36, 2)
     for visitor in [Visitor(new, rank, b"") for rank in range(2)]:
         visitor.outcome()
@@ -111,7 +111,7 @@ def test_who_comes_for_an_old_generation_after_a_newer_one_met_is_sent_away(stor
     assert late.outcome(AT_ONCE_S) == "a newer generation than 35 was there first"
 
 
-def test_a_member_that_comes_again_brings_what_it_brought_last(store: Store) -> None:
+def test_a_member_that_comes_again_brings_what_it_brought_last(store: RendezvousStore) -> None:
     generation = generation_of(store, 40, 2)
     Visitor(generation, 0, b"before")
     await_members(store, generation, 1)
@@ -149,7 +149,7 @@ def of_a_rank_that_is_not_there(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("say", [junk, too_much, half, another_message, of_a_rank_that_is_not_there])
-def test_strangers_are_shown_out_and_do_no_harm(store: Store, say: Callable[[socket.socket], None]) -> None:
+def test_strangers_are_shown_out_and_do_no_harm(store: RendezvousStore, say: Callable[[socket.socket], None]) -> None:
     with socket.create_connection(("127.0.0.1", store.port), LIMIT_S) as connection:
         say(connection)
         # Perhaps it was not even read to its end.
@@ -160,7 +160,7 @@ def test_strangers_are_shown_out_and_do_no_harm(store: Store, say: Callable[[soc
     test_everybody_gets_what_everybody_brought(store, 2)
 
 
-def test_whoever_has_another_key_is_not_heard(store: Store) -> None:
+def test_whoever_has_another_key_is_not_heard(store: RendezvousStore) -> None:
     """P6: not even with the number of a generation that is never to come."""
     for number in (3, 1 << 62):
         stranger = Visitor(generation_of(store, number, 1), 0, b"", limit_s=AT_ONCE_S, key=OTHER_KEY)
@@ -172,14 +172,16 @@ def test_whoever_has_another_key_is_not_heard(store: Store) -> None:
 
 def test_a_store_that_has_another_key_is_not_believed() -> None:
     """P6."""
-    stranger = Store("127.0.0.1", OTHER_KEY)
+    stranger = RendezvousStore("127.0.0.1", OTHER_KEY)
     visitor = Visitor(generation_of(stranger, 1, 1), 0, b"", limit_s=AT_ONCE_S)
 
     assert "does not come from an owner of this job's key" in visitor.outcome()
     assert visitor.rendezvous.missed == (0,)
 
 
-def test_any_number_of_silent_strangers_keep_no_member_out(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_number_of_silent_strangers_keep_no_member_out(
+    store: RendezvousStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(store._server, "_max_strangers", 20)
     with contextlib.ExitStack() as stack:
         for _ in range(100):
@@ -189,7 +191,7 @@ def test_any_number_of_silent_strangers_keep_no_member_out(store: Store, monkeyp
 
 
 def test_a_member_that_is_sent_away_before_it_is_heard_comes_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: RendezvousStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that is the oldest of too many strangers."""
     monkeypatch.setattr(store._server, "_max_strangers", 1)
@@ -197,8 +199,8 @@ def test_a_member_that_is_sent_away_before_it_is_heard_comes_again(
     test_everybody_gets_what_everybody_brought(store, 5)
 
 
-def test_the_store_takes_members_again_after_the_system_could_not(store: Store) -> None:
-    faults.arm([faults.Fault(point="store.accept", kind="error", errno="EMFILE", seconds=1.0)])
+def test_the_store_takes_members_again_after_the_system_could_not(store: RendezvousStore) -> None:
+    faults.arm([faults.PlacedFault(point="store.accept", kind="error", errno="EMFILE", seconds=1.0)])
     try:
         # The thread is in an accept that was not to fail.
         socket.create_connection(("127.0.0.1", store.port), LIMIT_S).close()
@@ -207,7 +209,7 @@ def test_the_store_takes_members_again_after_the_system_could_not(store: Store) 
         fault_points.listen(None)
 
 
-def test_a_member_without_files_waits_until_there_are_some(store: Store) -> None:
+def test_a_member_without_files_waits_until_there_are_some(store: RendezvousStore) -> None:
     generation = generation_of(store, 50, 2)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     other = Visitor(generation, 0, b"0")
@@ -226,13 +228,13 @@ def test_a_member_without_files_waits_until_there_are_some(store: Store) -> None
     assert waiting.outcome() == other.outcome() == [b"0", b"1"]
 
 
-def test_the_store_listens_on_its_own_address_alone(store: Store) -> None:
+def test_the_store_listens_on_its_own_address_alone(store: RendezvousStore) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", store.port), LIMIT_S)
 
 
 def test_a_store_may_be_hosted_under_a_name() -> None:
-    store = Store("localhost", KEY)
+    store = RendezvousStore("localhost", KEY)
     members = tuple(Member(worker_id=f"w{rank}", address="localhost", store_port=store.port) for rank in range(2))
     generation = Generation(number=1, nonce="name", members=members)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from craft.decide.job.alerts import AlertRule, AlertSettings, Hook, Target
+from craft.decide.job.alerts import AlertRule, AlertSettings, AlertTarget, Hook
 from craft.protocol.errors import ConfigError
 from craft.settings.alerts import read_alerts, write_alerts
-from craft.settings.files.toml_file import Document
+from craft.settings.files.toml_file import TomlFile
 
 GOOD = """
 [run]
@@ -38,15 +38,15 @@ answers = { down = "fail", "~up|ok" = "resolved" }
 def test_rules_are_read_and_can_be_written_and_read_again(tmp_path: Path) -> None:
     path = tmp_path / "craft.toml"
     path.write_text(GOOD)
-    settings = read_alerts(Document(path))
-    assert settings.rules[0].target == Target(host="Hostname", gpu="gpu")
+    settings = read_alerts(TomlFile(path))
+    assert settings.rules[0].target == AlertTarget(host="Hostname", gpu="gpu")
     assert settings.rules[1] == AlertRule(match={"alertname": "~Node.*"}, answer="fail", target="node")
     assert settings.hooks["pager"].meaning("up") == "resolved"
     assert settings.hooks["pager"].meaning("odd") == "report"
     again = tmp_path / "again.toml"
     again.write_text("[run]\n" + write_alerts(settings))
-    assert read_alerts(Document(again)) == settings
-    assert read_alerts(Document(None)) == AlertSettings()
+    assert read_alerts(TomlFile(again)) == settings
+    assert read_alerts(TomlFile(None)) == AlertSettings()
     assert write_alerts(AlertSettings()) == ""
 
 
@@ -57,7 +57,7 @@ def test_odd_characters_survive_being_written(tmp_path: Path) -> None:
     )
     path = tmp_path / "craft.toml"
     path.write_text(write_alerts(settings))
-    assert read_alerts(Document(path)) == settings
+    assert read_alerts(TomlFile(path)) == settings
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,14 @@ def test_what_is_wrong_is_named_with_its_file_and_the_nearest_key(tmp_path: Path
     path = tmp_path / "craft.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        read_alerts(Document(path))
+        read_alerts(TomlFile(path))
     for part in [str(path), *parts]:
         assert part in str(caught.value)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone\.toml"):
-        Document(tmp_path / "gone.toml")
+        TomlFile(tmp_path / "gone.toml")
 
 
 WITHOUT = """

@@ -10,9 +10,9 @@ import pytest
 
 from craft.decide.techniques import BUILT_IN, Checkpoints, Hang, Loss, Membership, Preemption
 from craft.protocol.errors import ConfigError
-from craft.settings.files.toml_file import Document
+from craft.settings.files.toml_file import TomlFile
 from craft.settings.run import for_lighthouse, read_effective, resolve, write_effective
-from craft.settings.techniques import Choice, Wishes, alone, choose, from_json, given_by_flags, to_json
+from craft.settings.techniques import TechniqueChoice, Wishes, alone, choose, from_json, given_by_flags, to_json
 from craft.settings.worker import WorkerSettings
 
 SCRIPT = {"script": "json", "as_module": True}
@@ -24,8 +24,8 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def chosen(folder: Path, text: str, wishes: Wishes | None = None, **flags: object) -> Choice:
-    return choose(Document(written(folder, text)), given_by_flags(flags), wishes or Wishes())
+def chosen(folder: Path, text: str, wishes: Wishes | None = None, **flags: object) -> TechniqueChoice:
+    return choose(TomlFile(written(folder, text)), given_by_flags(flags), wishes or Wishes())
 
 
 def test_all_built_in_techniques_are_on_unless_they_are_switched_off(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_what_is_in_force_is_written_with_its_origin_and_read_back(tmp_path: Pat
     write_effective(effective, resolved)
     said = effective.read_text()
     assert f'answer = "wait"  # {tmp_path / "craft.toml"}' in said and "limit_s = 7.0  # flag" in said
-    again = choose(Document(effective), {}).techniques
+    again = choose(TomlFile(effective), {}).techniques
     assert to_json(again) == to_json(resolved.settings.techniques)
     assert again.get(Preemption) is None
     assert read_effective(effective)["checkpoints"] == "store" and read_effective(effective)["on_loss"] == "wait"
@@ -222,7 +222,7 @@ def test_a_limit_without_end_reaches_the_run_directory_and_the_workers(tmp_path:
     effective = tmp_path / "config.toml"
     write_effective(effective, resolved)
     for techniques in (
-        choose(Document(effective), {}).techniques,
+        choose(TomlFile(effective), {}).techniques,
         from_json(to_json(resolved.settings.techniques)),
     ):
         hang = techniques.get(Hang)

@@ -16,7 +16,7 @@ import torch
 from craft.protocol.events import AnyNote, CheckpointWritten
 from craft.snapshots.checkpoint.catalog import candidates
 from craft.snapshots.checkpoint.restore import restore
-from craft.snapshots.checkpoint.writer import Place, Writer
+from craft.snapshots.checkpoint.writer import CheckpointShare, CheckpointWriter
 from craft.snapshots.state.raw_memory import same_bits
 from craft.snapshots.state.serialized import State
 from craft.snapshots.store.manifest import Manifest, name_of
@@ -58,8 +58,8 @@ class Trained:
         return State(self.modules, self.registered, b"conditions")
 
 
-def place(step: int, part: int = 0, of: int = 1, tag: str | None = None, branch: int = 0) -> Place:
-    return Place(name_of(branch, step, "nonce"), branch, step, 1, tag, part, of)
+def place(step: int, part: int = 0, of: int = 1, tag: str | None = None, branch: int = 0) -> CheckpointShare:
+    return CheckpointShare(name_of(branch, step, "nonce"), branch, step, 1, tag, part, of)
 
 
 def holds(tiers: Tiers, manifest: Manifest) -> bool:
@@ -76,7 +76,9 @@ class Crew:
         self.tiers = tiers
         self.events: list[AnyNote] = []
         self.trained = Trained()
-        self.writers = [Writer(tiers, f"w{number}", keep, self.events.append) for number in range(num_members)]
+        self.writers = [
+            CheckpointWriter(tiers, f"w{number}", keep, self.events.append) for number in range(num_members)
+        ]
 
     def take(self, step: int, tag: str | None = None, branch: int = 0) -> None:
         state = self.trained.at(step)

@@ -11,7 +11,7 @@ import pytest
 
 from craft.protocol.messages import StepTimes
 from craft.settings.alerts import read_alerts
-from craft.settings.files.toml_file import Document
+from craft.settings.files.toml_file import TomlFile
 from craft.telemetry.metrics import Sample, registry_of, render
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
@@ -53,5 +53,5 @@ def test_every_metric_of_the_rules_exists() -> None:
 
 @pytest.mark.parametrize("name", ["GpuOffTheBus", "CraftNoProgress"])
 def test_the_rules_of_the_example_are_for_alerts_that_are_shipped(name: str) -> None:
-    assert any(rule.match.get("alertname") == name for rule in read_alerts(Document(DEPLOY / "craft.toml")).rules)
+    assert any(rule.match.get("alertname") == name for rule in read_alerts(TomlFile(DEPLOY / "craft.toml")).rules)
     assert f"alert: {name}\n" in (DEPLOY / "craft_rules.yml").read_text()

@@ -13,8 +13,8 @@ from craft.protocol.errors import ConfigError
 from craft.protocol.values.injections import KINDS
 from craft.testing.chaos import (
     SETTLE_S,
+    ChaosFault,
     Chooser,
-    Fault,
     NotNow,
     Planned,
     draw_plan,
@@ -53,9 +53,9 @@ def ready(workers: dict[str, str], seed: int = 0, **more: Any) -> Chooser:
     return chooser
 
 
-def inject(chooser: Chooser, kind: str, victim: str | None = None) -> Fault:
+def inject(chooser: Chooser, kind: str, victim: str | None = None) -> ChaosFault:
     fault = chooser.choose(kind, victim)
-    assert isinstance(fault, Fault), fault
+    assert isinstance(fault, ChaosFault), fault
     chooser.injected(fault)
     return fault
 
@@ -127,21 +127,21 @@ def test_a_worker_that_came_just_now_does_not_count_as_a_holder() -> None:
     chooser.see(status({"a0": "member", "a1": "member"}), SETTLE_S + 1)
     assert isinstance(chooser.choose("kill", "a0"), NotNow)
     chooser.see(status({"a0": "member", "a1": "member"}), 2 * SETTLE_S + 1)
-    assert isinstance(chooser.choose("kill", "a0"), Fault)
+    assert isinstance(chooser.choose("kill", "a0"), ChaosFault)
 
 
 def test_an_agent_is_killed_only_if_another_host_has_the_state() -> None:
-    assert inject(ready(MEMBERS), "kill-agent", "b") == Fault(kind="kill-agent", host="b")
+    assert inject(ready(MEMBERS), "kill-agent", "b") == ChaosFault(kind="kill-agent", host="b")
     chooser = ready({"a0": "member", "a1": "member", "b0": "waiting"})
     assert isinstance(chooser.choose("kill-agent", "a"), NotNow)
-    assert isinstance(chooser.choose("kill-agent", "b"), Fault)
+    assert isinstance(chooser.choose("kill-agent", "b"), ChaosFault)
 
 
 def test_an_agent_is_left_alone_while_the_only_other_holder_is_dying() -> None:
     chooser = ready({"a0": "member", "b0": "member", "b1": "member"})
     inject(chooser, "hang", "a0")
     assert isinstance(chooser.choose("kill-agent", "b"), NotNow)
-    assert isinstance(chooser.choose("kill-agent", "a"), Fault)
+    assert isinstance(chooser.choose("kill-agent", "a"), ChaosFault)
 
 
 def test_a_fault_is_over_when_the_job_goes_on_without_its_victim() -> None:
@@ -151,7 +151,7 @@ def test_a_fault_is_over_when_the_job_goes_on_without_its_victim() -> None:
     for now, settled, step, over in [(2, False, 50, False), (3, True, 50, False), (5, True, 51, True)]:
         chooser.see(status(after, settled=settled, step=step), now)
         assert chooser.recovered == over
-    assert isinstance(chooser.choose("kill", "a1"), Fault)
+    assert isinstance(chooser.choose("kill", "a1"), ChaosFault)
 
 
 def test_two_exceptions_are_never_in_one_step() -> None:
@@ -163,7 +163,7 @@ def test_two_exceptions_are_never_in_one_step() -> None:
         chooser.see(status(after, step=step), now)
         assert isinstance(chooser.choose("raise"), NotNow)
     chooser.see(status(after, step=52), 4)
-    assert isinstance(chooser.choose("raise"), Fault)
+    assert isinstance(chooser.choose("raise"), ChaosFault)
 
 
 def test_who_was_drained_is_not_replaced_so_a_job_is_not_drained_away() -> None:
@@ -182,7 +182,7 @@ def test_the_lighthouse_is_killed_again_only_after_another_one_has_taken_over() 
     chooser.see(status(MEMBERS), 2)
     assert isinstance(chooser.choose("kill-lighthouse"), NotNow)
     chooser.see(status(MEMBERS, lighthouse={"pid": 2, "url": ""}), 3)
-    assert isinstance(chooser.choose("kill-lighthouse"), Fault)
+    assert isinstance(chooser.choose("kill-lighthouse"), ChaosFault)
 
 
 def test_nothing_is_chosen_while_the_job_forms_or_ends() -> None:
@@ -212,10 +212,10 @@ def test_whatever_happens_somebody_who_was_never_hit_has_the_state(seed: int, st
         chooser.see(status(workers, step=50 + int(10 * now)), now)
         if what in KINDS:
             found = chooser.choose(what)
-            if isinstance(found, Fault):
+            if isinstance(found, ChaosFault):
                 chooser.injected(found)
             # Who is slow or cut off for a moment keeps the state.
-            if isinstance(found, Fault) and what not in ("slow", "cut"):
+            if isinstance(found, ChaosFault) and what not in ("slow", "cut"):
                 doomed |= {name for name in workers if name in (found.worker_id,) or name[0] == found.host}
         holders = {name for name, state in workers.items() if state == "member" and now - since[name] >= SETTLE_S / 2}
         assert holders - doomed

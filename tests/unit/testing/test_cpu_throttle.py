@@ -8,7 +8,7 @@ import time
 
 import psutil
 
-from craft.testing.cpu_throttle import Pulses
+from craft.testing.cpu_throttle import CpuThrottle
 
 
 def test_a_pulsed_process_gets_its_share_of_a_core_and_no_more() -> None:
@@ -16,7 +16,7 @@ def test_a_pulsed_process_gets_its_share_of_a_core_and_no_more() -> None:
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         seen = psutil.Process(process.pid)
-        with Pulses(process.pid, stopped_s=0.008, running_s=0.002):
+        with CpuThrottle(process.pid, stopped_s=0.008, running_s=0.002):
             before, began = sum(seen.cpu_times()[:2]), time.monotonic()
             time.sleep(1.5)
             used_s, passed_s = sum(seen.cpu_times()[:2]) - before, time.monotonic() - began
@@ -30,5 +30,5 @@ def test_a_pulsed_process_gets_its_share_of_a_core_and_no_more() -> None:
 def test_a_process_that_ends_meanwhile_is_no_fault() -> None:
     process = subprocess.Popen([sys.executable, "-c", "pass"])
     process.wait()
-    with Pulses(process.pid, stopped_s=0.001, running_s=0.001):
+    with CpuThrottle(process.pid, stopped_s=0.001, running_s=0.001):
         pass

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from craft.testing.liveness import Report, check, judge
+from craft.testing.liveness import LivenessReport, check, judge
 
 from .runs import Files, write_lines
 
@@ -32,7 +32,7 @@ def injected(moment: float, kind: str, **fields: Any) -> Line:
 STARTED = event(0.0, "LighthouseStarted", pid=1, restarted=False)
 
 
-def paused(*lines: Line, begin: float = 10.0, end: float = 30.0, **options: Any) -> Report:
+def paused(*lines: Line, begin: float = 10.0, end: float = 30.0, **options: Any) -> LivenessReport:
     """Judge a job that commits step 0 at ``begin``, step 1 at ``end``, and ends well."""
     journal = [STARTED, *lines, action(end + 1, "Stop", exit_code=0)]
     return judge(journal, [(begin, 0), (end, 1)], **options)

@@ -11,18 +11,18 @@ from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import Directive
 from craft.settings.worker import WorkerSettings
 from craft.worker.api.job import Job
-from craft.worker.membership.client import Meeting
-from craft.worker.report.activity_page import Activity
+from craft.worker.membership.client import MembershipClient
+from craft.worker.report.activity_page import ActivityPage
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def alone(**settings: Any) -> Job:
     """A job of one worker."""
-    meeting = Meeting("w0", "127.0.0.1", b"", lambda *_: None)
+    meeting = MembershipClient("w0", "127.0.0.1", b"", lambda *_: None)
     generation = Generation(number=1, nonce="alone", members=(Member(worker_id="w0"),))
     meeting.direct(Directive(sequence=1, generation=generation))
-    return Job(WorkerSettings(**settings), meeting, None, Activity(None), None)
+    return Job(WorkerSettings(**settings), meeting, None, ActivityPage(None), None)
 
 
 def has_trained() -> Job:

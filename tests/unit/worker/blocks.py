@@ -9,12 +9,12 @@ import torch
 from craft.decide.step.gradient_memory import Hold
 from craft.decide.step.plan import share_of
 from craft.decide.step.tree import Node, cover, fold
-from craft.worker.reduce.accumulator import Flats, Gradients
-from craft.worker.reduce.buckets import Layout
+from craft.worker.reduce.accumulator import Flats, GradientAccumulator
+from craft.worker.reduce.buckets import BucketLayout
 
 
-def layout_of(sizes: Sequence[int], bucket_bytes: int) -> Layout:
-    return Layout([torch.nn.Parameter(torch.zeros(size)) for size in sizes], bucket_bytes)
+def layout_of(sizes: Sequence[int], bucket_bytes: int) -> BucketLayout:
+    return BucketLayout([torch.nn.Parameter(torch.zeros(size)) for size in sizes], bucket_bytes)
 
 
 def leaf(microbatch: int, bucket: int, numel: int) -> torch.Tensor:
@@ -38,9 +38,9 @@ def mean(owners: Sequence[int], bucket: int, numel: int) -> torch.Tensor:
     return total * (1.0 / count) if count & (count - 1) == 0 else total / count
 
 
-def held(layout: Layout, owners: Sequence[int], rank: int, hold: Hold = "device") -> Gradients:
+def held(layout: BucketLayout, owners: Sequence[int], rank: int, hold: Hold = "device") -> GradientAccumulator:
     """What ``rank`` holds once it has computed its share."""
-    gradients = Gradients(layout, hooked=False, hold=hold)
+    gradients = GradientAccumulator(layout, hooked=False, hold=hold)
     for node in cover(share_of(owners, rank), len(owners)):
         flats = Flats(layout)
         for bucket, flat in enumerate(flats.tensors):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from craft.groups.gloo import GlooGroup
-from craft.groups.rendezvous import Store
+from craft.groups.rendezvous import RendezvousStore
 from craft.protocol.errors import CraftError
 from craft.protocol.membership import Generation, Member
 
@@ -21,9 +21,9 @@ _meetings = itertools.count()
 
 
 @functools.cache
-def _store() -> Store:
+def _store() -> RendezvousStore:
     """One for all tests of a process: it lives as long as that, and its thread, too."""
-    return Store("127.0.0.1", KEY)
+    return RendezvousStore("127.0.0.1", KEY)
 
 
 class _Member(threading.Thread, Generic[T]):

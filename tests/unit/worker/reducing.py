@@ -9,12 +9,12 @@ import torch
 from craft.decide.step import ledger as books
 from craft.decide.step.ledger import Ledger
 from craft.groups.group import Group
-from craft.protocol.control_word import Record
+from craft.protocol.control_word import MicrobatchRecord
 from craft.protocol.membership import Generation, Member
-from craft.worker.membership.client import Meeting
-from craft.worker.membership.participant import Commitments
-from craft.worker.reduce.module_buffers import Buffers
-from craft.worker.reduce.user_reduce import Phase, Reductions, listen
+from craft.worker.membership.client import MembershipClient
+from craft.worker.membership.participant import Participant
+from craft.worker.reduce.module_buffers import ModuleBuffers
+from craft.worker.reduce.user_reduce import ReducePhase, UserReductions, listen
 
 from .blocks import leaf, mean
 
@@ -28,11 +28,11 @@ class Reducing:
     def __init__(self, group: Group, hosts: str, device: str = "cpu") -> None:
         self.worker_id = f"w{group.rank}"
         members = tuple(Member(worker_id=f"w{rank}", host=host) for rank, host in enumerate(hosts))
-        meeting = Meeting(self.worker_id, "127.0.0.1", b"", lambda *_: None)
-        self.commitments = Commitments(self.worker_id, meeting, "redo", lambda _: None, None)
+        meeting = MembershipClient(self.worker_id, "127.0.0.1", b"", lambda *_: None)
+        self.commitments = Participant(self.worker_id, meeting, "redo", lambda _: None, None)
         self.commitments.generation = Generation(number=group.generation, nonce="", members=members)
         self.commitments.group = group
-        self.reductions = Reductions(self.commitments, Buffers([]), BUCKET_BYTES)
+        self.reductions = UserReductions(self.commitments, ModuleBuffers([]), BUCKET_BYTES)
         self._params = {
             name: [torch.nn.Parameter(torch.zeros(size, device=device)) for size in sizes]
             for name, sizes in SIZES.items()
@@ -64,14 +64,14 @@ class Reducing:
             self.reductions.end()
         return "; ".join(f"{name}: {problem}" for name in order if (problem := self._problem(name)))
 
-    def _compute(self, phase: Phase) -> list[Record]:
+    def _compute(self, phase: ReducePhase) -> list[MicrobatchRecord]:
         records, size = [], len(self.commitments.ledger.owners)
         for microbatch in self.commitments.ledger.share:
             phase.gradients.start(microbatch, size, None)
             for index, param in enumerate(phase.layout.params):
                 (param * leaf(microbatch, index, param.numel()).to(param.device)).sum().backward()
             present = phase.gradients.finish().present
-            records.append(Record(microbatch=microbatch, weight=1.0, present=present))
+            records.append(MicrobatchRecord(microbatch=microbatch, weight=1.0, present=present))
         return records
 
     def _problem(self, name: str) -> str:

@@ -15,7 +15,7 @@ from craft.settings.worker import WorkerSettings
 from craft.worker.membership.devices import own_device
 
 
-class _Alone(cached_property):  # type: ignore[type-arg]
+class _AloneProperty(cached_property):  # type: ignore[type-arg]
     """The property of ``TrainingArguments`` that looks for other processes, which finds none, and for devices."""
 
     def __init__(self, own: Any) -> None:
@@ -41,8 +41,8 @@ def _take_device(arguments: Any, found: torch.device) -> torch.device:
 def keep_alone() -> None:
     """In a worker, ``TrainingArguments`` that are made from now on are those of one process. Can be repeated."""
     own: Any = vars(TrainingArguments)["_setup_devices"]
-    if WorkerSettings.from_environment().socket is not None and not isinstance(own, _Alone):
-        TrainingArguments._setup_devices = _Alone(own)
+    if WorkerSettings.from_environment().socket is not None and not isinstance(own, _AloneProperty):
+        TrainingArguments._setup_devices = _AloneProperty(own)
         TrainingArguments._setup_devices.__set_name__(TrainingArguments, "_setup_devices")
 
 

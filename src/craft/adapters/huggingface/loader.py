@@ -20,7 +20,7 @@ class StepInputs(dict[str, Any]):
         self.step = step
 
 
-class StepLoader(steps.StepLoader):
+class TrainerStepLoader(steps.StepLoader):
     """Gives ``StepInputs``; the microbatches of a step come out of it in ``CraftMixin``.
 
     Over a dataset with a length, the Trainer counts the steps of an epoch. Over an ``IterableDataset`` an epoch ends where a pass

@@ -1,6 +1,6 @@
 """Where the Trainer is, as a part of the training state: so that a worker that joins, or a job that resumes, is there, too.
 
-``Progress`` has its counters, and what they decide by; ``Surroundings`` what else it holds: logs, and the states of callbacks.
+``TrainerProgress`` has its counters, and what they decide by; ``TrainerCallbackStates`` what else it holds: logs, and the states of callbacks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.trainer_callback import ExportableState
 
-from craft.adapters.callback_state import Travel
+from craft.adapters.callback_state import CallbackState
 
 Broadcast = Callable[[Any], Any]
 """Returns what rank 0 gave, on every worker."""
@@ -24,7 +24,7 @@ _COUNTED = ("global_step", "epoch", "best_metric", "best_global_step")
 _NOTED = ("num_input_tokens_seen", "best_model_checkpoint")
 
 
-class Progress:
+class TrainerProgress:
     """Counters at a step boundary, and the loss since it was logged last; while a step is computed, those of the one before."""
 
     def __init__(self, trainer: Any) -> None:
@@ -82,7 +82,7 @@ class Progress:
             self._runs = True
 
 
-class Surroundings:
+class TrainerCallbackStates:
     """Logs and the states of callbacks: they travel with the state, and are no part of what must be the same bits.
 
     Whoever gives the state gives the same: so what is logged, with its times, is that of rank 0 on every worker.
@@ -92,7 +92,7 @@ class Surroundings:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._travel = Travel()
+        self._travel = CallbackState()
         self._agreed = 0
         """How many of the log's entries are those of rank 0 on every worker."""
         self.output_dir: str | None = None

@@ -21,8 +21,8 @@ from transformers import trainer as home
 from craft.adapters.huggingface import refusals
 from craft.adapters.huggingface.accelerate_env import keep_alone, take_rank, use_one_gpu
 from craft.adapters.huggingface.compiled import by_shape
-from craft.adapters.huggingface.loader import StepInputs, StepLoader
-from craft.adapters.huggingface.progress import Progress, Surroundings
+from craft.adapters.huggingface.loader import StepInputs, TrainerStepLoader
+from craft.adapters.huggingface.progress import TrainerCallbackStates, TrainerProgress
 from craft.protocol.errors import ConfigError
 from craft.settings.environ.huggingface import alone
 from craft.worker.api.adapter_access import has_trained, is_alone, slots_of
@@ -46,10 +46,10 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
         self._job: Job = join()
         self._microbatches = microbatches
         self._accumulated = 1
-        self._loader: StepLoader | None = None
+        self._loader: TrainerStepLoader | None = None
         self._driven: Driven | None = None
-        self._progress: Progress | None = None
-        self._surroundings: Surroundings | None = None
+        self._progress: TrainerProgress | None = None
+        self._surroundings: TrainerCallbackStates | None = None
         self._prepared: Any = None
         with alone():
             super().__init__(*given, **named)
@@ -144,7 +144,7 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
         self._prepared = super()._prepare_for_training(max_steps, self._loader, resume_from_checkpoint)
         # From a checkpoint of the Trainer's own: at the same sample of the same epoch.
         start_step = min(place[0] * steps_per_epoch + place[1], max_steps)
-        self._progress, self._surroundings = Progress(self), Surroundings(self)
+        self._progress, self._surroundings = TrainerProgress(self), TrainerCallbackStates(self)
         if resume_from_checkpoint is not None:
             self._progress.go_on_from(resume_from_checkpoint)
         self._meet(max_steps, steps_per_epoch, start_step)
@@ -288,11 +288,11 @@ class CraftTrainer(CraftMixin, transformers.Trainer):  # type: ignore[misc]
     """``Trainer`` in each worker of a job that ``craft run`` started; losses, joins and drains do not change a bit."""
 
 
-def _load_steps(trainer: Any) -> StepLoader:
+def _load_steps(trainer: Any) -> TrainerStepLoader:
     with trainer._accumulating():
         loader = type(trainer).get_train_dataloader(trainer)
     microbatches = trainer._microbatches or slots_of(trainer._job) * trainer._accumulated
-    trainer._loader = steps = StepLoader(loader, microbatches)
+    trainer._loader = steps = TrainerStepLoader(loader, microbatches)
     if steps.has_length and len(steps) == 0:
         raise ConfigError(f"the dataset has fewer samples than the {steps.global_batch} of one step")
     return steps

@@ -1,7 +1,7 @@
 """What ``self.log`` is called with while a microbatch is computed: averaged over the global batch, by the control word.
 
 Lightning keeps logged values in the worker that computed them. Here that would depend on who computes what, and so would
-whatever is decided by them: when to stop, which checkpoint is best, the learning rate. So a ``Recorder`` stands in for
+whatever is decided by them: when to stop, which checkpoint is best, the learning rate. So a ``MetricRecorder`` stands in for
 Lightning's results while a microbatch is computed, and after the step's commit every worker logs the means.
 """
 
@@ -23,7 +23,7 @@ _KEPT = (
 _REDUCTIONS = ("mean", "sum", "max", "min")
 
 
-class Recorder:
+class MetricRecorder:
     """In the place of Lightning's results during a microbatch."""
 
     def __init__(self, reduce: Callable[..., Any] | None = None) -> None:
@@ -147,7 +147,7 @@ def _how(metric: Any) -> dict[str, Any] | None:
     return how | {"reduce_fx": meta.reduce_fx.__name__, "sync_dist": bool(meta.sync.should)}
 
 
-def save(results: Any, recorder: Recorder) -> list[dict[str, Any]]:
+def save(results: Any, recorder: MetricRecorder) -> list[dict[str, Any]]:
     """Values that an epoch has gathered so far, as plain data."""
     saved = []
     for key, metric in results.items():
@@ -166,7 +166,7 @@ def save(results: Any, recorder: Recorder) -> list[dict[str, Any]]:
     return saved
 
 
-def load(results: Any, recorder: Recorder, saved: list[dict[str, Any]]) -> None:
+def load(results: Any, recorder: MetricRecorder, saved: list[dict[str, Any]]) -> None:
     """Put what ``save`` gave into the results of another worker."""
     for each in saved:
         how = dict(each["how"])

@@ -19,7 +19,7 @@ else:
     _Strategy = object
 
 
-class Worker(_Strategy):
+class ProcessInfo(_Strategy):
     """The half of ``CraftStrategy`` that does not train."""
 
     _joined: Job | None = None

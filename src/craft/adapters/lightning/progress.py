@@ -1,6 +1,6 @@
 """Where the trainer is, as a part of the training state: so that a worker that joins, or a job that resumes, is there, too.
 
-``Progress`` has Lightning's counters; ``Surroundings`` what else a trainer holds: the states of callbacks, and what was logged.
+``FitProgress`` has Lightning's counters; ``FitCallbackStates`` what else a trainer holds: the states of callbacks, and what was logged.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from craft.adapters.callback_state import Travel
+from craft.adapters.callback_state import CallbackState
 from craft.adapters.lightning import leader_output, metric_log
 
 _UNSAID = ("_last_checkpoint_saved", "_last_global_step_saved", "_latest_update_epoch")
 """What ``ModelCheckpoint`` and ``WeightAveraging`` go by and leave out of their states."""
 
 
-class Progress:
+class FitProgress:
     """The fit loop's counters at a step boundary. While a step is computed, those of the boundary before it."""
 
     def __init__(self, trainer: Any) -> None:
@@ -116,18 +116,18 @@ def _go_on(fit: Any) -> None:
     epoch.on_run_start = begin
 
 
-class Surroundings:
+class FitCallbackStates:
     """States of callbacks and logged values: they travel with the state, and are no part of what must be the same bits."""
 
     beside_the_state = True
 
-    def __init__(self, trainer: Any, recorder: metric_log.Recorder) -> None:
+    def __init__(self, trainer: Any, recorder: metric_log.MetricRecorder) -> None:
         self._trainer = trainer
         self._recorder = recorder
         self.places: leader_output.Places | None = None
         """Where rank 0 writes; None until that is agreed, in the job's first step."""
         self._loaded: dict[str, Any] | None = None
-        self._travel = Travel()
+        self._travel = CallbackState()
 
     def moved_on(self) -> None:
         """A step is over: what was loaded is no longer what is here."""

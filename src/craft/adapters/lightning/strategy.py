@@ -16,7 +16,7 @@ import torch
 from craft.adapters.lightning import refusals
 from craft.adapters.lightning.fit.choice import choose, lightnings_own
 from craft.adapters.lightning.fit.fit import Fit
-from craft.adapters.lightning.process_info import Worker
+from craft.adapters.lightning.process_info import ProcessInfo
 from craft.adapters.lightning.requirements import check_version, strategy_class
 from craft.worker.api.adapter_access import has_trained, is_alone
 from craft.worker.api.job import Job
@@ -27,7 +27,7 @@ _fitted: WeakSet[Job] = WeakSet()
 """Jobs that a fit was begun in: the next one, outside of ``craft run``, is another job."""
 
 
-class CraftStrategy(Worker):
+class CraftStrategy(ProcessInfo):
     """Each process that ``craft run`` started is a worker of one job; losses, joins and drains do not change a bit."""
 
     strategy_name = "craft"

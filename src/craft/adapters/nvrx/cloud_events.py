@@ -19,7 +19,7 @@ _PREFIX = "nvrx."
 _LONGEST_CHARS = 1000
 
 
-class Teller:
+class EventSender:
     """Tells the lighthouse of one run directory."""
 
     def __init__(self, run: RunDir) -> None:

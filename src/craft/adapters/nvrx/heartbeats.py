@@ -15,7 +15,7 @@ import torch.multiprocessing
 from nvidia_resiliency_ext.fault_tolerance import FaultToleranceConfig, RankMonitorClient
 from nvidia_resiliency_ext.fault_tolerance.rank_monitor_server import RankMonitorServer
 
-from craft.adapters.nvrx.cloud_events import Teller
+from craft.adapters.nvrx.cloud_events import EventSender
 from craft.adapters.nvrx.monitor import take_over
 from craft.protocol.errors import ConfigError
 from craft.settings.environ.nvrx import MONITOR, is_monitored
@@ -44,7 +44,7 @@ def _start(limits: FaultToleranceConfig) -> Any:
         )
     attend(meets=True)
     place = Path(tempfile.mkdtemp(prefix="craft-nvrx-")) / "monitor"
-    take_over(Teller(RunDir(settings.run_dir)), settings.worker_id)
+    take_over(EventSender(RunDir(settings.run_dir)), settings.worker_id)
     os.environ[MONITOR] = str(place)
     # Forked: what takes over is known to it then.
     return RankMonitorServer.run_in_subprocess(limits, str(place), mp_ctx=torch.multiprocessing.get_context("fork"))

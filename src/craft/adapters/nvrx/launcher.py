@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from craft.adapters.nvrx import requirements
-from craft.adapters.nvrx.cloud_events import Teller
+from craft.adapters.nvrx.cloud_events import EventSender
 from craft.settings.rundir import find_run
 
 _EVENTS = "torchelastic-events-null"
@@ -21,10 +21,10 @@ _EVENTS = "torchelastic-events-null"
 _LAST_WORDS_S = 5.0
 
 
-class Ends(logging.Handler):
+class LauncherEvents(logging.Handler):
     """Hears how the launcher's workers ended."""
 
-    def __init__(self, teller: Teller) -> None:
+    def __init__(self, teller: EventSender) -> None:
         super().__init__()
         self._teller = teller
 
@@ -56,9 +56,9 @@ def main(arguments: list[str] | None = None) -> None:
 
     from craft.adapters.nvrx.monitor import take_over
 
-    teller = Teller(find_run(own.dir))
+    teller = EventSender(find_run(own.dir))
     take_over(teller)
-    logging.getLogger(_EVENTS).addHandler(Ends(teller))
+    logging.getLogger(_EVENTS).addHandler(LauncherEvents(teller))
     launcher.main(rest)
 
 

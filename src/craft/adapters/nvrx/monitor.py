@@ -12,13 +12,13 @@ from typing import Any
 from nvidia_resiliency_ext.fault_tolerance import rank_monitor_server
 from nvidia_resiliency_ext.fault_tolerance.rank_monitor_server import RankMonitorServer
 
-from craft.adapters.nvrx.cloud_events import Teller
+from craft.adapters.nvrx.cloud_events import EventSender
 
 
 class TellingMonitor(RankMonitorServer):
     """Tells once of each process that it gives up."""
 
-    teller: Teller
+    teller: EventSender
     worker_id: str | None = None
     """Under ``craft run``: whose monitor this is."""
     _told: int | None = None
@@ -59,7 +59,7 @@ class TellingMonitor(RankMonitorServer):
         self.teller.tell(what, rank=int(info.global_rank), pid=info.pid, message=detail, **whom)
 
 
-def take_over(teller: Teller, worker_id: str | None = None) -> None:
+def take_over(teller: EventSender, worker_id: str | None = None) -> None:
     """Monitors that are started from now on, in processes forked from this one, are telling ones."""
     TellingMonitor.teller = teller
     TellingMonitor.worker_id = worker_id

@@ -31,7 +31,7 @@ Tell = Callable[..., object]
 """(source, kind, and what it says by name): ``Client.cloud_event``."""
 
 
-class Seen(msgspec.Struct, frozen=True):
+class ElasticEvent(msgspec.Struct, frozen=True):
     """One event, as the lighthouse is told of it."""
 
     source: str
@@ -39,7 +39,7 @@ class Seen(msgspec.Struct, frozen=True):
     data: dict[str, str | int | float]
 
 
-def read(line: str, host: str) -> Seen:
+def read(line: str, host: str) -> ElasticEvent:
     """Return what an event of TorchElastic's says; ``host`` is what CRAFT calls this one."""
     found = json.loads(line)
     about = {key: value for key, value in (found.get("metadata") or {}).items() if value is not None}
@@ -64,7 +64,7 @@ def read(line: str, host: str) -> Seen:
         "error": error[-_MAX_CHARS:],
     }
     told = {key: value for key, value in data.items() if value not in (None, "")}
-    return Seen(f"torchelastic/{about.get('run_id', '')}", found["name"], told)
+    return ElasticEvent(f"torchelastic/{about.get('run_id', '')}", found["name"], told)
 
 
 def _object(text: Any) -> dict[str, Any]:
@@ -88,14 +88,14 @@ def _error(raw: Any) -> str:
     return str(message)
 
 
-class Handler(logging.Handler):
+class EventForwarder(logging.Handler):
     """Tells on a thread of its own."""
 
     def __init__(self, tell: Tell, host: str) -> None:
         super().__init__()
         self._tell = tell
         self._host = host
-        self._waiting: queue.Queue[Seen] = queue.Queue(_MOST_WAITING)
+        self._waiting: queue.Queue[ElasticEvent] = queue.Queue(_MOST_WAITING)
         threading.Thread(target=self._loop, name="craft-torchelastic", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -139,4 +139,4 @@ def register(tell: Tell, host: str) -> None:
             f"torch {torch.__version__} keeps the handlers of its elastic events elsewhere than CRAFT knows: use plain torchrun,"
             " without its events, or torch 2.9 to 2.13"
         )
-    known[NAME] = Handler(tell, host)
+    known[NAME] = EventForwarder(tell, host)

@@ -32,7 +32,7 @@ _ABORT_LIMIT_S = 2.0
 """Longer nobody's abort is waited for: it hears of a loss within milliseconds, or is lost itself."""
 
 
-class Inner:
+class InnerLighthouse:
     """One lighthouse of torchft's own."""
 
     def __init__(self, server: Any, channel: Any, known: frozenset[str] | None, generation: int) -> None:
@@ -54,7 +54,7 @@ class Inner:
         await asyncio.to_thread(self._server.shutdown)
 
 
-class Door:
+class LighthouseProxy:
     """Lives on one event loop. Calls come in as bytes, and go on to whichever lighthouse is the current one."""
 
     def __init__(self, start: Callable[[], Any], connect: Callable[[str], Any]) -> None:
@@ -62,7 +62,7 @@ class Door:
         self._start = start
         self._connect = connect
         self._ready: asyncio.Queue[Any] = asyncio.Queue()
-        self._inner: Inner | None = None
+        self._inner: InnerLighthouse | None = None
         self._replicas: dict[str, str] = {}
         """By worker of CRAFT's, which replica of torchft's it is."""
         self._aborted: dict[str, int] = {}
@@ -86,9 +86,9 @@ class Door:
         """Have a lighthouse ready, so that none has to be started when somebody is gone."""
         await self._ready.put(await asyncio.to_thread(self._start))
 
-    async def _next(self, known: frozenset[str] | None, generation: int) -> Inner:
+    async def _next(self, known: frozenset[str] | None, generation: int) -> InnerLighthouse:
         server = await self._ready.get()
-        return Inner(server, self._connect(server.address()), known, generation)
+        return InnerLighthouse(server, self._connect(server.address()), known, generation)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -122,7 +122,7 @@ class Door:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._said.wait_for(done), _ABORT_LIMIT_S)
 
-    def _made(self, inner: Inner, response: bytes) -> bytes:
+    def _made(self, inner: InnerLighthouse, response: bytes) -> bytes:
         made = messages.quorum_in(response)
         inner.known = None
         number = made.number + self._passed
@@ -169,7 +169,9 @@ class Door:
         self._spawn(self._prepare())
 
 
-async def _ask(inner: Inner, method: Callable[..., Any], request: bytes, limit_s: float | None) -> bytes | None:
+async def _ask(
+    inner: InnerLighthouse, method: Callable[..., Any], request: bytes, limit_s: float | None
+) -> bytes | None:
     """Return its answer; None if another one takes over before it has answered, or has already."""
     if inner.over.is_set():
         return None
@@ -189,7 +191,7 @@ async def _result(call: Any) -> bytes:
     return response
 
 
-async def serve(door: Door, bind: str) -> Any:
+async def serve(door: LighthouseProxy, bind: str) -> Any:
     """Open the door at an address; returns the server and its port."""
     import grpc
 
@@ -267,7 +269,7 @@ async def run(args: argparse.Namespace) -> None:
         # It listens on this host alone, whatever name it gives to that.
         return grpc.aio.insecure_channel(f"127.0.0.1:{address.rpartition(':')[2]}")
 
-    door = Door(start, connect)
+    door = LighthouseProxy(start, connect)
     await door.open()
     server, port = await serve(door, args.bind)
     logger.info("the door to torchft's lighthouse is open on port %d", port)

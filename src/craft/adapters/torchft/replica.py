@@ -45,7 +45,7 @@ def attend(manager: Any, *, lighthouse: str | None = None) -> Guest:
         raise ConfigError(
             "where is torchft's lighthouse? Set TORCHFT_LIGHTHOUSE, or attend(manager, lighthouse=ADDRESS)"
         )
-    door, guest = _Door(address), join.attend()
+    door, guest = _ProxyClient(address), join.attend()
 
     def abort(change: Change) -> None:
         # In this order: the lighthouse lets nobody meet anew who has not come out of the old group.
@@ -106,7 +106,7 @@ class _Managed:
         return committed
 
 
-class _Door:
+class _ProxyClient:
     """A worker's side of the door to torchft's lighthouse."""
 
     def __init__(self, address: str) -> None:

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
-class Injections:
+class AgentInjections:
     """Lives on the agent's event loop."""
 
     def __init__(self, host: str, send_signal: Callable[[str, signal.Signals], None]) -> None:

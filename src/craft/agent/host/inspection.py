@@ -54,7 +54,7 @@ class _Question:
     """What it acted under when it was asked."""
 
 
-class Looks:
+class WorkerInspector:
     """Lives on the agent's event loop."""
 
     def __init__(self, watchdog: Watchdog, relay: Relay, run_dir: RunDir) -> None:

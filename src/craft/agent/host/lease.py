@@ -12,8 +12,8 @@ import signal
 import time
 
 from craft.agent.host.relay import Relay
-from craft.agent.host.worker_pool import Crew
-from craft.agent.linux.host_access import Outside
+from craft.agent.host.worker_pool import WorkerPool
+from craft.agent.linux.host_access import HostAccess
 from craft.agent.watchdog.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 _ASK_AGAIN_S = 5.0
 
 
-class Stranded:
+class WorkerLease:
     """Lives on the agent's event loop; ``look`` is called several times a second."""
 
-    def __init__(self, lease_s: float, relay: Relay, crew: Crew, watchdog: Watchdog, outside: Outside) -> None:
+    def __init__(self, lease_s: float, relay: Relay, crew: WorkerPool, watchdog: Watchdog, outside: HostAccess) -> None:
         self._lease_s = lease_s
         self._relay = relay
         self._crew = crew

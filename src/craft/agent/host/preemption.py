@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from craft.agent.host.relay import Relay
-from craft.agent.host.worker_pool import Crew
-from craft.protocol.messages import Preemption
+from craft.agent.host.worker_pool import WorkerPool
+from craft.protocol.messages import PreemptionOrder
 from craft.settings.run import RunSettings
 
 logger = logging.getLogger(__name__)
@@ -27,10 +27,10 @@ _LOOK_S = 0.2
 _LONGEST_S = 1e6
 
 
-class Room:
+class HostPreemption:
     """Lives on the agent's event loop."""
 
-    def __init__(self, relay: Relay, crew: Crew, settings: RunSettings, made: Callable[[str], None]) -> None:
+    def __init__(self, relay: Relay, crew: WorkerPool, settings: RunSettings, made: Callable[[str], None]) -> None:
         """``made`` is called with a reason when there is room, should no lighthouse say so before."""
         self._relay = relay
         self._crew = crew
@@ -94,7 +94,7 @@ class Room:
 
     def _preempt(self, reason: str, limit_s: float | None) -> None:
         limit_s = self._settings.drain_limit_s if limit_s is None else limit_s
-        self._relay.say(preempting=Preemption(reason=reason, deadline=time.time() + limit_s))
+        self._relay.say(preempting=PreemptionOrder(reason=reason, deadline=time.time() + limit_s))
         # The lighthouse ends the job at the deadline, unless there is none.
         late = f"preempted ({reason}): no lighthouse ended the job until the deadline"
         asyncio.get_running_loop().call_later(limit_s + LEAVE_S, self._made, late)

@@ -11,7 +11,7 @@ from craft.decide.job.last_copy import STOPPED
 from craft.protocol.events import WorkerOverdue
 
 
-class WatchOver:
+class WatchdogReports:
     """Lives on the agent's event loop; ``look`` is called ten times a second."""
 
     def __init__(self, watchdog: Watchdog, relay: Relay, on_stopped: Callable[[str], None]) -> None:

@@ -33,7 +33,7 @@ _ADVICE = (
 )
 
 
-class Crew:
+class WorkerPool:
     """Lives on the agent's event loop."""
 
     def __init__(

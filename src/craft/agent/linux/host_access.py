@@ -21,7 +21,7 @@ from craft.wire.client import Client
 
 
 @dataclass(frozen=True)
-class Outside:
+class HostAccess:
     """The defaults are those of a real process."""
 
     client: Callable[..., Client] = Client

@@ -11,7 +11,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _STAT_BYTES = 1024
 
 
-class Glance(msgspec.Struct, frozen=True):
+class ProcessGlance(msgspec.Struct, frozen=True):
     """What costs microseconds to find out."""
 
     state: str
@@ -35,7 +35,7 @@ class ProcessFiles:
             os.close(self._whole)
             raise
 
-    def glance(self) -> Glance | None:
+    def glance(self) -> ProcessGlance | None:
         """None once the process is gone."""
         try:
             whole = _fields(os.pread(self._whole, _STAT_BYTES, 0))
@@ -44,7 +44,7 @@ class ProcessFiles:
             return None
         if not whole or not main:
             return None
-        return Glance(main[0].decode(), _cpu_s(main), _cpu_s(whole), int(whole[17]))
+        return ProcessGlance(main[0].decode(), _cpu_s(main), _cpu_s(whole), int(whole[17]))
 
     def close(self) -> None:
         os.close(self._whole)

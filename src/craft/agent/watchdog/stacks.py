@@ -30,7 +30,7 @@ _MAX_CHILDREN = 4
 _CUT = "... (cut)\n"
 
 
-class Asked(msgspec.Struct, frozen=True):
+class StackRequest(msgspec.Struct, frozen=True):
     """A process that was asked for its stacks."""
 
     pid: int
@@ -49,7 +49,7 @@ async def dump(pid: int, path: Path, limit_s: float = _LIMIT_S) -> str:
     return await collect(ask(pid, path), limit_s)
 
 
-def ask(pid: int, path: Path) -> Asked:
+def ask(pid: int, path: Path) -> StackRequest:
     """Have a process write its stacks, at once: whatever it does next is not in them any more."""
     before, why = _size(path), _cannot_answer(pid)
     if why is None:
@@ -57,10 +57,10 @@ def ask(pid: int, path: Path) -> Asked:
             os.kill(pid, STACKS_SIGNAL)
         except ProcessLookupError:
             why = "the process is gone"
-    return Asked(pid, path, before, why)
+    return StackRequest(pid, path, before, why)
 
 
-async def collect(asked: Asked, limit_s: float = _LIMIT_S) -> str:
+async def collect(asked: StackRequest, limit_s: float = _LIMIT_S) -> str:
     """Return what a worker that was asked has written, and the stacks of what it forked."""
     return await with_children(await _written(asked, limit_s), asked.pid, asked.path, limit_s)
 
@@ -76,7 +76,7 @@ async def with_children(own: str, pid: int, path: Path, limit_s: float = _LIMIT_
     return "\n".join(_bounded(part, share).rstrip("\n") for part in parts)
 
 
-async def _written(asked: Asked, limit_s: float) -> str:
+async def _written(asked: StackRequest, limit_s: float) -> str:
     why = asked.why
     if why is None:
         if await _settled(asked.path, asked.before, limit_s):

@@ -2,7 +2,7 @@
 
 The supervisor calls ``add`` when a worker was forked, ``remove`` when it ended, and ``look`` every 0.1 s: that reads a
 page of memory and two small files of ``/proc`` per worker and never blocks. What comes out are ``Suspect`` values.
-``examine`` asks one of them for its stacks, and puts them into its log; what comes out is a ``Hang``, with a sentence for
+``examine`` asks one of them for its stacks, and puts them into its log; what comes out is a ``HangReport``, with a sentence for
 the journal. Which of them hold up the others is the lighthouse's to decide.
 """
 
@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 
 from craft.agent.linux import procfs
-from craft.agent.linux.host_access import Outside
-from craft.agent.linux.procfs import Glance
+from craft.agent.linux.host_access import HostAccess
+from craft.agent.linux.procfs import ProcessGlance
 from craft.agent.watchdog import stacks
 from craft.decide.detect import hangs
 from craft.decide.detect.hangs import HangLimits, Overdue
@@ -94,7 +94,7 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True):
     """When, on the clock that never goes back."""
 
 
-class Hang(msgspec.Struct, frozen=True, kw_only=True):
+class HangReport(msgspec.Struct, frozen=True, kw_only=True):
     """A suspect from close up, with all there is to say about it."""
 
     worker_id: str
@@ -123,7 +123,7 @@ class _Watched:
     """One worker, and what must be remembered of it from look to look."""
 
     def __init__(
-        self, worker_id: str, pid: int, activity: Path, stacks_path: Path, log: Path, outside: Outside
+        self, worker_id: str, pid: int, activity: Path, stacks_path: Path, log: Path, outside: HostAccess
     ) -> None:
         self.worker_id = worker_id
         self.pid = pid
@@ -131,7 +131,7 @@ class _Watched:
         self.log = log
         self.process = outside.process_files(pid)
         self.doing: Doing | None = None
-        self.began: Glance | None = None
+        self.began: ProcessGlance | None = None
         """What the kernel said when the phase was seen first."""
         self._reader = outside.activity(activity)
         self._stopped_at: float | None = None
@@ -165,7 +165,7 @@ class _Watched:
     def is_stopped(self) -> bool:
         return self._stopped_at is not None
 
-    def _follow(self, glance: Glance) -> bool:
+    def _follow(self, glance: ProcessGlance) -> bool:
         """Take in what the worker says; True if it is something new."""
         doing = self._reader.read()
         if doing is None:
@@ -227,10 +227,10 @@ class Watchdog:
         self,
         limits: HangLimits,
         clock: Callable[[], float] = time.monotonic,
-        outside: Outside | None = None,
+        outside: HostAccess | None = None,
     ) -> None:
         self._limits = limits
-        self._outside = outside or Outside()
+        self._outside = outside or HostAccess()
         self._clock = clock
         self._watched: dict[str, _Watched] = {}
         self.ask_worker: Callable[[str], Awaitable[str | None]] = _nobody
@@ -325,7 +325,7 @@ class Watchdog:
             if overdue is not None
         )
 
-    async def examine(self, suspect: Suspect) -> Hang | None:
+    async def examine(self, suspect: Suspect) -> HangReport | None:
         """Look at a suspect from close up and put its stacks into its log; None if it is gone, or got on meanwhile.
 
         Takes up to half a second, without blocking. The worker is left as it is: to end it is up to the caller.
@@ -344,7 +344,7 @@ class Watchdog:
             stack = await stacks.with_children(own, suspect.pid, watched.stacks)
         if self._watched.get(suspect.worker_id) is not watched:
             return None
-        hang = Hang(worker_id=suspect.worker_id, pid=suspect.pid, overdue=suspect.overdue, view=view, stack=stack)
+        hang = HangReport(worker_id=suspect.worker_id, pid=suspect.pid, overdue=suspect.overdue, view=view, stack=stack)
         got_on = watched.got_on(suspect.overdue)
         heading = "got on after all, but was" if got_on else "hangs:"
         stacks.append_to_log(watched.log, f"{suspect.worker_id} {heading} {hang.sentence}", stack)

@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 
 from craft.cli.output.columns import columns
-from craft.snapshots.checkpoint.suspect import Doubts
+from craft.snapshots.checkpoint.suspect import SuspectCheckpoints
 from craft.snapshots.checkpoint.verify import Difference, TensorChange
-from craft.snapshots.state.index import Entry
+from craft.snapshots.state.index import TensorEntry
 from craft.snapshots.store.manifest import Manifest
 from craft.telemetry.explain.sentences import size
 
 _UNITS = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
-def as_record(manifest: Manifest, doubts: Doubts) -> dict[str, Any]:
+def as_record(manifest: Manifest, doubts: SuspectCheckpoints) -> dict[str, Any]:
     """What ``--json`` says of a checkpoint: its manifest, without the list of its chunks, and why it is doubted, or null."""
     record: dict[str, Any] = msgspec.to_builtins(manifest)
     hidden = ("version", "header", "chunks", "digest")
@@ -26,7 +26,7 @@ def as_record(manifest: Manifest, doubts: Doubts) -> dict[str, Any]:
     return shown | {"chunks": len(manifest.chunks), "suspect": str(doubt) if doubt is not None else None}
 
 
-def listing(found: Sequence[Manifest], doubts: Doubts, now: float) -> Iterator[str]:
+def listing(found: Sequence[Manifest], doubts: SuspectCheckpoints, now: float) -> Iterator[str]:
     """A table of checkpoints, and why some of them are doubted. ``now`` is in seconds since 1970."""
     rows = [("name", "step", "branch", "tag", "taken", "size", "new", "kind")]
     for each in found:
@@ -74,7 +74,7 @@ def differences_record(before: Manifest, after: Manifest, found: Difference) -> 
     return {"before": before.name, "after": after.name, **found._asdict(), "tensors": tensors}
 
 
-def _entry_record(entry: Entry | None) -> dict[str, Any] | None:
+def _entry_record(entry: TensorEntry | None) -> dict[str, Any] | None:
     return None if entry is None else {"dtype": entry.dtype, "shape": entry.shape}
 
 
@@ -91,5 +91,5 @@ def _what(change: TensorChange, before: Manifest, after: Manifest) -> str:
     return "differs" if _same_form(change.before, change.after) else "has another form"
 
 
-def _same_form(left: Entry, right: Entry) -> bool:
+def _same_form(left: TensorEntry, right: TensorEntry) -> bool:
     return (left.dtype, left.shape) == (right.dtype, right.shape)

@@ -19,7 +19,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
 
-from craft.cli.output.tee import Crowd, Tee
+from craft.cli.output.tee import LeaderOrder, Tee
 from craft.decide.job.fault_cost import FaultCost, goodput
 from craft.decide.step.plan import cost_of_loss
 from craft.protocol.messages import WorkerReport
@@ -33,7 +33,7 @@ from craft.telemetry.records.journal_reader import as_record
 from craft.telemetry.text.plain_text import indented, one_line
 
 if TYPE_CHECKING:
-    from craft.agent.supervisor import Outcome, Supervisor
+    from craft.agent.supervisor import JobOutcome, Supervisor
 
 logger = logging.getLogger(__name__)
 
@@ -43,14 +43,14 @@ _CLOCK_SLACK_S = 1.0
 """So much may a clock that is kept in time by small steps differ from one that is not."""
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent sees of the job at one moment."""
 
     leader: WorkerReport | None
     """That of the worker which is furthest."""
     num_members: int
     unwritten: str
-    crowd: Crowd
+    crowd: LeaderOrder
 
 
 class _Lines:
@@ -76,7 +76,7 @@ class Display:
             alone=settings.lighthouse is None,
             colours=self._console.is_terminal and self._console.color_system is not None,
         )
-        self._crowd = Crowd()
+        self._crowd = LeaderOrder()
         self._first_generation: int | None = None
         self._recent: deque[str] = deque(maxlen=_RECENT_LINES)
         """The last lines that workers printed, without the ids in front."""
@@ -93,7 +93,7 @@ class Display:
         self._printed = 0.0
         self._has_begun = False
         # To the thread that prints: what was seen, text to print, None: it is over.
-        self._queue: queue.SimpleQueue[Seen | str | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[JobView | str | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.say(f"craft: {count(settings.workers, 'worker')}, run directory {run_dir.path}")
 
@@ -105,18 +105,18 @@ class Display:
             self._thread.start()
         self._queue.put(self._see(supervisor))
 
-    def _see(self, supervisor: Supervisor) -> Seen:
+    def _see(self, supervisor: Supervisor) -> JobView:
         relay = supervisor.relay
         if relay is None:
-            return Seen(leader=None, num_members=0, unwritten="", crowd=Crowd())
+            return JobView(leader=None, num_members=0, unwritten="", crowd=LeaderOrder())
         generation = relay.directive.generation if relay.directive is not None else None
         if generation is not None and self._first_generation is None:
             self._first_generation = generation.number
-        return Seen(
+        return JobView(
             leader=max(relay.reports().values(), key=lambda report: report.step, default=None),
             num_members=len(generation.members) if generation is not None else 0,
             unwritten=relay.unwritten(),
-            crowd=Crowd(
+            crowd=LeaderOrder(
                 started=tuple(supervisor.crew.started),
                 ended=supervisor.crew.ended_ids,
                 first_generation=self._first_generation,
@@ -131,7 +131,7 @@ class Display:
             with contextlib.suppress(queue.Empty):
                 while True:
                     waiting.append(self._queue.get_nowait())
-            seen = next((each for each in reversed(waiting) if isinstance(each, Seen)), None)
+            seen = next((each for each in reversed(waiting) if isinstance(each, JobView)), None)
             over = None in waiting
             try:
                 if seen is not None:
@@ -147,7 +147,7 @@ class Display:
             self._live.stop()
             self._live = None
 
-    def _update(self, seen: Seen) -> None:
+    def _update(self, seen: JobView) -> None:
         self._crowd = seen.crowd
         # First: the last words of a worker come before the sentence that it is lost.
         self._print_output()
@@ -247,7 +247,7 @@ class Display:
             self._thread.join()
             self._thread = None
 
-    def summary(self, outcome: Outcome, wall_s: float) -> None:
+    def summary(self, outcome: JobOutcome, wall_s: float) -> None:
         """What was done, what went wrong, what it cost."""
         self._show_events()
         if outcome.traceback and not self._was_printed(outcome.traceback):

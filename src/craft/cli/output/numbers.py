@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 
-class Finite(click.FloatRange):
+class FiniteNumber(click.FloatRange):
     """A number with bounds. Neither ``nan`` nor ``inf`` is one: click would take both."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

@@ -20,7 +20,7 @@ from craft.telemetry.text.plain_text import one_line, output_line
 _MIN_NEW_BYTES = 1 << 14
 
 
-class Crowd(msgspec.Struct, frozen=True, kw_only=True):
+class LeaderOrder(msgspec.Struct, frozen=True, kw_only=True):
     """The workers of this host."""
 
     started: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Tee:
         self._done: set[str] = set()
         """Workers that have ended, and all of whose files was read."""
 
-    def new_lines(self, crowd: Crowd, now: float, *, final: bool = False) -> list[str]:
+    def new_lines(self, crowd: LeaderOrder, now: float, *, final: bool = False) -> list[str]:
         """Return what is to be printed now; ``final``: the workers have ended, and there will be no more."""
         if self._mode == "none":
             return []
@@ -88,13 +88,13 @@ class Tee:
             lines += self._shown[worker_id].new_lines(now, final=over, max_bytes=limit)
         return lines
 
-    def _followed(self, crowd: Crowd) -> list[str]:
+    def _followed(self, crowd: LeaderOrder) -> list[str]:
         """Workers whose files may have grown since the last call; one that has ended is among them once more."""
         followed = [worker_id for worker_id in crowd.started if worker_id not in self._done]
         self._done |= crowd.ended
         return followed
 
-    def _of_leaders(self, crowd: Crowd, now: float, final: bool) -> list[str]:
+    def _of_leaders(self, crowd: LeaderOrder, now: float, final: bool) -> list[str]:
         if self._leader is None and self._alone and crowd.started:
             # It is not the leader yet, but what it prints before the first generation is worth seeing.
             self._show(crowd.started[0], 0)
@@ -121,7 +121,7 @@ class Tee:
             return []
         return list(self._shown[worker_id].new_lines(now, final=final, max_bytes=MAX_NEW_BYTES))
 
-    def _new_leaders(self, crowd: Crowd) -> list[tuple[str, Entered]]:
+    def _new_leaders(self, crowd: LeaderOrder) -> list[tuple[str, Entered]]:
         """Workers of this host that became leaders since the last call, in order, and how each entered its generation."""
         for worker_id in self._followed(crowd):
             tail = self._generations.setdefault(worker_id, Tail(self._run_dir.generations(worker_id)))

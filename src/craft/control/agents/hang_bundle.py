@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from craft.control.agents.inspection import Busy, Looks, Unanswered
+from craft.control.agents.inspection import Busy, Inspections, Unanswered
 from craft.protocol.values.inspection import CloseUp
 from craft.settings.rundir import RunDir
 from craft.telemetry.explain import bundle
@@ -27,11 +27,11 @@ _PAUSE_S = 2.0
 """Those who hang for the same reason are found within moments of each other."""
 
 
-class Diagnosis:
+class HangBundles:
     """Lives on the lighthouse's event loop."""
 
     def __init__(
-        self, run: RunDir, looks: Looks, host_of: Callable[[str], str | None], hosts: Callable[[], Iterable[str]]
+        self, run: RunDir, looks: Inspections, host_of: Callable[[str], str | None], hosts: Callable[[], Iterable[str]]
     ) -> None:
         self._run = run
         self._looks = looks

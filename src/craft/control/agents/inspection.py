@@ -27,7 +27,7 @@ Doing = Mapping[str, tuple[str, int]]
 """By member: the phase it is in, and its committed steps."""
 
 
-class Line(Protocol):
+class AgentLink(Protocol):
     """A connection to an agent."""
 
     @property
@@ -46,10 +46,10 @@ class Busy(Exception):
     """Too many questions are open."""
 
 
-class Looks:
+class Inspections:
     """Lives on the lighthouse's event loop."""
 
-    def __init__(self, loop: Loop, lines: Callable[[], Mapping[str, Line]]) -> None:
+    def __init__(self, loop: Loop, lines: Callable[[], Mapping[str, AgentLink]]) -> None:
         """``lines`` gives the newest connection of each host."""
         self.limit_s = LIMIT_S
         """How long an answer is waited for."""
@@ -115,7 +115,7 @@ def _with_waits(found: CloseUp, doing: Doing) -> CloseUp:
     return replace(found, waits_for=tuple(waits_for[:_MAX_AWAITED]))
 
 
-async def _say(line: Line, data: str) -> None:
+async def _say(line: AgentLink, data: str) -> None:
     # A connection that ends meanwhile is noticed by its receiving side; whoever asked waits in vain.
     with contextlib.suppress(ConnectionError):
         await line.say(data)

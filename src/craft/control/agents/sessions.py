@@ -17,8 +17,8 @@ from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 from craft.control.agents.dispatch import Dispatch
 from craft.control.agents.heartbeat import Heartbeats
 from craft.control.agents.heartbeat_interval import limit_for, pace_for
-from craft.control.agents.inspection import Looks
-from craft.control.agents.token_bucket import Bucket
+from craft.control.agents.inspection import Inspections
+from craft.control.agents.token_bucket import TokenBucket
 from craft.control.core.loop import Loop
 from craft.protocol.errors import MalformedMessage
 from craft.protocol.heartbeats import Heartbeat
@@ -62,8 +62,8 @@ class Session:
         self.pid = 0
         self.sequence = -1
         now = time.monotonic()
-        self._messages = Bucket(MESSAGES_PER_S, _BURST_S * MESSAGES_PER_S, now)
-        self._bytes = Bucket(BYTES_PER_S, _BURST_S * BYTES_PER_S, now)
+        self._messages = TokenBucket(MESSAGES_PER_S, _BURST_S * MESSAGES_PER_S, now)
+        self._bytes = TokenBucket(BYTES_PER_S, _BURST_S * BYTES_PER_S, now)
 
     def pause_s(self, size: int) -> float:
         """For how long not to read after a message of this size."""
@@ -90,7 +90,7 @@ class Sessions:
         self._tasks: set[asyncio.Task[None]] = set()
         self.by_host: dict[str, Session] = {}
         """The newest connection of each host, open or closed."""
-        self.looks = Looks(loop, lambda: self.by_host)
+        self.looks = Inspections(loop, lambda: self.by_host)
 
     async def run(self, request: web.Request) -> web.WebSocketResponse:
         """Serve one agent until its connection ends."""

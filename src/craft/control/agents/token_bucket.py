@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Bucket:
+class TokenBucket:
     """Fills at ``rate`` per second up to ``burst``. Time is an argument."""
 
     def __init__(self, rate: float, burst: float, now: float) -> None:

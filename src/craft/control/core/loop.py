@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from craft.control.core.persistence import Store, durable_of, history_of
-from craft.control.core.report_events import Edges, check
-from craft.control.replay.already_journaled import Told
+from craft.control.core.persistence import DurableStore, durable_of, history_of
+from craft.control.core.report_events import ReportEvents, check
+from craft.control.replay.already_journaled import AlreadyJournaled
 from craft.control.replay.faults import Fault, costed, fault_of
-from craft.control.replay.timings import LOSSES, Meter
+from craft.control.replay.timings import LOSSES, Timings
 from craft.decide.job.apply import apply
 from craft.decide.job.last_copy import is_last_copy
 from craft.decide.job.observe import drains, observe
@@ -70,14 +70,14 @@ _KEPT = (Reconfigure, Propose, Restore, Stop, Drain, WindDown, Preempt, TakeChec
 """Actions whose outcome a restarted lighthouse must know."""
 
 
-class Writer(Protocol):
+class JournalWriter(Protocol):
     """What the loop needs of a journal."""
 
     def write(self, kind: str, value: msgspec.Struct | dict[str, Any], **more: Any) -> None:
         """Append one line."""
 
 
-class Surroundings(Protocol):
+class LoopHost(Protocol):
     """What the loop needs of the process it runs in."""
 
     def now(self) -> float:
@@ -101,13 +101,13 @@ class Loop:
         state: JobState,
         *,
         policies: Sequence[Policy],
-        store: Store,
-        journal: Writer,
-        around: Surroundings,
+        store: DurableStore,
+        journal: JournalWriter,
+        around: LoopHost,
         grace_s: float = GRACE_S,
         faults: Sequence[Fault] = (),
-        meter: Meter | None = None,
-        told: Told | None = None,
+        meter: Timings | None = None,
+        told: AlreadyJournaled | None = None,
     ) -> None:
         """``meter``: where answers are chosen by cost. ``faults`` and ``told`` are what earlier lighthouses journaled."""
         self._state = state
@@ -121,8 +121,8 @@ class Loop:
         self._watched: set[int] = set()
         self._arrivals = 0
         """Counts what changes who is on the way to a job that begins again."""
-        self._told = told if told is not None else Told()
-        self.edges = Edges(lambda: self._state, self._told)
+        self._told = told if told is not None else AlreadyJournaled()
+        self.edges = ReportEvents(lambda: self._state, self._told)
         self._await_deadline()
         for view in state.having("waiting", "member"):
             if view.leave_by is not None:

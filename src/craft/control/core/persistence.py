@@ -15,7 +15,7 @@ from craft.decide.job.state import JobState, Owed, WorkerView
 from craft.protocol.actions import Stop
 from craft.protocol.events import CheckpointRestored, CheckpointWritten
 from craft.protocol.membership import Generation, Member
-from craft.protocol.messages import CheckpointWish, Preemption, Restoration
+from craft.protocol.messages import CheckpointWish, PreemptionOrder, Restoration
 
 _KEPT_GONE = 256
 
@@ -36,7 +36,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     leave_by: tuple[tuple[str, float], ...] = ()
     """Those of them that count as lost from a certain time on, in seconds since 1970."""
     winding_down: str | None = None
-    preempting: Preemption | None = None
+    preempting: PreemptionOrder | None = None
     wishes: tuple[CheckpointWish, ...] = ()
     restoration: Restoration | None = None
     former: Generation | None = None
@@ -55,7 +55,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     branch: int = 0
 
 
-class Store(Protocol):
+class DurableStore(Protocol):
     """Where a Durable is kept."""
 
     def save(self, durable: Durable) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from craft.control.core.loop import Writer
+from craft.control.core.loop import JournalWriter
 from craft.decide.job.apply import apply
 from craft.decide.job.state import JobState
 from craft.decide.policies import Policy
@@ -32,7 +32,7 @@ ALLOWED = (RequestDrain, DeclareLost, DeclareHostLost, TakeCheckpoint, Preempt, 
 """What policies of other packages may ask for; the rest only makes sense as a part of CRAFT's own answers."""
 
 
-def guarded(techniques: Chosen, journal: Writer) -> tuple[Policy, ...]:
+def guarded(techniques: Chosen, journal: JournalWriter) -> tuple[Policy, ...]:
     """All policies, in the declared order."""
     found: list[Policy] = []
     for name, technique in techniques.by_name.items():
@@ -49,7 +49,7 @@ def guarded(techniques: Chosen, journal: Writer) -> tuple[Policy, ...]:
 class _Guarded:
     """A policy of another package: if it raises, or answers with what is no action, it is asked no more."""
 
-    def __init__(self, technique: str, policy: Policy, journal: Writer) -> None:
+    def __init__(self, technique: str, policy: Policy, journal: JournalWriter) -> None:
         self._technique = technique
         self._policy: Policy | None = policy
         self._journal = journal
@@ -86,7 +86,7 @@ def _living(state: JobState) -> set[str]:
     return {view.member.worker_id for view in state.having("waiting", "member")}
 
 
-def _failed(technique: str, where: str, error: Exception, journal: Writer) -> None:
+def _failed(technique: str, where: str, error: Exception, journal: JournalWriter) -> None:
     logger.error("technique %s failed (%s) and is left out from now on", technique, where, exc_info=error)
     said = f"{type(error).__name__}: {error}"[:500]
     journal.write("event", TechniqueFailed(technique=technique, where=where, error=said))

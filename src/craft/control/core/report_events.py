@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from craft.control.core.worker_index import Index
-from craft.control.replay.already_journaled import Told, news
+from craft.control.core.worker_index import WorkerIndex
+from craft.control.replay.already_journaled import AlreadyJournaled, news
 from craft.decide.job.last_copy import STOPPED
 from craft.decide.job.observe import preempts
 from craft.decide.job.state import JobState
@@ -40,7 +40,7 @@ from craft.protocol.events import (
     WorkerLost,
     WorkerOverdue,
 )
-from craft.protocol.messages import Broken, Exited, HostReport, Preemption, WorkerReport, ending
+from craft.protocol.messages import Broken, Exited, HostReport, PreemptionOrder, WorkerReport, ending
 
 MAX_NUMBER = 2**53
 """Steps and generations are far below this; a larger one is nonsense, and could not be sent on."""
@@ -51,7 +51,7 @@ _ANSWERED = (StateDiverged, StateGone)
 
 
 @dataclass
-class Seen:
+class WorkerHistory:
     """What one worker's reports have led to so far."""
 
     report: WorkerReport
@@ -70,14 +70,14 @@ class Seen:
     script_ended: bool = False
 
 
-class Edges:
+class ReportEvents:
     """Remembers what was seen, by worker; ``state`` gives the job's state as of now."""
 
-    def __init__(self, state: Callable[[], JobState], told: Told) -> None:
+    def __init__(self, state: Callable[[], JobState], told: AlreadyJournaled) -> None:
         self._state = state
         self._told = told
-        self.seen: dict[str, Seen] = {}
-        self.index = Index(state)
+        self.seen: dict[str, WorkerHistory] = {}
+        self.index = WorkerIndex(state)
         self._values: set[object] = set()
         """What is journaled once, whoever and however often reports it."""
         self._exited: set[str] = set()
@@ -139,7 +139,7 @@ class Edges:
         worker_id = report.member.worker_id
         seen = self.seen.get(worker_id)
         if seen is None:
-            seen = self.seen[worker_id] = Seen(report=report, host=host)
+            seen = self.seen[worker_id] = WorkerHistory(report=report, host=host)
             self._starting.setdefault(host, set()).add(worker_id)
         elif seen.host != host and worker_id in self._starting.get(seen.host, ()):
             self._starting[seen.host].discard(worker_id)
@@ -173,7 +173,7 @@ class Edges:
                 worker_id=worker_id, step=report.step, digest=report.digest, total_steps=report.total_steps
             )
 
-    def _after_loop(self, report: WorkerReport, seen: Seen) -> Iterator[AnyEvent]:
+    def _after_loop(self, report: WorkerReport, seen: WorkerHistory) -> Iterator[AnyEvent]:
         """Which of its training loops a worker is in, or that its script is past them."""
         worker_id = report.member.worker_id
         if not self.index.lives(worker_id):
@@ -275,7 +275,7 @@ class Edges:
         leaves = report.draining is not None and self.index.all_leave and not self.any_coming
         if wanted is None and leaves and self.checkpoints:
             # Nobody could go on with the state: it is saved instead. Their deadlines are those of their drains.
-            wanted = Preemption(reason=f"every host is to leave: {report.draining}")
+            wanted = PreemptionOrder(reason=f"every host is to leave: {report.draining}")
         if wanted is not None and preempts(self._state(), wanted.deadline):
             yield PreemptRequested(reason=wanted.reason, deadline=wanted.deadline)
 
@@ -302,7 +302,7 @@ def _normal(report: WorkerReport, host: str) -> WorkerReport:
     return report
 
 
-def _ending(exited: Exited, seen: Seen | None, state: JobState) -> WorkerFinished | WorkerFailed | WorkerLost:
+def _ending(exited: Exited, seen: WorkerHistory | None, state: JobState) -> WorkerFinished | WorkerFailed | WorkerLost:
     """What the end of a process means. Exit code 0 says nothing, unless the worker itself had said more before."""
     report = seen.report if seen is not None else None
     step = None if report is None else report.step
@@ -337,7 +337,7 @@ def describe_exit(exited: Exited) -> str:
     return "ended in an unknown way" if exited.exit_code is None else ending(exited.exit_code)
 
 
-def check(report: HostReport, index: Index) -> None:
+def check(report: HostReport, index: WorkerIndex) -> None:
     """Raise MalformedMessage if ``report`` cannot be true; nothing was changed then."""
     _check_name(report.host, "$.host")
     mentioned: set[str] = set()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from craft.decide.job.state import GONE, JobState, WorkerView
 
 
-class Index:
+class WorkerIndex:
     """Workers by id and living ones by host."""
 
     def __init__(self, state: Callable[[], JobState]) -> None:

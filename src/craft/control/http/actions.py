@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from craft.control.core.loop import Loop
-from craft.control.http.injections import InjectionRequest, Injections
+from craft.control.http.injections import InjectionHandler, InjectionRequest
 from craft.control.http.middleware import answer, refusal
 from craft.decide.job.observe import drains, preempts
 from craft.decide.techniques.technique import Chosen
@@ -51,10 +51,10 @@ _EVENTS: dict[str, type[Event]] = {
 """What each order becomes; those who answer it may be switched off."""
 
 
-class Orders:
+class ActionHandler:
     """Checks an order and hands it to the loop."""
 
-    def __init__(self, loop: Loop, injections: Injections, techniques: Chosen) -> None:
+    def __init__(self, loop: Loop, injections: InjectionHandler, techniques: Chosen) -> None:
         self._loop = loop
         self._injections = injections
         self._techniques = techniques

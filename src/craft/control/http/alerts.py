@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from craft.control.agents.token_bucket import Bucket
+from craft.control.agents.token_bucket import TokenBucket
 from craft.control.core.loop import Loop
 from craft.control.http.middleware import answer, refusal
 from craft.control.replay.alert_book import AlertBook, News
@@ -26,7 +26,7 @@ BURST = 1000.0
 """So many new ones at once, a whole group of Alertmanager's: each is a line of the journal."""
 
 
-class Alerts:
+class AlertIntake:
     """Takes notices in, on the lighthouse's thread."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Alerts:
         self._book = book
         self._preempts = preempts
         self._now = now
-        self._bucket = Bucket(EVENTS_PER_S, BURST, now())
+        self._bucket = TokenBucket(EVENTS_PER_S, BURST, now())
 
     def take(self, notices: Sequence[Notice]) -> web.Response:
         """Carry out what is new, and say what came of each."""

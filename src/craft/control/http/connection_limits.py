@@ -15,7 +15,7 @@ from craft.control.http.request_log import RequestLog
 
 
 @dataclass(frozen=True)
-class DoorLimits:
+class ConnectionBounds:
     """What strangers may have."""
 
     stay_s: float = 5.0
@@ -26,27 +26,27 @@ class DoorLimits:
     connections: int = 16_384
     """In all, those with the token included. Strangers leave room for agents, since there are fewer of them."""
 
-    def within(self, files: int) -> DoorLimits:
+    def within(self, files: int) -> ConnectionBounds:
         """Return the limits for a process that may have so many files open: some are needed for other things."""
         connections = min(self.connections, max(files - 128, files // 2))
         strangers = min(self.strangers, max(1, connections // 4))
-        return DoorLimits(self.stay_s, min(self.per_address, strangers), strangers, connections)
+        return ConnectionBounds(self.stay_s, min(self.per_address, strangers), strangers, connections)
 
 
-class Door:
+class ConnectionLimits:
     """Knows all connections, and which of them are strangers'."""
 
-    def __init__(self, limits: DoorLimits, log: RequestLog) -> None:
+    def __init__(self, limits: ConnectionBounds, log: RequestLog) -> None:
         self._limits = limits
         self._log = log
-        self._open: set[_Guest] = set()
+        self._open: set[_Stranger] = set()
         # Dictionaries for their order: the oldest comes first.
-        self._strangers: dict[asyncio.BaseTransport, _Guest] = {}
+        self._strangers: dict[asyncio.BaseTransport, _Stranger] = {}
         self._by_address: dict[str, dict[asyncio.BaseTransport, None]] = {}
 
     def protocol(self, make: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
         """Return the protocol of one more connection; ``make`` makes that of the server behind the door."""
-        return _Guest(self, make)
+        return _Stranger(self, make)
 
     def admit(self, transport: asyncio.BaseTransport | None) -> None:
         """A request on this connection had the token."""
@@ -60,7 +60,7 @@ class Door:
         for guest in list(self._strangers.values()):
             guest.send_away()
 
-    def enter(self, guest: _Guest, transport: asyncio.Transport) -> bool:
+    def enter(self, guest: _Stranger, transport: asyncio.Transport) -> bool:
         """Take a new connection in, as a stranger's; False if there is no room at all."""
         if len(self._open) >= self._limits.connections:
             self._log.warning("%d connections are open: one from %s is turned away", len(self._open), guest.address)
@@ -76,12 +76,12 @@ class Door:
         guest.timer = asyncio.get_running_loop().call_later(self._limits.stay_s, guest.send_away)
         return True
 
-    def leave(self, guest: _Guest) -> None:
+    def leave(self, guest: _Stranger) -> None:
         """A connection ended."""
         self._open.discard(guest)
         self._no_stranger(guest)
 
-    def _no_stranger(self, guest: _Guest) -> None:
+    def _no_stranger(self, guest: _Stranger) -> None:
         if guest.timer is not None:
             guest.timer.cancel()
             guest.timer = None
@@ -93,10 +93,10 @@ class Door:
             del self._by_address[guest.address]
 
 
-class _Guest(asyncio.Protocol):
+class _Stranger(asyncio.Protocol):
     """One connection. Nothing is made for it behind the door before its first byte."""
 
-    def __init__(self, door: Door, make: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(self, door: ConnectionLimits, make: Callable[[], asyncio.Protocol]) -> None:
         self._door = door
         self._make = make
         self._inner: asyncio.Protocol | None = None

@@ -47,7 +47,7 @@ class InjectionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How much longer each microbatch takes under ``slow``; 100 by default."""
 
 
-class Injections:
+class InjectionHandler:
     """Checks orders of faults against the job as it is."""
 
     def __init__(self, lighthouse: Lighthouse) -> None:

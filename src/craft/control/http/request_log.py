@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp.http_exceptions import HttpProcessingError
 
-from craft.control.agents.token_bucket import Bucket
+from craft.control.agents.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class RequestLog:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._bucket = Bucket(PER_S, BURST, now())
+        self._bucket = TokenBucket(PER_S, BURST, now())
         self._left_out = 0
         self._timer: asyncio.TimerHandle | None = None
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from aiohttp import web
 
 from craft.control.agents.inspection import Busy, Unanswered
-from craft.control.http.actions import ActionRequest, Orders, check_reason, outcome
+from craft.control.http.actions import ActionHandler, ActionRequest, check_reason, outcome
 from craft.control.http.alert_formats import STRUCTURED, of_alertmanager, of_cloud_event, of_hook
-from craft.control.http.alerts import Alerts
-from craft.control.http.injections import Injections
+from craft.control.http.alerts import AlertIntake
+from craft.control.http.injections import InjectionHandler
 from craft.control.http.middleware import answer, authentication, errors, read_body, refusal
 from craft.control.http.openapi import description
 from craft.control.lighthouse import Lighthouse
@@ -50,9 +50,9 @@ class Handlers:
     def __init__(self, lighthouse: Lighthouse) -> None:
         self._lighthouse = lighthouse
         self._loop = lighthouse.loop
-        self._orders = Orders(self._loop, Injections(lighthouse), lighthouse.settings.techniques)
+        self._orders = ActionHandler(self._loop, InjectionHandler(lighthouse), lighthouse.settings.techniques)
         preempts = lighthouse.settings.techniques.answer(PreemptRequested)
-        self._alerts = Alerts(self._loop, lighthouse.alerts, lighthouse.settings.alerts, preempts=preempts)
+        self._alerts = AlertIntake(self._loop, lighthouse.alerts, lighthouse.settings.alerts, preempts=preempts)
         self._registry = registry_of(self._sample)
 
     async def healthz(self, request: web.Request) -> web.StreamResponse:

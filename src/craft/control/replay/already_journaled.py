@@ -51,7 +51,7 @@ _Repeated = (
 _NAMES = frozenset(each.__name__ for each in _Repeated.__args__)
 
 
-class Told:
+class AlreadyJournaled:
     """``event in told``: whether an earlier lighthouse journaled it."""
 
     def __init__(self, lines: Iterable[dict[str, Any]] = ()) -> None:

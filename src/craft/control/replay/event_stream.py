@@ -18,7 +18,7 @@ KEEPALIVE_S = 15.0
 _AT_ONCE = 1000
 
 
-class Feed:
+class EventStream:
     """Numbers the journal's lines from 1, across restarts, and hands them to any number of readers."""
 
     def __init__(self, journal: Journal, path: Path) -> None:

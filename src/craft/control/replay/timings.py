@@ -25,7 +25,7 @@ def times_in(lines: Iterable[dict[str, Any]]) -> TimesMeasured | None:
     return msgspec.convert(found[-1], TimesMeasured, strict=False) if found else None
 
 
-class Meter:
+class Timings:
     """Owned by the loop."""
 
     def __init__(self, times: TimesMeasured | None = None) -> None:

@@ -54,7 +54,7 @@ class HealthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = 30.0
 
 
-class Seen(msgspec.Struct, frozen=True):
+class GpuCondition(msgspec.Struct, frozen=True):
     """One condition, as it is told."""
 
     what: str
@@ -62,7 +62,7 @@ class Seen(msgspec.Struct, frozen=True):
     detail: str
 
 
-class Health(msgspec.Struct, frozen=True, kw_only=True):
+class GpuHistory(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered of one GPU."""
 
     uncorrected: int | None = None
@@ -72,12 +72,14 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     gone: bool = False
 
 
-def notice(health: Health, reading: Reading, now: float, settings: HealthSettings) -> tuple[Health, tuple[Seen, ...]]:
+def notice(
+    health: GpuHistory, reading: Reading, now: float, settings: HealthSettings
+) -> tuple[GpuHistory, tuple[GpuCondition, ...]]:
     """Take a reading in; returns what is new with it."""
     seen = [_xid(reading, number, settings) for number in reading.xids]
     if reading.lost is not None:
         if not health.gone:
-            seen.append(Seen(LOST, None, f"{reading.device} does not answer any more: {reading.lost}"))
+            seen.append(GpuCondition(LOST, None, f"{reading.device} does not answer any more: {reading.lost}"))
         return replace(health, gone=True), tuple(seen)
     health, more = _ecc(health, reading)
     seen += more
@@ -85,28 +87,28 @@ def notice(health: Health, reading: Reading, now: float, settings: HealthSetting
     return replace(health, gone=False), (*seen, *more)
 
 
-def _xid(reading: Reading, number: int, settings: HealthSettings) -> Seen:
+def _xid(reading: Reading, number: int, settings: HealthSettings) -> GpuCondition:
     meaning = _MEANINGS.get(number, "see NVIDIA's list of XIDs")
     what = XID if number in settings.serious_xids else MINOR_XID
-    return Seen(what, float(number), f"{reading.device}: XID {number}, {meaning}")
+    return GpuCondition(what, float(number), f"{reading.device}: XID {number}, {meaning}")
 
 
-def _ecc(health: Health, reading: Reading) -> tuple[Health, list[Seen]]:
+def _ecc(health: GpuHistory, reading: Reading) -> tuple[GpuHistory, list[GpuCondition]]:
     before, now = health.uncorrected, reading.uncorrected
     if now is None:
         return health, []
     more = now - before if before is not None else 0
-    seen = [Seen(ECC, float(more), f"{reading.device}: {more} more ECC errors that could not be corrected")]
+    seen = [GpuCondition(ECC, float(more), f"{reading.device}: {more} more ECC errors that could not be corrected")]
     # Fewer than before: the driver was loaded again, and counts from nothing.
     return replace(health, uncorrected=now), seen if more > 0 else []
 
 
-def _heat(health: Health, reading: Reading, now: float, patience_s: float) -> tuple[Health, list[Seen]]:
+def _heat(health: GpuHistory, reading: Reading, now: float, patience_s: float) -> tuple[GpuHistory, list[GpuCondition]]:
     if not reading.hot:
-        over = [Seen(COOL, reading.temperature_c, f"{reading.device} runs at its own clocks again")]
+        over = [GpuCondition(COOL, reading.temperature_c, f"{reading.device} runs at its own clocks again")]
         return replace(health, hot_since=None, told_heat=False), over if health.told_heat else []
     since = now if health.hot_since is None else health.hot_since
     if health.told_heat or now - since < patience_s:
         return replace(health, hot_since=since), []
     why = f"{reading.device} is held down for {now - since:.0f} s: {', '.join(reading.hot)}"
-    return replace(health, hot_since=since, told_heat=True), [Seen(HEAT, reading.temperature_c, why)]
+    return replace(health, hot_since=since, told_heat=True), [GpuCondition(HEAT, reading.temperature_c, why)]

@@ -2,7 +2,7 @@
 
 Every member has the same times at the same step, from the control word, and comes to the same answer without asking
 anybody: the plan of the next step may depend on it. So nothing here but additions and divisions, which have the same bits on
-every machine. A new generation begins with an empty ``Pace``, since who joins has not seen what came before.
+every machine. A new generation begins with an empty ``MemberSpeeds``, since who joins has not seen what came before.
 
 A step says something about a worker only beside the others: where all are slow, nobody is. Each step in which it takes
 ``factor`` times as long as the median of the others or more speaks against it, each other one for it; no single step counts
@@ -69,7 +69,7 @@ class StragglerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ] = 50.0
 
 
-class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
+class SlowEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """What speaks against one member."""
 
     rank: int
@@ -92,15 +92,15 @@ class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
         return self.own_us / self.others_us if self.others_us else 1.0
 
 
-class Pace(msgspec.Struct, frozen=True):
+class MemberSpeeds(msgspec.Struct, frozen=True):
     """What the members of a generation know of each other's speed; the same on all of them after the same step."""
 
-    suspicions: tuple[Suspicion, ...] = ()
+    suspicions: tuple[SlowEvidence, ...] = ()
     noise: float = _QUIET
     """How much speaks against an ordinary member in an ordinary step, from 0 to 1."""
 
     @property
-    def found(self) -> tuple[Suspicion, ...]:
+    def found(self) -> tuple[SlowEvidence, ...]:
         return tuple(each for each in self.suspicions if each.found)
 
     def slowness(self, ranks: Sequence[int]) -> tuple[float, ...]:
@@ -109,10 +109,10 @@ class Pace(msgspec.Struct, frozen=True):
         return tuple(slow.get(rank, 1.0) for rank in ranks) if slow else ()
 
 
-EVEN = Pace()
+EVEN = MemberSpeeds()
 
 
-def observed(pace: Pace, busy_us: Sequence[int], settings: StragglerSettings) -> Pace:
+def observed(pace: MemberSpeeds, busy_us: Sequence[int], settings: StragglerSettings) -> MemberSpeeds:
     """Return what is known after a step; ``busy_us`` is the time of a microbatch on each rank, 0 where it had none."""
     measured = sorted(us for us in busy_us if us > 0)
     if len(measured) < 2:
@@ -134,14 +134,14 @@ def observed(pace: Pace, busy_us: Sequence[int], settings: StragglerSettings) ->
         # What rounding leaves of the sum must not count.
         gain = gains[rank] - (max(0.0, total) / num_others if num_others else 0.0)
         num_others -= 1
-        seen = before.get(rank) or Suspicion(rank=rank)
+        seen = before.get(rank) or SlowEvidence(rank=rank)
         after = _judged(seen, gain, patience, busy_us[rank], others[rank], settings)
         if after is not None:
             kept.append(after)
-    return Pace(tuple(sorted(kept, key=lambda each: each.rank)), noise)
+    return MemberSpeeds(tuple(sorted(kept, key=lambda each: each.rank)), noise)
 
 
-def _score(before: Mapping[int, Suspicion], rank: int) -> float:
+def _score(before: Mapping[int, SlowEvidence], rank: int) -> float:
     return before[rank].score if rank in before else 0.0
 
 
@@ -154,7 +154,7 @@ def _noise(
     noise: float,
     suspects: Sequence[int],
     gains: Mapping[int, float],
-    before: Mapping[int, Suspicion],
+    before: Mapping[int, SlowEvidence],
     num_measured: int,
 ) -> float:
     """Take in what a step says about noise: how much speaks against those who are neither found nor the most suspect."""
@@ -172,8 +172,8 @@ def _median_of_others(measured: Sequence[int], own_us: int) -> int:
 
 
 def _judged(
-    seen: Suspicion, gain: float, patience: float, own_us: int, others_us: int, settings: StragglerSettings
-) -> Suspicion | None:
+    seen: SlowEvidence, gain: float, patience: float, own_us: int, others_us: int, settings: StragglerSettings
+) -> SlowEvidence | None:
     """Return what speaks against a member after another step; None if nothing does."""
     gain = max(-1.0, gain)
     if seen.found:
@@ -200,13 +200,13 @@ def _judged(
     return _aged(after) if review else after
 
 
-def _share_for(seen: Suspicion) -> float:
+def _share_for(seen: SlowEvidence) -> float:
     """The slowness that a member's share is to be made for."""
     ratio = seen.ratio
     apart = ratio > seen.slowness * _WORTH_IT or ratio * _WORTH_IT < seen.slowness
     return max(1.0, ratio) if apart else seen.slowness
 
 
-def _aged(seen: Suspicion) -> Suspicion:
+def _aged(seen: SlowEvidence) -> SlowEvidence:
     """Let older steps count half."""
     return replace(seen, counted=seen.counted // 2, own_us=seen.own_us // 2, others_us=seen.others_us // 2)

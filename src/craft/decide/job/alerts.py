@@ -41,7 +41,7 @@ class Pattern(Protocol):
         """Return something if it fits the whole of ``text``."""
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AlertTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which labels name whom."""
 
     worker: str | None = None
@@ -58,7 +58,7 @@ class AlertRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     match: dict[str, str] = {}
     """Labels and their values; ``~`` before a value makes it a regular expression."""
     answer: AlertAnswer = "report"
-    target: str | Target | None = None
+    target: str | AlertTarget | None = None
     """The label that names a worker or a host, or a table with several; by default the usual ones are tried."""
     deadline_s: float | None = None
     """With ``drain`` and ``preempt``: whoever is still there after this long is ended."""
@@ -168,7 +168,7 @@ def notice_rule(notice: Notice, settings: AlertSettings) -> AlertRule:
     if notice.hook is not None:
         hook = settings.hooks[notice.hook]
         # Its labels are named after what the hook's fields are there for.
-        target = Target(worker="worker", host="host", gpu="gpu")
+        target = AlertTarget(worker="worker", host="host", gpu="gpu")
         return AlertRule(answer=_own_answer(notice), target=target, deadline_s=hook.deadline_s)
     for rule in settings.rules:
         if all(matches(wanted, notice.labels.get(label, "")) for label, wanted in rule.match.items()):
@@ -187,14 +187,14 @@ def _own_answer(notice: Notice) -> AlertAnswer:
     raise MalformedMessage(message, f"{notice.where}.{ANSWER_LABEL}")
 
 
-def aim(target: str | Target | None, labels: Mapping[str, str], state: JobState) -> tuple[str | None, str | None]:
+def aim(target: str | AlertTarget | None, labels: Mapping[str, str], state: JobState) -> tuple[str | None, str | None]:
     """Return the worker or the host that ``labels`` name; (None, None) if nobody of this job who is still there."""
     living = state.having("waiting", "member")
     if isinstance(target, str):
         name = labels.get(target, "")
         return _worker(living, name), None if _worker(living, name) else _host(living, name)
     if target is None:
-        target = Target(
+        target = AlertTarget(
             worker=_first(_WORKER_LABELS, labels), host=_first(_HOST_LABELS, labels), gpu=_first(_GPU_LABELS, labels)
         )
     if target.worker is not None and target.worker in labels:

@@ -27,7 +27,7 @@ from craft.protocol.actions import (
     WindDown,
 )
 from craft.protocol.membership import Generation, Member
-from craft.protocol.messages import CheckpointWish, Preemption
+from craft.protocol.messages import CheckpointWish, PreemptionOrder
 
 _KEPT_WISHES = 64
 """Workers take the checkpoints of so many wishes one after the other; nobody has more of them before the first is taken."""
@@ -68,7 +68,7 @@ def apply(state: JobState, action: AnyAction, nonce: str, now: float = 0.0) -> J
         return replace(state, winding_down=state.winding_down or action.reason)
     if isinstance(action, Preempt):
         reason = action.reason if state.preempting is None else state.preempting.reason
-        return replace(state, preempting=Preemption(reason=reason, deadline=action.deadline))
+        return replace(state, preempting=PreemptionOrder(reason=reason, deadline=action.deadline))
     if isinstance(action, TakeCheckpoint):
         number = state.wishes[-1].number + 1 if state.wishes else 1
         return replace(state, wishes=(*state.wishes, CheckpointWish(number=number, tag=action.tag))[-_KEPT_WISHES:])

@@ -1,7 +1,7 @@
 """What each answer to a loss costs, predicted from times that were measured in this very job. Pure: time is an argument.
 
-Enters: when workers were lost, came and committed, and how long steps take (``Book``, fed by ``control.meter``). Leaves:
-``TimesMeasured``, all that a prediction rests on, and a ``Choice`` with its figures in words. ``LossPolicy`` asks for one
+Enters: when workers were lost, came and committed, and how long steps take (``CostBook``, fed by ``control.meter``). Leaves:
+``TimesMeasured``, all that a prediction rests on, and a ``CheapestAnswer`` with its figures in words. ``LossPolicy`` asks for one
 under ``--on-loss auto``.
 """
 
@@ -35,7 +35,7 @@ class CostSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What it costs the others to let somebody join, in steps: they open a group, and copy a stripe of their state."""
 
 
-class Choice(msgspec.Struct, frozen=True):
+class CheapestAnswer(msgspec.Struct, frozen=True):
     """The cheapest answer to a loss."""
 
     answer: Answer
@@ -54,7 +54,7 @@ class Arrival(msgspec.Struct, frozen=True):
     """Whether it came because of that loss; otherwise it was there already, as a spare."""
 
 
-class Book(msgspec.Struct, frozen=True, kw_only=True):
+class CostBook(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured so far."""
 
     generation: int = 0
@@ -69,7 +69,7 @@ class Book(msgspec.Struct, frozen=True, kw_only=True):
     restart_s: float | None = None
 
 
-def stepped(book: Book, *, generation: int, members: int, step: int, step_s: float) -> Book:
+def stepped(book: CostBook, *, generation: int, members: int, step: int, step_s: float) -> CostBook:
     """A member of ``generation`` says that it has committed ``step`` steps, and how long one takes."""
     if generation < book.generation or not step:
         return book
@@ -80,12 +80,14 @@ def stepped(book: Book, *, generation: int, members: int, step: int, step_s: flo
     return replace(book, step_s=tuple(sorted({**dict(book.step_s), members: step_s}.items())))
 
 
-def known(times: TimesMeasured | None) -> Book:
+def known(times: TimesMeasured | None) -> CostBook:
     """What an earlier lighthouse had measured, by what it told last."""
-    return Book() if times is None else Book(step_s=times.step_s, spare_s=times.spare_s, restart_s=times.restart_s)
+    return (
+        CostBook() if times is None else CostBook(step_s=times.step_s, spare_s=times.spare_s, restart_s=times.restart_s)
+    )
 
 
-def lost(book: Book, worker_id: str, spares: Collection[str], now: float) -> Book:
+def lost(book: CostBook, worker_id: str, spares: Collection[str], now: float) -> CostBook:
     """A worker was lost: the first of ``spares`` takes its slot; if there is none, whoever comes next."""
     own = _arrival(book, worker_id)
     book = _without(book, worker_id)
@@ -100,19 +102,19 @@ def lost(book: Book, worker_id: str, spares: Collection[str], now: float) -> Boo
     return replace(book, arrivals=tuple(taken if each is free[0] else each for each in book.arrivals))
 
 
-def forgone(book: Book) -> Book:
+def forgone(book: CostBook) -> CostBook:
     """Slots that are free are left so: whoever comes takes none."""
     return replace(book, losses=(), arrivals=tuple(replace(each, lost_at=None) for each in book.arrivals))
 
 
-def arrived(book: Book, worker_id: str) -> Book:
+def arrived(book: CostBook, worker_id: str) -> CostBook:
     """A worker has come to its first step: in the slot that is free for longest, or as a spare."""
     since = book.losses[0] if book.losses else None
     arrivals = (*book.arrivals, Arrival(worker_id, since, started=since is not None))
     return replace(book, arrivals=arrivals[-_KEPT:], losses=book.losses[1:])
 
 
-def committed(book: Book, worker_id: str, now: float) -> Book:
+def committed(book: CostBook, worker_id: str, now: float) -> CostBook:
     """A worker has committed: if it is its first step, the loss of the one before it was made up for."""
     arrival = _arrival(book, worker_id)
     if arrival is None:
@@ -124,15 +126,15 @@ def committed(book: Book, worker_id: str, now: float) -> Book:
     return replace(book, restart_s=took_s) if arrival.started else replace(book, spare_s=took_s)
 
 
-def _arrival(book: Book, worker_id: str) -> Arrival | None:
+def _arrival(book: CostBook, worker_id: str) -> Arrival | None:
     return next((each for each in book.arrivals if each.worker_id == worker_id), None)
 
 
-def _without(book: Book, worker_id: str) -> Book:
+def _without(book: CostBook, worker_id: str) -> CostBook:
     return replace(book, arrivals=tuple(each for each in book.arrivals if each.worker_id != worker_id))
 
 
-def measured(book: Book, *, step: int, total_steps: int | None, microbatches: int | None) -> TimesMeasured:
+def measured(book: CostBook, *, step: int, total_steps: int | None, microbatches: int | None) -> TimesMeasured:
     """Return all that is known at the moment of a loss."""
     return TimesMeasured(
         step=step,
@@ -158,7 +160,7 @@ def step_time(times: TimesMeasured, members: int) -> float | None:
 
 def choose(
     times: TimesMeasured, *, survivors: int, slots: int, spares: int, settings: CostSettings | None = None
-) -> Choice:
+) -> CheapestAnswer:
     """Return the answer that loses the fewest seconds until the end of the job; the simpler one of two that lose the same."""
     settings = settings or CostSettings()
     slow_s, full_s = step_time(times, survivors), step_time(times, slots)
@@ -167,7 +169,7 @@ def choose(
     wait_s = seen_s if seen_s is not None else (settings.spare_s if spares else settings.restart_s)
     who = f"{'a spare' if spares else 'a replacement'} {'takes' if seen_s is not None else 'is assumed to take'} {wait_s:.2g} s"
     if slow_s is None or full_s is None:
-        return Choice(answer, 0.0, f"no step time was measured yet, {who}: the lost slot is filled")
+        return CheapestAnswer(answer, 0.0, f"no step time was measured yet, {who}: the lost slot is filled")
     left = inf if times.total_steps is None else max(0, times.total_steps - times.step)
     longer_s = max(0.0, slow_s - full_s)
     until = min(left, ceil(wait_s / slow_s))
@@ -175,9 +177,11 @@ def choose(
     fill_s = until * longer_s + settings.join_steps * full_s
     figures = f"{_left(left)}, each {longer_s:.2g} s longer with {_workers(survivors)} than with {slots}, and {who}"
     if redo_s <= fill_s:
-        return Choice("redo", redo_s, f"to redo costs {redo_s:.2g} s, to fill the slot {fill_s:.2g} s: {figures}")
+        return CheapestAnswer(
+            "redo", redo_s, f"to redo costs {redo_s:.2g} s, to fill the slot {fill_s:.2g} s: {figures}"
+        )
     redo = "more and more" if redo_s == inf else f"{redo_s:.2g} s"
-    return Choice(answer, fill_s, f"to fill the slot costs {fill_s:.2g} s, to redo {redo}: {figures}")
+    return CheapestAnswer(answer, fill_s, f"to fill the slot costs {fill_s:.2g} s, to redo {redo}: {figures}")
 
 
 def _left(steps: float) -> str:

@@ -22,7 +22,7 @@ from craft.protocol.events import (
     WorkerFailed,
 )
 from craft.protocol.membership import Generation, Member
-from craft.protocol.messages import CheckpointWish, Preemption, Restoration
+from craft.protocol.messages import CheckpointWish, PreemptionOrder, Restoration
 
 Standing = Literal["waiting", "member", "lost", "left", "finished"]
 """``waiting``: without a slot, a spare; ``left``: went at a step boundary, as it was told."""
@@ -120,7 +120,7 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     """The latest faults that agents and workers are to carry out; they decide nothing."""
     winding_down: str | None = None
     """Why the workers are to leave their loops, if they are."""
-    preempting: Preemption | None = None
+    preempting: PreemptionOrder | None = None
     """Why, and until when, the job is to make room, if it is."""
     wishes: tuple[CheckpointWish, ...] = ()
     """The latest wishes for checkpoints."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from craft.decide.job.loss_costs import Choice, CostSettings, choose
+from craft.decide.job.loss_costs import CheapestAnswer, CostSettings, choose
 from craft.decide.job.state import JobState
 from craft.decide.policies.policy import EXIT_FINISHED, EXIT_GIVEN_UP, names, nobody_comes, subjects, too_few
 from craft.decide.step.settle import LossAnswer
@@ -94,7 +94,7 @@ class LossPolicy:
             return state.min_workers
         return max(state.min_workers, min(state.slots, len(state.members) + _replaced(state)))
 
-    def _choice(self, state: JobState) -> Choice | None:
+    def _choice(self, state: JobState) -> CheapestAnswer | None:
         """What costs least, under ``auto``; None where there is no choice: not fewer may be there than are wanted."""
         survivors = len(state.members)
         if self._on_loss != "auto" or state.times is None or not state.min_workers <= survivors < state.slots:

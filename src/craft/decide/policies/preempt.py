@@ -19,7 +19,7 @@ from craft.protocol.events import (
     WorkerLeft,
     WorkerLost,
 )
-from craft.protocol.messages import Preemption
+from craft.protocol.messages import PreemptionOrder
 
 
 class PreemptPolicy:
@@ -45,7 +45,7 @@ class PreemptPolicy:
         if not preempts(state, event.deadline):
             return ()
         if state.restoring:
-            return (_stop(replace(state, preempting=Preemption(reason=event.reason)), None, " as it began again"),)
+            return (_stop(replace(state, preempting=PreemptionOrder(reason=event.reason)), None, " as it began again"),)
         if state.generation is None:
             reason = f"preempted ({event.reason}) before the first step: there was nothing to save"
             return (Stop(reason=reason, exit_code=EXIT_PREEMPTED),)

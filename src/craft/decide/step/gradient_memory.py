@@ -21,7 +21,7 @@ BYTES = {"float64": 8, "fp64": 8, "float32": 4, "fp32": 4, "float16": 2, "fp16":
 """Of an element, by the names of types."""
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class GradientMemory(msgspec.Struct, frozen=True, kw_only=True):
     """In copies of the whole gradient, for the worker that needs most."""
 
     nodes: int
@@ -40,7 +40,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
         return self.nodes + self.result
 
 
-def held(num_microbatches: int, num_workers: int) -> Held:
+def held(num_microbatches: int, num_workers: int) -> GradientMemory:
     """What holding costs each of ``num_workers``, in an undisturbed step."""
     owners = plan(num_microbatches, num_workers)
     shares = [share_of(owners, rank) for rank in range(num_workers)]
@@ -48,7 +48,7 @@ def held(num_microbatches: int, num_workers: int) -> Held:
     parts = 1 if num_workers <= 2 else num_workers
     inbox = max(sum(blocks) - own for own in blocks) / parts if num_workers > 1 else 0.0
     most = [_most_nodes(share, num_microbatches) for share in shares]
-    return Held(
+    return GradientMemory(
         nodes=max(max(before, last) for before, last in most),
         inbox=inbox,
         overlaid=max(max(before + 1, last) for before, last in most),

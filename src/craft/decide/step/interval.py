@@ -64,12 +64,12 @@ def first_order(cost_s: float, between_s: float) -> float:
     return math.sqrt(2 * cost_s * between_s)
 
 
-class Choice(msgspec.Struct, frozen=True):
+class IntervalChoice(msgspec.Struct, frozen=True):
     interval_s: float
     reason: str
 
 
-def choose(cost_s: float, write_s: float, elapsed_s: float, failures: int) -> Choice:
+def choose(cost_s: float, write_s: float, elapsed_s: float, failures: int) -> IntervalChoice:
     """Return the interval that loses least (``first_order``), within reason.
 
     ``write_s`` is how long one takes to be complete: there is none oftener. Until failures were seen, F is what a prior says.
@@ -83,4 +83,4 @@ def choose(cost_s: float, write_s: float, elapsed_s: float, failures: int) -> Ch
         reason += f"; no oftener, since writing one takes {write_s:.1f} s"
     elif interval < best:
         reason += "; at least once an hour"
-    return Choice(interval, reason)
+    return IntervalChoice(interval, reason)

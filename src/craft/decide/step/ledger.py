@@ -15,7 +15,7 @@ from collections.abc import Collection
 import msgspec
 from msgspec.structs import replace
 
-from craft.decide.detect.stragglers import EVEN, Pace
+from craft.decide.detect.stragglers import EVEN, MemberSpeeds
 from craft.decide.step.plan import DROPPED, plan, share_of
 from craft.decide.step.settle import NO_PART
 from craft.protocol.errors import ProtocolViolation
@@ -52,7 +52,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     """The generation under which it got everybody's part of the collective call it is in."""
     call: str = ""
     """The name of that call."""
-    pace: Pace = EVEN
+    pace: MemberSpeeds = EVEN
     """Which members are slow. All agree on it, by the words of this generation: the plan depends on it."""
     rewinds: int = 0
     """How often it has gone back to a checkpoint; beginning from one counts, too."""
@@ -212,7 +212,7 @@ def acknowledged(ledger: Ledger, by: str, generation: int, step: int) -> Ledger:
     return replace(ledger, acknowledged_by=ledger.acknowledged_by | {by})
 
 
-def commit(ledger: Ledger, able: Collection[str] | None = None, pace: Pace | None = None) -> Ledger:
+def commit(ledger: Ledger, able: Collection[str] | None = None, pace: MemberSpeeds | None = None) -> Ledger:
     """Count the step in flight; its gradients need not be held any longer.
 
     ``able`` is what its word said of the members, ``pace`` what is known of their speed with it.

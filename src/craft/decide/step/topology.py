@@ -16,7 +16,7 @@ from craft.decide.step.plan import share_of
 from craft.decide.step.tree import Node, cover
 
 
-class Spread(msgspec.Struct, frozen=True):
+class HostTopology(msgspec.Struct, frozen=True):
     """The ranks of each host; hosts are numbered in the order of their first ranks."""
 
     ranks: tuple[tuple[int, ...], ...]
@@ -47,15 +47,15 @@ class Spread(msgspec.Struct, frozen=True):
         return cover([microbatch for microbatch, owner in enumerate(owners) if owner in here], len(owners))
 
 
-def spread_of(hosts: Sequence[str]) -> Spread:
+def spread_of(hosts: Sequence[str]) -> HostTopology:
     """``hosts`` names the host of each rank."""
     ranks: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):
         ranks.setdefault(host, []).append(rank)
-    return Spread(tuple(map(tuple, ranks.values())))
+    return HostTopology(tuple(map(tuple, ranks.values())))
 
 
-def host_first(hosts: Sequence[str], owners: Sequence[int]) -> Spread | None:
+def host_first(hosts: Sequence[str], owners: Sequence[int]) -> HostTopology | None:
     """The spread by which the blocks of a plan travel within hosts first; None where they go straight to their owners."""
     if len(set(hosts)) < 2:
         return None
@@ -65,16 +65,16 @@ def host_first(hosts: Sequence[str], owners: Sequence[int]) -> Spread | None:
     return spread if between_by_host(spread, owners) < between_flat(spread, owners) else None
 
 
-def both_sum(spread: Spread, owners: Sequence[int]) -> bool:
+def both_sum(spread: HostTopology, owners: Sequence[int]) -> bool:
     """Whether two hosts send each other all they hold and each sums everything: for as many bytes, one wait less."""
     return spread.num_hosts == 2 and _num_nodes(spread, owners) <= 2
 
 
-def _num_nodes(spread: Spread, owners: Sequence[int]) -> int:
+def _num_nodes(spread: HostTopology, owners: Sequence[int]) -> int:
     return sum(len(spread.nodes(host, owners)) for host in range(spread.num_hosts))
 
 
-def between_flat(spread: Spread, owners: Sequence[int]) -> Fraction:
+def between_flat(spread: HostTopology, owners: Sequence[int]) -> Fraction:
     """How often all gradients' bytes go from one host to another when every rank sums the chunk that is its own."""
     total = 0
     for ranks in spread.ranks:
@@ -84,7 +84,7 @@ def between_flat(spread: Spread, owners: Sequence[int]) -> Fraction:
     return Fraction(total, spread.size)
 
 
-def between_by_host(spread: Spread, owners: Sequence[int]) -> Fraction:
+def between_by_host(spread: HostTopology, owners: Sequence[int]) -> Fraction:
     """The same when they travel within hosts first."""
     nodes, others = _num_nodes(spread, owners), spread.num_hosts - 1
     return Fraction(nodes) if both_sum(spread, owners) else Fraction(nodes * others, spread.num_hosts) + others

@@ -5,8 +5,8 @@ With ``Retry`` they are a ladder, whose rungs are tried one after the other; eac
 1. **retry**: an exchange broke and nobody is lost: the same members meet again, a few times (``Retry``).
 2. **replace**: it broke again and somebody is out of reach, or somebody died: that one is lost, the others go on, and a
    spare or one that is started takes its slot (``Retry``, ``Loss``, ``Spares``, ``Restart``).
-3. **restore**: nobody is left who has the state: all begin again from the newest checkpoint (``Restore``).
-4. **stop**: there is nothing to begin from, nobody to do so, or it was done in vain: exit code 3 (``Restore``, ``Loss``).
+3. **restore**: nobody is left who has the state: all begin again from the newest checkpoint (``RestoreFromCheckpoint``).
+4. **stop**: there is nothing to begin from, nobody to do so, or it was done in vain: exit code 3 (``RestoreFromCheckpoint``, ``Loss``).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Loss(Technique[LossSettings]):
         return (LossPolicy(self.settings.answer, self.settings.wait_limit_s, costs),)
 
 
-class Restore(Technique[RestoreSettings]):
+class RestoreFromCheckpoint(Technique[RestoreSettings]):
     """The rung of the ladder behind all that keeps the state alive. Asked before ``Loss``, which would give the job up."""
 
     name = "restore"

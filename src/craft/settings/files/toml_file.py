@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from craft.protocol.errors import ConfigError
-from craft.settings.files.toml_positions import Place, places
+from craft.settings.files.toml_positions import TomlPosition, places
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,12 +25,12 @@ _BOUNDS = {">=": "at least", ">": "more than", "<=": "at most", "<": "less than"
 _BOUND = re.compile(r"Expected `\w+` (?P<sign>[<>]=?) (?P<number>\S+)")
 
 
-class Document:
+class TomlFile:
     """One craft.toml; an empty one where there is none."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self._places: tuple[Place, ...] = ()
+        self._places: tuple[TomlPosition, ...] = ()
         self.values: dict[str, Any] = {}
         if path is None:
             return

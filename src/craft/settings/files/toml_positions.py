@@ -23,7 +23,7 @@ _STRING = re.compile(
 _BARE = re.compile(r"[^,\]}#\n]+")
 
 
-class Place(NamedTuple):
+class TomlPosition(NamedTuple):
     path: str
     """Of a table or a key, such as ``techniques.hang.limit_s``."""
     line: int
@@ -31,7 +31,7 @@ class Place(NamedTuple):
     """Of the table that it is in, among those of a list (``[[alerts]]``), from 1."""
 
 
-def places(text: str) -> tuple[Place, ...]:
+def places(text: str) -> tuple[TomlPosition, ...]:
     """Return all tables and keys of a text that ``tomllib`` could read, as they come."""
     return tuple(_Scan(text).statements())
 
@@ -41,7 +41,7 @@ class _Scan:
         self._text = text
         self._at = 0
 
-    def statements(self) -> Iterator[Place]:
+    def statements(self) -> Iterator[TomlPosition]:
         here, number = "", 1
         lists: dict[str, int] = {}
         self._take(_BLANK)
@@ -54,28 +54,28 @@ class _Scan:
                 if opening.startswith("[["):
                     lists[here] = lists.get(here, 0) + 1
                 number = max((lists[name] for name in lists if f"{here}.".startswith(f"{name}.")), default=1)
-                yield Place(here, line, number)
+                yield TomlPosition(here, line, number)
             else:
                 yield from self._assignment(here, number)
             self._take(_BLANK)
             if self._at == before:
                 return
 
-    def _assignment(self, table: str, number: int) -> Iterator[Place]:
+    def _assignment(self, table: str, number: int) -> Iterator[TomlPosition]:
         line, key = self._line(), self._path()
         path = f"{table}.{key}" if table else key
-        yield Place(path, line, number)
+        yield TomlPosition(path, line, number)
         self._take(_EQUALS)
         yield from self._value(path, number)
 
-    def _value(self, path: str, number: int) -> Iterator[Place]:
+    def _value(self, path: str, number: int) -> Iterator[TomlPosition]:
         first = self._text[self._at : self._at + 1]
         if first in ("[", "{"):
             yield from self._inside(path, number, "]" if first == "[" else "}")
         else:
             self._take(_STRING) or self._take(_BARE)
 
-    def _inside(self, path: str, number: int, closing: str) -> Iterator[Place]:
+    def _inside(self, path: str, number: int, closing: str) -> Iterator[TomlPosition]:
         """Of a list or an inline table."""
         self._at += 1
         each = 0
@@ -91,7 +91,7 @@ class _Scan:
                 yield from self._assignment(path, number)
             else:
                 each += 1
-                yield Place(path, self._line(), each)
+                yield TomlPosition(path, self._line(), each)
                 yield from self._value(path, each)
             if self._at == before:
                 return

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from craft.snapshots.state.index import Entry, entry_bytes
+from craft.snapshots.state.index import TensorEntry, entry_bytes
 
 CHUNK_BYTES = 4 << 20
 """A file of this size is written about as fast as a large one, and a changed byte costs no more than this."""
@@ -27,7 +27,7 @@ class Chunk(NamedTuple):
     size: int
 
 
-def cut(entries: Sequence[Entry], shares: Sequence[int] = ()) -> tuple[Chunk, ...]:
+def cut(entries: Sequence[TensorEntry], shares: Sequence[int] = ()) -> tuple[Chunk, ...]:
     """Return the chunks of a state, in the order of their first bytes; together they are every byte once.
 
     ``shares``: so many entries each writer has, who knows nothing of the others'; each share is cut by itself.
@@ -42,7 +42,7 @@ def cut(entries: Sequence[Entry], shares: Sequence[int] = ()) -> tuple[Chunk, ..
     return tuple(chunks)
 
 
-def _cut_share(entries: Sequence[Entry], begin: int) -> list[Chunk]:
+def _cut_share(entries: Sequence[TensorEntry], begin: int) -> list[Chunk]:
     chunks: list[Chunk] = []
     small: list[tuple[int, int]] = []
     packed = 0

@@ -11,7 +11,7 @@ from craft.snapshots.store.manifest import Manifest
 logger = logging.getLogger(__name__)
 
 
-class Notes:
+class CheckpointEvents:
     """Makes events and hands them to whoever wants them; what goes wrong there does not come back."""
 
     def __init__(self, worker_id: str, on_event: Callable[[AnyNote], None]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from craft.protocol.errors import SnapshotCorrupt, SnapshotError, SnapshotMissing
-from craft.snapshots.checkpoint.suspect import Doubts
+from craft.snapshots.checkpoint.suspect import SuspectCheckpoints
 from craft.snapshots.store.manifest import (
     CHUNKS,
     MANIFESTS,
@@ -135,7 +135,7 @@ def _divide(
             needed |= hashes_in(data)
     found.sort(key=lambda each: each.order)
     untagged = [manifest for manifest in found if manifest.tag is None]
-    doubts = Doubts([store])
+    doubts = SuspectCheckpoints([store])
     trusted = [manifest for manifest in untagged if doubts.about(manifest) is None]
     # Whatever its step is, the one that was taken last is not what somebody wants to be rid of. Nor do those that may hold
     # wrong bits push out good ones.

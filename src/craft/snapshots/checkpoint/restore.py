@@ -14,7 +14,7 @@ import torch
 
 from craft.snapshots.checkpoint.catalog import candidates, check_sizes, fetch_chunk, fetch_header
 from craft.snapshots.checkpoint.chunking import Chunk, cut
-from craft.snapshots.state.index import Layout
+from craft.snapshots.state.index import ByteLayout
 from craft.snapshots.state.raw_memory import view_of
 from craft.snapshots.state.serialized import Header, decode_header, targets
 from craft.snapshots.store.manifest import Manifest, Ref
@@ -70,7 +70,7 @@ class _Landing:
         self._stores = tiers.nearest_first
         self._name = manifest.name
         self._entries = header.entries
-        self._layout = Layout(header.entries)
+        self._layout = ByteLayout(header.entries)
         self._memory = [view_of(tensor) for tensor in tensors]
 
     def fill(self, ref: Ref, chunk: Chunk) -> None:

@@ -52,7 +52,7 @@ def mark(stores: Iterable[Store], suspicion: Suspicion) -> None:
         store.put(suspicion.path, seal(msgspec.json.encode(suspicion)))
 
 
-class Doubts:
+class SuspectCheckpoints:
     """Which checkpoints may hold wrong bits, by all that is marked in some stores."""
 
     def __init__(self, stores: Iterable[Store]) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from craft.protocol.errors import SnapshotError
 from craft.snapshots.checkpoint.catalog import fetch_chunk
-from craft.snapshots.checkpoint.events import Notes
+from craft.snapshots.checkpoint.events import CheckpointEvents
 from craft.snapshots.checkpoint.gc import apply_keep
 from craft.snapshots.checkpoint.publish import in_parallel, write_share
 from craft.snapshots.store.background import lower_priority, retry_after
@@ -36,11 +36,11 @@ _MAX_PENDING = 8
 _CLOSE_S = 10.0
 
 
-class Copier:
+class TierCopier:
     """``keep`` is the number of checkpoints without a tag that stay in the durable store."""
 
     def __init__(
-        self, local: LocalStore, durable: Store, worker_id: str, keep: int, notes: Notes, owner: str = ""
+        self, local: LocalStore, durable: Store, worker_id: str, keep: int, notes: CheckpointEvents, owner: str = ""
     ) -> None:
         """``owner``: the id of the job whose the durable store must be."""
         self._local = local

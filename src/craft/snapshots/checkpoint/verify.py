@@ -15,7 +15,7 @@ from blake3 import blake3
 from craft.protocol.errors import SnapshotCorrupt, SnapshotError, SnapshotMissing
 from craft.snapshots.checkpoint.catalog import check_sizes, fetch_chunk, fetch_header
 from craft.snapshots.checkpoint.chunking import Chunk, cut
-from craft.snapshots.state.index import Entry, Layout, entry_bytes, read_outline
+from craft.snapshots.state.index import ByteLayout, TensorEntry, entry_bytes, read_outline
 from craft.snapshots.store.manifest import Manifest, Ref
 from craft.snapshots.store.tiers import Tiers
 
@@ -28,7 +28,7 @@ def verify(tiers: Tiers, manifest: Manifest, progress: Callable[[int], None] | N
         check_sizes(manifest, chunks)
     except SnapshotError as error:
         return [str(error)]
-    layout = Layout(outline.entries)
+    layout = ByteLayout(outline.entries)
 
     def look(numbered: tuple[Ref, Chunk]) -> list[str]:
         ref, chunk = numbered
@@ -72,9 +72,9 @@ class TensorChange(NamedTuple):
     """A tensor that is not the same in two checkpoints."""
 
     name: str
-    before: Entry | None
+    before: TensorEntry | None
     """None: it is only in the second."""
-    after: Entry | None
+    after: TensorEntry | None
     size: int
     """In bytes, of the larger one."""
 
@@ -140,10 +140,10 @@ class _Side:
         self._chunks = cut(outline.entries, outline.shares)
         check_sizes(manifest, self._chunks)
 
-    def prints(self) -> Iterator[tuple[str, Entry, list[str]]]:
+    def prints(self) -> Iterator[tuple[str, TensorEntry, list[str]]]:
         """Yield (name, form, hashes of its bytes) for every tensor."""
         prints: list[list[str]] = [[] for _ in self._entries]
-        layout = Layout(self._entries)
+        layout = ByteLayout(self._entries)
         for ref, chunk in zip(self._manifest.chunks, self._chunks, strict=True):
             pieces = [piece for begin, end in chunk.ranges for piece in layout.pieces(begin, end)]
             if len(pieces) == 1:

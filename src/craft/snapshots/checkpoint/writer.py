@@ -20,12 +20,12 @@ from blake3 import blake3
 from craft.protocol.errors import ConfigError
 from craft.protocol.events import AnyNote
 from craft.snapshots.checkpoint.chunking import Chunk, assign, cut
-from craft.snapshots.checkpoint.events import Notes
+from craft.snapshots.checkpoint.events import CheckpointEvents
 from craft.snapshots.checkpoint.gc import apply_keep
 from craft.snapshots.checkpoint.publish import in_parallel, write_share
-from craft.snapshots.checkpoint.tier_copier import Copier
-from craft.snapshots.state.device_copy import Copied, Room, hurry, uses_devices
-from craft.snapshots.state.index import Entry
+from craft.snapshots.checkpoint.tier_copier import TierCopier
+from craft.snapshots.state.device_copy import Copied, PinnedMemory, hurry, uses_devices
+from craft.snapshots.state.index import TensorEntry
 from craft.snapshots.state.raw_memory import carve, room, view_of
 from craft.snapshots.state.reserved_memory import Reserve
 from craft.snapshots.state.serialized import Header, State, encode_header
@@ -38,7 +38,7 @@ from craft.snapshots.store.tiers import Tiers
 _CLOSE_S = 10.0
 
 
-class Place(NamedTuple):
+class CheckpointShare(NamedTuple):
     """Which checkpoint, and which share of it; the same on all members but for ``part``."""
 
     name: str
@@ -55,7 +55,7 @@ class Place(NamedTuple):
 class Last(NamedTuple):
     """What was taken last, as far as this worker knows."""
 
-    place: Place
+    place: CheckpointShare
     written: bool
     """This worker's share is in the first store."""
     complete: bool
@@ -63,7 +63,7 @@ class Last(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    place: Place
+    place: CheckpointShare
     header: Header
     chunks: list[tuple[int, memoryview]]
     """Their numbers and bytes."""
@@ -72,26 +72,26 @@ class _Taken(NamedTuple):
     time: float
 
 
-class Writer:
+class CheckpointWriter:
     """``keep`` is the number of checkpoints without a tag that stay. ``on_event`` is called on threads of the writer."""
 
     def __init__(self, tiers: Tiers, worker_id: str, keep: int, on_event: Callable[[AnyNote], None]) -> None:
         self._store = tiers.nearest_first[0]
         self._worker_id = worker_id
         self._keep = keep
-        self._notes = Notes(worker_id, on_event)
+        self._notes = CheckpointEvents(worker_id, on_event)
         self._local = tiers.local
         self._owner = tiers.owner if tiers.local is None else ""
         self._copier = (
-            Copier(tiers.local, tiers.durable, worker_id, keep, self._notes, tiers.owner) if tiers.local else None
+            TierCopier(tiers.local, tiers.durable, worker_id, keep, self._notes, tiers.owner) if tiers.local else None
         )
         self.stall_s = 0.0
         """How long the last ``take`` held the main thread up."""
         self.write_s = 0.0
         """How long the last share took from there until it was in the first store."""
-        self._memory: Room | None = None
+        self._memory: PinnedMemory | None = None
         self._reserve: Reserve | None = None
-        self._cut: tuple[tuple[Entry, ...], Sequence[Chunk]] = ((), ())
+        self._cut: tuple[tuple[TensorEntry, ...], Sequence[Chunk]] = ((), ())
         # Guards what follows: the main thread takes, the writer's thread writes.
         self._change = threading.Condition()
         self._taken: _Taken | None = None
@@ -125,7 +125,7 @@ class Writer:
             self._memory = None
             self._reserve = Reserve(size)
 
-    def take(self, state: State, place: Place) -> None:
+    def take(self, state: State, place: CheckpointShare) -> None:
         """Copy this worker's share of ``state``; it is written while training goes on."""
         if self.busy:
             raise ConfigError(f"checkpoint {place.name} was taken while the one before it is still being written")
@@ -175,12 +175,12 @@ class Writer:
         if self._copier is not None:
             self._copier.close()
 
-    def _chunks(self, entries: tuple[Entry, ...]) -> Sequence[Chunk]:
+    def _chunks(self, entries: tuple[TensorEntry, ...]) -> Sequence[Chunk]:
         if entries != self._cut[0]:
             self._cut = (entries, cut(entries))
         return self._cut[1]
 
-    def _numbers(self, entries: tuple[Entry, ...], part: int, of: int) -> list[int]:
+    def _numbers(self, entries: tuple[TensorEntry, ...], part: int, of: int) -> list[int]:
         if not 0 <= part < of:
             raise ConfigError(f"there is no share {part} of {of}")
         return assign(self._chunks(entries), of)[part]

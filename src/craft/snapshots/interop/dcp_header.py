@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from craft.protocol.errors import ConfigError, SnapshotCorrupt
-from craft.snapshots.state.index import Entry, Layout, decode_as, read_outline
+from craft.snapshots.state.index import ByteLayout, TensorEntry, decode_as, read_outline
 from craft.snapshots.state.raw_memory import DTYPES
 from craft.snapshots.store.manifest import Ref
 
@@ -37,7 +37,7 @@ class Share(NamedTuple):
 class Stored(NamedTuple):
     """Where an item of a plan is."""
 
-    entry: Entry
+    entry: TensorEntry
     share: Share | None
     """With the first item of each rank."""
 
@@ -68,7 +68,7 @@ class Index(msgspec.Struct, frozen=True, array_like=True):
 class DcpHeader(msgspec.Struct, frozen=True):
     """Everything but the bytes."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorEntry, ...]
     shares: tuple[int, ...]
     """How many of them each rank has written."""
     indices: tuple[Index, ...]
@@ -93,7 +93,7 @@ def make_header(metadata: Metadata, results: Sequence[Sequence[tuple[MetadataInd
         paths=_paths(metadata.planner_data),
         # Planners leave it open: torch has the writer set it, so that a later torch knows what its planners find.
         version=metadata.version or getattr(filesystem, "CURRENT_DCP_VERSION", None),
-        total_bytes=Layout(entries).total_bytes,
+        total_bytes=ByteLayout(entries).total_bytes,
     )
 
 

@@ -26,7 +26,7 @@ from craft.snapshots.checkpoint.catalog import candidates, check_sizes, fetch_ch
 from craft.snapshots.checkpoint.chunking import cut
 from craft.snapshots.checkpoint.selection import select
 from craft.snapshots.interop.dcp_header import metadata_of, read_header
-from craft.snapshots.state.index import Entry, Layout, entry_bytes
+from craft.snapshots.state.index import ByteLayout, TensorEntry, entry_bytes
 from craft.snapshots.state.raw_memory import DTYPES, view_of
 from craft.snapshots.store.manifest import Manifest, Ref
 from craft.snapshots.store.tiers import Tiers, open_tiers
@@ -106,7 +106,7 @@ class StorageReader(storage.StorageReader):  # type: ignore[misc,unused-ignore]
         return bool(os.fspath(checkpoint_id))
 
 
-class _Piece(NamedTuple):
+class _ByteRange(NamedTuple):
     """A range of the bytes of an entry, and where it is."""
 
     begin: int
@@ -125,16 +125,16 @@ class Contents:
         self._stores = tiers.nearest_first
         self.parallel = max(store.parallel for store in self._stores)
         self._numbers = metadata_of(header).storage_data
-        self._pieces: list[list[_Piece]] = [[] for _ in header.entries]
+        self._pieces: list[list[_ByteRange]] = [[] for _ in header.entries]
         self._last: tuple[str, memoryview] = ("", memoryview(b""))
         """Small tensors lie together in a chunk; this one was read last."""
         chunks = cut(header.entries, header.shares)
         check_sizes(manifest, chunks)
-        layout = Layout(header.entries)
+        layout = ByteLayout(header.entries)
         for ref, chunk in zip(manifest.chunks, chunks, strict=True):
             first = 0
             for index, begin, end in (piece for span in chunk.ranges for piece in layout.pieces(*span)):
-                self._pieces[index].append(_Piece(begin, end, ref, first))
+                self._pieces[index].append(_ByteRange(begin, end, ref, first))
                 first += end - begin
 
     def number(self, item: ReadItem) -> int:
@@ -177,7 +177,7 @@ class Contents:
         entry = self.header.entries[number]
         return self._rows(number, entry, 0, math.prod(entry.shape[:1]), pool)
 
-    def _rows(self, number: int, entry: Entry, first: int, last: int, pool: ThreadPoolExecutor) -> torch.Tensor:
+    def _rows(self, number: int, entry: TensorEntry, first: int, last: int, pool: ThreadPoolExecutor) -> torch.Tensor:
         """Rows of an entry, counted along its first axis."""
         shape = (last - first, *entry.shape[1:]) if entry.shape else ()
         tensor = torch.empty(shape, dtype=DTYPES[entry.dtype])
@@ -191,7 +191,7 @@ class Contents:
             call.result()
         return tensor
 
-    def _fill(self, entry: Entry, piece: _Piece, begin: int, end: int, memory: memoryview) -> None:
+    def _fill(self, entry: TensorEntry, piece: _ByteRange, begin: int, end: int, memory: memoryview) -> None:
         """Put the part of a piece that is between ``begin`` and ``end`` into ``memory``, which begins at ``begin``."""
         low, high = max(begin, piece.begin), min(end, piece.end)
         place = memory[low - begin : high - begin]

@@ -29,7 +29,7 @@ from craft.snapshots.checkpoint.chunking import Chunk, cut
 from craft.snapshots.checkpoint.gc import apply_keep
 from craft.snapshots.checkpoint.publish import in_parallel
 from craft.snapshots.interop.dcp_header import Share, Stored, make_header
-from craft.snapshots.state.index import Entry, Layout, entry_bytes
+from craft.snapshots.state.index import ByteLayout, TensorEntry, entry_bytes
 from craft.snapshots.state.raw_memory import resolved, view_of
 from craft.snapshots.store.manifest import PARTS, Manifest, Ref, SaveOf, manifest_path, name_of, place_of_name, seal
 from craft.snapshots.store.store import Adding, Store, open_store
@@ -216,7 +216,7 @@ class _Items:
             if item.type == WriteItemType.BYTE_IO
         }
         self.entries = [self._entry(number, item) for number, item in enumerate(items)]
-        self._layout = Layout(self.entries)
+        self._layout = ByteLayout(self.entries)
 
     def write(self, store: Store) -> Share:
         """Bring all of it into a store."""
@@ -250,9 +250,9 @@ class _Items:
             in_parallel(store, add, [(number, block) for (number, _), block in zip(batch, blocks, strict=True)])
         return Share(tuple(found[number] for number in range(len(found))), sum(new))
 
-    def _entry(self, number: int, item: WriteItem) -> Entry:
+    def _entry(self, number: int, item: WriteItem) -> TensorEntry:
         if item.type == WriteItemType.BYTE_IO:
-            return Entry(item.index.fqn, "uint8", (len(self._plain[number]),), (1,))
+            return TensorEntry(item.index.fqn, "uint8", (len(self._plain[number]),), (1,))
         form = item.tensor_data
         assert form is not None
         shape = tuple(form.chunk.sizes)
@@ -261,7 +261,7 @@ class _Items:
         whole = shape == tuple(form.size)
         dtype = str(form.properties.dtype).removeprefix("torch.")
         stride = torch.empty(shape, device="meta").stride()
-        return Entry(item.index.fqn if whole else f"{item.index.fqn}{where}", dtype, shape, tuple(stride))
+        return TensorEntry(item.index.fqn if whole else f"{item.index.fqn}{where}", dtype, shape, tuple(stride))
 
     def _memory(self, number: int) -> memoryview:
         """The bytes of an item, on the CPU."""

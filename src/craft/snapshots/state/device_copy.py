@@ -202,7 +202,7 @@ def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
     return event
 
 
-class Room(mmap.mmap):
+class PinnedMemory(mmap.mmap):
     """Memory that can be pinned, so that a device reads and writes it by itself, at several times the speed."""
 
     _pinned: int = 0

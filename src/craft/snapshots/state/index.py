@@ -21,7 +21,7 @@ T = TypeVar("T")
 _DIGITS = re.compile(r"\d{1,4}")
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     """One tensor of the state. Its bytes travel in the order in which they lie in memory, which ``stride`` tells."""
 
     name: str
@@ -33,7 +33,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 class Outline(msgspec.Struct, frozen=True):
     """What of a header can be read without torch."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorEntry, ...]
     total_bytes: int
     shares: tuple[int, ...] = ()
     """How many entries each writer had, where they wrote apart from each other."""
@@ -46,7 +46,7 @@ def read_outline(data: bytes) -> Outline:
         if min(entry.shape, default=0) < 0:
             raise SnapshotCorrupt(f"no tensor has the form that the header gives {entry.name}: {entry}")
     apart = outline.shares and (sum(outline.shares) != len(outline.entries) or min(outline.shares) < 0)
-    if apart or Layout(outline.entries).total_bytes != outline.total_bytes:
+    if apart or ByteLayout(outline.entries).total_bytes != outline.total_bytes:
         raise SnapshotCorrupt("the header of a training state contradicts itself")
     return outline
 
@@ -65,14 +65,14 @@ def item_bytes(dtype: str) -> int:
     return max(1, int(bits.group()) // 8) if bits else 1
 
 
-def entry_bytes(entry: Entry) -> int:
+def entry_bytes(entry: TensorEntry) -> int:
     return math.prod(entry.shape) * item_bytes(entry.dtype)
 
 
-class Layout:
+class ByteLayout:
     """Where each tensor's bytes lie in the row of all."""
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    def __init__(self, entries: Sequence[TensorEntry]) -> None:
         self._begins = [0, *itertools.accumulate(map(entry_bytes, entries))]
         self.total_bytes = self._begins[-1]
 

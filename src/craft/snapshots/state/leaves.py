@@ -147,7 +147,7 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
-class _Piece(msgspec.Struct, frozen=True):
+class _LeafPiece(msgspec.Struct, frozen=True):
     leaf: Leaf
     begin: int
     end: int
@@ -174,7 +174,7 @@ class RotatingDigest:
 
     def __init__(self, slice_bytes: int) -> None:
         self._slice_bytes = slice_bytes
-        self._slices: list[list[_Piece]] = []
+        self._slices: list[list[_LeafPiece]] = []
         self._begins = 0
 
     @property
@@ -207,7 +207,7 @@ class RotatingDigest:
     def refresh(self, leaves: list[Leaf]) -> bool:
         """Cut the tensors of the state, as it is built now, into slices; return whether they are others than before."""
         before, self._slices = self._slices, []
-        current: list[_Piece] = []
+        current: list[_LeafPiece] = []
         # Plain values are a copy of what they were now, not a view of what they will be.
         tensors = [(leaf, _nbytes(leaf.value)) for leaf in leaves if isinstance(leaf.value, torch.Tensor)]
         slice_bytes = max(self._slice_bytes, -(-sum(size for _, size in tensors) // self._LONGEST))
@@ -216,7 +216,7 @@ class RotatingDigest:
             begin = 0
             while begin < size:
                 end = min(size, begin + room)
-                current.append(_Piece(leaf, begin, end))
+                current.append(_LeafPiece(leaf, begin, end))
                 room -= end - begin
                 begin = end
                 if room == 0:
@@ -244,7 +244,7 @@ class RotatingDigest:
         return hash_where_it_is([piece.data() for piece in self._slices[step % self.period]])
 
 
-def _outline(slices: list[list[_Piece]]) -> list[list[tuple[str, int, int]]]:
+def _outline(slices: list[list[_LeafPiece]]) -> list[list[tuple[str, int, int]]]:
     return [[(piece.leaf.name, piece.begin, piece.end) for piece in pieces] for pieces in slices]
 
 

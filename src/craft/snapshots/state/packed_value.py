@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from craft.protocol.errors import SnapshotCorrupt
-from craft.snapshots.state.index import Entry
+from craft.snapshots.state.index import TensorEntry
 from craft.snapshots.state.leaves import tensor_bytes
 from craft.snapshots.state.raw_memory import DTYPES
 from craft.snapshots.state.tree import Builder, Node, Packer
@@ -19,7 +19,7 @@ from craft.snapshots.state.tree import Builder, Node, Packer
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True):
     node: Node
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorEntry, ...]
     data: tuple[bytes, ...]
 
 
@@ -41,7 +41,7 @@ def unpack(name: str, data: bytes) -> Any:
     return Builder(tensors).build(name, packed.node, None)
 
 
-def _tensor(entry: Entry, raw: bytes) -> torch.Tensor:
+def _tensor(entry: TensorEntry, raw: bytes) -> torch.Tensor:
     dtype = DTYPES[entry.dtype]
     flat = torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)
     return flat.view(entry.shape)

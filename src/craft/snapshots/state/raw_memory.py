@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from craft.protocol.errors import ConfigError
-from craft.snapshots.state.device_copy import Room
+from craft.snapshots.state.device_copy import PinnedMemory
 
 DTYPES = {
     str(value).removeprefix("torch."): value
@@ -79,9 +79,9 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     return torch.equal(memory_of(left), memory_of(right).to(left.device))
 
 
-def room(size: int) -> Room:
+def room(size: int) -> PinnedMemory:
     """Fresh memory for ``size`` bytes, in large pages: the first touch of small ones costs more than the copy itself."""
-    memory = Room(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = PinnedMemory(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     # Kernels without large pages say so; small ones do.
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -9,7 +9,7 @@ import contextlib
 import threading
 from pathlib import Path
 
-from craft.snapshots.state.device_copy import Room, uses_devices
+from craft.snapshots.state.device_copy import PinnedMemory, uses_devices
 from craft.snapshots.state.raw_memory import carve, room
 
 _SHARE = 16
@@ -35,7 +35,7 @@ class Reserve:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._memory: Room | None = room(size)
+        self._memory: PinnedMemory | None = room(size)
         self._thread = threading.Thread(target=self._touch, name="craft-reserve", daemon=True)
         self._thread.start()
 
@@ -49,7 +49,7 @@ class Reserve:
     def is_there(self) -> bool:
         return not self._thread.is_alive()
 
-    def take(self, size: int) -> Room:
+    def take(self, size: int) -> PinnedMemory:
         """Return memory for ``size`` bytes: what was set aside if it is enough, the same one again if asked again."""
         if size > self.size or self._memory is None:
             return room(size)

@@ -16,7 +16,7 @@ import torch
 
 from craft.protocol.errors import ConfigError, SnapshotCorrupt
 from craft.snapshots.state.device_copy import Copied, Copies, own_device
-from craft.snapshots.state.index import Entry, Layout, decode_as, entry_bytes
+from craft.snapshots.state.index import ByteLayout, TensorEntry, decode_as, entry_bytes
 from craft.snapshots.state.leaves import Stateful, module_leaves
 from craft.snapshots.state.raw_memory import DTYPES, is_dense, memory_of, same_bits
 from craft.snapshots.state.tree import Builder, Items, Node, Packer, Table
@@ -28,7 +28,7 @@ _SMALL_BYTES = 1 << 16
 class Header(msgspec.Struct, frozen=True):
     """Everything about a state but the bytes of its tensors. Equal states have equal headers."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorEntry, ...]
     """The tensors, in the order in which their bytes follow each other."""
     module_entries: int
     """How many of them, from the first, are parameters and buffers of modules."""
@@ -56,7 +56,7 @@ def decode_header(data: bytes) -> Header:
             raise SnapshotCorrupt(f"no tensor has the form that the header gives {entry.name}: {entry}")
     numbers = range(header.module_entries)
     if (
-        Layout(header.entries).total_bytes != header.total_bytes
+        ByteLayout(header.entries).total_bytes != header.total_bytes
         or header.module_entries > len(header.entries)
         or any(number not in numbers for number in header.names.values())
     ):
@@ -112,7 +112,7 @@ class State:
         """Tensors that nothing but the script's update code changes. Buffers are not among them: forward does."""
         self._copies = Copies()
         self._memory: dict[int, torch.Tensor] = {}
-        self._layout = Layout(packer.entries)
+        self._layout = ByteLayout(packer.entries)
         self.header = Header(
             entries=tuple(packer.entries),
             module_entries=module_entries,
@@ -166,7 +166,7 @@ def _names(modules: Mapping[str, torch.nn.Module]) -> dict[str, int]:
     }
 
 
-def targets(modules: Mapping[str, torch.nn.Module], *, devices: bool = False) -> dict[Entry, torch.Tensor]:
+def targets(modules: Mapping[str, torch.nn.Module], *, devices: bool = False) -> dict[TensorEntry, torch.Tensor]:
     """Parameters and buffers that bytes can be received into directly, by the entry that fits them.
 
     ``devices``: those on devices, too.
@@ -240,7 +240,7 @@ def _load_modules(header: Header, tensors: Sequence[torch.Tensor], modules: Mapp
         torch.autograd.graph.increment_version(leaf.value)
 
 
-def _unlike(mine: Entry | None, theirs: Entry | None) -> str:
+def _unlike(mine: TensorEntry | None, theirs: TensorEntry | None) -> str:
     if mine is None or theirs is None or mine.name != theirs.name:
         side = "the workers that train have nothing" if theirs is None else f"they have {theirs.name}"
         return f"{mine.name if mine else 'what is missing here'}, where {side}: build the same in every worker"

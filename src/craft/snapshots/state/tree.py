@@ -18,7 +18,7 @@ import numpy
 import torch
 
 from craft.protocol.errors import ConfigError
-from craft.snapshots.state.index import Entry
+from craft.snapshots.state.index import TensorEntry
 from craft.snapshots.state.raw_memory import dense, resolved
 
 
@@ -102,7 +102,7 @@ class Packer:
     """Takes values apart. Each tensor gets an entry and keeps its memory; nothing is copied here."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[TensorEntry] = []
         self.tensors: list[torch.Tensor] = []
 
     def tensor(self, name: str, tensor: torch.Tensor) -> int:
@@ -110,7 +110,7 @@ class Packer:
         flat = dense(resolved(name, tensor))
         self.tensors.append(flat)
         dtype = str(flat.dtype).removeprefix("torch.")
-        self.entries.append(Entry(name, dtype, tuple(flat.shape), tuple(flat.stride())))
+        self.entries.append(TensorEntry(name, dtype, tuple(flat.shape), tuple(flat.stride())))
         return len(self.entries) - 1
 
     def pack(self, name: str, value: Any) -> Node:

@@ -26,7 +26,7 @@ TTL_S = {INTENTS: 120.0, LEASES: 30.0}
 """Whoever has not spoken for this long is gone. While a dead collector is waited for nobody can write, so that is shorter."""
 
 
-class Claim(Writing, Collecting):
+class LeaseFile(Writing, Collecting):
     """One claim, renewed on a thread of its own until ``end``."""
 
     def __init__(self, store: RemoteStore, folder: str, who: str) -> None:

@@ -165,7 +165,7 @@ class LocalStore(Store):
         with self._lock_file() as file:
             if not _locked(file, fcntl.LOCK_EX):
                 raise StoreBusy(f"{self.url}: somebody writes a checkpoint or collects garbage; try again later")
-            yield _Alone(self.root)
+            yield _ExclusiveLock(self.root)
 
     @contextlib.contextmanager
     def _lock_file(self) -> Iterator[int]:
@@ -265,7 +265,7 @@ class _Held(Writing):
         """The kernel keeps a lock for as long as its holder lives."""
 
 
-class _Alone(Collecting):
+class _ExclusiveLock(Collecting):
     def __init__(self, root: Path) -> None:
         self._root = root
 

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from craft.protocol.errors import ConfigError, SnapshotCorrupt, SnapshotError, SnapshotMissing
-from craft.snapshots.store.lease_files import INTENTS, LEASES, Claim
+from craft.snapshots.store.lease_files import INTENTS, LEASES, LeaseFile
 from craft.snapshots.store.manifest import Ref, chunk_path
 from craft.snapshots.store.store import Adding, Collecting, Found, Store, StoreBusy, Writing
 
@@ -129,7 +129,7 @@ class RemoteStore(Store):
 
     @contextlib.contextmanager
     def writing(self, who: str) -> Iterator[Writing]:
-        intent = Claim(self, INTENTS, who)
+        intent = LeaseFile(self, INTENTS, who)
         try:
             intent.begin()
             give_up = time.monotonic() + _PATIENCE_S
@@ -145,7 +145,7 @@ class RemoteStore(Store):
 
     @contextlib.contextmanager
     def collecting(self, who: str) -> Iterator[Collecting]:
-        lease = Claim(self, LEASES, who)
+        lease = LeaseFile(self, LEASES, who)
         try:
             lease.begin()
             if lease.others(LEASES) or lease.others(INTENTS):

@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from craft.protocol.errors import ConfigError
-from craft.snapshots.state.device_copy import Room
+from craft.snapshots.state.device_copy import PinnedMemory
 from craft.snapshots.state.raw_memory import carve, room
 from craft.snapshots.state.reserved_memory import Reserve
 from craft.snapshots.state.serialized import State, encode_header, stripe_of
@@ -81,7 +81,7 @@ class Donor:
             self._staged = staged
             self._change.notify_all()
 
-    def _room(self, size: int) -> Room:
+    def _room(self, size: int) -> PinnedMemory:
         """Memory for a stripe: what was set aside. Where it is pinned, which takes long, it stays for the next one."""
         last, self._last = self._last, None
         if last is not None:
@@ -160,7 +160,7 @@ class Donor:
         try:
             found = self._wait(connection, lambda: self._take_up(request))
         except _Refused as reason:
-            peer.answer(peers.Refusal(str(reason)))
+            peer.answer(peers.PeerRefusal(str(reason)))
             return
         try:
             sizes = len(found.header), len(found.view), found.frame_bytes

@@ -31,7 +31,7 @@ from craft.protocol.errors import (
 from craft.snapshots.state.reserved_memory import Reserve
 from craft.snapshots.state.serialized import Header
 from craft.snapshots.transfer import protocol
-from craft.snapshots.transfer.receive import Frame, Landing
+from craft.snapshots.transfer.receive import Frame, StateReceiver
 from craft.wire import peers
 
 Place = tuple[str, int]
@@ -41,7 +41,7 @@ _LOOK_S = 0.02
 _MAX_HEADER_BYTES = 1 << 30
 _MAX_RESULT_BYTES = 1 << 32
 _ANSWER: msgspec.msgpack.Decoder[protocol.Answer] = msgspec.msgpack.Decoder(
-    protocol.Stripe | protocol.Result | peers.Refusal
+    protocol.Stripe | protocol.Result | peers.PeerRefusal
 )
 
 
@@ -76,7 +76,7 @@ def fetch(
     peers.check_key(key)
     if not places:
         raise SnapshotMissing(f"nobody has the state {name}")
-    landing = Landing(len(places), modules or {}, reserve, lanes)
+    landing = StateReceiver(len(places), modules or {}, reserve, lanes)
     calls = _Calls(limit_s)
     for part, place in enumerate(places):
         for lane in range(lanes):
@@ -103,7 +103,7 @@ def recall(
 
 
 def _fetch_lane(
-    connection: socket.socket, place: Place, request: protocol.StripeOf, key: bytes, landing: Landing
+    connection: socket.socket, place: Place, request: protocol.StripeOf, key: bytes, landing: StateReceiver
 ) -> int:
     seal, answer = _ask(connection, place, request, key)
     if (
@@ -184,7 +184,7 @@ def _ask(
         raise SnapshotMissing(f"{_text(place)} has nothing under {request.name} yet", _text(place)) from None
     except msgspec.DecodeError as error:
         raise SnapshotCorrupt(f"{_text(place)} does not speak this protocol: {error}", _text(place)) from None
-    if isinstance(answer, peers.Refusal):
+    if isinstance(answer, peers.PeerRefusal):
         raise SnapshotMissing(f"{_text(place)} does not give {request.name}: {answer.reason}", _text(place))
     return peer.answers, answer
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from craft.wire.peers import Refusal
+from craft.wire.peers import PeerRefusal
 
 MAX_LANES = 64
 LARGE_FRAME_BYTES = 4 << 20
@@ -51,7 +51,7 @@ class Result(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 Request = StripeOf | ResultOf
-Answer = Stripe | Result | Refusal
+Answer = Stripe | Result | PeerRefusal
 
 
 def lane_of(size: int, frame_bytes: int, lane: int, lanes: int) -> range:

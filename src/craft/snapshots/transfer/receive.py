@@ -15,7 +15,7 @@ import torch
 
 from craft.protocol.errors import BitsDiffer, SnapshotCorrupt
 from craft.snapshots.state.device_copy import own_device, take_at_once
-from craft.snapshots.state.index import Entry, Layout, entry_bytes
+from craft.snapshots.state.index import ByteLayout, TensorEntry, entry_bytes
 from craft.snapshots.state.raw_memory import DTYPES, carve, memory_of, room, view_of
 from craft.snapshots.state.reserved_memory import Reserve
 from craft.snapshots.state.serialized import Header, decode_header, flat_form, stripe_of, targets
@@ -54,7 +54,7 @@ class _Passing(Frame):
         self._slot.drop()
 
 
-class Landing:
+class StateReceiver:
     """Room for a state that arrives in ``of`` stripes, each over ``lanes`` connections."""
 
     header: Header
@@ -91,7 +91,7 @@ class Landing:
         own = targets(self._modules, devices=True)
         device = own_device(own.values())
         self.tensors = make_room(header, own, self._reserve, device)
-        self._layout = Layout(header.entries)
+        self._layout = ByteLayout(header.entries)
         self._bytes = [memory_of(tensor) for tensor in self.tensors]
         if device is not None and any(tensor.is_cuda for tensor in self.tensors):
             self._upload = Upload(device, self._of * self._lanes, self._frame_bytes)
@@ -118,7 +118,7 @@ class Landing:
 
 
 def make_room(
-    header: Header, own: Mapping[Entry, torch.Tensor], reserve: Reserve | None, device: torch.device | None = None
+    header: Header, own: Mapping[TensorEntry, torch.Tensor], reserve: Reserve | None, device: torch.device | None = None
 ) -> list[torch.Tensor]:
     """Return a tensor for every entry: that of a module where it fits, else one in new memory.
 
@@ -148,7 +148,7 @@ def make_room(
     return tensors
 
 
-def _on_device(entry: Entry, device: torch.device | None) -> torch.Tensor:
+def _on_device(entry: TensorEntry, device: torch.device | None) -> torch.Tensor:
     return torch.empty_strided(entry.shape, entry.stride, dtype=DTYPES[entry.dtype], device=device)
 
 
@@ -163,14 +163,14 @@ def _in_one_piece(header: Header, found: Sequence[torch.Tensor | None], reserve:
     return tensors
 
 
-def _aligned(entry: Entry) -> int:
+def _aligned(entry: TensorEntry) -> int:
     return -(-entry_bytes(entry) // _ALIGN) * _ALIGN
 
 
-def _owner(entry: Entry) -> str:
+def _owner(entry: TensorEntry) -> str:
     return entry.name.partition(".")[0]
 
 
-def _tensor(memory: mmap.mmap, begin: int, entry: Entry) -> torch.Tensor:
+def _tensor(memory: mmap.mmap, begin: int, entry: TensorEntry) -> torch.Tensor:
     flat = carve(memory, begin, entry_bytes(entry)).view(DTYPES[entry.dtype])
     return flat.as_strided(entry.shape, entry.stride)

@@ -22,7 +22,7 @@ _SHOWN = 8
 """So many workers are told of one by one."""
 
 
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
+class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened."""
 
     at_ms: float
@@ -42,7 +42,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """In seconds since 1970."""
     generation: int
     """The generation that it hit."""
-    moments: tuple[Moment, ...]
+    moments: tuple[TimelineEntry, ...]
     cost: dict[str, float | int | None] | None
     """None while no step is committed again."""
     outcome: str
@@ -53,7 +53,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 def timeline(run: Run, incident: Incident, number: int) -> Timeline:
     """Return the story of an incident."""
-    teller = _Teller(run, incident)
+    teller = _TimelineBuilder(run, incident)
     moments = sorted(teller.moments(), key=lambda each: each.at_ms)
     cost = next((line for line in reversed(incident.lines) if line.get("outcome") == "Cost"), None)
     cost = {**cost, "steps_lost": 0} if cost is not None else _begun_again(run, incident)
@@ -102,7 +102,7 @@ def _outcome(incident: Incident, cost: Line | None) -> str:
     return "not known yet: no step is committed since"
 
 
-class _Teller:
+class _TimelineBuilder:
     """Collects the moments of one incident."""
 
     def __init__(self, run: Run, incident: Incident) -> None:
@@ -118,7 +118,7 @@ class _Teller:
             if line.get("action") == "Reconfigure" and (last is None or int(line["generation"]) <= last)
         ]
 
-    def moments(self) -> Iterator[Moment]:
+    def moments(self) -> Iterator[TimelineEntry]:
         for line in (*self._incident.omens, *self._incident.lines):
             for who, what in self._of(line):
                 yield self._moment(moment(line), who, what)
@@ -128,8 +128,8 @@ class _Teller:
         yield from self._first_commits()
         yield from self._arrivals()
 
-    def _moment(self, time: float, who: str, what: str) -> Moment:
-        return Moment(at_ms=round(1000 * (time - self._incident.began), 3), who=who, what=what)
+    def _moment(self, time: float, who: str, what: str) -> TimelineEntry:
+        return TimelineEntry(at_ms=round(1000 * (time - self._incident.began), 3), who=who, what=what)
 
     def _agent(self, worker_id: str) -> str:
         joined = self._joined.get(worker_id)
@@ -140,13 +140,13 @@ class _Teller:
         if say is not None:
             yield say(line, self._agent(str(line.get("worker_id"))))
 
-    def _last_commits(self) -> Iterator[Moment]:
+    def _last_commits(self) -> Iterator[TimelineEntry]:
         for worker_id in self._incident.worker_ids:
             commits = [each for each in self._run.commits.get(worker_id, ()) if each.time <= self._incident.began + 1.0]
             if commits:
                 yield self._moment(commits[-1].time, worker_id, f"commits step {commits[-1].step}, its last")
 
-    def _entries(self, generation: int) -> Iterator[Moment]:
+    def _entries(self, generation: int) -> Iterator[TimelineEntry]:
         found = [
             (worker_id, entry)
             for worker_id, entries in self._run.entries.items()
@@ -163,7 +163,7 @@ class _Teller:
             what = f"likewise, the last of them after {1000 * (max(times) - self._incident.began):.0f} ms"
             yield self._moment(max(times), f"{len(found) - len(shown)} other workers", what)
 
-    def _first_commits(self) -> Iterator[Moment]:
+    def _first_commits(self) -> Iterator[TimelineEntry]:
         if not self._generations:
             return
         last = self._generations[-1]
@@ -204,7 +204,7 @@ class _Teller:
         first = made.get(self._generations[0], ()) if self._generations else ()
         return [worker_id for worker_id in first if before and worker_id not in before]
 
-    def _arrivals(self) -> Iterator[Moment]:
+    def _arrivals(self) -> Iterator[TimelineEntry]:
         for lost, other in self.places().items():
             if self._joined[other] in self._incident.after or self._joined[other] in self._incident.lines:
                 yield self._moment(moment(self._joined[other]), other, f"comes in the place of {lost}")

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from craft.telemetry.records.jsonl_file import Record
+from craft.telemetry.records.jsonl_file import JsonlFile
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ class Journal:
     """Appends lines to ``journal.jsonl`` and hands each to whoever listens. One thread owns it."""
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
-        self._record = Record(path)
+        self._record = JsonlFile(path)
         self._now = now
         self._listeners: list[Callable[[dict[str, Any]], None]] = []
 

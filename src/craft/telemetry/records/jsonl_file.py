@@ -16,7 +16,7 @@ MAX_WAITING = 4096
 """Lines that are kept while they cannot be written; of more, the oldest are left out."""
 
 
-class Record:
+class JsonlFile:
     """Appends lines to a file of which it is the only writer. Any thread may call it."""
 
     def __init__(self, path: Path) -> None:

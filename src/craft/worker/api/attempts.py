@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn
 
 import torch
 
-from craft.protocol.control_word import Record
+from craft.protocol.control_word import MicrobatchRecord
 from craft.protocol.errors import BitsDiffer, ConfigError, GroupAborted, GroupError
 from craft.protocol.values.activity import Phase as Doing
 from craft.snapshots.state.device_copy import hold_back
@@ -22,17 +22,17 @@ from craft.snapshots.state.leaves import Stateful
 from craft.telemetry.fault_points import reach
 from craft.worker.data import rng
 from craft.worker.loop.injected_faults import strike
-from craft.worker.loop.pre_loop_calls import OutsideLoops
-from craft.worker.loop.repeated_step import Rehearsal
-from craft.worker.loop.training_loop import Training
+from craft.worker.loop.pre_loop_calls import PreLoopCalls
+from craft.worker.loop.repeated_step import RepeatedStep
+from craft.worker.loop.training_loop import TrainingLoop
 from craft.worker.membership.client import Left
 from craft.worker.membership.ft_calls import taking_part
 from craft.worker.monitor.consistency import sample_of
 from craft.worker.monitor.consistency_errors import check_sample
-from craft.worker.recovery.follower import Result
-from craft.worker.recovery.undo import Kept
-from craft.worker.reduce.module_buffers import Buffers
-from craft.worker.reduce.user_reduce import Phase, Reduced, Reductions, listen
+from craft.worker.recovery.follower import CommittedResult
+from craft.worker.recovery.undo import StateCopy
+from craft.worker.reduce.module_buffers import ModuleBuffers
+from craft.worker.reduce.user_reduce import Reduced, ReducePhase, UserReductions, listen
 from craft.worker.report.metrics import checked
 
 _CALLS = ("all_reduce", "broadcast_object", "barrier")
@@ -166,22 +166,22 @@ class Attempts:
 
     def __init__(
         self,
-        training: Training,
+        training: TrainingLoop,
         modules: Mapping[str, torch.nn.Module],
         registered: Mapping[str, Stateful],
         *,
-        passed: OutsideLoops | None = None,
+        passed: PreLoopCalls | None = None,
     ) -> None:
         """``passed``: set if the job has ended this loop already, before this worker came: there is nothing to do in it."""
         self._training = training
         self._modules = modules
-        self._buffers = Buffers(list(modules.values()), graphs_live_on=True)
-        self._reductions = Reductions(training.commitments, self._buffers, training.bucket_bytes)
-        self._kept = Kept(training.course.state, modules, registered)
-        self._rehearsal = Rehearsal(training.leaves, enabled=training.checks_bits)
+        self._buffers = ModuleBuffers(list(modules.values()), graphs_live_on=True)
+        self._reductions = UserReductions(training.commitments, self._buffers, training.bucket_bytes)
+        self._kept = StateCopy(training.course.state, modules, registered)
+        self._rehearsal = RepeatedStep(training.leaves, enabled=training.checks_bits)
         self._compared: int | None = None
         """Of one that joined: the step in which it computed microbatch 0 as the others did, to compare bits."""
-        self._replayed: Result | None = None
+        self._replayed: CommittedResult | None = None
         """Of one that catches up: the step as the others committed it."""
         self._passed = passed
         # By NCCL nothing of the step's own exchange may come between its reductions.
@@ -273,7 +273,7 @@ class Attempts:
         self._training.activity.now(Doing.UPDATING, attempt.step)
         return parts
 
-    def _compute(self, attempt: StepAttempt, phase: Phase, place: int) -> Iterator[Any]:
+    def _compute(self, attempt: StepAttempt, phase: ReducePhase, place: int) -> Iterator[Any]:
         training, step = self._training, attempt.step
         ledger, records, sample = training.commitments.ledger, [], b""
         for microbatch in ledger.share:
@@ -294,14 +294,16 @@ class Attempts:
                 sample = leaf.digest
             attempt.scalars.setdefault(microbatch, {}).update(attempt.logged)
             logged = tuple(sorted(attempt.logged.items()))
-            records.append(Record(microbatch=microbatch, weight=leaf.weight, present=leaf.present, scalars=logged))
+            records.append(
+                MicrobatchRecord(microbatch=microbatch, weight=leaf.weight, present=leaf.present, scalars=logged)
+            )
             training.passive.reach("after_backward", microbatch=microbatch)
         self._safe_point()
         training.activity.now(Doing.EXCHANGING, step)
         attempt.metrics |= self._reductions.reduce(phase, place, records, sample)
         reach("reduced", step)
 
-    def _begin(self, attempt: StepAttempt, phase: Phase, microbatch: int, place: int) -> None:
+    def _begin(self, attempt: StepAttempt, phase: ReducePhase, microbatch: int, place: int) -> None:
         """The script computes ``microbatch`` now, from the buffers and the random numbers that it has on every worker."""
         training, step = self._training, attempt.step
         self._buffers.restore()
@@ -310,7 +312,7 @@ class Attempts:
         attempt.microbatch, attempt.logged = microbatch, {}
         training.activity.now(Doing.COMPUTING, step, microbatch)
 
-    def _compare(self, attempt: StepAttempt, phase: Phase, place: int, sample: bytes) -> Iterator[Any]:
+    def _compare(self, attempt: StepAttempt, phase: ReducePhase, place: int, sample: bytes) -> Iterator[Any]:
         """Let a worker that joined compute microbatch 0, too; raise NewcomerDiffers if others got other bits."""
         step = self._compared = attempt.step
         self._training.activity.now(Doing.LOADING, step, 0)

@@ -10,15 +10,15 @@ import torch
 
 from craft.protocol.errors import ConfigError
 from craft.snapshots.state.raw_memory import DTYPES, memory_of
-from craft.worker.loop.pre_loop_calls import OutsideLoops
-from craft.worker.loop.training_loop import Training
+from craft.worker.loop.pre_loop_calls import PreLoopCalls
+from craft.worker.loop.training_loop import TrainingLoop
 from craft.worker.membership.ft_calls import taking_part
-from craft.worker.report.activity_page import Activity
+from craft.worker.report.activity_page import ActivityPage
 
 
-def gather(place: Training | OutsideLoops, call: str, data: bytes) -> list[bytes]:
+def gather(place: TrainingLoop | PreLoopCalls, call: str, data: bytes) -> list[bytes]:
     """Return the bytes of all workers; outside of inner loops only. ``call`` is how the script knows it."""
-    if isinstance(place, OutsideLoops):
+    if isinstance(place, PreLoopCalls):
         return place.call(call, data)
     current = place.current
     if current is not None and (call_in_body := current._call) is not None and not place.over:
@@ -32,7 +32,7 @@ def gather(place: Training | OutsideLoops, call: str, data: bytes) -> list[bytes
     return parts
 
 
-def once(place: Training | OutsideLoops, activity: Activity, name: str, fn: Callable[[], Any]) -> Any:
+def once(place: TrainingLoop | PreLoopCalls, activity: ActivityPage, name: str, fn: Callable[[], Any]) -> Any:
     """Have one worker call ``fn``, the next one if that worker is lost meanwhile; return its result on every worker."""
     while True:
         own = b""
@@ -45,11 +45,11 @@ def once(place: Training | OutsideLoops, activity: Activity, name: str, fn: Call
         # The worker that ran it was lost: the next one does.
 
 
-def _runs_first(place: Training | OutsideLoops) -> bool:
+def _runs_first(place: TrainingLoop | PreLoopCalls) -> bool:
     """Whether this worker is the first of those who take part in calls here."""
     if place.behind:
-        return not isinstance(place, OutsideLoops) and place.left_alone()
-    if isinstance(place, OutsideLoops):
+        return not isinstance(place, PreLoopCalls) and place.left_alone()
+    if isinstance(place, PreLoopCalls):
         return place.is_first()
     _, position = taking_part(place.commitments)
     return position == 0
@@ -65,12 +65,12 @@ def _encode_result(name: str, value: Any) -> bytes:
         ) from None
 
 
-def checkpoint(training: Training, tag: str | None) -> None:
+def checkpoint(training: TrainingLoop, tag: str | None) -> None:
     """Take a checkpoint of the state as it is now, on every worker that keeps pace."""
     training.course.checkpoint(tag, lambda data: gather(training, "checkpoint", data))
 
 
-def all_reduce(training: Training | OutsideLoops, tensor: torch.Tensor) -> torch.Tensor:
+def all_reduce(training: TrainingLoop | PreLoopCalls, tensor: torch.Tensor) -> torch.Tensor:
     """Sum ``tensor`` over the workers, in the order of their ranks, into ``tensor`` itself."""
     if (
         not isinstance(tensor, torch.Tensor)
@@ -83,7 +83,7 @@ def all_reduce(training: Training | OutsideLoops, tensor: torch.Tensor) -> torch
     for part in parts:
         if len(part) != len(parts[0]):
             raise ConfigError("job.all_reduce: the workers gave tensors of different sizes")
-    if isinstance(training, Training):
+    if isinstance(training, TrainingLoop):
         training.checks.summed(len(parts), training.applied)
     total = _tensor_like(own, parts[0])
     for part in parts[1:]:
@@ -97,7 +97,7 @@ def _tensor_like(like: torch.Tensor, data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=like.dtype).view(like.shape) if data else torch.empty_like(like)
 
 
-def broadcast_object(training: Training | OutsideLoops, value: Any) -> Any:
+def broadcast_object(training: TrainingLoop | PreLoopCalls, value: Any) -> Any:
     """Return rank 0's ``value`` on every worker: plain data, as MessagePack has it (tuples come back as lists)."""
     try:
         # From everybody: whoever is the first may be lost meanwhile, and then the next one's counts.

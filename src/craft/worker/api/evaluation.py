@@ -18,7 +18,7 @@ from craft.worker.api.collectives import gather
 from craft.worker.data import rng
 from craft.worker.data.samplers import reseeded
 from craft.worker.data.sources import Collate
-from craft.worker.loop.training_loop import Training
+from craft.worker.loop.training_loop import TrainingLoop
 from craft.worker.membership.ft_calls import taking_part
 
 Score = Callable[[Any], Mapping[str, Any]]
@@ -139,7 +139,7 @@ _DIFFERENT = (
 
 
 def evaluate(
-    training: Training, data: Any, score: Score, batch_size: int | None, collate: Collate | None
+    training: TrainingLoop, data: Any, score: Score, batch_size: int | None, collate: Collate | None
 ) -> dict[str, float]:
     """Share a dataset over the workers, each sample once, and return the mean of what ``score`` gives, by samples."""
     # A loader's sampler may draw: the same on every worker, whatever it has drawn before.
@@ -172,7 +172,7 @@ def evaluate(
     return _mean([scored[batch] for batch in range(len(batches))])
 
 
-def _share(training: Training, batches: list[int]) -> list[int]:
+def _share(training: TrainingLoop, batches: list[int]) -> list[int]:
     """Those of ``batches`` that this worker scores: while it catches up none, unless it is left alone with them."""
     if training.behind:
         return batches if training.left_alone() else []
@@ -181,7 +181,7 @@ def _share(training: Training, batches: list[int]) -> list[int]:
 
 
 @torch.no_grad()
-def _score(training: Training, score: Score, batch: int, size: int, samples: Any) -> _Scored:
+def _score(training: TrainingLoop, score: Score, batch: int, size: int, samples: Any) -> _Scored:
     rng.seed_all(rng.derive(training.seed, rng.EVALUATE, training.applied, batch))
     values = score(samples)
     if not isinstance(values, Mapping):

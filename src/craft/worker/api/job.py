@@ -29,22 +29,22 @@ from craft.worker.api.validation import (
     check_registered,
 )
 from craft.worker.checks.script import ignored_sampler
-from craft.worker.data.skipping import Shifted
+from craft.worker.data.skipping import SkippingSource
 from craft.worker.data.source_args import check_start_step, is_stream, make_source
 from craft.worker.data.sources import Collate
-from craft.worker.loop.pre_loop_calls import OutsideLoops
-from craft.worker.loop.training_loop import Training
-from craft.worker.membership.client import Meeting
+from craft.worker.loop.pre_loop_calls import PreLoopCalls
+from craft.worker.loop.training_loop import TrainingLoop
+from craft.worker.membership.client import MembershipClient
 from craft.worker.membership.devices import between_devices, device_of, make_scales, own_device, warm_up
-from craft.worker.membership.participant import Commitments
-from craft.worker.report.activity_page import Activity
+from craft.worker.membership.participant import Participant
+from craft.worker.report.activity_page import ActivityPage
 from craft.worker.report.channel import Channel
 from craft.worker.report.pauses import paused
-from craft.worker.report.reporter import Voice
-from craft.worker.state.carried_state import REGISTERED_AS, Lanes
-from craft.worker.state.checkpoint_target import Asked, check_every, check_tag, choose_target
+from craft.worker.report.reporter import Reporter
+from craft.worker.state.carried_state import REGISTERED_AS, CarriedState
+from craft.worker.state.checkpoint_target import CheckpointRequest, check_every, check_tag, choose_target
 from craft.worker.state.extra_state import ExtraState
-from craft.worker.state.loop_context import Parts
+from craft.worker.state.loop_context import LoopContext
 from craft.worker.state.preflight import Conditions
 
 logger = logging.getLogger(__name__)
@@ -68,9 +68,9 @@ class Job:
     def __init__(
         self,
         settings: WorkerSettings,
-        meeting: Meeting,
+        meeting: MembershipClient,
         channel: Channel | None,
-        activity: Activity,
+        activity: ActivityPage,
         donor: Donor | None,
         reserve: Reserve | None = None,
     ) -> None:
@@ -79,11 +79,11 @@ class Job:
         self._activity = activity
         self._donor = donor
         self._reserve = reserve
-        self._voice = Voice(settings.worker_id, meeting, channel, self._emit)
+        self._voice = Reporter(settings.worker_id, meeting, channel, self._emit)
         self._techniques = settings.chosen()
         loss, stragglers = self._techniques.get(Loss), self._techniques.get(Stragglers)
         assert loss is not None
-        self._commitments = Commitments(
+        self._commitments = Participant(
             settings.worker_id,
             meeting,
             loss.settings.answer,
@@ -95,10 +95,10 @@ class Job:
         """Where the model is; None: that is not known yet."""
         self._registered: dict[str, Stateful] = {}
         self._handlers: list[tuple[type[Event], Callable[[Any], None]]] = []
-        self._asked = Asked()
-        self._training: Training | None = None
+        self._asked = CheckpointRequest()
+        self._training: TrainingLoop | None = None
         """Of the loop that the script is in, or was in last."""
-        self._outside: OutsideLoops | None = None
+        self._outside: PreLoopCalls | None = None
         """Of calls that this worker makes before it takes part in a loop."""
 
     def replicate(self, model: M) -> M:
@@ -230,7 +230,7 @@ class Job:
         whole: bool = False,
         start_step: int = 0,
         **more: Any,
-    ) -> Training:
+    ) -> TrainingLoop:
         if self._training is not None:
             self._training.finish_loop()
         count = microbatches if microbatches is not None else self._meeting.slots
@@ -246,8 +246,8 @@ class Job:
         self._meeting.equip(connected)
         make_scales(self._registered.values(), self.device)
         loss = self._techniques.get(Loss)
-        lanes = Lanes(self.device)
-        parts = Parts(
+        lanes = CarriedState(self.device)
+        parts = LoopContext(
             settings=self._settings,
             techniques=self._techniques,
             meeting=self._meeting,
@@ -261,7 +261,9 @@ class Job:
             registered={**self._registered, **({} if own_loop else {REGISTERED_AS: lanes})},
             lanes=lanes,
             device=self.device,
-            source=Shifted(source, total_steps, more["steps"] is None, lambda: self._commitments.ledger.first_step),
+            source=SkippingSource(
+                source, total_steps, more["steps"] is None, lambda: self._commitments.ledger.first_step
+            ),
             seed=seed,
             conditions=Conditions.here(self.device, settings | self._settings.shared() | self._techniques.shared()),
             target=check_every(
@@ -271,13 +273,13 @@ class Job:
             own_loop=own_loop,
             whole=whole,
         )
-        self._training = Training(parts)
+        self._training = TrainingLoop(parts)
         self._voice.report(microbatches=count)
         if text := ignored_sampler(data):
             self._training.checks.warn(text)
         return self._training
 
-    def _passed(self) -> OutsideLoops | None:
+    def _passed(self) -> PreLoopCalls | None:
         """If the job has ended the loop that begins now: how calls are made after it by this worker, which came later."""
         is_passed = not self._commitments.ledger.generation and self._commitments.loops + 1 < self._meeting.loop
         return self._outside_loops() if is_passed else None
@@ -296,7 +298,9 @@ class Job:
         directory of each host to which they are written first. What ``craft run`` was given comes before what is said here.
         """
         self._not_training("checkpoints")
-        self._asked = Asked(os.fspath(url), str(every), keep, os.fspath(local) if local is not None else None)
+        self._asked = CheckpointRequest(
+            os.fspath(url), str(every), keep, os.fspath(local) if local is not None else None
+        )
 
     def checkpoint(self, tag: str | None = None) -> None:
         """Take a checkpoint of the state as it is when this step is over, at the end of the loop's body.
@@ -368,24 +372,24 @@ class Job:
         """
         return evaluation.evaluate(self._loop("evaluate"), data, fn, batch_size, collate_fn)
 
-    def _loop(self, call: str) -> Training:
+    def _loop(self, call: str) -> TrainingLoop:
         if self._training is None:
             raise ConfigError(f"job.{call}() before job.steps(): it belongs into the loop, or after it")
         self._training.finish_loop()
         return self._training
 
     @property
-    def _place(self) -> Training | OutsideLoops:
+    def _place(self) -> TrainingLoop | PreLoopCalls:
         """Through which calls to all workers are made at this place of the script."""
         if self._training is not None:
             self._training.finish_loop()
             return self._training
         return self._outside_loops()
 
-    def _outside_loops(self) -> OutsideLoops:
+    def _outside_loops(self) -> PreLoopCalls:
         if self._outside is None:
             self._meeting.equip(between_devices(self._settings.group, self.device))
-            self._outside = OutsideLoops(
+            self._outside = PreLoopCalls(
                 self._commitments,
                 self._meeting,
                 self._voice,

@@ -16,11 +16,11 @@ from craft.worker.loop.injected_faults import strike
 from craft.worker.membership.client import Left
 from craft.worker.monitor.repeated_microbatch import is_extra, is_repeat, place_of
 from craft.worker.report.metrics import checked
-from craft.worker.state.carried_state import Lane, carry, copy_of
+from craft.worker.state.carried_state import CarriedLane, carry, copy_of
 
 if TYPE_CHECKING:
-    from craft.worker.loop.pre_loop_calls import OutsideLoops
-    from craft.worker.loop.training_loop import Training
+    from craft.worker.loop.pre_loop_calls import PreLoopCalls
+    from craft.worker.loop.training_loop import TrainingLoop
 
 
 class Step:
@@ -33,7 +33,7 @@ class Step:
     _call: None = None
     """In a step of CRAFT's own, calls to all workers are made between the steps only."""
 
-    def __init__(self, training: Training, number: int) -> None:
+    def __init__(self, training: TrainingLoop, number: int) -> None:
         self._training = training
         self.number = number
         """The step's number, from 0."""
@@ -44,7 +44,7 @@ class Step:
         self.done = False
         self._entered = False
         self._scalars: dict[str, float | torch.Tensor] = {}
-        self._lane: Lane | None = None
+        self._lane: CarriedLane | None = None
         """What this microbatch reads and leaves, if it carries anything."""
         self._said: list[str] = []
         """Of this microbatch, by an adapter."""
@@ -89,7 +89,7 @@ class Step:
         self._training.flight.gradients.weigh(value)
         self._training.checks.weighed()
 
-    def carry(self, /, *, reset: bool = False, **initial: Any) -> Lane:
+    def carry(self, /, *, reset: bool = False, **initial: Any) -> CarriedLane:
         """Return what this microbatch of the step before left under these names, as attributes.
 
         ``initial`` gives each value, or a function that makes it, for the lane's first step, or after a ``reset``. What the
@@ -208,7 +208,7 @@ class Steps:
     A script may also leave it by ``break`` after the inner loop, on every worker after the same step.
     """
 
-    def __init__(self, training: Training, *, passed: OutsideLoops | None = None) -> None:
+    def __init__(self, training: TrainingLoop, *, passed: PreLoopCalls | None = None) -> None:
         """``passed``: set if the job has ended this loop already, before this worker came: there is nothing to do in it."""
         self._training = training
         self._passed = passed

@@ -30,17 +30,17 @@ from craft.settings.rundir import RunDir
 from craft.snapshots.state.leaves import STATE_IS_BUILT, Leaf
 from craft.snapshots.state.serialized import State
 from craft.snapshots.store.manifest import Manifest
-from craft.worker.checkpoint.recomputed_steps import Recomputed
+from craft.worker.checkpoint.recomputed_steps import RecomputedSteps
 from craft.worker.checkpoint.resumed_steps import ResumedSteps
-from craft.worker.checkpoint.rollback import Rewind, begin_from
-from craft.worker.checkpoint.scheduler import Saving
+from craft.worker.checkpoint.rollback import Rollback, begin_from
+from craft.worker.checkpoint.scheduler import CheckpointScheduler
 from craft.worker.checkpoint.self_resume import forgotten_start_step
-from craft.worker.monitor.agreed_step import Agreement
-from craft.worker.monitor.nonfinite import Numbers
+from craft.worker.monitor.agreed_step import AgreedStep
+from craft.worker.monitor.nonfinite import NonFiniteGuard
 from craft.worker.report.pauses import paused
-from craft.worker.state.loop_context import Parts
-from craft.worker.state.module_modes import Modes
-from craft.worker.state.preflight import Attached, Progress
+from craft.worker.state.loop_context import LoopContext
+from craft.worker.state.module_modes import ModuleModes
+from craft.worker.state.preflight import Attached, TrainingProgress
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +52,10 @@ def _leaves_out(techniques: Chosen) -> bool:
     return shrinks or (divergence is not None and divergence.settings.answer == "rollback")
 
 
-class Course:
+class CheckpointLifecycle:
     """Owned by the main thread."""
 
-    def __init__(self, parts: Parts, agreement: Agreement, leaves: Callable[[], list[Leaf]]) -> None:
+    def __init__(self, parts: LoopContext, agreement: AgreedStep, leaves: Callable[[], list[Leaf]]) -> None:
         """``leaves`` gives the training state as it is now."""
         self._agreement = agreement
         self.applied = 0
@@ -65,32 +65,32 @@ class Course:
         self.saved = False
         """Whether a checkpoint was taken at the last step boundary."""
         divergence = parts.techniques.get(Divergence)
-        self.numbers = Numbers(
+        self.numbers = NonFiniteGuard(
             divergence.settings.answer if divergence is not None else None,
             parts.registered.values(),
             self._diverged,
             divergence.settings.spikes if divergence is not None else None,
         )
-        self.saving: Saving | None = None
-        self._rewind: Rewind | None = None
+        self.saving: CheckpointScheduler | None = None
+        self._rewind: Rollback | None = None
         self._settings = parts.settings
         self._commitments = parts.commitments
         self._meeting = parts.meeting
         self._voice = parts.voice
         self._activity = parts.activity
         self._modules = parts.modules
-        self._began = Modes.of(parts.modules, parts.registered)
+        self._began = ModuleModes.of(parts.modules, parts.registered)
         self._registered = parts.registered
         self._conditions = parts.conditions
         self._source = parts.source
-        self._recomputed: Recomputed | None = None
+        self._recomputed: RecomputedSteps | None = None
         """What the steps gave before that are computed a second time."""
         self._comparable = parts.settings.check_bits and not _leaves_out(parts.techniques)
         self._resumed: ResumedSteps | None = None
         self._prepared_for = 0
         """The generation for whose shares of checkpoints there is room."""
         if (target := parts.target) is not None:
-            self.saving = Saving(
+            self.saving = CheckpointScheduler(
                 target,
                 parts.settings.worker_id,
                 parts.meeting,
@@ -101,7 +101,7 @@ class Course:
             )
             if self._comparable:
                 self._resumed = ResumedSteps(target.tiers.durable, leaves)
-            self._rewind = Rewind(
+            self._rewind = Rollback(
                 target.tiers, parts.commitments, parts.voice, parts.modules, parts.registered, self.attached
             )
 
@@ -109,7 +109,7 @@ class Course:
     def attached(self) -> Attached:
         """What travels beside the state."""
         ledger = self._commitments.ledger
-        progress = Progress(
+        progress = TrainingProgress(
             self._source.skipped,
             self.numbers.lowered_until,
             ledger.loop,
@@ -118,13 +118,13 @@ class Course:
             recent=self.numbers.recent,
             position=self._source.position(self.applied),
         )
-        return Attached(self._conditions, progress, self._began, Modes.of(self._modules, self._registered))
+        return Attached(self._conditions, progress, self._began, ModuleModes.of(self._modules, self._registered))
 
     def state(self) -> State:
         """The whole state as it is now, with what travels beside it."""
         return State(self._modules, self._registered, msgspec.json.encode(self.attached))
 
-    def take(self, progress: Progress) -> None:
+    def take(self, progress: TrainingProgress) -> None:
         """The state is another job's, or that of an earlier time, and this was beside it."""
         self._source.skip(progress.skipped)
         if progress.position is not None:
@@ -181,12 +181,12 @@ class Course:
         self.saving.went_back(self._commitments.ledger.branch, manifest.step)
         return True
 
-    def _expect(self, step: int) -> Recomputed | None:
+    def _expect(self, step: int) -> RecomputedSteps | None:
         """What the steps from ``step`` on gave before, if the job began again by itself."""
         run_dir = self._settings.run_dir
         if self._meeting.restoration is None or run_dir is None or not self._comparable:
             return None
-        return Recomputed.read(RunDir(run_dir).metrics, step)
+        return RecomputedSteps.read(RunDir(run_dir).metrics, step)
 
     def compare(self, step: int, metrics: Mapping[str, float]) -> None:
         """Raise BitsDiffer if ``step`` was computed before the job began again, and gave something else then."""

@@ -25,7 +25,7 @@ LOOK_FOR = (
 )
 
 
-class Recomputed:
+class RecomputedSteps:
     """What the steps from one on gave the first time."""
 
     def __init__(self, expected: Mapping[int, Mapping[str, Any]]) -> None:
@@ -33,7 +33,7 @@ class Recomputed:
         self._last = max(self._expected, default=-1)
 
     @classmethod
-    def read(cls, path: Path, first: int) -> Recomputed:
+    def read(cls, path: Path, first: int) -> RecomputedSteps:
         """Take the steps from ``first`` on from a ``metrics.jsonl``; of a step that is there twice, the newest line."""
         lines = {line["step"]: line for line in read_metrics(path) if line["step"] >= first}
         return cls({step: _values(line) for step, line in lines.items()})

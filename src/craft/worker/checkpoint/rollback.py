@@ -22,7 +22,7 @@ from craft.protocol.events import CheckpointRejected, ScriptWarned
 from craft.protocol.messages import Restoration
 from craft.snapshots.checkpoint.catalog import candidates
 from craft.snapshots.checkpoint.restore import Restored, restore
-from craft.snapshots.checkpoint.suspect import Doubts, Suspicion, mark
+from craft.snapshots.checkpoint.suspect import SuspectCheckpoints, Suspicion, mark
 from craft.snapshots.state.leaves import Stateful
 from craft.snapshots.state.serialized import load
 from craft.snapshots.store.manifest import CHUNKS, MANIFESTS, PARTS, Manifest, place_of_name
@@ -31,10 +31,10 @@ from craft.snapshots.store.tiers import Tiers
 from craft.telemetry.fault_points import reach
 from craft.worker.checkpoint.shared_store import check_one_store
 from craft.worker.membership.ft_calls import exchange
-from craft.worker.membership.participant import Commitments
-from craft.worker.report.reporter import Voice
-from craft.worker.state.module_modes import Modes
-from craft.worker.state.preflight import Attached, Conditions, Progress
+from craft.worker.membership.participant import Participant
+from craft.worker.report.reporter import Reporter
+from craft.worker.state.module_modes import ModuleModes
+from craft.worker.state.preflight import Attached, Conditions, TrainingProgress
 
 logger = logging.getLogger(__name__)
 
@@ -72,14 +72,14 @@ class _Answer(msgspec.Struct, frozen=True, array_like=True):
     """Why it cannot be used; empty if it can."""
 
 
-class Rewind:
+class Rollback:
     """One worker's way back."""
 
     def __init__(
         self,
         tiers: Tiers,
-        commitments: Commitments,
-        voice: Voice,
+        commitments: Participant,
+        voice: Reporter,
         modules: Mapping[str, torch.nn.Module],
         registered: Mapping[str, Stateful],
         attached: Attached,
@@ -128,7 +128,7 @@ class Rewind:
         else:
             logger.warning("checkpoints after step %d may hold wrong bits, and are marked so in %s", agreed, self.url)
 
-    def _trusted(self, found: list[Manifest], doubts: Doubts) -> list[Manifest]:
+    def _trusted(self, found: list[Manifest], doubts: SuspectCheckpoints) -> list[Manifest]:
         """Those that are not doubted, and those that a person named; the others are told of."""
         trusted = []
         for each in found:
@@ -189,7 +189,7 @@ class Rewind:
             if next_branch or (again is not None and again.checkpoint is not None):
                 check_owner(self._tiers.durable, self._tiers.owner)
             found = self.listed()
-            doubts = Doubts(self._tiers.nearest_first)
+            doubts = SuspectCheckpoints(self._tiers.nearest_first)
         except StoreTaken as error:
             return _Offer(problem=str(error)), []
         except SnapshotError as error:
@@ -313,7 +313,7 @@ class Rewind:
         """Everybody has it in hand: go back."""
         self._commitments.ledger = books.rewound(self._commitments.ledger)
 
-    def follow(self) -> tuple[Manifest, Progress] | None:
+    def follow(self) -> tuple[Manifest, TrainingProgress] | None:
         """If this worker has gone back, by itself or by a settlement: put the checkpoint into its objects."""
         if self._commitments.ledger.rewinds == self._loaded or self._in_hand is None:
             return None
@@ -327,7 +327,7 @@ class Rewind:
 
     def _switch(self, attached: Attached) -> None:
         """Freeze what was frozen, and so on; unless the script begins otherwise than it did: then it means to."""
-        if attached.modes is None or attached.modes == Modes.of(self._modules, self._registered):
+        if attached.modes is None or attached.modes == ModuleModes.of(self._modules, self._registered):
             return
         if attached.began == self._began:
             attached.modes.put(self._modules, self._registered)
@@ -354,7 +354,7 @@ def _is_of_course(manifest: Manifest, again: Restoration) -> bool:
 
 
 def begin_from(
-    resume: str | None, rewind: Rewind | None, ledger: Ledger, again: Restoration | None = None, start_step: int = 0
+    resume: str | None, rewind: Rollback | None, ledger: Ledger, again: Restoration | None = None, start_step: int = 0
 ) -> None:
     """Before the first step: begin from a checkpoint if that is wanted, with everybody; refuse what cannot be.
 
@@ -407,7 +407,7 @@ def begin_from(
     rewind.warn_of_rests()
 
 
-def _begin_again(resume: str | None, rewind: Rewind | None, ledger: Ledger, again: Restoration) -> None:
+def _begin_again(resume: str | None, rewind: Rollback | None, ledger: Ledger, again: Restoration) -> None:
     """Begin from the newest checkpoint of the job's own course; anew only where that was decided.
 
     Raises SnapshotMissing if there is none that can be used: a fault, since there was one.

@@ -23,15 +23,15 @@ from craft.protocol.events import (
     IntervalChosen,
 )
 from craft.protocol.membership import Generation
-from craft.snapshots.checkpoint.writer import Place, Writer
+from craft.snapshots.checkpoint.writer import CheckpointShare, CheckpointWriter
 from craft.snapshots.state.serialized import State
 from craft.snapshots.store.manifest import name_of
 from craft.telemetry.fault_points import reach
-from craft.worker.membership.client import Meeting
-from craft.worker.report.activity_page import Activity
+from craft.worker.membership.client import MembershipClient
+from craft.worker.report.activity_page import ActivityPage
 from craft.worker.report.pauses import paused
-from craft.worker.report.reporter import Voice
-from craft.worker.state.checkpoint_target import Target
+from craft.worker.report.reporter import Reporter
+from craft.worker.state.checkpoint_target import CheckpointTarget
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ _END_LIMIT_S = 600.0
 """How long a worker that is done waits for its share to be written."""
 
 
-class Due(NamedTuple):
+class DueCheckpoint(NamedTuple):
     """A checkpoint that all have agreed to take at the next step boundary."""
 
     step: int
@@ -66,16 +66,16 @@ class Due(NamedTuple):
         return name_of(self.branch, self.step, f"{self.generation.number}_{self.generation.nonce}_{tag}")
 
 
-class Saving(Hooks):
+class CheckpointScheduler(Hooks):
     """One job's checkpoints, as one worker sees them: the hooks of the technique ``checkpoints``, with a part in the word."""
 
     def __init__(
         self,
-        target: Target,
+        target: CheckpointTarget,
         worker_id: str,
-        meeting: Meeting,
-        voice: Voice,
-        activity: Activity,
+        meeting: MembershipClient,
+        voice: Reporter,
+        activity: ActivityPage,
         state: Callable[[], State],
         ends_epoch: Callable[[int], int | None],
     ) -> None:
@@ -89,9 +89,9 @@ class Saving(Hooks):
         self._state = state
         self._news: queue.SimpleQueue[AnyNote] = queue.SimpleQueue()
         """What the writing thread has to tell the script."""
-        self._writer = Writer(target.tiers, worker_id, target.keep, self._told)
-        self._due: list[Due] = []
-        self._open: Due | None = None
+        self._writer = CheckpointWriter(target.tiers, worker_id, target.keep, self._told)
+        self._due: list[DueCheckpoint] = []
+        self._open: DueCheckpoint | None = None
         """Taken, and not known to be complete."""
         self._idle = 0
         """For how many steps nobody has been writing a share of it."""
@@ -175,11 +175,11 @@ class Saving(Hooks):
         self._answered = max(self._answered, combined.wish)
         members = tuple(under.worker_ids[rank] for rank in combined.able)
         if self._worker_id in members:
-            self._due.append(Due(step, moment.branch, combined.save or None, under, members, agreed=True))
+            self._due.append(DueCheckpoint(step, moment.branch, combined.save or None, under, members, agreed=True))
 
     def ask(self, tag: str | None, step: int, branch: int, under: Generation, members: tuple[str, ...]) -> None:
         """The script of every worker in ``members`` asks for one, now."""
-        self._due.append(Due(step, branch, tag, under, members))
+        self._due.append(DueCheckpoint(step, branch, tag, under, members))
 
     # At a step boundary.
 
@@ -197,7 +197,7 @@ class Saving(Hooks):
                 self._meeting.leave()
         return bool(dues)
 
-    def _is_whole(self, due: Due) -> bool:
+    def _is_whole(self, due: DueCheckpoint) -> bool:
         """Wait for the others' shares; False if one of them is lost: those who are left take another checkpoint."""
         last = self._writer.last
         if last is not None and not last.written:
@@ -206,14 +206,14 @@ class Saving(Hooks):
         with paused(self._activity, self._voice, "the others' shares of the last checkpoint"):
             return self._meeting.wait_saved((due.branch, due.step), due.generation.number, self._time_left())
 
-    def _take(self, due: Due) -> None:
+    def _take(self, due: DueCheckpoint) -> None:
         if self._writer.busy:
             # Only one that somebody asked for comes here: it is not skipped.
             with paused(self._activity, self._voice, "the checkpoint before this one"):
                 self._writer.wait_free(self._time_left())
         if due.agreed and self._again in ("", due.tag or ""):
             self._again = None
-        place = Place(
+        place = CheckpointShare(
             name=due.name,
             branch=due.branch,
             step=due.step,
@@ -288,7 +288,7 @@ class Saving(Hooks):
     def at_end(self, step: int, branch: int, generation: Generation, members: tuple[str, ...]) -> None:
         """Every step is committed: one more checkpoint, unless this state has one; returns when this share is written."""
         if self.saved != (branch, step) and (self._open is None or self._open.step != step):
-            self._take(Due(step, branch, None, generation, members))
+            self._take(DueCheckpoint(step, branch, None, generation, members))
         self.finish()
 
     def finish(self) -> None:

@@ -13,13 +13,13 @@ from craft.protocol.errors import Refused, SnapshotMissing
 from craft.snapshots.store.manifest import PARTS
 from craft.snapshots.store.store import Store
 from craft.worker.membership.ft_calls import exchange
-from craft.worker.membership.participant import Commitments
+from craft.worker.membership.participant import Participant
 
 _PATIENCE_S = 5.0
 _LOOK_S = 0.1
 
 
-def check_one_store(store: Store, commitments: Commitments) -> None:
+def check_one_store(store: Store, commitments: Participant) -> None:
     """Raise Refused, on every worker, unless all find what rank 0 puts there; SnapshotError if the store does not answer."""
     ledger = commitments.ledger
     if len(ledger.members) == 1:

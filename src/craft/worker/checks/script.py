@@ -16,7 +16,7 @@ from craft.protocol.worker_events import ScriptWarned
 from craft.snapshots.state.leaves import Leaf, Stateful, digest, registered_leaves
 from craft.worker.checks.losses import LossChecks
 from craft.worker.checks.optimizers import OptimizerChecks
-from craft.worker.checks.unregistered import ForgottenChecks
+from craft.worker.checks.unregistered import UnregisteredChecks
 from craft.worker.data import rng
 from craft.worker.state.carried_state import REGISTERED_AS as CARRIED
 
@@ -58,7 +58,7 @@ class ScriptChecks:
         self._first: int | None = None
         """The step that this worker's loop began with."""
         self._optimizers: OptimizerChecks | None = None
-        self._forgotten: ForgottenChecks | None = None
+        self._forgotten: UnregisteredChecks | None = None
         self._losses: LossChecks | None = None
         self._before: dict[str, str] | None = None
         """Digests of what is registered, as the inner loop of the first step began."""
@@ -91,7 +91,7 @@ class ScriptChecks:
         self._first = step
         self._optimizers = OptimizerChecks(self._modules, self._registered, self._own_loop, self._in_microbatch)
         self._optimizers.step = step
-        self._forgotten = ForgottenChecks(self._optimizers, not self._own_loop, self.warn)
+        self._forgotten = UnregisteredChecks(self._optimizers, not self._own_loop, self.warn)
         if not self._own_loop:
             self._losses = LossChecks(self.warn)
         self._look_for_groups()

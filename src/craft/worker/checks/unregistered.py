@@ -23,7 +23,7 @@ from craft.worker.checks.optimizers import OptimizerChecks
 Position = tuple[Any, Any]
 
 
-class ForgottenChecks:
+class UnregisteredChecks:
     """Of one loop. The main thread calls ``look`` after the first step and ``check`` after each later one."""
 
     def __init__(self, optimizers: OptimizerChecks, modules_too: bool, warn: Callable[[str], None]) -> None:

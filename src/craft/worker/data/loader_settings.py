@@ -14,7 +14,7 @@ from craft.worker.data.samplers import Chunked
 from craft.worker.data.sources import Collate
 
 
-class Taken(NamedTuple):
+class LoaderSettings(NamedTuple):
     """What ``job.steps`` was given and what a ``DataLoader`` was built with, put together."""
 
     data: Any
@@ -34,7 +34,7 @@ class Taken(NamedTuple):
     snapshot_every: int = 1
 
 
-def take_over(loader: DataLoader[Any], given: Taken) -> Taken:
+def take_over(loader: DataLoader[Any], given: LoaderSettings) -> LoaderSettings:
     """What a DataLoader was built with, used for microbatches instead of its own batches; ``given`` comes before it."""
     if getattr(loader, "next_iter_state", None) is not None:
         raise ConfigError(
@@ -61,7 +61,7 @@ def take_over(loader: DataLoader[Any], given: Taken) -> Taken:
     return _take_over_order(loader, taken)
 
 
-def _take_over_order(loader: DataLoader[Any], taken: Taken) -> Taken:
+def _take_over_order(loader: DataLoader[Any], taken: LoaderSettings) -> LoaderSettings:
     """In which order a loader gives the samples of a dataset that has them by number."""
     batches = loader.batch_sampler
     if batches is None:

@@ -8,7 +8,7 @@ import torch
 from craft.worker.data import rng
 
 
-class Place(msgspec.Struct, frozen=True):
+class MicrobatchSamples(msgspec.Struct, frozen=True):
     """A microbatch, and the samples in it."""
 
     step: int
@@ -34,7 +34,7 @@ def cut(samples: int, parts: int, part: int) -> tuple[int, int]:
     return part * share + min(part, extra), share + (1 if part < extra else 0)
 
 
-class Order:
+class SampleOrder:
     """The data order over a dataset of ``length`` samples: pass after pass, each with its own seeded shuffle."""
 
     def __init__(
@@ -94,10 +94,10 @@ class Order:
         """A microbatch's weight in the mean over the global batch: exactly 1.0 where all are of one size."""
         return self.count(step, microbatch) / self.count(step, 0)
 
-    def place(self, step: int, microbatch: int) -> Place:
+    def place(self, step: int, microbatch: int) -> MicrobatchSamples:
         offset, count = self._cut(step, microbatch)
         begin = (step % self.steps_per_pass) * self._global_batch + offset
-        return Place(step, microbatch, tuple(self._pass(self.epoch_of(step))[begin : begin + count]))
+        return MicrobatchSamples(step, microbatch, tuple(self._pass(self.epoch_of(step))[begin : begin + count]))
 
     def has(self, step: int) -> bool:
         """Whether there is data for ``step``: one pass follows the other."""

@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 from craft.protocol.errors import ConfigError
 from craft.worker.data import rng
-from craft.worker.data.sample_order import Order, Place, Position, cut
+from craft.worker.data.sample_order import MicrobatchSamples, Position, SampleOrder, cut
 
 _BY_GENERATOR = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 """Samplers of torch: what they draw follows from their generator alone."""
@@ -105,7 +105,7 @@ def _nested(sampler: Any) -> Iterator[Any]:
             yield from _nested(value)
 
 
-class SampledOrder(Order):
+class SampledOrder(SampleOrder):
     """Samples in the order in which a sampler of fixed length draws them, cut into global batches."""
 
     def __init__(self, sampler: Any, *, seed: int, **more: Any) -> None:
@@ -173,10 +173,10 @@ class BatchOrder:
     def weight(self, step: int, microbatch: int) -> float:
         return self.count(step, microbatch) / self.count(step, 0)
 
-    def place(self, step: int, microbatch: int) -> Place:
+    def place(self, step: int, microbatch: int) -> MicrobatchSamples:
         batch = self._batch(step)
         begin, count = cut(len(batch), self._microbatches, microbatch)
-        return Place(step, microbatch, tuple(batch[begin : begin + count]))
+        return MicrobatchSamples(step, microbatch, tuple(batch[begin : begin + count]))
 
     def leave_behind(self, step: int) -> None:
         while len(self._starts) > 1 and self._starts[1][0] < step:

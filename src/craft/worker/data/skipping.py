@@ -13,7 +13,7 @@ from craft.worker.data.sources import Source
 from craft.worker.data.stream_source import StreamSource
 
 
-class Shifted:
+class SkippingSource:
     """Step s of the job takes the data of step s - ``first_step()`` + ``skipped`` of the source."""
 
     def __init__(

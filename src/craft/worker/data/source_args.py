@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from craft.protocol.errors import ConfigError
 from craft.worker.data.iterable_reading import Maker, Plan
 from craft.worker.data.iterable_source import IterableSource
-from craft.worker.data.loader_settings import Taken, take_over
-from craft.worker.data.sample_order import Order
+from craft.worker.data.loader_settings import LoaderSettings, take_over
+from craft.worker.data.sample_order import SampleOrder
 from craft.worker.data.samplers import BatchOrder, Draws, SampledOrder
 from craft.worker.data.sources import Collate, MapSource, Source
 from craft.worker.data.stream_source import StreamSource
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 Settings = dict[str, int | float | str | bool | None]
 
 
-class Wanted(NamedTuple):
+class SourceArgs(NamedTuple):
     """When the job is finished, and how a step is cut."""
 
     microbatches: int
@@ -64,8 +64,8 @@ def make_source(
                 " own order and from where it likes; leave these out"
             )
         return _stream(data, microbatches, steps, epochs, seed, global_batch, settings)
-    wanted = Wanted(microbatches, steps, epochs, seed, steps_per_epoch, batch, samples_per_epoch)
-    taken = Taken(data, collate_fn, num_workers or 0, shuffle, global_batch)
+    wanted = SourceArgs(microbatches, steps, epochs, seed, steps_per_epoch, batch, samples_per_epoch)
+    taken = LoaderSettings(data, collate_fn, num_workers or 0, shuffle, global_batch)
     if isinstance(data, DataLoader):
         taken = take_over(data, taken._replace(num_workers=data.num_workers if num_workers is None else num_workers))
     if isinstance(taken.data, IterableDataset):
@@ -75,7 +75,7 @@ def make_source(
     return _mapped(taken, wanted, settings)
 
 
-def _mapped(taken: Taken, wanted: Wanted, settings: Settings) -> Made:
+def _mapped(taken: LoaderSettings, wanted: SourceArgs, settings: Settings) -> Made:
     """A dataset with samples by number, in an order of CRAFT's or in that of a sampler of known length."""
     data = taken.data
     num_samples = len(taken.sampler) if taken.sampler is not None else None
@@ -95,7 +95,7 @@ def _mapped(taken: Taken, wanted: Wanted, settings: Settings) -> Made:
         settings |= {"batch": wanted.batch, "samples_per_epoch": wanted.samples_per_epoch}
     settings |= {"global_batch": batch, "samples": len(data), "shuffle": taken.shuffle, "drop_last": taken.drop_last}
     if taken.sampler is None:
-        order = Order(length=len(data), shuffle=True if taken.shuffle is None else taken.shuffle, **more)
+        order = SampleOrder(length=len(data), shuffle=True if taken.shuffle is None else taken.shuffle, **more)
     else:
         order = SampledOrder(taken.sampler, **more)
         settings |= {"sampler": type(taken.sampler).__qualname__, "drawn": len(taken.sampler)}
@@ -103,7 +103,7 @@ def _mapped(taken: Taken, wanted: Wanted, settings: Settings) -> Made:
     return _map_source(taken, order, wanted, total), total, settings
 
 
-def _batched(taken: Taken, wanted: Wanted, settings: Settings) -> Made:
+def _batched(taken: LoaderSettings, wanted: SourceArgs, settings: Settings) -> Made:
     """A dataset with samples by number, in the batches of a batch sampler."""
     _check_dataset(taken.data, 1, False, wanted.steps, wanted.epochs)
     draws = Draws(taken.batch_sampler, wanted.seed)
@@ -114,12 +114,14 @@ def _batched(taken: Taken, wanted: Wanted, settings: Settings) -> Made:
     return _map_source(taken, order, wanted, wanted.steps), wanted.steps, settings
 
 
-def _passes(wanted: Wanted) -> int | None:
+def _passes(wanted: SourceArgs) -> int | None:
     """How many passes there are; None: as many as the steps take."""
     return wanted.epochs if wanted.steps is None else None
 
 
-def _map_source(taken: Taken, order: Order | BatchOrder, wanted: Wanted, total: int | None) -> MapSource:
+def _map_source(
+    taken: LoaderSettings, order: SampleOrder | BatchOrder, wanted: SourceArgs, total: int | None
+) -> MapSource:
     return MapSource(
         taken.data,
         order,
@@ -131,7 +133,7 @@ def _map_source(taken: Taken, order: Order | BatchOrder, wanted: Wanted, total: 
     )
 
 
-def _iterable(taken: Taken, wanted: Wanted, settings: Settings) -> Made:
+def _iterable(taken: LoaderSettings, wanted: SourceArgs, settings: Settings) -> Made:
     if taken.shuffle:
         raise ConfigError(
             "job.steps(shuffle=True) with an IterableDataset: its samples come in its own order; shuffle in its __iter__,"

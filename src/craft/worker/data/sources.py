@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from craft.worker.data import rng
-from craft.worker.data.sample_order import Order, Place, Position
+from craft.worker.data.sample_order import MicrobatchSamples, Position, SampleOrder
 from craft.worker.data.samplers import BatchOrder
 
 Collate = Callable[[list[Any]], Any]
@@ -70,7 +70,7 @@ class Fetcher(Dataset[Any]):
         self._collate = collate
         self._seed = seed
 
-    def __getitem__(self, place: Place) -> tuple[tuple[int, int], Any]:
+    def __getitem__(self, place: MicrobatchSamples) -> tuple[tuple[int, int], Any]:
         rng.seed_all(rng.derive(self._seed, rng.DATA, place.step, place.microbatch))
         if hasattr(self._dataset, "__getitems__"):
             samples = self._dataset.__getitems__(list(place.indices))
@@ -79,13 +79,13 @@ class Fetcher(Dataset[Any]):
         return (place.step, place.microbatch), self._collate(samples)
 
 
-class Ahead(Sampler[Place]):
+class Ahead(Sampler[MicrobatchSamples]):
     """Feeds loader processes with the microbatches that this worker will most likely need, urgent ones first."""
 
-    def __init__(self, order: Order | BatchOrder, total_steps: int | None) -> None:
+    def __init__(self, order: SampleOrder | BatchOrder, total_steps: int | None) -> None:
         self._order = order
         self._total_steps = total_steps
-        self._urgent: deque[Place] = deque()
+        self._urgent: deque[MicrobatchSamples] = deque()
         self._share: tuple[int, ...] = ()
         self._next = (0, 0)
         self.issued: set[tuple[int, int]] = set()
@@ -112,14 +112,14 @@ class Ahead(Sampler[Place]):
     def urge(self, step: int, microbatch: int) -> None:
         self._urgent.append(self._order.place(step, microbatch))
 
-    def __iter__(self) -> Iterator[Place]:
+    def __iter__(self) -> Iterator[MicrobatchSamples]:
         while True:
             # Nothing to fetch ahead: an empty place keeps the loader's pipeline going.
-            place = (self._urgent.popleft() if self._urgent else self._upcoming()) or Place(-1, -1)
+            place = (self._urgent.popleft() if self._urgent else self._upcoming()) or MicrobatchSamples(-1, -1)
             self.issued.add((place.step, place.microbatch))
             yield place
 
-    def _upcoming(self) -> Place | None:
+    def _upcoming(self) -> MicrobatchSamples | None:
         while self._share and (self._total_steps is None or self._next[0] < self._total_steps):
             step, position = self._next
             if not self._order.has(step):
@@ -142,7 +142,7 @@ class MapSource:
     def __init__(
         self,
         dataset: Any,
-        order: Order | BatchOrder,
+        order: SampleOrder | BatchOrder,
         *,
         seed: int,
         total_steps: int | None,
@@ -238,5 +238,5 @@ class _OrNothing(Dataset[Any]):
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
 
-    def __getitem__(self, place: Place) -> tuple[tuple[int, int], Any]:
+    def __getitem__(self, place: MicrobatchSamples) -> tuple[tuple[int, int], Any]:
         return self._fetcher[place] if place.step >= 0 else ((-1, -1), None)

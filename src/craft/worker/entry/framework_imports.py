@@ -22,7 +22,7 @@ ADAPTERS = {
 """What a script imports, and the module whose ``register(name)`` is called then."""
 
 
-class Arrivals:
+class FrameworkImports:
     """A finder that finds nothing itself: it has a module's own loader call the adapter once the module is there."""
 
     def __init__(self) -> None:
@@ -52,6 +52,6 @@ def _follow(spec: ModuleSpec, adapter: str) -> None:
 
 def await_frameworks() -> None:
     """From now on an adapter comes with its framework; at once with one that is there (``craft run --preload``)."""
-    sys.meta_path.insert(0, Arrivals())
+    sys.meta_path.insert(0, FrameworkImports())
     for name in ADAPTERS.keys() & sys.modules.keys():
         importlib.import_module(ADAPTERS[name]).register(name)

@@ -11,7 +11,7 @@ import os
 
 from msgspec.structs import replace
 
-from craft.groups.rendezvous import Store
+from craft.groups.rendezvous import RendezvousStore
 from craft.protocol.errors import ConfigError
 from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import Broken, Directive, WorkerReport
@@ -27,12 +27,12 @@ from craft.worker.api.adapter_access import finish
 from craft.worker.api.job import Job
 from craft.worker.entry import refusal_exit, temporary_files, torchrun_attach
 from craft.worker.entry.malloc_tuning import keep_for_next_step
-from craft.worker.external.external_store import Venue
+from craft.worker.external.external_store import ExternalStore
 from craft.worker.external.external_worker import Abort, Guest
-from craft.worker.loop.injected_faults import Injections, install
-from craft.worker.membership.client import Left, Meeting
+from craft.worker.loop.injected_faults import InjectedFaults, install
+from craft.worker.membership.client import Left, MembershipClient
 from craft.worker.report import flight_recorder, stacks
-from craft.worker.report.activity_page import Activity
+from craft.worker.report.activity_page import ActivityPage
 from craft.worker.report.channel import Channel
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 _job: Job | None = None
 _guest: Guest | None = None
 _channel: Channel | None = None
-_activity: Activity | None = None
+_activity: ActivityPage | None = None
 _reserve: Reserve | None = None
 
 
@@ -73,11 +73,11 @@ def set_aside() -> None:
         _reserve = Reserve(settings.carried_bytes)
 
 
-def activity() -> Activity:
+def activity() -> ActivityPage:
     """Where this process says what it is doing; one per process."""
     global _activity
     if _activity is None:
-        _activity = Activity(WorkerSettings.from_environment().activity)
+        _activity = ActivityPage(WorkerSettings.from_environment().activity)
     return _activity
 
 
@@ -125,7 +125,7 @@ def join_anew() -> Job:
     return join()
 
 
-def _meeting(settings: WorkerSettings, channel: Channel | None) -> Meeting:
+def _meeting(settings: WorkerSettings, channel: Channel | None) -> MembershipClient:
     def broke(broken: Broken) -> None:
         if channel is not None:
             channel.report(broken=broken, progress=meeting.progress)
@@ -135,13 +135,13 @@ def _meeting(settings: WorkerSettings, channel: Channel | None) -> Meeting:
         if channel is not None:
             channel.report(left=True)
 
-    meeting = Meeting(settings.worker_id, settings.address, settings.state_key_bytes, broke, left)
+    meeting = MembershipClient(settings.worker_id, settings.address, settings.state_key_bytes, broke, left)
     return meeting
 
 
-def _take_part(settings: WorkerSettings, channel: Channel, meeting: Meeting) -> Donor:
+def _take_part(settings: WorkerSettings, channel: Channel, meeting: MembershipClient) -> Donor:
     """Say where this worker can be found, and follow directives from now on. Returns what gives its state to others."""
-    store = Store(settings.address, settings.state_key_bytes)
+    store = RendezvousStore(settings.address, settings.state_key_bytes)
     _stores.append(store)
     donor = Donor(settings.address, settings.state_key_bytes)
     member = replace(
@@ -152,7 +152,7 @@ def _take_part(settings: WorkerSettings, channel: Channel, meeting: Meeting) -> 
         late=settings.late,
     )
     channel.report(member=member, joined=not settings.late)
-    injections = Injections(settings.worker_id, meeting.cut_one)
+    injections = InjectedFaults(settings.worker_id, meeting.cut_one)
     install(injections)
 
     def directed(directive: Directive) -> None:
@@ -193,7 +193,7 @@ def attend(abort: Abort | None = None, *, saves: bool = False, meets: bool = Fal
             _guest.on_change(abort)
         if channel is not None:
             activity().now(Phase.JOINING)
-            venue = Venue(settings.address) if meets else None
+            venue = ExternalStore(settings.address) if meets else None
             member = replace(
                 _member(settings),
                 store_port=venue.port if venue is not None else 0,
@@ -217,8 +217,8 @@ def attend(abort: Abort | None = None, *, saves: bool = False, meets: bool = Fal
 
 
 # A store lives as long as the process: a generation may be meeting there at any time.
-_stores: list[Store] = []
-_venues: list[Venue] = []
+_stores: list[RendezvousStore] = []
+_venues: list[ExternalStore] = []
 
 
 def _member(settings: WorkerSettings) -> Member:

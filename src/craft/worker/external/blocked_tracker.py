@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 
 from craft.groups.group import EXIT_NOT_FREED
 from craft.protocol.values.activity import Phase
-from craft.worker.report.activity_page import Activity
+from craft.worker.report.activity_page import ActivityPage
 
 logger = logging.getLogger(__name__)
 
@@ -23,10 +23,10 @@ _BUSY_SHARE = 0.1
 """Of the time, spent on a processor: a process that does more than that computes, and does not wait."""
 
 
-class Whereabouts:
+class BlockedTracker:
     """Exchanges and pauses, as they begin and end."""
 
-    def __init__(self, activity: Activity) -> None:
+    def __init__(self, activity: ActivityPage) -> None:
         self._activity = activity
         # Guards what follows.
         self._change = threading.Condition()

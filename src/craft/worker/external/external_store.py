@@ -18,7 +18,7 @@ from craft.protocol.membership import Generation
 dist: Any = torch.distributed
 
 
-class Venue:
+class ExternalStore:
     """This worker's store. It lives as long as the process: torch's groups come back to it."""
 
     def __init__(self, address: str) -> None:

@@ -27,12 +27,12 @@ from craft.protocol.membership import Generation
 from craft.protocol.messages import Directive
 from craft.settings.worker import WorkerSettings
 from craft.worker.external import external_store
-from craft.worker.external.blocked_tracker import Whereabouts
-from craft.worker.report.activity_page import Activity
+from craft.worker.external.blocked_tracker import BlockedTracker
+from craft.worker.report.activity_page import ActivityPage
 from craft.worker.report.channel import Channel
-from craft.worker.report.event_outbox import Notes
+from craft.worker.report.event_outbox import EventOutbox
 from craft.worker.report.metrics import checked
-from craft.worker.report.step_account import Account
+from craft.worker.report.step_account import StepAccount
 from craft.worker.report.step_log import Committed
 
 logger = logging.getLogger(__name__)
@@ -75,13 +75,13 @@ Abort = Callable[[Change], None]
 class Guest:
     """What ``craft.attend()`` returns. Any thread may call its methods, except for ``step``, which belongs to one."""
 
-    def __init__(self, settings: WorkerSettings, channel: Channel | None, activity: Activity) -> None:
+    def __init__(self, settings: WorkerSettings, channel: Channel | None, activity: ActivityPage) -> None:
         self._settings = settings
         self._channel = channel
-        self._whereabouts = Whereabouts(activity)
+        self._whereabouts = BlockedTracker(activity)
         run_dir = settings.run_dir if channel is not None else None
-        self._notes = Notes(self._report)
-        self._account = Account(
+        self._notes = EventOutbox(self._report)
+        self._account = StepAccount(
             run_dir,
             settings.worker_id,
             self._notes.add,

@@ -15,7 +15,7 @@ import torch
 from blake3 import blake3
 
 from craft.decide.step.ledger import Ledger
-from craft.groups.group import Lines
+from craft.groups.group import P2P
 from craft.protocol.errors import ConfigError
 from craft.snapshots.state.leaves import tensor_bytes
 from craft.telemetry.fault_points import reach
@@ -25,7 +25,7 @@ _LENGTH, _DATA = 60, 61
 """Tags; below those of buckets."""
 
 
-class Gathering:
+class BatchGather:
     """Of the step in flight. Belongs to the main thread."""
 
     def __init__(self, device: torch.device, samples: Callable[[int, int], int | None], *, drops: bool) -> None:
@@ -138,7 +138,7 @@ class Gathering:
             ]
         return torch.cat(rows).requires_grad_(tensor.requires_grad)
 
-    def exchange(self, group: Lines | None, ledger: Ledger) -> None:
+    def exchange(self, group: P2P | None, ledger: Ledger) -> None:
         """Send the rows of this worker's microbatches to all other owners, and take theirs; raises GroupError."""
         own = {str(microbatch): self._rows[microbatch] for microbatch in ledger.share}
         owners = sorted(set(ledger.owners))
@@ -158,9 +158,7 @@ class Gathering:
 _RULE = "every microbatch of a step calls it as often as the others, in the same order, in both passes"
 
 
-def _exchanged(
-    group: Lines, peers: Sequence[int], row: torch.Tensor, halfway: Callable[[], None]
-) -> list[torch.Tensor]:
+def _exchanged(group: P2P, peers: Sequence[int], row: torch.Tensor, halfway: Callable[[], None]) -> list[torch.Tensor]:
     """Send a row of bytes to ``peers``, and return what they sent."""
     own = torch.tensor([row.numel()])
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in peers]

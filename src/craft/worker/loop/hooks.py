@@ -21,7 +21,7 @@ from craft.decide.techniques.technique import POINTS, Chosen, Hooks, Moment
 from craft.protocol.errors import ConfigError
 from craft.protocol.events import AnyNote, ConditionSeen, TechniqueFailed
 from craft.settings.worker import WorkerSettings
-from craft.worker.report.reporter import Voice
+from craft.worker.report.reporter import Reporter
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _MAX_DETAIL_CHARS = 1000
 _OWN = frozenset(kind.name for kind in BUILT_IN)
 
 
-class Passive:
+class StepHooks:
     """Owned by the main thread."""
 
     def __init__(
@@ -88,7 +88,7 @@ def _overrides(hooks: Hooks, point: str) -> bool:
 class InWorker:
     """What the hooks of one technique may know and do."""
 
-    def __init__(self, technique: str, settings: WorkerSettings, voice: Voice) -> None:
+    def __init__(self, technique: str, settings: WorkerSettings, voice: Reporter) -> None:
         self._technique = technique
         self._voice = voice
         self.worker_id = settings.worker_id
@@ -126,7 +126,7 @@ class InWorker:
 
 
 def hooks_of(
-    techniques: Chosen, own: Mapping[str, Hooks], settings: WorkerSettings, voice: Voice
+    techniques: Chosen, own: Mapping[str, Hooks], settings: WorkerSettings, voice: Reporter
 ) -> list[tuple[str, Hooks]]:
     """The hooks of all techniques that are on; ``own`` are those of CRAFT's own, which are parts of this room."""
     found: list[tuple[str, Hooks]] = []

@@ -18,7 +18,7 @@ from craft.protocol.messages import Directive
 logger = logging.getLogger(__name__)
 
 
-class Injections:
+class InjectedFaults:
     """The channel's thread puts faults in, the main thread takes them out."""
 
     def __init__(self, worker_id: str, cut: Callable[[], bool]) -> None:
@@ -69,10 +69,10 @@ class Injections:
                 self._slow = None
 
 
-_injections: Injections | None = None
+_injections: InjectedFaults | None = None
 
 
-def install(injections: Injections) -> None:
+def install(injections: InjectedFaults) -> None:
     """Have ``strike`` of this module do what ``injections`` has; one per process."""
     global _injections
     _injections = injections

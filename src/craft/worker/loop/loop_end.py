@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from craft.decide.step.settle import LOOP_END
-from craft.worker.checkpoint.lifecycle import Course
-from craft.worker.loop.pre_loop_calls import OutsideLoops
-from craft.worker.membership.participant import Commitments
+from craft.worker.checkpoint.lifecycle import CheckpointLifecycle
+from craft.worker.loop.pre_loop_calls import PreLoopCalls
+from craft.worker.membership.participant import Participant
 
 Call = Callable[[str, bytes], list[bytes] | None]
 
@@ -40,7 +40,7 @@ def meeting_at_end(loop: int) -> str:
 class LoopEnd:
     """Owned by the main thread."""
 
-    def __init__(self, worker_id: str, commitments: Commitments, course: Course, call: Call) -> None:
+    def __init__(self, worker_id: str, commitments: Participant, course: CheckpointLifecycle, call: Call) -> None:
         """``call`` brings the bytes of all workers to all workers."""
         self._worker_id = worker_id
         self._commitments = commitments
@@ -97,6 +97,6 @@ def seats_of(company: Sequence[str], members: Sequence[str]) -> list[str]:
     return seats + newcomers[len(vacant) :]
 
 
-def step_at_end(outside: OutsideLoops, loop: int) -> int:
+def step_at_end(outside: PreLoopCalls, loop: int) -> int:
     """Of a loop that the job ended before this worker came: how many steps were committed then."""
     return _decode(outside.result_of(f"{meeting_at_end(loop)}/0")[0]).step

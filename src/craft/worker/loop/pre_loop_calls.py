@@ -15,11 +15,11 @@ from craft.protocol.errors import SnapshotError, Unreachable
 from craft.protocol.values.activity import Phase
 from craft.snapshots.transfer.donor import Donor
 from craft.snapshots.transfer.fetch import recall
-from craft.worker.membership.client import Meeting
-from craft.worker.membership.ft_calls import CallPlace, Calls, taking_part
-from craft.worker.membership.participant import Commitments
-from craft.worker.report.activity_page import Activity
-from craft.worker.report.reporter import Voice
+from craft.worker.membership.client import MembershipClient
+from craft.worker.membership.ft_calls import CallPlace, FaultTolerantCalls, taking_part
+from craft.worker.membership.participant import Participant
+from craft.worker.report.activity_page import ActivityPage
+from craft.worker.report.reporter import Reporter
 
 logger = logging.getLogger(__name__)
 
@@ -27,15 +27,15 @@ _SILENCE_S = 600.0
 _AGAIN_S = 0.1
 
 
-class OutsideLoops:
+class PreLoopCalls:
     """Owned by the main thread."""
 
     def __init__(
         self,
-        commitments: Commitments,
-        meeting: Meeting,
-        voice: Voice,
-        activity: Activity,
+        commitments: Participant,
+        meeting: MembershipClient,
+        voice: Reporter,
+        activity: ActivityPage,
         donor: Donor | None,
         key: bytes,
         late: bool,
@@ -48,7 +48,7 @@ class OutsideLoops:
         self._donor = donor
         self._key = key
         self._late = late
-        self._calls = Calls(commitments, donor, key, self._meet)
+        self._calls = FaultTolerantCalls(commitments, donor, key, self._meet)
         self._recalled = ("", 0)
         """A place, and how many results of calls there were taken from others."""
 

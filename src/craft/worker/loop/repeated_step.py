@@ -16,7 +16,7 @@ REHEARSED = 3
 """The number of the step whose body runs twice: optimizers have their state by then."""
 
 
-class Rehearsal:
+class RepeatedStep:
     """Of one loop, on one worker."""
 
     def __init__(self, leaves: Callable[[], list[Leaf]], enabled: bool) -> None:

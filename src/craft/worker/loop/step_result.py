@@ -1,7 +1,7 @@
 """What a committed step leaves: its result in the hands of the script's update, and what is known of how it came about.
 
 Enters: the attempt that was committed, here or by the others while this worker caught up. Leaves: ``p.grad``, buffers,
-and an ``Outcome``.
+and an ``StepOutcome``.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import torch
 
 from craft.protocol.control_word import Combined
 from craft.protocol.membership import Generation
-from craft.worker.monitor.nonfinite import Numbers
+from craft.worker.monitor.nonfinite import NonFiniteGuard
 from craft.worker.reduce.accumulator import hand_out
-from craft.worker.reduce.buckets import Layout
+from craft.worker.reduce.buckets import BucketLayout
 from craft.worker.reduce.exchange import Attempt
-from craft.worker.reduce.module_buffers import Buffers
-from craft.worker.state.carried_state import Lanes
+from craft.worker.reduce.module_buffers import ModuleBuffers
+from craft.worker.state.carried_state import CarriedState
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepOutcome:
     """Of one step."""
 
     combined: Combined
@@ -37,11 +37,11 @@ class Outcome:
     """The generation in which its result came about: the same on every worker, whenever each of them committed it."""
 
 
-class Handover:
+class StepResult:
     """Belongs to the main thread."""
 
-    def __init__(self, buffers: Buffers, lanes: Lanes, numbers: Numbers) -> None:
-        self.last: Outcome | None = None
+    def __init__(self, buffers: ModuleBuffers, lanes: CarriedState, numbers: NonFiniteGuard) -> None:
+        self.last: StepOutcome | None = None
         """Of the step that was committed last."""
         self._buffers = buffers
         self._lanes = lanes
@@ -50,7 +50,7 @@ class Handover:
         """Whether it was said that there are no gradients."""
 
     @torch.no_grad()
-    def give(self, attempt: Attempt, layout: Layout, generation: int, members: tuple[str, ...]) -> None:
+    def give(self, attempt: Attempt, layout: BucketLayout, generation: int, members: tuple[str, ...]) -> None:
         """Hand the result to the user's update code: gradients, buffers, metrics."""
         combined = attempt.combined
         assert combined is not None and attempt.under is not None
@@ -71,4 +71,4 @@ class Handover:
         else:
             self._numbers.leave_out([param for bucket in layout.buckets for param in bucket.params])
             self._buffers.commit((), None)
-        self.last = Outcome(combined, attempt.plan, generation, members, attempt.under)
+        self.last = StepOutcome(combined, attempt.plan, generation, members, attempt.under)

@@ -13,42 +13,42 @@ from typing import Any
 import torch
 
 from craft.decide.step import ledger as books
-from craft.protocol.control_word import Combined, Record, Word
+from craft.protocol.control_word import Combined, MicrobatchRecord, Word
 from craft.protocol.errors import BitsDiffer, GroupError
 from craft.protocol.membership import DROPPED, Settlement
 from craft.telemetry.fault_points import reach
-from craft.worker.loop.batch_gather import Gathering
-from craft.worker.loop.step_result import Handover
-from craft.worker.membership.participant import Commitments
-from craft.worker.monitor.consistency import Bits
+from craft.worker.loop.batch_gather import BatchGather
+from craft.worker.loop.step_result import StepResult
+from craft.worker.membership.participant import Participant
+from craft.worker.monitor.consistency import ConsistencyCheck
 from craft.worker.monitor.repeated_microbatch import PROBE, is_extra
-from craft.worker.recovery.follower import Result
+from craft.worker.recovery.follower import CommittedResult
 from craft.worker.reduce import trainable_mask
-from craft.worker.reduce.accumulator import Flats, Gradients
-from craft.worker.reduce.buckets import Layout
+from craft.worker.reduce.accumulator import Flats, GradientAccumulator
+from craft.worker.reduce.buckets import BucketLayout
 from craft.worker.reduce.exchange import Attempt, ExchangeThread
-from craft.worker.reduce.module_buffers import Buffers
+from craft.worker.reduce.module_buffers import ModuleBuffers
 from craft.worker.reduce.routes.choice import route_of
-from craft.worker.reduce.routes.flat import Route
-from craft.worker.report.reporter import Voice
+from craft.worker.reduce.routes.flat import FlatRoute
+from craft.worker.report.reporter import Reporter
 
 
-class Flight:
+class StepRunner:
     """Drives the step in flight from its first microbatch to its commit."""
 
     def __init__(
         self,
-        commitments: Commitments,
+        commitments: Participant,
         exchange: ExchangeThread,
-        gradients: Gradients,
-        buffers: Buffers,
-        bits: Bits,
-        handover: Handover,
+        gradients: GradientAccumulator,
+        buffers: ModuleBuffers,
+        bits: ConsistencyCheck,
+        handover: StepResult,
         size_of: Callable[[int], int],
         on_settled: Callable[[Settlement, bool], None],
-        voice: Voice,
+        voice: Reporter,
         extra_word: Callable[[int], dict[str, Any]],
-        gathering: Gathering,
+        gathering: BatchGather,
         on_differs: Callable[[BitsDiffer, int], None],
     ) -> None:
         """``on_settled(settlement, level)``: whether the state here is that of the step that goes on, or an update is due.
@@ -79,11 +79,11 @@ class Flight:
         """Members that were given microbatches in the step in flight."""
         self._counted: frozenset[str] = frozenset()
         """Those of the step before it."""
-        self._records: dict[int, Record] = {}
+        self._records: dict[int, MicrobatchRecord] = {}
         self._carried: dict[int, torch.Tensor] = {}
         """What microbatches that are held here leave for the next step."""
         self._attempt: Attempt | None = None
-        self._route: Route | None = None
+        self._route: FlatRoute | None = None
         self._result: Flats | None = None
         self._late = False
         self._overlaps = False
@@ -95,7 +95,7 @@ class Flight:
     def step(self) -> int:
         return self._commitments.step
 
-    def lay_out(self, gradients: Gradients) -> None:
+    def lay_out(self, gradients: GradientAccumulator) -> None:
         """Code between the steps froze or unfroze parameters: from here on others are exchanged."""
         self.gradients.detach()
         self.gradients = gradients
@@ -241,7 +241,7 @@ class Flight:
         if carried is not None:
             self._carried[microbatch] = carried
         self._keep(
-            Record(
+            MicrobatchRecord(
                 microbatch=microbatch,
                 weight=leaf.weight,
                 present=leaf.present,
@@ -275,7 +275,7 @@ class Flight:
             return
         self.gathering.keep_empty(microbatch)
         leaf = self.gradients.hold_empty(microbatch, self._size_of(self.step))
-        self._keep(Record(microbatch=microbatch, weight=0.0, present=leaf.present, more=False, data=False))
+        self._keep(MicrobatchRecord(microbatch=microbatch, weight=0.0, present=leaf.present, more=False, data=False))
 
     # Of a loop of the script's own, which computes all of its share before anything of it is held.
 
@@ -284,7 +284,7 @@ class Flight:
         self.num_computed += 1
         leaf = self.gradients.hold_empty(microbatch, self._size_of(self.step))
         logged = tuple(sorted(scalars.items()))
-        self._keep(Record(microbatch=microbatch, weight=weight, present=leaf.present, scalars=logged))
+        self._keep(MicrobatchRecord(microbatch=microbatch, weight=weight, present=leaf.present, scalars=logged))
 
     def conclude(self) -> bool:
         """Commit the step with everybody; False if it has to be computed again, from the state before it."""
@@ -306,7 +306,7 @@ class Flight:
         self._start_attempt()
         return False
 
-    def _keep(self, record: Record) -> None:
+    def _keep(self, record: MicrobatchRecord) -> None:
         self._records[record.microbatch] = record
         if record.microbatch == 0:
             self._buffers.keep_first()
@@ -455,12 +455,12 @@ class Flight:
         self._counted = self._computing
         reach("committed", attempt.step)
 
-    def replay(self, result: Result) -> None:
+    def replay(self, result: CommittedResult) -> None:
         """Hand over the result of a step that was committed while this worker's state was on the way."""
         self._bits.check_replayed(result.combined)
         self._hand_over(result.attempt, result.layout, result.generation, result.members)
         reach("replayed", result.attempt.step)
 
-    def _hand_over(self, attempt: Attempt, layout: Layout, generation: int, members: tuple[str, ...]) -> None:
+    def _hand_over(self, attempt: Attempt, layout: BucketLayout, generation: int, members: tuple[str, ...]) -> None:
         self._handover.give(attempt, layout, generation, members)
         self.num_computed, self.waited_s = 0, 0.0

@@ -19,34 +19,34 @@ from craft.protocol.values.activity import Phase
 from craft.snapshots.state.device_copy import hold_back
 from craft.snapshots.state.leaves import STATE_IS_BUILT, Leaf, digest, module_leaves, registered_leaves
 from craft.telemetry.fault_points import reach
-from craft.worker.checkpoint.lifecycle import Course
+from craft.worker.checkpoint.lifecycle import CheckpointLifecycle
 from craft.worker.checks.script import ScriptChecks
-from craft.worker.loop.batch_gather import Gathering
-from craft.worker.loop.hooks import InWorker, Passive, hooks_of
+from craft.worker.loop.batch_gather import BatchGather
+from craft.worker.loop.hooks import InWorker, StepHooks, hooks_of
 from craft.worker.loop.loop_end import LoopEnd, after_loop, meeting_at_end, step_at_end
-from craft.worker.loop.pre_loop_calls import OutsideLoops
-from craft.worker.loop.step_result import Handover
-from craft.worker.loop.step_runner import Flight
-from craft.worker.membership.ft_calls import CallPlace, Calls
+from craft.worker.loop.pre_loop_calls import PreLoopCalls
+from craft.worker.loop.step_result import StepResult
+from craft.worker.loop.step_runner import StepRunner
+from craft.worker.membership.ft_calls import CallPlace, FaultTolerantCalls
 from craft.worker.monitor import frozen_parameters
-from craft.worker.monitor.consistency import Bits
+from craft.worker.monitor.consistency import ConsistencyCheck
 from craft.worker.monitor.gpu import GpuWatch, watch_gpu
-from craft.worker.monitor.parameter_set import Structure
+from craft.worker.monitor.parameter_set import ParameterSet
 from craft.worker.monitor.repeated_microbatch import PROBE
-from craft.worker.monitor.stragglers import Pacing
-from craft.worker.recovery.catch_up import Joining
-from craft.worker.recovery.state_transfer import Healing
-from craft.worker.reduce.accumulator import Gradients
-from craft.worker.reduce.buckets import Layout, bitmap, parameters_of, trainable_of
+from craft.worker.monitor.stragglers import SpeedTracker
+from craft.worker.recovery.catch_up import CatchUp
+from craft.worker.recovery.state_transfer import StateTransfer
+from craft.worker.reduce.accumulator import GradientAccumulator
+from craft.worker.reduce.buckets import BucketLayout, bitmap, parameters_of, trainable_of
 from craft.worker.reduce.exchange import ExchangeThread
-from craft.worker.reduce.module_buffers import Buffers
-from craft.worker.report.step_account import Account
+from craft.worker.reduce.module_buffers import ModuleBuffers
+from craft.worker.report.step_account import StepAccount
 from craft.worker.report.step_log import Committed
-from craft.worker.state.loop_context import Parts
+from craft.worker.state.loop_context import LoopContext
 from craft.worker.state.preflight import check_conditions, make_equal
 
 if TYPE_CHECKING:
-    from craft.worker.recovery.follower import Result
+    from craft.worker.recovery.follower import CommittedResult
 
 logger = logging.getLogger(__name__)
 
@@ -73,10 +73,10 @@ class CurrentStep(Protocol):
     def _call(self) -> Callable[[str, bytes], list[bytes]] | None: ...
 
 
-class Training:
+class TrainingLoop:
     """Owned by the main thread."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: LoopContext) -> None:
         settings, commitments, voice, techniques = parts.settings, parts.commitments, parts.voice, parts.techniques
         self.settings = settings
         self.commitments = commitments
@@ -97,7 +97,7 @@ class Training:
         self.lanes = parts.lanes
         exchanges = not (parts.own_loop or parts.whole)
         exchanged = list(parts.modules.values()) if exchanges else []
-        self._structure = Structure(parts.modules if exchanges else {})
+        self._structure = ParameterSet(parts.modules if exchanges else {})
         self.checks = ScriptChecks(
             parts.modules,
             parts.registered,
@@ -108,41 +108,43 @@ class Training:
             is_heard=voice.is_heard,
         )
         self._params = parameters_of(exchanged)
-        self._buffers = Buffers(exchanged, list(parts.modules))
+        self._buffers = ModuleBuffers(exchanged, list(parts.modules))
         self._exchange = ExchangeThread(voice.broke)
         self.checks_bits = settings.check_bits
-        self._bits = Bits(
+        self._bits = ConsistencyCheck(
             settings.check_bits and exchanges,
             settings.digest_bytes,
             self.leaves,
             self.checks.warn,
             self._may_vary,
         )
-        self._account = Account(settings.run_dir, settings.worker_id, voice.note, parts.source.samples, voice.unwritten)
-        self.course = Course(parts, self._bits.agreement, self.leaves)
-        self._pacing = Pacing(techniques, parts.activity, lambda: commitments.ledger, voice.note, voice.emit)
+        self._account = StepAccount(
+            settings.run_dir, settings.worker_id, voice.note, parts.source.samples, voice.unwritten
+        )
+        self.course = CheckpointLifecycle(parts, self._bits.agreement, self.leaves)
+        self._pacing = SpeedTracker(techniques, parts.activity, lambda: commitments.ledger, voice.note, voice.emit)
         own = {**self.course.hooks, Stragglers.name: self._pacing}
         self._gpu = self._watch_gpu(techniques)
-        self.passive = Passive(hooks_of(techniques, own, settings, voice), voice.note, self._moment)
+        self.passive = StepHooks(hooks_of(techniques, own, settings, voice), voice.note, self._moment)
         key = settings.state_key_bytes
-        self.healing = Healing(
+        self.healing = StateTransfer(
             parts.donor, key, commitments, parts.modules, parts.registered, self.course, parts.reserve
         )
-        self.calls = Calls(commitments, parts.donor, key, self._regroup_between_steps)
-        self._joining: Joining | None = None
+        self.calls = FaultTolerantCalls(commitments, parts.donor, key, self._regroup_between_steps)
+        self._joining: CatchUp | None = None
         self._expected: tuple[int, tuple[int, ...]] | None = None
         self._ended = False
         self.over = False
         """Whether the loop has come to its end."""
         self.broken_off = False
         """Whether the script left the loop by itself after a committed step; what is due at its end is still to be done."""
-        self._passed: OutsideLoops | None = None
+        self._passed: PreLoopCalls | None = None
         """Of a worker that came when the job had ended this loop: how it makes calls after it."""
         self.loop_end = LoopEnd(settings.worker_id, commitments, self.course, self.call)
         commitments.record = lambda entered: self._account.entered(replace(entered, leader=self.loop_end.leader))
         commitments.trainable = lambda: bitmap(trainable_of(self._params))
-        self.handover = Handover(self._buffers, self.lanes, self.course.numbers)
-        self.flight = Flight(
+        self.handover = StepResult(self._buffers, self.lanes, self.course.numbers)
+        self.flight = StepRunner(
             commitments,
             self._exchange,
             self._new_gradients(),
@@ -153,7 +155,7 @@ class Training:
             self.settled,
             voice,
             self._word,
-            Gathering(parts.device, parts.source.samples, drops=parts.drops),
+            BatchGather(parts.device, parts.source.samples, drops=parts.drops),
             self.course.differs,
         )
 
@@ -170,8 +172,8 @@ class Training:
         sizes = {each: self.source.samples(step, each) for each in range(self.source.size_of(step))}
         self.checks.microbatch(sizes, microbatch, len(self.commitments.ledger.share), self.commitments.slots)
 
-    def _new_gradients(self) -> Gradients:
-        return Gradients(Layout(self._params, self.bucket_bytes), hold=self.settings.hold)
+    def _new_gradients(self) -> GradientAccumulator:
+        return GradientAccumulator(BucketLayout(self._params, self.bucket_bytes), hold=self.settings.hold)
 
     def _word(self, step: int) -> dict[str, Any]:
         """What else goes into the word of ``step``."""
@@ -205,10 +207,10 @@ class Training:
         """The whole training state."""
         return [*module_leaves(self._modules), *registered_leaves(self._registered)]
 
-    def buffers_now(self) -> Buffers:
+    def buffers_now(self) -> ModuleBuffers:
         """Those of all modules, also of registered ones, as they are now."""
         items = (*self._modules.values(), *self._registered.values())
-        return Buffers([each for each in items if isinstance(each, torch.nn.Module)])
+        return ModuleBuffers([each for each in items if isinstance(each, torch.nn.Module)])
 
     def start(self) -> None:
         """Meet the others, and make sure that all begin from the same state under the same conditions."""
@@ -265,7 +267,7 @@ class Training:
     def _join(self, settlement: Settlement) -> None:
         """The others are on their way."""
         self._voice.report(urgent=False, behind=True)
-        self._joining = Joining(
+        self._joining = CatchUp(
             self.commitments,
             self.healing,
             self._voice,
@@ -344,7 +346,7 @@ class Training:
             self.source.expect(self.commitments.step, ledger.share)
         return microbatch
 
-    def take_up(self) -> Result | None:
+    def take_up(self) -> CommittedResult | None:
         """A loop of the script's own begins a step: what to replay of it, or None if this worker takes part in it."""
         if self._joining is not None:
             self.activity.now(Phase.EXCHANGING, self.applied)
@@ -360,7 +362,7 @@ class Training:
         self.passive.reach("before_commit")
         return self.flight.conclude()
 
-    def _replay(self, joining: Joining) -> bool:
+    def _replay(self, joining: CatchUp) -> bool:
         """Hand the next queued result to the script; False if there is none any more."""
         self.activity.now(Phase.EXCHANGING, self.applied)
         result = joining.next()
@@ -368,7 +370,7 @@ class Training:
             self.replay(result)
         return result is not None
 
-    def replay(self, result: Result) -> None:
+    def replay(self, result: CommittedResult) -> None:
         """Hand the result of a step to the script that was committed without it."""
         self.flight.replay(result)
         if result.able:
@@ -509,7 +511,7 @@ class Training:
         self._account.complete()
         self._voice.report(after_loop=True, step=self.commitments.step)
 
-    def pass_over(self, outside: OutsideLoops) -> None:
+    def pass_over(self, outside: PreLoopCalls) -> None:
         """The job has ended this loop already: the script of a worker that comes later goes on after it."""
         self.commitments.loop_begun()
         self.course.applied = step_at_end(outside, self.commitments.loops)

@@ -18,15 +18,15 @@ import torch
 from craft.protocol.errors import Fenced
 from craft.protocol.generation_log import Moments
 from craft.protocol.membership import Generation
-from craft.protocol.messages import CheckpointWish, Directive, Preemption, Restoration
-from craft.worker.membership.group_opening import AnyGroup, OnBroken, Places
+from craft.protocol.messages import CheckpointWish, Directive, PreemptionOrder, Restoration
+from craft.worker.membership.group_opening import AnyGroup, GroupOpener, OnBroken
 
 
 class Left(SystemExit):
     """This worker leaves the job, as it was told; the script ends as it would by ``sys.exit()``."""
 
 
-class Meeting:
+class MembershipClient:
     """The generation that this worker is to act under, the one to come, and their groups."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Meeting:
         self._on_left = on_left
         # Guards everything below; the channel's thread, opening threads and the main thread meet here. Reentrant.
         self._change = threading.Condition()
-        self._places = Places(worker_id, address, key, self._change, on_broken, self.broke)
+        self._places = GroupOpener(worker_id, address, key, self._change, on_broken, self.broke)
         self._leaving = 0
         """The upcoming generation in which this worker is not."""
         self._inside = False
@@ -61,7 +61,7 @@ class Meeting:
         """Places in the job's layout."""
         self.winding_down: str | None = None
         """Why the lighthouse wants the loop to end, if it does."""
-        self.preempting: Preemption | None = None
+        self.preempting: PreemptionOrder | None = None
         """Why, and until when, the whole job is to make room, if it is."""
         self.saved: tuple[int, int] | None = None
         """Branch and steps of the newest complete checkpoint, as far as the lighthouse says."""

@@ -22,7 +22,7 @@ from craft.protocol.membership import Generation, Member
 from craft.snapshots.transfer.donor import Donor
 from craft.snapshots.transfer.fetch import recall
 from craft.telemetry.fault_points import reach
-from craft.worker.membership.participant import Commitments
+from craft.worker.membership.participant import Participant
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +45,10 @@ class CallPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a worker that comes at any later time passes it: outside of the loops."""
 
 
-class Calls:
+class FaultTolerantCalls:
     """Belongs to the main thread."""
 
-    def __init__(self, commitments: Commitments, donor: Donor | None, key: bytes, regroup: Callable[[], None]) -> None:
+    def __init__(self, commitments: Participant, donor: Donor | None, key: bytes, regroup: Callable[[], None]) -> None:
         """``regroup`` enters the newest generation and tells whoever must know."""
         self._commitments = commitments
         self._donor = donor
@@ -179,14 +179,14 @@ class Calls:
         return recall((member.address, member.state_port), name, self._key, outdated, _SILENCE_S)
 
 
-def taking_part(commitments: Commitments) -> tuple[list[int], int]:
+def taking_part(commitments: Participant) -> tuple[list[int], int]:
     """Ranks of those who keep pace, and this worker's position among them."""
     ledger = commitments.ledger
     ranks = [rank for rank, member in enumerate(ledger.members) if member not in ledger.idle]
     return ranks, ranks.index(ledger.rank)
 
 
-def exchange(commitments: Commitments, data: bytes, halfway: Callable[[], None] = lambda: None) -> list[bytes]:
+def exchange(commitments: Participant, data: bytes, halfway: Callable[[], None] = lambda: None) -> list[bytes]:
     """Return the bytes of everybody who keeps pace, in the order of ranks; raises GroupError if somebody is lost."""
     group, (ranks, position) = commitments.group, taking_part(commitments)
     if group is None or len(ranks) == 1:
@@ -210,7 +210,7 @@ def exchange(commitments: Commitments, data: bytes, halfway: Callable[[], None] 
 
 
 def exchange_named(
-    commitments: Commitments, name: str, data: bytes, where: str, halfway: Callable[[], None] = lambda: None
+    commitments: Participant, name: str, data: bytes, where: str, halfway: Callable[[], None] = lambda: None
 ) -> list[bytes]:
     """The same; raises CallsDiffer if others are in another call than ``name`` at the same place."""
     parts = exchange(commitments, name.encode() + _END_OF_NAME + data, halfway)
@@ -219,7 +219,7 @@ def exchange_named(
     return [part for _, _, part in split]
 
 
-def _compare(commitments: Commitments, names: list[str], where: str) -> None:
+def _compare(commitments: Participant, names: list[str], where: str) -> None:
     if len(set(names)) == 1 or "" in names:
         return
     ledger, (ranks, _) = commitments.ledger, taking_part(commitments)

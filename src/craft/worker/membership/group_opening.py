@@ -29,7 +29,7 @@ AnyGroup = GlooGroup | NcclGroup
 OnBroken = Callable[[Broken], None]
 
 
-class Place:
+class OpeningGroup:
     """One generation to meet in, and its group once that is open."""
 
     def __init__(self, generation: Generation, moments: Moments) -> None:
@@ -58,7 +58,7 @@ class Place:
             self.missed = (self.generation.members[error.peer].worker_id,)
 
 
-class Places:
+class GroupOpener:
     """Where this worker meets the others: now, soon, and where it did before. Guarded by the lock of ``Meeting``."""
 
     def __init__(
@@ -77,9 +77,9 @@ class Places:
         self._change = change
         self._on_broken = on_broken
         self._broke = broke
-        self.current: Place | None = None
-        self.upcoming: Place | None = None
-        self.left_behind: list[Place] = []
+        self.current: OpeningGroup | None = None
+        self.upcoming: OpeningGroup | None = None
+        self.left_behind: list[OpeningGroup] = []
         """What was current before a generation was entered at a step boundary."""
         self.step = 0
         """The step in flight, for the points of the opening thread."""
@@ -98,9 +98,9 @@ class Places:
         self.equipped, self._device = True, device
         self._change.notify_all()
 
-    def begin(self, generation: Generation, moments: Moments | None = None) -> Place:
+    def begin(self, generation: Generation, moments: Moments | None = None) -> OpeningGroup:
         """Begin to open the group of ``generation``."""
-        place = Place(generation, moments or Moments(told=time.time()))
+        place = OpeningGroup(generation, moments or Moments(told=time.time()))
         if not place.opened:
             name = f"craft-open-{generation.number}"
             threading.Thread(target=self._open, args=(place,), name=name, daemon=True).start()
@@ -148,11 +148,11 @@ class Places:
                 place.broke(error)
             return Broken(generation=number, detail=str(error), missed=place.missed if place is not None else ())
 
-    def _place_of(self, number: int) -> Place | None:
+    def _place_of(self, number: int) -> OpeningGroup | None:
         places = (self.current, self.upcoming)
         return next((each for each in places if each is not None and each.generation.number == number), None)
 
-    def _open(self, place: Place) -> None:
+    def _open(self, place: OpeningGroup) -> None:
         generation = place.generation
         rank = generation.rank_of(self._worker_id)
         assert rank is not None
@@ -172,7 +172,7 @@ class Places:
                 place.problem = error
                 self._change.notify_all()
 
-    def _connect(self, place: Place, gloo: GlooGroup) -> None:
+    def _connect(self, place: OpeningGroup, gloo: GlooGroup) -> None:
         """The members have met. Those whose tensors are on devices connect these, too, once all know which they are."""
         reach("opened", self.step, gloo.rank)
         with self._change:
@@ -192,7 +192,7 @@ class Places:
                 return
         group.abort()
 
-    def _look(self, place: Place, otherwise: str) -> None:
+    def _look(self, place: OpeningGroup, otherwise: str) -> None:
         missing = unreachable(place.generation, self._worker_id)
         if not place.abandoned:
             detail = f"no connection to {', '.join(missing)}" if missing else otherwise

@@ -25,13 +25,13 @@ from craft.protocol.generation_log import Entered, Moments
 from craft.protocol.membership import DROPPED, Claim, Generation, Settlement
 from craft.telemetry.fault_points import reach
 from craft.worker.membership.all_gather import gather
-from craft.worker.membership.client import Meeting
+from craft.worker.membership.client import MembershipClient
 from craft.worker.membership.devices import DIFFERENT_DEVICES
 
 logger = logging.getLogger(__name__)
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class GenerationEntry(msgspec.Struct, frozen=True, array_like=True):
     """What each member tells the others when a generation begins."""
 
     claim: Claim
@@ -40,10 +40,10 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Entry).decode
+_decode = msgspec.msgpack.Decoder(GenerationEntry).decode
 
 
-def decode_entry(data: bytes) -> Entry:
+def decode_entry(data: bytes) -> GenerationEntry:
     """Return the entry in ``data``; another member may have come with something else."""
     try:
         return _decode(data)
@@ -51,13 +51,13 @@ def decode_entry(data: bytes) -> Entry:
         raise ConfigError(DIFFERENT_DEVICES) from None
 
 
-class Commitments:
+class Participant:
     """Owns the ledger."""
 
     def __init__(
         self,
         worker_id: str,
-        meeting: Meeting,
+        meeting: MembershipClient,
         on_loss: LossAnswer,
         on_state_lost: Callable[[int], None],
         straggling: StragglerSettings | None,
@@ -191,7 +191,7 @@ class Commitments:
                 )
             claim = replace(books.claim(self.ledger), started=self.started)
             try:
-                parts = gather(group, _encode(Entry(claim, self.trainable())))
+                parts = gather(group, _encode(GenerationEntry(claim, self.trainable())))
             except GroupError as error:
                 logger.info("generation %d broke while it settled: %s", generation.number, error)
                 self._meeting.broke(generation.number, error)

@@ -10,7 +10,7 @@ are doubted when bits differ. Belongs to the main thread.
 from __future__ import annotations
 
 
-class Agreement:
+class AgreedStep:
     """Counts comparisons in a row."""
 
     def __init__(self) -> None:

@@ -14,9 +14,9 @@ from blake3 import blake3
 from craft.decide.step.ledger import Ledger
 from craft.protocol.control_word import Combined
 from craft.snapshots.state.leaves import Leaf, RotatingDigest, sample_digest, tensor_bytes, whole_digest
-from craft.worker.monitor.agreed_step import Agreement
+from craft.worker.monitor.agreed_step import AgreedStep
 from craft.worker.monitor.consistency_errors import check_bits, check_newcomer, check_sample, repeated_alone
-from craft.worker.monitor.repeated_microbatch import PROBE, Repeats, is_repeat
+from craft.worker.monitor.repeated_microbatch import PROBE, RepeatedMicrobatch, is_repeat
 from craft.worker.reduce.accumulator import Flats
 
 _SAMPLED = 1 << 14
@@ -25,7 +25,7 @@ _SAMPLED = 1 << 14
 Hasher = Callable[[Flats], bytes]
 
 
-class Bits:
+class ConsistencyCheck:
     """Those of this worker, in the step in flight. Belongs to the main thread."""
 
     def __init__(
@@ -44,13 +44,13 @@ class Bits:
         self._is_lenient = is_lenient
         self.probe_wanted = compares
         """Whether every worker computes microbatch 0 of this step."""
-        self.repeats = Repeats(compares)
+        self.repeats = RepeatedMicrobatch(compares)
         self.newcomer = False
         """Whether this worker joined, and has not yet committed a step in which it computed."""
         self._compares = compares
         self._leaves = leaves
         self._rotating = RotatingDigest(slice_bytes)
-        self.agreement = Agreement()
+        self.agreement = AgreedStep()
         self._state: Callable[[], bytes] = bytes
         self._sampled = b""
         """Of a sample of the whole state, where a newcomer computes for the first time."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from craft.decide.detect.gpu_health import NOT_AVAILABLE, Health, HealthSettings, notice
+from craft.decide.detect.gpu_health import NOT_AVAILABLE, GpuHistory, HealthSettings, notice
 from craft.decide.techniques.technique import Hooks, Surroundings
 from craft.protocol.values.gpu import Reading
 from craft.telemetry.nvml import Gpu
@@ -21,7 +21,7 @@ from craft.telemetry.nvml import Gpu
 logger = logging.getLogger(__name__)
 
 
-class Source(Protocol):
+class GpuReader(Protocol):
     """A GPU that can be asked."""
 
     @property
@@ -37,7 +37,7 @@ class Source(Protocol):
 class GpuWatch(Hooks):
     """Made by the main thread when the loop begins; ``close`` ends it."""
 
-    def __init__(self, source: Source, settings: HealthSettings, surroundings: Surroundings) -> None:
+    def __init__(self, source: GpuReader, settings: HealthSettings, surroundings: Surroundings) -> None:
         self._source = source
         self._settings = settings
         self._surroundings = surroundings
@@ -46,7 +46,7 @@ class GpuWatch(Hooks):
         self._thread.start()
 
     def _loop(self) -> None:
-        health = Health()
+        health = GpuHistory()
         try:
             while not self._closed.is_set() and not health.gone:
                 reading = self._source.read(self._wait())

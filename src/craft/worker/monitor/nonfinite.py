@@ -17,8 +17,8 @@ from craft.decide.detect.spikes import SpikeRule, find_spike, remember
 from craft.decide.techniques.technique import Hooks, Moment
 from craft.protocol.errors import CraftError
 from craft.protocol.events import NumbersDiverged
-from craft.worker.reduce.buckets import Layout
-from craft.worker.state.preflight import Progress
+from craft.worker.reduce.buckets import BucketLayout
+from craft.worker.state.preflight import TrainingProgress
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class NotFinite(CraftError):
     """A loss or a gradient is not finite, or a spike, and the job is to end then. Raised on every worker in the same step."""
 
 
-class Numbers(Hooks):
+class NonFiniteGuard(Hooks):
     """The hooks of the technique ``divergence``; it also has a say in what a result may change."""
 
     def __init__(
@@ -74,12 +74,12 @@ class Numbers(Hooks):
             optimizer.register_step_pre_hook(self._lower)
             optimizer.register_step_post_hook(self._restore)
 
-    def load(self, progress: Progress) -> None:
+    def load(self, progress: TrainingProgress) -> None:
         self.lowered_until = progress.lowered_until
         self.recent = progress.recent
 
     def look(
-        self, step: int, metrics: Sequence[tuple[str, float]], layout: Layout, flats: Sequence[torch.Tensor]
+        self, step: int, metrics: Sequence[tuple[str, float]], layout: BucketLayout, flats: Sequence[torch.Tensor]
     ) -> bool:
         """Look at the result of ``step``; return whether it may change the state."""
         self._step = step
@@ -96,7 +96,9 @@ class Numbers(Hooks):
             self.lowered_until = step + 1 + _LOWER_STEPS
         return self._answer == "report"
 
-    def _found(self, metrics: Sequence[tuple[str, float]], layout: Layout, flats: Sequence[torch.Tensor]) -> str | None:
+    def _found(
+        self, metrics: Sequence[tuple[str, float]], layout: BucketLayout, flats: Sequence[torch.Tensor]
+    ) -> str | None:
         for name, value in metrics:
             if not math.isfinite(value):
                 return f"{name} is {value}"

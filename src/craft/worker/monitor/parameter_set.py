@@ -18,7 +18,7 @@ from torch.nn.modules.module import (
 from craft.protocol.errors import ConfigError
 
 
-class Structure:
+class ParameterSet:
     """Of the modules of one loop. The main thread asks; whoever registers something is heard on any."""
 
     def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:

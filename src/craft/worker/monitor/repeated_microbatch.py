@@ -41,7 +41,7 @@ def repeat_of(microbatch: int) -> int:
     return -microbatch - 2
 
 
-class Repeats:
+class RepeatedMicrobatch:
     """Of one worker and loop. Belongs to the main thread."""
 
     def __init__(self, wanted: bool) -> None:

@@ -8,27 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from craft.decide.detect.stragglers import Suspicion
+from craft.decide.detect.stragglers import SlowEvidence
 from craft.decide.step.ledger import Ledger
 from craft.decide.techniques import Stragglers
 from craft.decide.techniques.technique import Chosen, Hooks, Moment
 from craft.protocol.events import StragglerFound, StragglerGone
 from craft.protocol.messages import StepTimes
 from craft.protocol.values.activity import Phase
-from craft.worker.report.activity_page import Activity
+from craft.worker.report.activity_page import ActivityPage
 
 _SMOOTHING = 0.1
 
 Told = StragglerFound | StragglerGone
 
 
-class Pacing(Hooks):
+class SpeedTracker(Hooks):
     """Owned by the main thread. Measures in any case; who is slow is told where the technique ``stragglers`` is on."""
 
     def __init__(
         self,
         techniques: Chosen,
-        activity: Activity,
+        activity: ActivityPage,
         ledger: Callable[[], Ledger],
         note: Callable[[Told], None],
         emit: Callable[[Told], None],
@@ -45,7 +45,7 @@ class Pacing(Hooks):
         self._busy_s = 0.0
         """Of one microbatch, as it was told to the others last."""
         self._smoothed: tuple[float, ...] = ()
-        self._found: dict[str, Suspicion] = {}
+        self._found: dict[str, SlowEvidence] = {}
         self._generation = 0
 
     def busy_us(self, num_computed: int) -> int:
@@ -101,7 +101,7 @@ class Pacing(Hooks):
                 self._note(event)
             self._emit(event)
 
-    def _found_event(self, worker_id: str, seen: Suspicion, step: int) -> StragglerFound:
+    def _found_event(self, worker_id: str, seen: SlowEvidence, step: int) -> StragglerFound:
         return StragglerFound(
             worker_id=worker_id,
             generation=self._generation,

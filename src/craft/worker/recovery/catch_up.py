@@ -13,28 +13,28 @@ import torch
 
 from craft.protocol.membership import Settlement
 from craft.telemetry.fault_points import reach
-from craft.worker.membership.participant import Commitments
-from craft.worker.recovery.follower import Follower, Result
-from craft.worker.recovery.state_transfer import Healing
-from craft.worker.reduce.buckets import Layout
-from craft.worker.reduce.module_buffers import Buffers
+from craft.worker.membership.participant import Participant
+from craft.worker.recovery.follower import CommittedResult, Follower
+from craft.worker.recovery.state_transfer import StateTransfer
+from craft.worker.reduce.buckets import BucketLayout
+from craft.worker.reduce.module_buffers import ModuleBuffers
 from craft.worker.reduce.user_reduce import listen
-from craft.worker.report.reporter import Voice
-from craft.worker.state.preflight import Progress
+from craft.worker.report.reporter import Reporter
+from craft.worker.state.preflight import TrainingProgress
 
 logger = logging.getLogger(__name__)
 
 
-class Joining:
+class CatchUp:
     """Owned by the main thread."""
 
     def __init__(
         self,
-        commitments: Commitments,
-        healing: Healing,
-        voice: Voice,
+        commitments: Participant,
+        healing: StateTransfer,
+        voice: Reporter,
         params: Sequence[torch.nn.Parameter],
-        buffers: Buffers,
+        buffers: ModuleBuffers,
         size_of: Callable[[int], int],
         bucket_bytes: int,
         own_loop: bool = False,
@@ -57,7 +57,7 @@ class Joining:
             listen if own_loop else None,
         )
 
-    def take_state(self, settlement: Settlement) -> tuple[int, Progress]:
+    def take_state(self, settlement: Settlement) -> tuple[int, TrainingProgress]:
         """Take the state of the others, while a thread takes the results of what they do meanwhile. Returns its step."""
         self._follower.start(settlement)
         fetched = self._follower.wait_state()
@@ -76,10 +76,10 @@ class Joining:
         bits = int.from_bytes(self._commitments.trained, "little")
         return [bool(bits >> index & 1) for index in range(len(self._params))]
 
-    def _layout_of_the_others(self, trained: Sequence[bool] | None) -> Layout:
+    def _layout_of_the_others(self, trained: Sequence[bool] | None) -> BucketLayout:
         if trained is None and self._commitments.trained:
             trained = self._others_train()
-        return Layout(self._params, self._bucket_bytes, trained)
+        return BucketLayout(self._params, self._bucket_bytes, trained)
 
     @property
     def catches_up(self) -> bool:
@@ -105,6 +105,6 @@ class Joining:
         """Whether a thread follows generations in the main thread's stead."""
         return self._follower.runs
 
-    def next(self) -> Result | None:
+    def next(self) -> CommittedResult | None:
         """The next result to hand to the script; None if there is none any more."""
         return self._follower.next()

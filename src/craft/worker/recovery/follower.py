@@ -22,14 +22,14 @@ from craft.protocol.errors import BitsDiffer, GroupError, SnapshotAborted, Snaps
 from craft.protocol.membership import DROPPED, Generation, Settlement
 from craft.snapshots.transfer.fetch import Fetched
 from craft.telemetry.fault_points import reach
-from craft.worker.membership.participant import Commitments
+from craft.worker.membership.participant import Participant
 from craft.worker.recovery.state_transfer import donors_of
 from craft.worker.reduce import trainable_mask
-from craft.worker.reduce.accumulator import Flats, Gradients
-from craft.worker.reduce.buckets import Layout
+from craft.worker.reduce.accumulator import Flats, GradientAccumulator
+from craft.worker.reduce.buckets import BucketLayout
 from craft.worker.reduce.exchange import Attempt
 from craft.worker.reduce.routes.choice import route_of
-from craft.worker.reduce.routes.flat import Route
+from craft.worker.reduce.routes.flat import FlatRoute
 from craft.worker.reduce.user_reduce import Reduced
 
 logger = logging.getLogger(__name__)
@@ -40,12 +40,12 @@ Fetch = Callable[[Generation, tuple[str, ...], threading.Event], Fetched]
 """(generation, its donors in order, cancelled) -> the state as of the settlement."""
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class CommittedResult(msgspec.Struct, frozen=True, kw_only=True):
     """One committed step, to be replayed."""
 
     attempt: Attempt
     combined: Combined
-    layout: Layout
+    layout: BucketLayout
     generation: int
     members: tuple[str, ...]
     able: bool
@@ -57,14 +57,14 @@ class Follower:
 
     def __init__(
         self,
-        commitments: Commitments,
-        layout: Callable[[Sequence[bool] | None], Layout],
+        commitments: Participant,
+        layout: Callable[[Sequence[bool] | None], BucketLayout],
         buffers_like: Callable[[tuple[int, ...]], torch.Tensor],
         size_of: Callable[[int], int],
         fetch: Fetch,
         on_settled: Callable[[Settlement], object],
         on_broken: Callable[[Exception], None],
-        listen: Callable[[Commitments], tuple[Reduced, ...]] | None = None,
+        listen: Callable[[Participant], tuple[Reduced, ...]] | None = None,
     ) -> None:
         """``layout``: of what the others train, as of the last settlement unless it is given. ``listen`` takes what they reduce
         before the end of a step, where the loop is the script's own.
@@ -77,11 +77,11 @@ class Follower:
         self._on_settled = on_settled
         self._on_broken = on_broken
         self._listen = listen
-        self._gradients: Gradients | None = None
-        self._route: Route | None = None
+        self._gradients: GradientAccumulator | None = None
+        self._route: FlatRoute | None = None
         # Guards everything below: this thread, the fetching thread and the main thread meet here.
         self._change = threading.Condition()
-        self._results: deque[Result] = deque()
+        self._results: deque[CommittedResult] = deque()
         self._state: Fetched | None = None
         self._loaded = False
         self._replayed = False
@@ -125,7 +125,7 @@ class Follower:
         with self._change:
             return bool(self._results)
 
-    def next(self) -> Result | None:
+    def next(self) -> CommittedResult | None:
         """Return the next result to replay; None once there is none, and the main thread is to take part itself."""
         with self._change:
             self._main_waits = not self._results
@@ -164,7 +164,7 @@ class Follower:
     def _begin(self, settlement: Settlement) -> None:
         """A generation is settled: if the state is not whole, fetch it as of this one."""
         self._route = None
-        self._gradients = Gradients(self._layout(None), hooked=False)
+        self._gradients = GradientAccumulator(self._layout(None), hooked=False)
         if self._commitments.ledger.whole:
             return
         with self._change:
@@ -271,7 +271,7 @@ class Follower:
         trained = trainable_mask.hear(self._commitments.group, self._commitments.ledger, before)
         if trained != before.trainable:
             self._route = None
-            self._gradients = Gradients(self._layout(trained), hooked=False)
+            self._gradients = GradientAccumulator(self._layout(trained), hooked=False)
 
     def _word(self) -> Word:
         ledger = self._commitments.ledger
@@ -334,7 +334,7 @@ class Follower:
         combined, gradients = attempt.combined, self._gradients
         assert combined is not None and gradients is not None
         ledger = self._commitments.ledger
-        result = Result(
+        result = CommittedResult(
             attempt=attempt,
             combined=combined,
             layout=gradients.layout,

@@ -23,9 +23,9 @@ from craft.snapshots.store.background import num_lanes
 from craft.snapshots.transfer.donor import Donor
 from craft.snapshots.transfer.fetch import Fetched, fetch
 from craft.telemetry.fault_points import reach
-from craft.worker.checkpoint.lifecycle import Course
-from craft.worker.membership.participant import Commitments
-from craft.worker.state.preflight import Attached, Progress, compare
+from craft.worker.checkpoint.lifecycle import CheckpointLifecycle
+from craft.worker.membership.participant import Participant
+from craft.worker.state.preflight import Attached, TrainingProgress, compare
 
 logger = logging.getLogger(__name__)
 
@@ -35,17 +35,17 @@ _SILENCE_S = 60.0
 """A donor stages at its next step boundary, and a step may be long."""
 
 
-class Healing:
+class StateTransfer:
     """Owned by the main thread, except for ``fetch``; while a joiner catches up, the thread that follows calls ``settled``."""
 
     def __init__(
         self,
         donor: Donor | None,
         key: bytes,
-        commitments: Commitments,
+        commitments: Participant,
         modules: Mapping[str, torch.nn.Module],
         registered: Mapping[str, Stateful],
-        course: Course,
+        course: CheckpointLifecycle,
         reserve: Reserve | None = None,
     ) -> None:
         """``reserve`` is memory that was set aside for the state, if this worker came later than others."""
@@ -160,7 +160,7 @@ class Healing:
             self._reserve.release()
             self._reserve = None
 
-    def load(self, fetched: Fetched) -> Progress:
+    def load(self, fetched: Fetched) -> TrainingProgress:
         """Put a fetched state into this worker's own objects; it is bit for bit that of the donors then."""
         theirs = msgspec.json.decode(fetched.header.conditions, type=Attached)
         problem = compare(

@@ -13,10 +13,10 @@ import torch
 from craft.snapshots.state.device_copy import hold_back
 from craft.snapshots.state.leaves import Stateful
 from craft.snapshots.state.serialized import Header, State, load
-from craft.worker.state.module_modes import Modes
+from craft.worker.state.module_modes import ModuleModes
 
 
-class Kept:
+class StateCopy:
     """Owned by the main thread."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Kept:
         self._registered = registered
         self._header: Header | None = None
         self._copies: list[torch.Tensor] = []
-        self._modes = Modes()
+        self._modes = ModuleModes()
         """What the body may have switched: frozen parameters, ``eval()``, groups of optimizers."""
         self._changed = False
 
@@ -49,7 +49,7 @@ class Kept:
         else:
             self._copies = [tensor.clone() for tensor in state.tensors]
         self._header = state.header
-        self._modes = Modes.of(self._modules, self._registered)
+        self._modes = ModuleModes.of(self._modules, self._registered)
         self._changed = True
 
     def put_back(self) -> None:

@@ -21,23 +21,23 @@ import torch
 from craft.decide.step.gradient_memory import Hold
 from craft.decide.step.tree import Node, parent_of
 from craft.protocol.errors import ConfigError, UnsafeScript
-from craft.worker.reduce.buckets import Bucket, Layout, bitmap
-from craft.worker.reduce.host_offload import Aside
+from craft.worker.reduce.buckets import Bucket, BucketLayout, bitmap
+from craft.worker.reduce.host_offload import HostOffload
 
 
 class Flats:
     """One flat tensor for each bucket, with the parameters' places in it."""
 
-    def __init__(self, layout: Layout, tensors: Sequence[torch.Tensor] | None = None) -> None:
+    def __init__(self, layout: BucketLayout, tensors: Sequence[torch.Tensor] | None = None) -> None:
         """``tensors``: where they are there already."""
         self.tensors = [bucket.empty() for bucket in layout.buckets] if tensors is None else list(tensors)
         self.views = [bucket.views(flat) for bucket, flat in zip(layout.buckets, self.tensors, strict=True)]
 
 
-class Gradients:
+class GradientAccumulator:
     """What this worker holds of the step in flight. The main thread owns it; the exchange thread reads flushed buckets."""
 
-    def __init__(self, layout: Layout, *, hooked: bool = True, hold: Hold = "device") -> None:
+    def __init__(self, layout: BucketLayout, *, hooked: bool = True, hold: Hold = "device") -> None:
         """``hooked`` is false for one that takes part in exchanges without computing anything.
 
         ``hold``: where what was sent is held.
@@ -49,7 +49,7 @@ class Gradients:
         """Whether what was sent is not held any more."""
         self.in_place = hold != "device" and layout.on_device
         """Whether the result is written over what was sent. On the CPU it is received while that is still being sent."""
-        self.aside = Aside(layout.buckets[0].device) if hold == "host" and self.in_place else None
+        self.aside = HostOffload(layout.buckets[0].device) if hold == "host" and self.in_place else None
         self._pool: list[Flats] = []
         self._lent: Flats | None = None
         self._out = self._most_out = 0
@@ -201,7 +201,7 @@ class Gradients:
 
 
 @torch.no_grad()
-def hand_out(layout: Layout, flats: Flats, present: bytes, scale: float) -> None:
+def hand_out(layout: BucketLayout, flats: Flats, present: bytes, scale: float) -> None:
     """Make ``p.grad`` of each parameter a view of the result; None where no microbatch gave a gradient."""
     bits = int.from_bytes(present, "little")
     for bucket, flat, views in zip(layout.buckets, flats.tensors, flats.views, strict=True):
@@ -216,7 +216,7 @@ class _Leaf:
 
     def __init__(
         self,
-        gradients: Gradients,
+        gradients: GradientAccumulator,
         microbatch: int,
         node: Node,
         siblings: Sequence[Node],

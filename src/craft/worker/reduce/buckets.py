@@ -46,7 +46,7 @@ class Bucket:
         return slice(min(rank * share, self.numel), min((rank + 1) * share, self.numel))
 
 
-class Layout:
+class BucketLayout:
     """All buckets. Parameters go in the reverse of their order in the model, which is about the order of backward."""
 
     def __init__(

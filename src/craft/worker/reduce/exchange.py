@@ -18,13 +18,13 @@ import msgspec
 import torch
 
 from craft.decide.step.combine import combine
-from craft.groups.group import Lines, Pending
+from craft.groups.group import P2P, Pending
 from craft.protocol.control_word import Carried, Combined, Word
 from craft.protocol.errors import GroupError, LeftBehind
 from craft.protocol.membership import Generation
 from craft.telemetry.fault_points import reach
-from craft.worker.reduce.accumulator import Flats, Gradients
-from craft.worker.reduce.routes.flat import Route
+from craft.worker.reduce.accumulator import Flats, GradientAccumulator
+from craft.worker.reduce.routes.flat import FlatRoute
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Word).decode
@@ -33,7 +33,9 @@ _decode = msgspec.msgpack.Decoder(Word).decode
 class Attempt:
     """One try at exchanging a step under one generation. The main thread owns it; ``overlap`` runs on the exchange thread."""
 
-    def __init__(self, step: int, group: Lines | None, route: Route, gradients: Gradients, result: Flats) -> None:
+    def __init__(
+        self, step: int, group: P2P | None, route: FlatRoute, gradients: GradientAccumulator, result: Flats
+    ) -> None:
         self.step = step
         self.group = group
         self.result = result

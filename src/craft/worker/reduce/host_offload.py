@@ -15,7 +15,7 @@ import torch
 from craft.decide.step.tree import Node
 
 
-class Aside:
+class HostOffload:
     """Whoever sends puts buckets here, one thread at a time; the main thread takes them back."""
 
     def __init__(self, device: torch.device) -> None:

@@ -25,7 +25,7 @@ _COMPARE_BYTES = 1 << 20
 """Larger buffers are taken as changed only if torch counted a change; smaller ones are compared (batch norm is not counted)."""
 
 
-class Buffers:
+class ModuleBuffers:
     """The buffers of the replicated modules: as the step began with them, and as microbatch 0 left them."""
 
     def __init__(

@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 
 from craft.decide.step.ledger import Ledger
-from craft.groups.group import Lines, Pending
-from craft.worker.reduce.buckets import Layout, bitmap
+from craft.groups.group import P2P, Pending
+from craft.worker.reduce.buckets import BucketLayout, bitmap
 
 _TAG = 63
 """The last before those of buckets."""
 
 
-def tell(group: Lines | None, ledger: Ledger, layout: Layout) -> list[Pending]:
+def tell(group: P2P | None, ledger: Ledger, layout: BucketLayout) -> list[Pending]:
     """Called by every member that is not a follower, as an attempt begins; what is returned is to be kept until it ends.
 
     Raises GroupError if a connection has ended.
@@ -32,7 +32,7 @@ def tell(group: Lines | None, ledger: Ledger, layout: Layout) -> list[Pending]:
     return [group.send(data, ledger.members.index(each), _TAG) for each in ledger.idle]
 
 
-def hear(group: Lines | None, ledger: Ledger, layout: Layout) -> tuple[bool, ...]:
+def hear(group: P2P | None, ledger: Ledger, layout: BucketLayout) -> tuple[bool, ...]:
     """What the others train in the attempt that begins, for a follower; raises GroupError if somebody is lost."""
     if group is None or not layout.params:
         return tuple(layout.trainable)

@@ -21,19 +21,19 @@ import msgspec
 import torch
 from blake3 import blake3
 
-from craft.groups.group import DeviceLines, Lines, Pending
+from craft.groups.group import P2P, DeviceP2P, Pending
 from craft.groups.subgroup import part_of
-from craft.protocol.control_word import Combined, Record, Word
+from craft.protocol.control_word import Combined, MicrobatchRecord, Word
 from craft.protocol.errors import ConfigError, GroupError
 from craft.worker.membership.devices import device_of
 from craft.worker.membership.ft_calls import exchange_named
-from craft.worker.membership.participant import Commitments
-from craft.worker.reduce.accumulator import Flats, Gradients, hand_out
-from craft.worker.reduce.buckets import Layout, trainable_of
+from craft.worker.membership.participant import Participant
+from craft.worker.reduce.accumulator import Flats, GradientAccumulator, hand_out
+from craft.worker.reduce.buckets import BucketLayout, trainable_of
 from craft.worker.reduce.exchange import Attempt
-from craft.worker.reduce.module_buffers import Buffers
+from craft.worker.reduce.module_buffers import ModuleBuffers
 from craft.worker.reduce.routes.choice import route_of
-from craft.worker.reduce.routes.flat import Route
+from craft.worker.reduce.routes.flat import FlatRoute
 
 _FIRST_TAG = 1 << 16
 """Above all tags of a step's own exchange."""
@@ -61,15 +61,15 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Reduced).decode
 
 
-class Phase:
+class ReducePhase:
     """Some parameters whose gradients are reduced together."""
 
     def __init__(self, params: Sequence[torch.nn.Parameter], bucket_bytes: int) -> None:
         device_of((f"number {index}", param) for index, param in enumerate(params))
-        self.layout = Layout(params, bucket_bytes)
-        self.gradients = Gradients(self.layout)
+        self.layout = BucketLayout(params, bucket_bytes)
+        self.gradients = GradientAccumulator(self.layout)
         self.result: Flats | None = None
-        self.route: Route | None = None
+        self.route: FlatRoute | None = None
         self.way: tuple[object, ...] = ()
         """What the route was made for: the group, who of it takes part, and who computes what."""
         kinds = [(str(param.dtype), tuple(param.shape)) for param in params]
@@ -80,22 +80,22 @@ class Phase:
         return bytes(blake3(self._kind + str(place).encode()).digest(length=8))
 
 
-class Reductions:
+class UserReductions:
     """Owned by the main thread."""
 
-    def __init__(self, commitments: Commitments, buffers: Buffers, bucket_bytes: int) -> None:
+    def __init__(self, commitments: Participant, buffers: ModuleBuffers, bucket_bytes: int) -> None:
         """``buffers`` are those of the script's modules: after a reduction they are what microbatch 0 made of them."""
         self._commitments = commitments
         self._buffers = buffers
         self._bucket_bytes = bucket_bytes
-        self._phases: dict[tuple[object, ...], Phase] = {}
+        self._phases: dict[tuple[object, ...], ReducePhase] = {}
         self._told: list[tuple[torch.Tensor, Pending]] = []
 
-    def phase(self, params: Sequence[torch.nn.Parameter]) -> Phase:
+    def phase(self, params: Sequence[torch.nn.Parameter]) -> ReducePhase:
         """The phase of these parameters, which is the same one in every step."""
         key = (*map(id, params), *trainable_of(params))
         if key not in self._phases:
-            self._phases[key] = Phase(params, self._bucket_bytes)
+            self._phases[key] = ReducePhase(params, self._bucket_bytes)
         return self._phases[key]
 
     @property
@@ -104,7 +104,9 @@ class Reductions:
         ledger = self._commitments.ledger
         return [rank for rank, member in enumerate(ledger.members) if member not in ledger.idle]
 
-    def reduce(self, phase: Phase, place: int, records: Sequence[Record], sample: bytes = b"") -> dict[str, float]:
+    def reduce(
+        self, phase: ReducePhase, place: int, records: Sequence[MicrobatchRecord], sample: bytes = b""
+    ) -> dict[str, float]:
         """Bring the mean over all microbatches into ``p.grad``; raises GroupError if somebody is lost meanwhile.
 
         Returns the means of what was logged.
@@ -152,7 +154,7 @@ class Reductions:
         # What the script makes of them from here on stays.
         self._buffers.begin()
 
-    def _attempt(self, phase: Phase, place: int) -> Attempt:
+    def _attempt(self, phase: ReducePhase, place: int) -> Attempt:
         commitments, ranks = self._commitments, self._ranks
         group, owners = commitments.group, tuple(map(ranks.index, commitments.ledger.owners))
         among = part_of(group, ranks, _FIRST_TAG) if group is not None and len(ranks) > 1 else None
@@ -172,7 +174,7 @@ class Reductions:
             attempt.buffers = self._buffers.pack()
         return attempt
 
-    def _agree(self, among: Lines, signature: bytes) -> None:
+    def _agree(self, among: P2P, signature: bytes) -> None:
         """Return once everybody is here, with the same reduction; raises GroupError if somebody is lost meanwhile."""
         peers = [rank for rank in range(among.size) if rank != among.rank]
         own = torch.frombuffer(bytearray(signature), dtype=torch.uint8)
@@ -234,7 +236,7 @@ class Reductions:
             group.wait_all([pending for _, pending in self._told])
         self._told = []
 
-    def replay(self, phase: Phase, reduced: Reduced) -> dict[str, float]:
+    def replay(self, phase: ReducePhase, reduced: Reduced) -> dict[str, float]:
         """Bring an outcome that was sent here into ``p.grad``; returns what ``reduce`` returned there."""
         tensors = [
             torch.frombuffer(bytearray(data), dtype=bucket.dtype).to(bucket.device) if data else bucket.empty()
@@ -246,7 +248,7 @@ class Reductions:
         return dict(reduced.metrics)
 
 
-def listen(commitments: Commitments) -> tuple[Reduced, ...]:
+def listen(commitments: Participant) -> tuple[Reduced, ...]:
     """Take all outcomes of the step in flight, as one that does not keep pace; returns when its body is over there."""
     ledger, group = commitments.ledger, commitments.group
     assert group is not None
@@ -266,9 +268,9 @@ def _bytes(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
 
 
-def _check_device(layout: Layout, group: Lines | None) -> None:
+def _check_device(layout: BucketLayout, group: P2P | None) -> None:
     """Raise ConfigError if gradients are on a device, and the group is between others."""
-    if isinstance(group, DeviceLines) and layout.on_device and layout.buckets[0].device != group.device:
+    if isinstance(group, DeviceP2P) and layout.on_device and layout.buckets[0].device != group.device:
         raise ConfigError(
             f"parameters of attempt.microbatches(...) are on {layout.buckets[0].device}, and this worker's device is"
             f" {group.device}: put them on job.device"

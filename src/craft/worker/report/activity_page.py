@@ -34,7 +34,7 @@ _KEPT = 0.98
 """Of the longest duration, this much is left after each shorter one: half after 34, an eighth after 100."""
 
 
-class Activity:
+class ActivityPage:
     """Belongs to the main thread, except for ``beat``. Begins in the phase ``starting``."""
 
     def __init__(self, path: Path | None) -> None:

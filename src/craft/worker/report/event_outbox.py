@@ -10,16 +10,16 @@ from craft.protocol.events import AnyNote, ConditionSeen
 _MAX_NOTES = 16
 
 
-class Report(Protocol):
+class ReportUpdate(Protocol):
     """Changes what the lighthouse is told of this worker."""
 
     def __call__(self, *, notes: tuple[AnyNote, ...]) -> None: ...
 
 
-class Notes:
+class EventOutbox:
     """Any thread may add some."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: ReportUpdate) -> None:
         self._report = report
         # Guards what follows, and the order of reports.
         self._lock = threading.Lock()

@@ -18,7 +18,7 @@ dist: Any = torch.distributed
 c10d: Any = torch._C._distributed_c10d
 
 
-class _Entry(msgspec.Struct):
+class _RecorderEntry(msgspec.Struct):
     """One entry of the recorder, as far as it is of use."""
 
     process_group: tuple[str, str]
@@ -31,7 +31,7 @@ class _Entry(msgspec.Struct):
 
 
 class _Trace(msgspec.Struct):
-    entries: tuple[_Entry, ...] = ()
+    entries: tuple[_RecorderEntry, ...] = ()
 
 
 def answer(number: int, worker_id: str) -> Collectives:
@@ -56,7 +56,7 @@ def own_groups() -> dict[str, tuple[int, ...]]:
     return {name: tuple(sorted(dist.get_process_group_ranks(group))) for group, name in made.items()}
 
 
-def _collective(entry: _Entry) -> Collective:
+def _collective(entry: _RecorderEntry) -> Collective:
     return Collective(
         group=entry.process_group[0],
         number=entry.collective_seq_id,

@@ -6,15 +6,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from craft.worker.report.activity_page import Activity
-from craft.worker.report.reporter import Voice
+from craft.worker.report.activity_page import ActivityPage
+from craft.worker.report.reporter import Reporter
 
 WORTH_TELLING_S = 1.0
 """A pause shorter than this holds nobody up for long enough to be asked about."""
 
 
 @contextmanager
-def paused(activity: Activity, voice: Voice, reason: str) -> Iterator[None]:
+def paused(activity: ActivityPage, voice: Reporter, reason: str) -> Iterator[None]:
     """Pause this worker, and tell of it afterwards if that took long."""
     began = time.monotonic()
     try:

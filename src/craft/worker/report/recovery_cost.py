@@ -17,7 +17,7 @@ from craft.protocol.generation_log import Entered
 _REMEMBERED = 20
 
 
-class Setbacks:
+class RecoveryCosts:
     """Owned by the main thread."""
 
     def __init__(

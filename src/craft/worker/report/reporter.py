@@ -18,23 +18,23 @@ from craft.protocol.events import (
     WorkerPaused,
 )
 from craft.protocol.membership import DROPPED, Settlement
-from craft.worker.membership.client import Meeting
+from craft.worker.membership.client import MembershipClient
 from craft.worker.report.channel import Channel
-from craft.worker.report.event_outbox import Notes
+from craft.worker.report.event_outbox import EventOutbox
 
 
-class Voice:
+class Reporter:
     """``report`` and what broke may be said by any thread; what the script hears is said on the main thread only."""
 
     def __init__(
-        self, worker_id: str, meeting: Meeting, channel: Channel | None, emit: Callable[[Event], None]
+        self, worker_id: str, meeting: MembershipClient, channel: Channel | None, emit: Callable[[Event], None]
     ) -> None:
         self._worker_id = worker_id
         self._meeting = meeting
         self._channel = channel
         self.emit = emit
         """Tells the script."""
-        self._notes = Notes(self.report)
+        self._notes = EventOutbox(self.report)
 
     @property
     def is_heard(self) -> bool:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from craft.protocol.events import Recovered
 from craft.protocol.generation_log import Entered
-from craft.worker.report.recovery_cost import Setbacks
-from craft.worker.report.step_log import Chronicle, Committed
+from craft.worker.report.recovery_cost import RecoveryCosts
+from craft.worker.report.step_log import Committed, StepLog
 
 _SMOOTHING = 0.1
 
 
-class Account:
+class StepAccount:
     """Owned by the main thread, but for ``entered``, which whoever follows generations calls."""
 
     def __init__(
@@ -25,11 +25,11 @@ class Account:
         samples: Callable[[int, int], int | None],
         unwritten: Callable[[str], None],
     ) -> None:
-        """``samples(step, microbatch)``: how many there are in it, if that is known; ``unwritten``: see ``Chronicle``."""
+        """``samples(step, microbatch)``: how many there are in it, if that is known; ``unwritten``: see ``StepLog``."""
         self.step_s = 0.0
         """From commit to commit, smoothed."""
-        self._chronicle = Chronicle(run_dir, worker_id, unwritten)
-        self._setbacks = Setbacks(worker_id, note, samples)
+        self._chronicle = StepLog(run_dir, worker_id, unwritten)
+        self._setbacks = RecoveryCosts(worker_id, note, samples)
         self._last_commit: float | None = None
 
     def begin(self) -> None:

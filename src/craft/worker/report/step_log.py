@@ -21,7 +21,7 @@ from craft.protocol.generation_log import Entered
 from craft.settings.rundir import RunDir
 from craft.telemetry.records import metric_lines
 from craft.telemetry.records.background_writer import BackgroundWriter
-from craft.telemetry.records.jsonl_file import MAX_WAITING, Record, append_to, say_once, trouble_of
+from craft.telemetry.records.jsonl_file import MAX_WAITING, JsonlFile, append_to, say_once, trouble_of
 
 _STALLED_S = 5.0
 """A disk that has taken nothing for so long is told of, as one that fails is."""
@@ -43,7 +43,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Mapping[str, float]
 
 
-class Chronicle:
+class StepLog:
     """``steps.jsonl`` and ``generations.jsonl`` of a worker and, on the leader, ``metrics.jsonl``.
 
     Without a run directory it writes nothing. Where that has no room or is slow, training goes on, and lines wait.
@@ -108,8 +108,8 @@ class _Files:
     def __init__(self, run: RunDir, worker_id: str) -> None:
         self.folder = run.path
         self._log = run.log(worker_id)
-        self._steps = Record(run.steps(worker_id))
-        self._generations = Record(run.generations(worker_id))
+        self._steps = JsonlFile(run.steps(worker_id))
+        self._generations = JsonlFile(run.generations(worker_id))
         self.metrics = _Metrics(run.metrics)
 
     @property

@@ -1,8 +1,8 @@
 """State per microbatch lane (``step.carry``): what microbatch m of one step leaves for microbatch m of the next one.
 
-Enters: what the script put into its ``Lane`` by the end of a microbatch, packed into one row of bytes. The bytes travel with
+Enters: what the script put into its ``CarriedLane`` by the end of a microbatch, packed into one row of bytes. The bytes travel with
 the exchange of the step, so that every member has all of them when it commits. Leaves: the values, for the worker that
-computes the same microbatch of the next step. ``Lanes`` is registered like an optimizer: joiners, checkpoints and digests
+computes the same microbatch of the next step. ``CarriedState`` is registered like an optimizer: joiners, checkpoints and digests
 have it.
 """
 
@@ -16,7 +16,7 @@ import torch
 
 from craft.protocol.control_word import Carried
 from craft.protocol.errors import ConfigError
-from craft.snapshots.state.index import Entry, decode_as, entry_bytes
+from craft.snapshots.state.index import TensorEntry, decode_as, entry_bytes
 from craft.snapshots.state.raw_memory import DTYPES, memory_of
 from craft.snapshots.state.tree import Builder, Node, Packer
 
@@ -28,14 +28,14 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
     """What is in one lane, but for the bytes of its tensors."""
 
     values: dict[str, Node]
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorEntry, ...]
     on_device: tuple[int, ...]
     """Entries that were on a GPU."""
     generators: dict[str, str]
     """Names of values that are states of a ``torch.Generator``, with the type of its device."""
 
 
-class Lane:
+class CarriedLane:
     """The values of one microbatch: attributes, to be read and to be assigned."""
 
     def __init__(self, values: dict[str, Any]) -> None:
@@ -57,7 +57,7 @@ class Lane:
         self._values[name] = value
 
 
-class Lanes:
+class CarriedState:
     """All lanes as of the last commit. Belongs to the main thread."""
 
     left_out_if_empty = True
@@ -68,10 +68,10 @@ class Lanes:
         self._committed: dict[int, torch.Tensor] = {}
         """By microbatch, as rows of bytes in the memory of the host."""
 
-    def open(self, microbatch: int) -> Lane:
+    def open(self, microbatch: int) -> CarriedLane:
         """The lane of a microbatch that is being computed. Its values are the caller's own: a retry gets the same."""
         packed = self._committed.get(microbatch)
-        return Lane(unpack(packed, self._device) if packed is not None else {})
+        return CarriedLane(unpack(packed, self._device) if packed is not None else {})
 
     @torch.no_grad()
     def commit(self, carried: Iterable[Carried], rows: Mapping[int, torch.Tensor]) -> None:
@@ -94,7 +94,7 @@ class Lanes:
         self._committed = {int(microbatch): row.cpu().clone() for microbatch, row in state.items()}
 
 
-def carry(lane: Lane, initial: Mapping[str, Any], *, reset: bool) -> Lane:
+def carry(lane: CarriedLane, initial: Mapping[str, Any], *, reset: bool) -> CarriedLane:
     """Give ``lane`` the initial values that it has none for, or all of them after a ``reset``."""
     for name, value in initial.items():
         if name.startswith("_"):

@@ -14,7 +14,7 @@ from craft.snapshots.store.tiers import Tiers, open_tiers
 logger = logging.getLogger(__name__)
 
 
-class Asked(NamedTuple):
+class CheckpointRequest(NamedTuple):
     """The arguments of ``job.checkpoints``."""
 
     url: str | None = None
@@ -23,7 +23,7 @@ class Asked(NamedTuple):
     local: str | None = None
 
 
-class Target(NamedTuple):
+class CheckpointTarget(NamedTuple):
     """Where a job's checkpoints go, and how often."""
 
     tiers: Tiers
@@ -31,7 +31,7 @@ class Target(NamedTuple):
     keep: int
 
     @classmethod
-    def of(cls, url: str, every: str, keep: int, local: str | None, owner: str = "") -> Target:
+    def of(cls, url: str, every: str, keep: int, local: str | None, owner: str = "") -> CheckpointTarget:
         if not isinstance(keep, int) or keep < 1:
             raise ConfigError(f"job.checkpoints(keep={keep!r}): at least 1 must be kept")
         if not url:
@@ -42,7 +42,7 @@ class Target(NamedTuple):
             raise Refused(str(error)) from error
 
 
-def choose_target(asked: Asked, techniques: Chosen, owner: str = "") -> Target | None:
+def choose_target(asked: CheckpointRequest, techniques: Chosen, owner: str = "") -> CheckpointTarget | None:
     """Return where checkpoints of the job ``owner`` go, None if none are taken.
 
     Raises Refused if what else is chosen needs some.
@@ -51,7 +51,7 @@ def choose_target(asked: Asked, techniques: Chosen, owner: str = "") -> Target |
     if technique is not None and (url := technique.settings.url or asked.url) is not None:
         given = technique.settings
         every, keep, local = given.every or asked.every, given.keep or asked.keep, given.local or asked.local
-        return Target.of(url, every, keep, local, owner)
+        return CheckpointTarget.of(url, every, keep, local, owner)
     if technique is None and asked.url is not None:
         logger.warning("technique checkpoints is switched off: job.checkpoints(%r) does nothing", asked.url)
     if divergence is not None and divergence.settings.answer == "rollback":
@@ -59,7 +59,7 @@ def choose_target(asked: Asked, techniques: Chosen, owner: str = "") -> Target |
     return None
 
 
-def check_every(target: Target | None, is_stream: bool) -> Target | None:
+def check_every(target: CheckpointTarget | None, is_stream: bool) -> CheckpointTarget | None:
     """Return ``target``; raise Refused if its checkpoints are due by epochs, and the data has none."""
     if target is not None and target.every.epochs is not None and is_stream:
         raise Refused(

@@ -12,38 +12,38 @@ from craft.settings.worker import WorkerSettings
 from craft.snapshots.state.leaves import Stateful
 from craft.snapshots.state.reserved_memory import Reserve
 from craft.snapshots.transfer.donor import Donor
-from craft.worker.data.skipping import Shifted
-from craft.worker.membership.client import Meeting
-from craft.worker.membership.participant import Commitments
-from craft.worker.report.activity_page import Activity
-from craft.worker.report.reporter import Voice
-from craft.worker.state.carried_state import Lanes
-from craft.worker.state.checkpoint_target import Target
+from craft.worker.data.skipping import SkippingSource
+from craft.worker.membership.client import MembershipClient
+from craft.worker.membership.participant import Participant
+from craft.worker.report.activity_page import ActivityPage
+from craft.worker.report.reporter import Reporter
+from craft.worker.state.carried_state import CarriedState
+from craft.worker.state.checkpoint_target import CheckpointTarget
 from craft.worker.state.preflight import Conditions
 
 
-class Parts(msgspec.Struct, frozen=True, kw_only=True):
+class LoopContext(msgspec.Struct, frozen=True, kw_only=True):
     """Of one call of ``job.steps`` or ``job.attempts``."""
 
     settings: WorkerSettings
     techniques: Chosen
-    meeting: Meeting
-    voice: Voice
-    activity: Activity
-    commitments: Commitments
+    meeting: MembershipClient
+    voice: Reporter
+    activity: ActivityPage
+    commitments: Participant
     donor: Donor | None
     """Gives the state to those who join; None outside of ``craft run``."""
     reserve: Reserve | None
     """Memory for the state that a worker which comes later will get."""
     modules: Mapping[str, torch.nn.Module]
     registered: Mapping[str, Stateful]
-    lanes: Lanes
+    lanes: CarriedState
     device: torch.device
     """Where this worker computes."""
-    source: Shifted
+    source: SkippingSource
     seed: int
     conditions: Conditions
-    target: Target | None
+    target: CheckpointTarget | None
     """Where checkpoints go, if any are taken."""
     drops: bool = False
     """Whether the microbatches of a lost worker are left out."""

@@ -16,7 +16,7 @@ import torch
 from craft.snapshots.state.leaves import Stateful
 
 
-class Modes(msgspec.Struct, frozen=True):
+class ModuleModes(msgspec.Struct, frozen=True):
     """By name, those that are not as torch makes them."""
 
     frozen: tuple[str, ...] = ()
@@ -27,7 +27,7 @@ class Modes(msgspec.Struct, frozen=True):
     """By the name of a registered optimizer, the parameters of each of its groups."""
 
     @classmethod
-    def of(cls, modules: Mapping[str, torch.nn.Module], registered: Mapping[str, Stateful]) -> Modes:
+    def of(cls, modules: Mapping[str, torch.nn.Module], registered: Mapping[str, Stateful]) -> ModuleModes:
         """As they are now."""
         names = {id(param): name for name, param in _parameters(modules)}
         return cls(

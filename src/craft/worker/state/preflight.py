@@ -16,7 +16,7 @@ from craft.protocol.events import ParametersUnequal
 from craft.snapshots.state.leaves import Leaf, digest, digests
 from craft.worker.data.sample_order import Position
 from craft.worker.membership.all_gather import gather
-from craft.worker.state.module_modes import Modes
+from craft.worker.state.module_modes import ModuleModes
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Conditions(msgspec.Struct, frozen=True):
         )
 
 
-class Progress(msgspec.Struct, frozen=True):
+class TrainingProgress(msgspec.Struct, frozen=True):
     """What sets this job's course apart from that of one in which every number was finite, and its place in the data."""
 
     skipped: int = 0
@@ -66,10 +66,10 @@ class Attached(msgspec.Struct, frozen=True):
     """What travels with the state, beside it: to a worker that joins, and into checkpoints."""
 
     conditions: Conditions
-    progress: Progress
-    began: Modes | None = None
+    progress: TrainingProgress
+    began: ModuleModes | None = None
     """What everything was switched to when the loop began, by which a script that was changed since is known."""
-    modes: Modes | None = None
+    modes: ModuleModes | None = None
     """What it is switched to now."""
 
 

@@ -11,7 +11,7 @@ import torch
 from transformers import EarlyStoppingCallback
 from transformers.trainer_callback import TrainerState
 
-from craft.adapters.huggingface.progress import Progress, Surroundings
+from craft.adapters.huggingface.progress import TrainerCallbackStates, TrainerProgress
 
 
 def trainer(step: int = 0, *callbacks: Any) -> Any:
@@ -32,7 +32,7 @@ def on_its_way(step: int) -> Any:
 
 def test_a_worker_that_joins_counts_and_averages_on_from_where_the_others_are() -> None:
     theirs = on_its_way(7)
-    there, here = Progress(theirs), Progress(own := trainer())
+    there, here = TrainerProgress(theirs), TrainerProgress(own := trainer())
     there._runs, there.usual_items = True, 62.0
     here.load_state_dict(there.state_dict())
     assert here.loaded and here.state_dict() == there.state_dict()
@@ -54,7 +54,7 @@ def test_the_log_is_that_of_rank_0_with_its_times() -> None:
         said.append(value)
         return said[0]
 
-    found = [Surroundings(rank_0), Surroundings(other)]
+    found = [TrainerCallbackStates(rank_0), TrainerCallbackStates(other)]
     for each in found:
         each.agree_on_log(broadcast)
     other.state.log_history.append({"mine": 1.0})
@@ -66,11 +66,11 @@ def test_callbacks_with_a_state_have_it_on_a_worker_that_joins(caplog: pytest.Lo
     patient, odd = EarlyStoppingCallback(3), EarlyStoppingCallback(3)
     patient.early_stopping_patience_counter = 2
     odd.state = lambda: {"args": {}, "attributes": {"what": object()}}
-    given = Surroundings(trainer(5, patient, odd))
+    given = TrainerCallbackStates(trainer(5, patient, odd))
     given.output_dir = "out-of-rank-0"
     own = trainer(0, EarlyStoppingCallback(3), EarlyStoppingCallback(3))
     with caplog.at_level(logging.WARNING):
-        taken = Surroundings(own)
+        taken = TrainerCallbackStates(own)
         taken.load_state_dict(given.state_dict())
         given.state_dict()
     assert own.callback_handler.callbacks[0].early_stopping_patience_counter == 2

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torchmetrics
 
-from craft.adapters.lightning.metric_log import Recorder, load, named, save
+from craft.adapters.lightning.metric_log import MetricRecorder, load, named, save
 
 HOW: dict[str, Any] = {"prog_bar": True, "logger": True, "on_step": True, "on_epoch": True}
 
@@ -36,8 +36,8 @@ def results(request: pytest.FixtureRequest) -> Any:
     return lambda: home._ResultCollection(training=True)
 
 
-def recorded(*values: float) -> tuple[Recorder, Word]:
-    recorder, word = Recorder(), Word()
+def recorded(*values: float) -> tuple[MetricRecorder, Word]:
+    recorder, word = MetricRecorder(), Word()
     for value in values:
         recorder.log("training_step", "loss_a", torch.tensor(value), reduce_fx=torch.mean, **HOW)
         recorder.log("on_after_backward", "norm", torch.tensor(value), reduce_fx="max", on_step=True, on_epoch=False)
@@ -53,7 +53,7 @@ def test_values_travel_by_their_name_and_outside_of_training_step_with_that_of_t
 @pytest.mark.filterwarnings("ignore")
 def test_names_of_crafts_own_travel_with_that_of_the_hook_and_are_logged_as_they_are(results: Any) -> None:
     """Lightning's loggers take a value called ``step`` for the place on their axis: scripts do log it."""
-    recorder, word, found = Recorder(), Word(), results()
+    recorder, word, found = MetricRecorder(), Word(), results()
     for name in ("step", "time", "branch"):
         recorder.log("training_step", name, torch.tensor(3.0), reduce_fx=torch.mean, **HOW)
     recorder.tell(word)  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ def test_means_over_the_global_batch_become_values_of_the_step_and_of_the_epoch(
 @pytest.mark.filterwarnings("ignore")
 def test_a_worker_that_joins_has_the_values_of_the_epoch_so_far(results: Any) -> None:
     recorder, word = recorded(2.0)
-    theirs, own, joiner = results(), results(), Recorder()
+    theirs, own, joiner = results(), results(), MetricRecorder()
     recorder.put(theirs, {"loss_a": 1.0}, samples=32, said=word._said)
     load(own, joiner, save(theirs, recorder))
     assert save(own, joiner) == save(theirs, recorder)
@@ -91,7 +91,7 @@ def test_a_worker_that_joins_has_the_values_of_the_epoch_so_far(results: Any) ->
 def test_what_only_another_worker_s_microbatch_logged_is_logged_here_too(results: Any) -> None:
     """As ``if some.any(): self.log(...)`` has it: what is decided by that must not depend on who saw it (P1)."""
     recorder, word = recorded(2.0)
-    other, theirs, own = Recorder(), results(), results()
+    other, theirs, own = MetricRecorder(), results(), results()
     for who, found in ((recorder, theirs), (other, own)):
         who.put(found, word.values, samples=32, said=word._said)
     assert own.metrics(on_step=False)["callback"] == theirs.metrics(on_step=False)["callback"]
@@ -111,7 +111,7 @@ def test_how_a_value_is_logged_is_said_until_everybody_knows(results: Any) -> No
 @pytest.mark.parametrize("how", ["called", "updated"])
 def test_a_metric_counts_with_each_microbatch_whether_it_is_called_or_only_updated(how: str) -> None:
     """``update()`` and then ``self.log("acc", self.acc)`` is how torchmetrics has it: nothing was logged of that."""
-    metric, recorder, found = torchmetrics.MeanMetric(), Recorder(), []
+    metric, recorder, found = torchmetrics.MeanMetric(), MetricRecorder(), []
     for value in (1.0, 3.0):
         (metric if how == "called" else metric.update)(torch.tensor(value))
         word = Word()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from craft.adapters.lightning.progress import Progress, restore
+from craft.adapters.lightning.progress import FitProgress, restore
 
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
@@ -74,7 +74,7 @@ def test_a_worker_that_joins_between_epochs_is_no_longer_inside_the_checkpoint_t
     }
     state |= {"logged_steps": 4, "reloaded": 0}
 
-    progress = Progress(trainer)
+    progress = FitProgress(trainer)
     progress.load_state_dict(state)
     progress.resume()
     trainer.fit_loop.epoch_loop.reset()

@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from craft.adapters.nvrx.cloud_events import Teller
-from craft.adapters.nvrx.launcher import Ends, main
+from craft.adapters.nvrx.cloud_events import EventSender
+from craft.adapters.nvrx.launcher import LauncherEvents, main
 from craft.settings.rundir import RunDir
 
 
-class Heard(Teller):
+class Heard(EventSender):
     """Keeps what would be sent."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ def record(source: str, state: str, rank: int | None) -> logging.LogRecord:
 
 def test_failures_are_told_and_what_went_well_is_not() -> None:
     heard = Heard()
-    ends = Ends(heard)
+    ends = LauncherEvents(heard)
     ends.emit(record("WORKER", "SUCCEEDED", 0))
     ends.emit(record("WORKER", "FAILED", 1))
     ends.emit(record("AGENT", "FAILED", None))
@@ -47,7 +47,7 @@ def test_failures_are_told_and_what_went_well_is_not() -> None:
 def test_a_lighthouse_that_is_away_is_a_line_in_the_log(
     tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Teller(RunDir(tmp_path_factory.mktemp("run"))).tell("heartbeat-missed", rank=1).join()
+    EventSender(RunDir(tmp_path_factory.mktemp("run"))).tell("heartbeat-missed", rank=1).join()
     assert "the lighthouse was not told of heartbeat-missed" in caplog.text
 
 

@@ -13,7 +13,7 @@ from torch.distributed.elastic import events
 from torch.distributed.elastic.events import handlers
 from torch.distributed.elastic.events.api import Event, EventSource
 
-from craft.adapters.torchelastic.events import NAME, Handler, read, register
+from craft.adapters.torchelastic.events import NAME, EventForwarder, read, register
 from craft.control.http.alert_formats import STRUCTURED, of_cloud_event
 from craft.protocol.errors import Unreachable
 
@@ -91,13 +91,13 @@ def test_an_event_waits_for_a_lighthouse_that_is_being_started_again() -> None:
             raise failures.pop()
         told.put(data["host"])
 
-    handler = Handler(tell, "h")
+    handler = EventForwarder(tell, "h")
     handler.handle(logging.LogRecord("n", logging.INFO, "f", 1, line(), None, None))
     assert told.get(timeout=10) == "h"
     handler.flush()
 
 
 def test_a_line_that_is_no_event_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    handler = Handler(print, "h")
+    handler = EventForwarder(print, "h")
     handler.handle(logging.LogRecord("n", logging.INFO, "f", 1, "rubbish", None, None))
     assert "not an event of TorchElastic's" in caplog.text

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torchft.coordination import LighthouseClient, LighthouseServer
 
 from craft.adapters.torchft import messages
-from craft.adapters.torchft.lighthouse import Door, serve
+from craft.adapters.torchft.lighthouse import LighthouseProxy, serve
 from craft.adapters.torchft.messages import Attends, Gone
 from craft.protocol.errors import MalformedMessage
 
@@ -62,7 +62,7 @@ def job() -> Iterator[Job]:
     loop = asyncio.new_event_loop()
 
     async def open_door() -> tuple[Any, int]:
-        door = Door(start, connect)
+        door = LighthouseProxy(start, connect)
         await door.open()
         server, port = await serve(door, "127.0.0.1:0")
         return server, port

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from craft.agent.host.inspection import Looks
+from craft.agent.host.inspection import WorkerInspector
 from craft.agent.host.relay import Relay
 from craft.agent.watchdog.watchdog import Watchdog
 from craft.decide.detect.hangs import HangLimits
@@ -26,7 +26,7 @@ from ..victims import Victim, until
 from .test_relay import Scripted
 
 
-def look_at(victim: Victim, run_dir: Path, then: Callable[[Looks], None] = lambda _: None) -> CloseUp:
+def look_at(victim: Victim, run_dir: Path, then: Callable[[WorkerInspector], None] = lambda _: None) -> CloseUp:
     """Have an agent that watches ``victim`` asked about it, and return what it answers."""
 
     async def main() -> CloseUp:
@@ -37,7 +37,7 @@ def look_at(victim: Victim, run_dir: Path, then: Callable[[Looks], None] = lambd
             relay = Relay("a", str(server.make_url("")).rstrip("/"), "token", lambda _: None)
             watchdog = Watchdog(HangLimits())
             victim.watched_by(watchdog)
-            looks = Looks(watchdog, relay, RunDir(run_dir))
+            looks = WorkerInspector(watchdog, relay, RunDir(run_dir))
             relay.on_look = looks.ask
             relay.take(WorkerReport(member=Member(worker_id=victim.name), pid=1, generation=2))
             following = asyncio.create_task(relay.follow_lighthouse())
@@ -113,7 +113,7 @@ def test_what_a_worker_wrote_down_is_in_the_answer(tmp_path: Path) -> None:
 def test_a_worker_that_is_to_end_is_kept_until_it_was_looked_at(tmp_path: Path) -> None:
     ended: list[str] = []
 
-    def fence(looks: Looks) -> None:
+    def fence(looks: WorkerInspector) -> None:
         looks.then("somebody else", lambda: ended.append("at once"))
         looks.then(victim.name, lambda: ended.append("afterwards"))
         assert ended == ["at once"]

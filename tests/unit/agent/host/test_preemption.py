@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from craft.agent.host.preemption import PreemptFile, Room
+from craft.agent.host.preemption import HostPreemption, PreemptFile
 from craft.agent.host.relay import Relay
-from craft.agent.host.worker_pool import Crew
+from craft.agent.host.worker_pool import WorkerPool
 from craft.agent.watchdog.watchdog import Watchdog
 from craft.decide.techniques import Checkpoints, CheckpointSettings, Preemption, PreemptionSettings, defaults
 from craft.protocol.membership import Member
@@ -36,10 +36,12 @@ class Host:
 
     def __init__(self, folder: Path, settings: RunSettings) -> None:
         self.relay = Relay("h1", "http://nowhere", "token", lambda _: None)
-        crew = Crew(settings, RunDir(folder), folder, "key", Watchdog(settings.hang_limits), lambda _: None, lambda: 0)
+        crew = WorkerPool(
+            settings, RunDir(folder), folder, "key", Watchdog(settings.hang_limits), lambda _: None, lambda: 0
+        )
         self.gave_up: list[str] = []
         self.made: list[str] = []
-        self.room = Room(self.relay, crew, settings, self.made.append)
+        self.room = HostPreemption(self.relay, crew, settings, self.made.append)
 
     async def watch(self, file: PreemptFile, limit_s: float = LIMIT_S) -> None:
         await asyncio.wait_for(self.room.watch(file, self.gave_up.append), limit_s)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from craft.agent.host.worker_pool import Crew
+from craft.agent.host.worker_pool import WorkerPool
 from craft.agent.linux.forkserver import Ended, Fork
 from craft.agent.watchdog.watchdog import Watchdog
 from craft.decide.job.restart_backoff import AT_ONCE_S
@@ -32,7 +32,7 @@ def directive(*members: str, replacing: bool = True) -> Directive:
 class Host:
     """A crew whose fork server is this test."""
 
-    def __init__(self, crew: Crew, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, crew: WorkerPool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.crew = crew
         self.writer = writer
         self._reader = reader
@@ -61,7 +61,9 @@ def told(folder: Path, on_loss: LossAnswer, story: Callable[[Host], Awaitable[No
         ours, theirs = socket.socketpair()
         _, writer = await asyncio.open_connection(sock=ours)
         reader, other = await asyncio.open_connection(sock=theirs)
-        crew = Crew(settings, RunDir(folder), folder, "key", Watchdog(settings.hang_limits), lambda _: None, lambda: 0)
+        crew = WorkerPool(
+            settings, RunDir(folder), folder, "key", Watchdog(settings.hang_limits), lambda _: None, lambda: 0
+        )
         crew.resume(writer)
         crew.begin(late=False)
         host = Host(crew, reader, writer)

@@ -16,7 +16,7 @@ import pytest
 from tests.system_calls import Rule, failing
 
 from craft.agent.linux import procfs
-from craft.agent.watchdog.watchdog import Hang, KernelView, Suspect, Watchdog
+from craft.agent.watchdog.watchdog import HangReport, KernelView, Suspect, Watchdog
 from craft.decide.detect.hangs import HangLimits
 from craft.protocol.values.activity import Phase
 from craft.wire.activity import read
@@ -74,7 +74,7 @@ def suspect_of(look: Callable[[], tuple[Suspect, ...]]) -> Suspect:
     return found[0]
 
 
-def examined(watchdog: Watchdog, suspect: Suspect) -> Hang:
+def examined(watchdog: Watchdog, suspect: Suspect) -> HangReport:
     hang = asyncio.run(watchdog.examine(suspect))
     assert hang is not None
     return hang

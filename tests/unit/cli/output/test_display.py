@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from craft.agent.supervisor import Outcome
+from craft.agent.supervisor import JobOutcome
 from craft.cli.output.display import Display
 from craft.settings.run import RunSettings
 from craft.settings.rundir import RunDir
@@ -44,7 +44,7 @@ def test_what_a_worker_wrote_is_printed_and_its_traceback_once(tmp_path: Path) -
     display = Display(run_dir_with(tmp_path, f"hello\n{story}\n".encode()), RunSettings(script="x.py"), console(text))
     display.show(supervisor("w0"))
     display.close()
-    display.summary(Outcome(exit_code=1, reason="ValueError", traceback=story), 1.0)
+    display.summary(JobOutcome(exit_code=1, reason="ValueError", traceback=story), 1.0)
     printed = text.getvalue()
     assert "[w0] hello\n[w0] Traceback" in printed
     assert printed.count("ValueError: [no] markup") == 1
@@ -55,7 +55,7 @@ def test_a_traceback_that_was_not_seen_is_in_the_summary(tmp_path: Path) -> None
     display = Display(run_dir_with(tmp_path, b"hello\n"), RunSettings(script="x.py"), console(text))
     display.show(supervisor("w0"))
     display.close()
-    display.summary(Outcome(exit_code=1, reason="ValueError", traceback="Traceback\nValueError: 5"), 1.0)
+    display.summary(JobOutcome(exit_code=1, reason="ValueError", traceback="Traceback\nValueError: 5"), 1.0)
     assert "\n  Traceback\n  ValueError: 5\n" in text.getvalue()
 
 
@@ -107,7 +107,7 @@ def test_no_text_from_outside_forges_a_line_or_reaches_the_terminal_as_it_came(t
     display = Display(run_dir, RunSettings(script="x.py"), console(text))
     display.show(supervisor("w0"))
     display.close()
-    display.summary(Outcome(exit_code=1, reason=FORGED, traceback=f"Traceback\nValueError: {FORGED}"), 1.0)
+    display.summary(JobOutcome(exit_code=1, reason=FORGED, traceback=f"Traceback\nValueError: {FORGED}"), 1.0)
     printed = text.getvalue()
     assert printed.count("all is well") == 5
     assert all(each.isprintable() for each in printed.replace("\n", ""))
@@ -135,6 +135,6 @@ def test_goodput_is_told_where_there_is_something_to_show_for_the_time(
         run_dir.steps("w0").write_text(json.dumps({**commit, "microbatches": [0], "plan": {"0": "w0"}}) + "\n")
     text = io.StringIO()
     Display(run_dir, RunSettings(script="x.py"), console(text)).summary(
-        Outcome(exit_code=exit_code, reason="r"), wall_s
+        JobOutcome(exit_code=exit_code, reason="r"), wall_s
     )
     assert said in text.getvalue()

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from craft.cli.output.tee import Crowd, Tee
+from craft.cli.output.tee import LeaderOrder, Tee
 from craft.protocol.generation_log import Entered
 from craft.settings.run import TeeMode
 from craft.settings.rundir import RunDir
-from craft.worker.report.step_log import Chronicle
+from craft.worker.report.step_log import StepLog
 
 _ENTERED = Entered(
     generation=0,
@@ -59,11 +59,13 @@ class Host:
         self.first_generation = self.first_generation or generation
         for worker_id in set(members) & set(self.started):
             entered = msgspec.structs.replace(_ENTERED, generation=generation, members=members, leader=leader)
-            Chronicle(self.run_dir.path, worker_id).entered(entered)
+            StepLog(self.run_dir.path, worker_id).entered(entered)
 
     def shown(self, *, final: bool = False) -> list[str]:
         self.now += 0.1
-        crowd = Crowd(started=tuple(self.started), ended=frozenset(self.ended), first_generation=self.first_generation)
+        crowd = LeaderOrder(
+            started=tuple(self.started), ended=frozenset(self.ended), first_generation=self.first_generation
+        )
         return self.tee.new_lines(crowd, self.now, final=final)
 
 

@@ -16,7 +16,7 @@ from craft.protocol.events import (
     PreemptRequested,
     StopRequested,
 )
-from craft.protocol.messages import Exited, HostReport, Preemption, WorkerReport
+from craft.protocol.messages import Exited, HostReport, PreemptionOrder, WorkerReport
 
 if TYPE_CHECKING:
     from tests.unit.control.conftest import Lab
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MakeWorker = Callable[..., WorkerReport]
 MakeExit = Callable[..., Exited]
 
-WISH = Preemption(reason="SIGTERM", deadline=1030.0)
+WISH = PreemptionOrder(reason="SIGTERM", deadline=1030.0)
 
 
 def written(step: int) -> CheckpointWritten:
@@ -52,8 +52,8 @@ def test_the_wish_of_an_agent_is_one_event_however_often_it_is_repeated(
 def test_a_wish_with_less_time_brings_the_deadline_forward(running: Lab, members: tuple[WorkerReport, ...]) -> None:
     running.loop.handle(PreemptRequested(reason="asked"))
     report(running, *members, preempting=WISH)
-    report(running, *members, preempting=Preemption(reason="a file", deadline=1099.0))
-    assert running.loop.state.preempting == Preemption(reason="asked", deadline=1030.0)
+    report(running, *members, preempting=PreemptionOrder(reason="a file", deadline=1099.0))
+    assert running.loop.state.preempting == PreemptionOrder(reason="asked", deadline=1030.0)
     running.pass_s(29.9)
     assert running.loop.state.stopping is None
     running.pass_s(0.2)

@@ -14,7 +14,7 @@ from aiohttp.test_utils import BaseTestServer, TestServer
 from craft.control.http.alerts import BURST
 from craft.control.http.server import make_app
 from craft.control.lighthouse import Lighthouse, LighthouseSettings
-from craft.decide.job.alerts import AlertRule, AlertSettings, Hook, Target
+from craft.decide.job.alerts import AlertRule, AlertSettings, AlertTarget, Hook
 from craft.decide.techniques import Alerts, defaults
 from craft.protocol.membership import Member
 from craft.protocol.messages import HostReport, WorkerReport
@@ -25,7 +25,7 @@ from craft.wire.auth import bearer
 TOKEN = "a-token-of-tests-alone-0123456789"
 SETTINGS = AlertSettings(
     rules=(
-        AlertRule(match={"alertname": "GpuXid"}, answer="fail", target=Target(host="Hostname", gpu="gpu")),
+        AlertRule(match={"alertname": "GpuXid"}, answer="fail", target=AlertTarget(host="Hostname", gpu="gpu")),
         AlertRule(match={"alertname": "~Node.*"}, answer="drain", target="node"),
     ),
     hooks={

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from craft.control.agents.token_bucket import Bucket
-from craft.control.http.connection_limits import Door, DoorLimits
+from craft.control.agents.token_bucket import TokenBucket
+from craft.control.http.connection_limits import ConnectionBounds, ConnectionLimits
 from craft.control.http.request_log import RequestLog
 
 LIMIT_S = 10.0
@@ -30,7 +30,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Scene:
-    def __init__(self, door: Door, port: int) -> None:
+    def __init__(self, door: ConnectionLimits, port: int) -> None:
         self.door = door
         self.made: list[asyncio.BaseTransport] = []
         self._port = port
@@ -64,9 +64,9 @@ async def ended(streams: Streams) -> bool:
         return True
 
 
-def play(limits: DoorLimits, story: Callable[[Scene], Awaitable[None]]) -> None:
+def play(limits: ConnectionBounds, story: Callable[[Scene], Awaitable[None]]) -> None:
     async def main() -> None:
-        door = Door(limits, RequestLog())
+        door = ConnectionLimits(limits, RequestLog())
         Behind.made = 0
         server = await asyncio.get_running_loop().create_server(lambda: door.protocol(Behind), "127.0.0.1", 0)
         scene = Scene(door, server.sockets[0].getsockname()[1])
@@ -79,7 +79,7 @@ def play(limits: DoorLimits, story: Callable[[Scene], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def transports(door: Door) -> list[asyncio.BaseTransport]:
+def transports(door: ConnectionLimits) -> list[asyncio.BaseTransport]:
     return list(door._strangers)
 
 
@@ -90,7 +90,7 @@ def test_a_stranger_that_shows_no_token_is_sent_away_though_it_speaks() -> None:
         assert await ended(talker)
         assert await ended(silent)
 
-    play(DoorLimits(stay_s=0.2), story)
+    play(ConnectionBounds(stay_s=0.2), story)
 
 
 def test_whoever_was_admitted_may_stay() -> None:
@@ -103,7 +103,7 @@ def test_whoever_was_admitted_may_stay() -> None:
         assert await ended(stranger)
         assert await answers(agent)
 
-    play(DoorLimits(stay_s=0.2), story)
+    play(ConnectionBounds(stay_s=0.2), story)
 
 
 def test_one_more_stranger_sends_the_oldest_away_and_nobody_who_was_admitted() -> None:
@@ -119,8 +119,8 @@ def test_one_more_stranger_sends_the_oldest_away_and_nobody_who_was_admitted() -
         assert [await ended(each) for each in strangers[:2]] == [True, True]
         assert all([await answers(each) for each in (agent, *strangers[2:])])
 
-    play(DoorLimits(per_address=3), story)
-    play(DoorLimits(strangers=3), story)
+    play(ConnectionBounds(per_address=3), story)
+    play(ConnectionBounds(strangers=3), story)
 
 
 def test_when_there_is_no_room_at_all_the_newcomer_is_turned_away() -> None:
@@ -135,7 +135,7 @@ def test_when_there_is_no_room_at_all_the_newcomer_is_turned_away() -> None:
             pass
         assert await answers(second)
 
-    play(DoorLimits(connections=2), story)
+    play(ConnectionBounds(connections=2), story)
 
 
 def test_nothing_is_made_for_a_stranger_that_says_nothing() -> None:
@@ -145,17 +145,17 @@ def test_nothing_is_made_for_a_stranger_that_says_nothing() -> None:
         assert await answers(await scene.connect())
         assert Behind.made == 1
 
-    play(DoorLimits(), story)
+    play(ConnectionBounds(), story)
 
 
 def test_limits_fit_into_the_files_that_a_process_may_open() -> None:
     for files in (64, 256, 1024, 20_000, 10**6):
-        limits = DoorLimits().within(files)
+        limits = ConnectionBounds().within(files)
         assert 0 < limits.per_address <= limits.strangers < limits.connections < files
 
 
 def test_a_bucket_lets_a_burst_pass_and_then_its_rate() -> None:
-    bucket = Bucket(rate=10.0, burst=20.0, now=0.0)
+    bucket = TokenBucket(rate=10.0, burst=20.0, now=0.0)
     assert [bucket.take(1.0, 0.0) for _ in range(20)] == [0.0] * 20
     assert bucket.take(1.0, 0.0) == 0.1
     assert bucket.take(1.0, 0.1) == 0.1

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from craft.control.replay.already_journaled import Told
+from craft.control.replay.already_journaled import AlreadyJournaled
 from craft.control.replay.checkpoints import CheckpointBook
 from craft.protocol.events import (
     AnyNote,
@@ -79,8 +79,8 @@ def test_a_restarted_lighthouse_knows_what_was_told_before(path: Path) -> None:
     second = CheckpointBook(read_lines(path))
     assert second.status == first.status
     assert second.newest == written(40, tag="best")
-    assert all(note in Told(read_lines(path)) for note in NOTES)
-    assert written(41) not in Told(read_lines(path))
+    assert all(note in AlreadyJournaled(read_lines(path)) for note in NOTES)
+    assert written(41) not in AlreadyJournaled(read_lines(path))
 
 
 def test_a_restarted_lighthouse_knows_a_condition_by_the_time_that_its_worker_gave_it(path: Path) -> None:
@@ -88,5 +88,5 @@ def test_a_restarted_lighthouse_knows_a_condition_by_the_time_that_its_worker_ga
     journal = journal_of(path, CheckpointBook(()))
     journal.write("event", told)
     journal.close()
-    assert told in Told(read_lines(path))
-    assert replace(told, time=124.5) not in Told(read_lines(path))
+    assert told in AlreadyJournaled(read_lines(path))
+    assert replace(told, time=124.5) not in AlreadyJournaled(read_lines(path))

@@ -14,11 +14,11 @@ import pytest
 
 from craft.control.lighthouse import Lighthouse, LighthouseSettings
 from craft.control.replay.alert_book import AlertBook
-from craft.control.replay.already_journaled import Told
+from craft.control.replay.already_journaled import AlreadyJournaled
 from craft.control.replay.checkpoints import CheckpointBook
-from craft.control.replay.event_stream import Feed
+from craft.control.replay.event_stream import EventStream
 from craft.control.replay.faults import faults_in
-from craft.control.replay.timings import Meter, times_in
+from craft.control.replay.timings import Timings, times_in
 from craft.protocol.events import AlertFired, TimesMeasured
 from craft.settings.rundir import RunDir
 from craft.telemetry.explain.sentences import detail
@@ -82,8 +82,8 @@ def replay(data: bytes) -> None:
     CheckpointBook(lines)
     AlertBook(lines)
     faults_in(lines)
-    Meter(times_in(lines))
-    Told(lines)
+    Timings(times_in(lines))
+    AlreadyJournaled(lines)
     for line in lines:
         detail(line)
 
@@ -136,7 +136,7 @@ def test_damaged_lines_keep_their_numbers_and_are_not_sent_P6(tmp_path: Path) ->
     own.write("event", {"event": "Y"})
 
     async def sent() -> list[bytes]:
-        return [each async for each in Feed(own, path).stream(follow=False)]
+        return [each async for each in EventStream(own, path).stream(follow=False)]
 
     first, second = asyncio.run(sent())
     own.close()

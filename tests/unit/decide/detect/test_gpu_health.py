@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from craft.decide.detect.gpu_health import Health, HealthSettings, Seen, notice
+from craft.decide.detect.gpu_health import GpuCondition, GpuHistory, HealthSettings, notice
 from craft.decide.job.state import JobState, WorkerView
 from craft.decide.policies.health import HealthPolicy
 from craft.protocol.actions import AnyAction, DeclareLost, RequestDrain
@@ -18,8 +18,8 @@ DEVICE = "H200 GPU-1"
 SETTINGS = HealthSettings(heat_s=10.0)
 
 
-def told(*readings: tuple[float, Reading]) -> list[Seen]:
-    health, everything = Health(), list[Seen]()
+def told(*readings: tuple[float, Reading]) -> list[GpuCondition]:
+    health, everything = GpuHistory(), list[GpuCondition]()
     for now, reading in readings:
         health, seen = notice(health, reading, now, SETTINGS)
         everything += seen

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from craft.decide.detect.stragglers import EVEN, Pace, StragglerSettings, observed
+from craft.decide.detect.stragglers import EVEN, MemberSpeeds, StragglerSettings, observed
 from craft.decide.step.ledger import Ledger, begin, commit, complete, enter, settled
 from craft.decide.step.plan import plan
 from craft.protocol.membership import Generation, Member, Settlement
@@ -19,13 +19,15 @@ SETTINGS = StragglerSettings()
 times = st.integers(0, 10_000_000)
 
 
-def after(steps: Iterable[Sequence[int]], settings: StragglerSettings = SETTINGS, pace: Pace = EVEN) -> Pace:
+def after(
+    steps: Iterable[Sequence[int]], settings: StragglerSettings = SETTINGS, pace: MemberSpeeds = EVEN
+) -> MemberSpeeds:
     for step in steps:
         pace = observed(pace, step, settings)
     return pace
 
 
-def steps_until_found(steps: Iterable[Sequence[int]], pace: Pace = EVEN) -> int | None:
+def steps_until_found(steps: Iterable[Sequence[int]], pace: MemberSpeeds = EVEN) -> int | None:
     for number, step in enumerate(steps, 1):
         pace = observed(pace, step, SETTINGS)
         if pace.found:

@@ -7,7 +7,7 @@ import time
 import pytest
 from msgspec.structs import replace
 
-from craft.decide.job.alerts import AlertRule, AlertSettings, Hook, Target, aim, event_of, matches
+from craft.decide.job.alerts import AlertRule, AlertSettings, AlertTarget, Hook, aim, event_of, matches
 from craft.decide.job.state import JobState, WorkerView
 from craft.decide.policies import AlertPolicy
 from craft.decide.techniques import defaults
@@ -17,7 +17,7 @@ from craft.protocol.actions import Drain, Preempt
 from craft.protocol.errors import ConfigError
 from craft.protocol.events import AlertFired
 from craft.protocol.membership import Generation, Member
-from craft.protocol.messages import Preemption
+from craft.protocol.messages import PreemptionOrder
 from craft.protocol.values.alerts import Notice
 
 
@@ -60,13 +60,13 @@ JOB = JobState(
         ("pod", {"pod": "b"}, (None, "b")),
         ("pod", {"worker_id": "b-w0"}, (None, None)),
         ("pod", {"pod": ""}, (None, None)),
-        (Target(host="node", gpu="device"), {"node": "a", "device": "nvidia1"}, ("a-w2", None)),
-        (Target(host="node", gpu="device"), {"node": "a", "device": "GPU-deadbeef"}, (None, None)),
-        (Target(worker="pod", host="node"), {"node": "b"}, (None, "b")),
+        (AlertTarget(host="node", gpu="device"), {"node": "a", "device": "nvidia1"}, ("a-w2", None)),
+        (AlertTarget(host="node", gpu="device"), {"node": "a", "device": "GPU-deadbeef"}, (None, None)),
+        (AlertTarget(worker="pod", host="node"), {"node": "b"}, (None, "b")),
     ],
 )
 def test_labels_name_a_worker_or_a_host_that_is_there(
-    target: str | Target | None, labels: dict[str, str], whom: tuple[str | None, str | None]
+    target: str | AlertTarget | None, labels: dict[str, str], whom: tuple[str | None, str | None]
 ) -> None:
     assert aim(target, labels, JOB) == whom
 
@@ -144,7 +144,7 @@ def test_a_deadline_counts_from_when_the_alert_came() -> None:
 
 @pytest.mark.parametrize("answer", ["stop", "checkpoint", "preempt", "report"])
 def test_a_job_that_makes_room_already_does_no_more_about_an_alert(answer: str) -> None:
-    ending = replace(RUNNING, preempting=Preemption(reason="before"))
+    ending = replace(RUNNING, preempting=PreemptionOrder(reason="before"))
     alert = AlertFired(source="s", name="n", fingerprint="f", reason="r")
     assert AlertPolicy().decide(ending, replace(alert, answer=answer)) == ()
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from craft.decide.job import loss_costs
 from craft.decide.job.apply import apply
-from craft.decide.job.loss_costs import Book, choose, step_time
+from craft.decide.job.loss_costs import CostBook, choose, step_time
 from craft.decide.job.observe import observe
 from craft.decide.job.state import JobState
 from craft.decide.policies import decide
@@ -90,7 +90,7 @@ def test_the_choice_is_never_dearer_than_going_on_without(
 
 
 def test_the_book_learns_from_what_it_is_told() -> None:
-    book = loss_costs.stepped(Book(), generation=1, members=4, step=5, step_s=9.0)
+    book = loss_costs.stepped(CostBook(), generation=1, members=4, step=5, step_s=9.0)
     assert book.step_s == (), "the first steps of a generation are no measure"
     book = loss_costs.stepped(book, generation=1, members=4, step=20, step_s=0.1)
     assert book.step_s == ((4, 0.1),)
@@ -106,7 +106,7 @@ def test_the_book_learns_from_what_it_is_told() -> None:
 
 
 def test_every_lost_slot_has_its_own_time() -> None:
-    book = loss_costs.lost(Book(), "w1", (), 0.0)
+    book = loss_costs.lost(CostBook(), "w1", (), 0.0)
     book = loss_costs.lost(loss_costs.arrived(book, "w4"), "w2", (), 9.0)
     book = loss_costs.committed(book, "w4", 10.0)
     assert (book.restart_s, book.spare_s) == (10.0, None), "not 1 s, and no spare: it came for the first one"
@@ -115,14 +115,14 @@ def test_every_lost_slot_has_its_own_time() -> None:
 
 
 def test_a_replacement_that_dies_before_it_commits_leaves_the_slot_empty_since_the_first_loss() -> None:
-    book = loss_costs.arrived(loss_costs.lost(Book(), "w1", (), 0.0), "w4")
+    book = loss_costs.arrived(loss_costs.lost(CostBook(), "w1", (), 0.0), "w4")
     book = loss_costs.arrived(loss_costs.lost(book, "w4", (), 5.0), "w5")
     assert loss_costs.committed(book, "w5", 8.0).restart_s == 8.0
 
 
 def test_a_spare_that_dies_leaves_no_slot_and_one_that_was_not_needed_is_no_measure() -> None:
-    book = loss_costs.arrived(loss_costs.arrived(Book(), "s"), "t")
-    assert loss_costs.lost(book, "s", ("s", "t"), 1.0) == loss_costs.arrived(Book(), "t")
+    book = loss_costs.arrived(loss_costs.arrived(CostBook(), "s"), "t")
+    assert loss_costs.lost(book, "s", ("s", "t"), 1.0) == loss_costs.arrived(CostBook(), "t")
     book = loss_costs.forgone(loss_costs.lost(book, "w1", ("s", "t"), 2.0))
     book = loss_costs.committed(loss_costs.lost(book, "w2", ("s", "t"), 100.0), "s", 100.5)
     assert book.spare_s == 0.5, "the slot of w1 was left free"
@@ -131,7 +131,7 @@ def test_a_spare_that_dies_leaves_no_slot_and_one_that_was_not_needed_is_no_meas
 def test_what_an_earlier_lighthouse_had_measured_is_known_again() -> None:
     told = times(step_s=((4, 0.1), (3, 0.2)))
     assert loss_costs.measured(loss_costs.known(told), step=100, total_steps=1100, microbatches=8) == told
-    assert loss_costs.known(None) == Book()
+    assert loss_costs.known(None) == CostBook()
 
 
 def test_under_auto_the_generation_says_whether_its_slots_are_filled() -> None:

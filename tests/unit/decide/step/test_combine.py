@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from craft.decide.step.combine import combine
-from craft.protocol.control_word import Combined, Record, Word
+from craft.protocol.control_word import Combined, MicrobatchRecord, Word
 
 scalars = st.dictionaries(st.sampled_from(["loss", "accuracy"]), st.floats(-1e6, 1e6)).map(
     lambda pairs: tuple(sorted(pairs.items()))
@@ -13,11 +13,11 @@ scalars = st.dictionaries(st.sampled_from(["loss", "accuracy"]), st.floats(-1e6,
 
 
 @st.composite
-def records_and_owners(draw: st.DrawFn) -> tuple[list[Record], list[int], list[int]]:
+def records_and_owners(draw: st.DrawFn) -> tuple[list[MicrobatchRecord], list[int], list[int]]:
     """The records of a step, and two ways to share them out."""
     size = draw(st.integers(1, 8))
     records = [
-        Record(
+        MicrobatchRecord(
             microbatch=microbatch,
             weight=draw(st.floats(0, 100)),
             present=bytes([draw(st.integers(0, 255))]),
@@ -31,7 +31,7 @@ def records_and_owners(draw: st.DrawFn) -> tuple[list[Record], list[int], list[i
     return records, draw(ranks), draw(ranks)
 
 
-def words(records: list[Record], owners: list[int]) -> list[Word]:
+def words(records: list[MicrobatchRecord], owners: list[int]) -> list[Word]:
     return [
         Word(step=3, records=tuple(record for record, owner in zip(records, owners, strict=True) if owner == rank))
         for rank in range(4)
@@ -40,7 +40,7 @@ def words(records: list[Record], owners: list[int]) -> list[Word]:
 
 @given(records_and_owners())
 def test_the_combined_word_does_not_depend_on_who_computed_what(
-    case: tuple[list[Record], list[int], list[int]],
+    case: tuple[list[MicrobatchRecord], list[int], list[int]],
 ) -> None:
     """P1: to the last bit."""
     records, owners, others = case
@@ -80,8 +80,8 @@ def test_one_that_must_send_again_makes_all_exchange_again() -> None:
 
 
 def test_scalars_are_averaged_over_the_microbatches_that_logged_them_by_weight() -> None:
-    one = Record(microbatch=0, weight=1.0, present=b"\x01", scalars=(("loss", 2.0),))
-    three = Record(microbatch=1, weight=3.0, present=b"\x02", scalars=(("accuracy", 0.5), ("loss", 6.0)))
+    one = MicrobatchRecord(microbatch=0, weight=1.0, present=b"\x01", scalars=(("loss", 2.0),))
+    three = MicrobatchRecord(microbatch=1, weight=3.0, present=b"\x02", scalars=(("accuracy", 0.5), ("loss", 6.0)))
 
     answer = combined(replace(WORD, records=(three,)), replace(WORD, records=(one,)))
 
@@ -91,7 +91,7 @@ def test_scalars_are_averaged_over_the_microbatches_that_logged_them_by_weight()
 
 
 def test_a_scalar_of_weight_0_counts_only_where_none_weighs_more() -> None:
-    none = Record(microbatch=0, weight=0.0, present=b"", scalars=(("loss", float("nan")), ("tokens", 3.0)))
+    none = MicrobatchRecord(microbatch=0, weight=0.0, present=b"", scalars=(("loss", float("nan")), ("tokens", 3.0)))
     also_none = replace(none, microbatch=1, scalars=(("tokens", 4.0),))
     one = replace(none, microbatch=2, weight=1.0, scalars=(("loss", 2.0),))
 
@@ -99,7 +99,7 @@ def test_a_scalar_of_weight_0_counts_only_where_none_weighs_more() -> None:
 
 
 def test_a_stream_has_ended_when_no_microbatch_has_more() -> None:
-    last = Record(microbatch=0, weight=1.0, present=b"", more=False)
+    last = MicrobatchRecord(microbatch=0, weight=1.0, present=b"", more=False)
     light = replace(last, weight=0.0)
     empty = replace(light, data=False)
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from craft.decide.step.gradient_memory import held
 from craft.decide.step.plan import plan, share_of
-from craft.worker.reduce.accumulator import Flats, Gradients
-from craft.worker.reduce.buckets import Layout
+from craft.worker.reduce.accumulator import Flats, GradientAccumulator
+from craft.worker.reduce.buckets import BucketLayout
 
 
-class Counted(Gradients):
+class Counted(GradientAccumulator):
     """Counts the buffers that it ever had to make, which is how many there were at once."""
 
     made = 0
@@ -23,7 +23,7 @@ class Counted(Gradients):
 
 
 def really_made(share: tuple[int, ...], num_microbatches: int, lending: bool = False) -> int:
-    layout = Layout([torch.nn.Parameter(torch.zeros(3))], 100)
+    layout = BucketLayout([torch.nn.Parameter(torch.zeros(3))], 100)
     gradients, result = Counted(layout), Flats(layout)
     for microbatch in share:
         gradients.start(microbatch, num_microbatches, None, result if lending and microbatch == share[-1] else None)

@@ -19,7 +19,7 @@ from craft.settings.files.private_files import (
 )
 from craft.settings.rundir import RunDir, claim, find_run
 from craft.telemetry.explain import bundle
-from craft.telemetry.records.jsonl_file import Record
+from craft.telemetry.records.jsonl_file import JsonlFile
 from craft.wire.auth import ensure_token, make_token, read_token
 from craft.wire.client import Client
 
@@ -109,11 +109,11 @@ def test_a_run_directory_that_others_can_read_is_closed_to_them(
 _WRITERS: dict[str, Callable[[Path], object]] = {
     "append": append_private,
     "over": lambda path: write_over(path, b"x"),
-    "record": lambda path: _add(Record(path)),
+    "record": lambda path: _add(JsonlFile(path)),
 }
 
 
-def _add(record: Record) -> None:
+def _add(record: JsonlFile) -> None:
     record.add(b"x")
     record.close()
     if record.trouble:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from craft.settings.files.toml_file import Document
+from craft.settings.files.toml_file import TomlFile
 
 HANG = "techniques.hang"
 
@@ -31,7 +31,7 @@ HANG = "techniques.hang"
 def test_a_key_has_its_line(tmp_path: Path, text: str, table: str, key: str | None, line: int | None) -> None:
     path = tmp_path / "craft.toml"
     path.write_bytes(text.encode())
-    assert Document(path).line(table, key) == line
+    assert TomlFile(path).line(table, key) == line
 
 
 @pytest.mark.parametrize(
@@ -45,5 +45,5 @@ def test_a_key_has_its_line(tmp_path: Path, text: str, table: str, key: str | No
 def test_a_key_of_each_table_of_a_list_has_its_line(tmp_path: Path, text: str, lines: list[int]) -> None:
     path = tmp_path / "craft.toml"
     path.write_text(text)
-    document = Document(path)
+    document = TomlFile(path)
     assert [document.line("alerts", "answer", number=number) for number in (1, 2)] == lines

@@ -23,7 +23,7 @@ from craft.protocol.events import CheckpointFailed
 from craft.snapshots.checkpoint.catalog import candidates
 from craft.snapshots.checkpoint.gc import collect
 from craft.snapshots.checkpoint.verify import verify
-from craft.snapshots.store.lease_files import INTENTS, LEASES, TTL_S, Claim
+from craft.snapshots.store.lease_files import INTENTS, LEASES, TTL_S, LeaseFile
 from craft.snapshots.store.remote import RemoteStore
 from craft.snapshots.store.store import StoreBusy
 from craft.snapshots.store.tiers import open_tiers
@@ -205,7 +205,7 @@ def test_claims_of_the_dead_run_out_by_the_clock_of_the_store(tmp_path: Path) ->
     with crew(store.url) as members:
         members.save(1)
     for folder in (INTENTS, LEASES):
-        dead = Claim(store, folder, "dead")
+        dead = LeaseFile(store, folder, "dead")
         dead.speak()
         with pytest.raises(StoreBusy, match="try again later"):
             collect(store, 1, time.time())
@@ -221,7 +221,7 @@ def test_claims_of_the_dead_run_out_by_the_clock_of_the_store(tmp_path: Path) ->
 
 def test_a_writer_does_not_wait_for_a_collector_that_is_dead(tmp_path: Path) -> None:
     store = RemoteStore(f"file://{tmp_path}/store")
-    dead = Claim(store, LEASES, "dead")
+    dead = LeaseFile(store, LEASES, "dead")
     dead.speak()
     past = time.time() - TTL_S[LEASES] - 5
     os.utime(tmp_path / "store" / dead.path, (past, past))

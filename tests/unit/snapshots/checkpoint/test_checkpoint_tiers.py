@@ -11,7 +11,7 @@ import pytest
 from craft.protocol.events import AnyNote, CheckpointFailed
 from craft.snapshots.checkpoint.catalog import candidates
 from craft.snapshots.checkpoint.verify import verify
-from craft.snapshots.checkpoint.writer import Writer
+from craft.snapshots.checkpoint.writer import CheckpointWriter
 from craft.snapshots.store.local import LocalStore
 from craft.snapshots.store.manifest import chunk_path
 from craft.snapshots.store.tiers import Tiers, open_tiers
@@ -27,7 +27,7 @@ def durable(members: Tiers) -> Tiers:
 def test_the_next_one_can_be_taken_though_nobody_copies_the_one_before(tmp_path: Path) -> None:
     """Member 0 chooses what is copied; it may have taken the next one already, and leaves this one out."""
     tiers = open_tiers(str(tmp_path / "far"), str(tmp_path / "near"))
-    writer = Writer(tiers, "w1", 3, lambda _: None)
+    writer = CheckpointWriter(tiers, "w1", 3, lambda _: None)
     writer.take(Trained().at(1), place(1, part=1, of=2))
     assert writer.wait_free(LIMIT_S) and not writer.busy
     assert not writer.wait(0.01), "it is not in the durable store"
@@ -90,7 +90,7 @@ def test_hosts_that_hold_only_their_shares_make_a_whole_one_in_the_durable_store
     trained = Trained()
     events: list[AnyNote] = []
     hosts = [open_tiers(str(tmp_path / "far"), str(tmp_path / f"host{number}")) for number in (0, 1)]
-    writers = [Writer(tiers, f"w{number}", 2, events.append) for number, tiers in enumerate(hosts)]
+    writers = [CheckpointWriter(tiers, f"w{number}", 2, events.append) for number, tiers in enumerate(hosts)]
     try:
         for step in range(1, 6):
             state = trained.at(step)

@@ -15,7 +15,7 @@ from craft.snapshots.checkpoint.catalog import candidates
 from craft.snapshots.checkpoint.publish import publish
 from craft.snapshots.checkpoint.restore import restore
 from craft.snapshots.checkpoint.verify import diff, verify
-from craft.snapshots.checkpoint.writer import Writer
+from craft.snapshots.checkpoint.writer import CheckpointWriter
 from craft.snapshots.state.serialized import State, load
 from craft.snapshots.store.background import insist
 from craft.snapshots.store.manifest import Numbered, part_path, read_part, seal
@@ -183,7 +183,7 @@ def test_an_event_that_nobody_can_take_does_not_end_the_writer(tmp_path: Path) -
     def refuse(event: AnyNote) -> None:
         raise RuntimeError("not now")
 
-    writer = Writer(open_tiers(str(tmp_path)), "w0", 3, refuse)
+    writer = CheckpointWriter(open_tiers(str(tmp_path)), "w0", 3, refuse)
     trained = Trained()
     for step in (1, 2):
         writer.take(trained.at(step), place(step))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from craft.snapshots.checkpoint.chunking import CHUNK_BYTES, LARGE_BYTES, PACK_BYTES, assign, cut
-from craft.snapshots.state.index import Entry, Layout, item_bytes
+from craft.snapshots.state.index import ByteLayout, TensorEntry, item_bytes
 from craft.snapshots.state.raw_memory import DTYPES
 
 sizes = st.one_of(
@@ -16,8 +16,8 @@ sizes = st.one_of(
 )
 
 
-def entries_of(numbers: list[int]) -> list[Entry]:
-    return [Entry(f"t{index}", "uint8", (number,), (1,)) for index, number in enumerate(numbers)]
+def entries_of(numbers: list[int]) -> list[TensorEntry]:
+    return [TensorEntry(f"t{index}", "uint8", (number,), (1,)) for index, number in enumerate(numbers)]
 
 
 def test_size_of_an_element_is_in_the_name_of_every_dtype() -> None:
@@ -35,7 +35,7 @@ def test_chunks_are_every_byte_once(numbers: list[int]) -> None:
 
 @given(st.lists(sizes, max_size=40))
 def test_large_tensors_have_chunks_of_their_own(numbers: list[int]) -> None:
-    layout = Layout(entries_of(numbers))
+    layout = ByteLayout(entries_of(numbers))
     for chunk in cut(entries_of(numbers)):
         owners = [index for begin, end in chunk.ranges for index, _, _ in layout.pieces(begin, end)]
         large = [index for index in owners if numbers[index] >= LARGE_BYTES]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from craft.snapshots.checkpoint.catalog import candidates
-from craft.snapshots.checkpoint.suspect import Doubts, Suspicion, mark
+from craft.snapshots.checkpoint.suspect import SuspectCheckpoints, Suspicion, mark
 from craft.snapshots.store.tiers import open_tiers
 
 from ..scene import crew
@@ -15,7 +15,7 @@ FOUND = Suspicion(branch=1, after=20, step=33, reason="a bit flipped")
 
 def doubted(tmp_path: Path) -> list[tuple[int, int]]:
     tiers = open_tiers(str(tmp_path / "far"), str(tmp_path / "near"))
-    doubts = Doubts(tiers.nearest_first)
+    doubts = SuspectCheckpoints(tiers.nearest_first)
     return [(each.branch, each.step) for each in candidates(tiers) if doubts.about(each) is not None]
 
 
@@ -30,7 +30,7 @@ def test_all_of_its_branch_since_then_are_doubted_also_those_that_come_later(tmp
             members.take(step, branch=branch)
             members.wait()
     assert doubted(tmp_path) == [(1, 33), (1, 30)]
-    assert Doubts(members.tiers.nearest_first).branches == {1}
+    assert SuspectCheckpoints(members.tiers.nearest_first).branches == {1}
 
 
 def test_either_store_is_enough_and_a_damaged_mark_still_counts(tmp_path: Path) -> None:
@@ -46,11 +46,11 @@ def test_either_store_is_enough_and_a_damaged_mark_still_counts(tmp_path: Path) 
         data = bytearray(good)
         data[number // 8] ^= 1 << number % 8
         path.write_bytes(data)
-        (found,) = Doubts([members.tiers.durable])._found
+        (found,) = SuspectCheckpoints([members.tiers.durable])._found
         assert (found.branch, found.after, found.step) == (1, 20, 33)
 
 
 def test_a_file_that_is_not_a_mark_is_left_alone(tmp_path: Path) -> None:
     store = open_tiers(str(tmp_path)).durable
     store.put("suspect/readme", b"")
-    assert not Doubts([store]).branches
+    assert not SuspectCheckpoints([store]).branches

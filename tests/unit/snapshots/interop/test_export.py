@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from craft.cli.main import main
 from craft.snapshots.checkpoint.catalog import candidates
-from craft.snapshots.checkpoint.writer import Writer
+from craft.snapshots.checkpoint.writer import CheckpointWriter
 from craft.snapshots.state.leaves import Stateful
 from craft.snapshots.state.raw_memory import same_bits
 from craft.snapshots.state.serialized import State
@@ -78,7 +78,7 @@ def trained() -> tuple[Net, torch.optim.AdamW]:
 
 
 def write(store: Path, modules: dict[str, torch.nn.Module], registered: dict[str, Stateful]) -> None:
-    writer = Writer(open_tiers(str(store)), "w0", 3, lambda _: None)
+    writer = CheckpointWriter(open_tiers(str(store)), "w0", 3, lambda _: None)
     try:
         writer.take(State(modules, registered, b""), place(STEP))
         assert writer.wait(LIMIT_S)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from craft.protocol.errors import ConfigError, SnapshotCorrupt
-from craft.snapshots.state.index import Entry, Layout
+from craft.snapshots.state.index import ByteLayout, TensorEntry
 from craft.snapshots.state.raw_memory import same_bits
 from craft.snapshots.state.serialized import State, decode_header, encode_header, load, stripe_of
 
@@ -236,7 +236,7 @@ def test_stripes_are_everything_once(total: int, of: int) -> None:
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.data())
 def test_pieces_cover_a_range_once(sizes: list[int], data: st.DataObject) -> None:
-    layout = Layout([Entry(f"t{size}", "uint8", (size,), (1,)) for size in sizes])
+    layout = ByteLayout([TensorEntry(f"t{size}", "uint8", (size,), (1,)) for size in sizes])
     begin = data.draw(st.integers(0, layout.total_bytes))
     end = data.draw(st.integers(begin, layout.total_bytes))
     row = [(index, byte) for index, size in enumerate(sizes) for byte in range(size)]
@@ -251,10 +251,10 @@ def test_pieces_cover_a_range_once(sizes: list[int], data: st.DataObject) -> Non
     [
         ({"total_bytes": 15}, "contradicts itself"),
         ({"module_entries": 3}, "contradicts itself"),
-        ({"entries": (Entry("w", "float31", (2, 2), (2, 1)),)}, "no tensor has the form"),
-        ({"entries": (Entry("w", "float32", (2, -2), (2, 1)),)}, "no tensor has the form"),
-        ({"entries": (Entry("w", "float32", (2, 2), (1,)),)}, "no tensor has the form"),
-        ({"entries": (Entry("w", "float32", (2, 2), (1, 1)),)}, "no tensor has the form"),
+        ({"entries": (TensorEntry("w", "float31", (2, 2), (2, 1)),)}, "no tensor has the form"),
+        ({"entries": (TensorEntry("w", "float32", (2, -2), (2, 1)),)}, "no tensor has the form"),
+        ({"entries": (TensorEntry("w", "float32", (2, 2), (1,)),)}, "no tensor has the form"),
+        ({"entries": (TensorEntry("w", "float32", (2, 2), (1, 1)),)}, "no tensor has the form"),
     ],
 )
 def test_a_header_that_cannot_be_is_refused(change: dict[str, Any], told: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from craft.protocol.events import AnyNote, CheckpointFailed, CheckpointWritten
-from craft.snapshots.checkpoint.writer import Writer
+from craft.snapshots.checkpoint.writer import CheckpointWriter
 from craft.snapshots.store.owner import StoreTaken, check_owner, claim, job_of
 from craft.snapshots.store.tiers import open_tiers
 
@@ -47,7 +47,7 @@ def test_a_job_that_another_one_came_after_lists_nothing_more_and_says_so_once(
 ) -> None:
     tiers = open_tiers(str(tmp_path / "far"), str(tmp_path / near) if near is not None else None, "first")
     told: list[AnyNote] = []
-    writer = Writer(tiers, "w0", 3, told.append)
+    writer = CheckpointWriter(tiers, "w0", 3, told.append)
     claim(tiers.durable, "first")
     trained = Trained()
     writer.take(trained.at(1), place(1))

@@ -179,7 +179,7 @@ def test_any_number_of_silent_strangers_keep_nobody_out(donor: Donor) -> None:
 
 def test_a_donor_takes_connections_again_after_the_system_could_not(donor: Donor) -> None:
     donor.stage("g", 1, random_state(), 0, 1)
-    faults.arm([faults.Fault(point="donor.accept", kind="error", errno="EMFILE", seconds=1.0)])
+    faults.arm([faults.PlacedFault(point="donor.accept", kind="error", errno="EMFILE", seconds=1.0)])
     try:
         # The thread is in an accept that was not to fail.
         socket.create_connection((HERE, donor.port), LIMIT_S).close()

@@ -11,7 +11,7 @@ import pytest
 from tests.small_disk import fill, mounted
 
 from craft.telemetry.records.journal import Journal, Tail, read_lines
-from craft.telemetry.records.jsonl_file import MAX_WAITING, Record
+from craft.telemetry.records.jsonl_file import MAX_WAITING, JsonlFile
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def numbers(path: Path) -> list[int]:
 
 def test_lines_wait_while_a_disk_is_full(disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = disk / "record.jsonl"
-    record = Record(path)
+    record = JsonlFile(path)
     record.add(line(0))
     filler = fill(disk)
     for number in range(1, 20):
@@ -48,7 +48,7 @@ def test_lines_wait_while_a_disk_is_full(disk: Path, caplog: pytest.LogCaptureFi
 
 def test_a_record_that_could_not_be_made_is_made_later(tmp_path: Path) -> None:
     (tmp_path / "folder").write_text("in the way")
-    record = Record(tmp_path / "folder" / "record.jsonl")
+    record = JsonlFile(tmp_path / "folder" / "record.jsonl")
     record.add(line(0))
     assert "cannot be written" in record.trouble
     (tmp_path / "folder").unlink()
@@ -58,7 +58,7 @@ def test_a_record_that_could_not_be_made_is_made_later(tmp_path: Path) -> None:
 
 def test_what_waits_is_bounded(disk: Path) -> None:
     path = disk / "record.jsonl"
-    record = Record(path)
+    record = JsonlFile(path)
     filler = fill(disk)
     for number in range(MAX_WAITING + 10):
         record.add(b'{"number": %d}' % number)

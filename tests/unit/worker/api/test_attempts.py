@@ -13,7 +13,7 @@ from craft.protocol.errors import ConfigError
 from craft.snapshots.state.serialized import State, load
 from craft.worker.api.adapter_access import finish
 from craft.worker.api.attempts import StepAttempt
-from craft.worker.recovery.undo import Kept
+from craft.worker.recovery.undo import StateCopy
 
 from ..alone import alone, dataset, grads, loss_of, model
 
@@ -80,7 +80,7 @@ def test_a_step_that_is_taken_back_leaves_nothing_behind() -> None:
     job.register(optimizer=optimizer)
     job.register_state(save=lambda: dict(balance), load=balance.update)
     modules, registered = job._modules, job._registered
-    kept = Kept(lambda: State(modules, registered, b""), modules, registered)
+    kept = StateCopy(lambda: State(modules, registered, b""), modules, registered)
     before = [param.clone() for param in net.parameters()]
     for _ in range(2):
         kept.take()

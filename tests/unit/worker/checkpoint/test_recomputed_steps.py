@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from craft.protocol.errors import BitsDiffer
-from craft.worker.checkpoint.recomputed_steps import Recomputed
+from craft.worker.checkpoint.recomputed_steps import RecomputedSteps
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_the_same_metrics_are_fine(file: Path) -> None:
-    recomputed = Recomputed.read(file, 4)
+    recomputed = RecomputedSteps.read(file, 4)
     recomputed.check(4, {"loss": 0.25})
     recomputed.check(5, {"loss": 0.3})
     recomputed.check(6, {"loss": 17.0})
@@ -35,30 +35,30 @@ def test_the_same_metrics_are_fine(file: Path) -> None:
 
 def test_other_metrics_are_named_with_both_values(file: Path) -> None:
     with pytest.raises(BitsDiffer, match=r"step 5 .* gave loss 0\.30000000000000004 instead of 0\.3:"):
-        Recomputed.read(file, 4).check(5, {"loss": 0.1 + 0.2})
+        RecomputedSteps.read(file, 4).check(5, {"loss": 0.1 + 0.2})
 
 
 def test_a_rate_that_differs_beside_a_loss_that_agrees_is_fine(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 0, "time": 1.0, "loss": 0.5, "rate": 100.0}\n')
-    Recomputed.read(path, 0).check(0, {"loss": 0.5, "rate": 90.0})
+    RecomputedSteps.read(path, 0).check(0, {"loss": 0.5, "rate": 90.0})
     with pytest.raises(BitsDiffer, match="gave loss"):
-        Recomputed.read(path, 0).check(0, {"loss": 0.6, "rate": 90.0})
+        RecomputedSteps.read(path, 0).check(0, {"loss": 0.6, "rate": 90.0})
 
 
 def test_a_step_without_metrics_in_common_is_fine(file: Path) -> None:
-    Recomputed.read(file, 4).check(5, {})
+    RecomputedSteps.read(file, 4).check(5, {})
 
 
 def test_steps_before_the_checkpoint_are_not_compared(file: Path) -> None:
-    Recomputed.read(file, 4).check(3, {"loss": 9.0})
+    RecomputedSteps.read(file, 4).check(3, {"loss": 9.0})
 
 
 def test_a_number_that_is_not_finite_is_the_same_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 0, "time": 1.0, "loss": null}\n')
-    Recomputed.read(path, 0).check(0, {"loss": math.nan})
+    RecomputedSteps.read(path, 0).check(0, {"loss": math.nan})
 
 
 def test_a_file_that_is_not_there_expects_nothing(tmp_path: Path) -> None:
-    Recomputed.read(tmp_path / "none", 0).check(0, {"loss": 1.0})
+    RecomputedSteps.read(tmp_path / "none", 0).check(0, {"loss": 1.0})

@@ -7,13 +7,13 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from craft.worker.data.sample_order import Order
+from craft.worker.data.sample_order import SampleOrder
 
 
 def order(
     length: int, global_batch: int, microbatches: int, *, seed: int = 0, shuffle: bool = True, drop_last: bool = False
-) -> Order:
-    return Order(
+) -> SampleOrder:
+    return SampleOrder(
         length=length,
         global_batch=global_batch,
         microbatches=microbatches,
@@ -23,11 +23,11 @@ def order(
     )
 
 
-def samples_of(one: Order, step: int) -> list[int]:
+def samples_of(one: SampleOrder, step: int) -> list[int]:
     return [index for microbatch in range(one.size_of(step)) for index in one.place(step, microbatch).indices]
 
 
-def pass_of(one: Order, number: int) -> list[int]:
+def pass_of(one: SampleOrder, number: int) -> list[int]:
     steps = range(number * one.steps_per_pass, (number + 1) * one.steps_per_pass)
     return [index for step in steps for index in samples_of(one, step)]
 
@@ -137,13 +137,15 @@ def test_a_step_knows_its_pass() -> None:
 
 def test_a_pass_that_is_to_end_earlier_has_the_first_samples_of_its_own_shuffle() -> None:
     whole = order(40, 8, 4)
-    shorter = Order(length=40, global_batch=8, microbatches=4, seed=0, shuffle=True, drop_last=False, steps_per_pass=2)
+    shorter = SampleOrder(
+        length=40, global_batch=8, microbatches=4, seed=0, shuffle=True, drop_last=False, steps_per_pass=2
+    )
     assert shorter.steps_per_pass == 2
     assert [pass_of(shorter, number) for number in range(3)] == [pass_of(whole, number)[:16] for number in range(3)]
 
 
 def test_by_batches_the_last_step_of_a_pass_has_fewer_of_them() -> None:
-    order = Order(
+    order = SampleOrder(
         length=100,
         global_batch=12,
         microbatches=3,

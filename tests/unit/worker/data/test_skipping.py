@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from craft.worker.data.skipping import Shifted
+from craft.worker.data.skipping import SkippingSource
 from craft.worker.data.source_args import make_source
 
 
-def shifted(samples: int = 40, steps: int | None = 6, epochs: int | None = None) -> Shifted:
+def shifted(samples: int = 40, steps: int | None = 6, epochs: int | None = None) -> SkippingSource:
     source, total, _ = make_source(
         list(range(samples)),
         global_batch=4,
@@ -18,10 +18,10 @@ def shifted(samples: int = 40, steps: int | None = 6, epochs: int | None = None)
         collate_fn=list,
         num_workers=0,
     )
-    return Shifted(source, total, by_passes=steps is None)
+    return SkippingSource(source, total, by_passes=steps is None)
 
 
-def data(source: Shifted) -> list[list[int]]:
+def data(source: SkippingSource) -> list[list[int]]:
     assert source.total_steps is not None
     return [source.fetch(step, 0) + source.fetch(step, 1) for step in range(source.total_steps)]
 

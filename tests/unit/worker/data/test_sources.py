@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from craft.worker.data.sample_order import Order, Place
+from craft.worker.data.sample_order import MicrobatchSamples, SampleOrder
 from craft.worker.data.sources import ENDED, Ahead, Fetcher, MapSource
 from craft.worker.data.stream_source import StreamSource
 
@@ -29,9 +29,9 @@ class Augmented:
         return index, torch.rand(1).item(), float(numpy.random.random()), random.random()
 
 
-def order() -> Order:
+def order() -> SampleOrder:
     """A batch that 3 microbatches do not divide, and a partial one at the end of each pass."""
-    return Order(length=22, global_batch=8, microbatches=3, seed=5, shuffle=True, drop_last=False)
+    return SampleOrder(length=22, global_batch=8, microbatches=3, seed=5, shuffle=True, drop_last=False)
 
 
 def source(num_workers: int) -> MapSource:
@@ -94,7 +94,7 @@ def test_a_dataset_that_gives_many_samples_at_once_is_asked_once() -> None:
         def __getitems__(self, indices: list[int]) -> list[str]:
             return [f"sample {index}" for index in indices]
 
-    place = Place(3, 1, (4, 7))
+    place = MicrobatchSamples(3, 1, (4, 7))
 
     assert Fetcher(Whole(), list, 0)[place] == ((3, 1), ["sample 4", "sample 7"])
 

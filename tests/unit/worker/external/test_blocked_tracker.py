@@ -6,8 +6,8 @@ from pathlib import Path
 
 from craft.protocol.values.activity import Phase
 from craft.wire.activity import read
-from craft.worker.external.blocked_tracker import Whereabouts
-from craft.worker.report.activity_page import Activity
+from craft.worker.external.blocked_tracker import BlockedTracker
+from craft.worker.report.activity_page import ActivityPage
 
 
 def phase(path: Path) -> Phase:
@@ -18,7 +18,7 @@ def phase(path: Path) -> Phase:
 
 def test_it_is_paused_until_the_last_one_goes_on_whichever_that_is(tmp_path: Path) -> None:
     path = tmp_path / "activity"
-    threads = Whereabouts(Activity(path))
+    threads = BlockedTracker(ActivityPage(path))
     first, second = threads.paused("validation"), threads.paused("saving")
     first.__enter__()
     second.__enter__()
@@ -32,7 +32,7 @@ def test_it_is_paused_until_the_last_one_goes_on_whichever_that_is(tmp_path: Pat
 
 def test_what_ends_after_the_loop_does_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "activity"
-    threads = Whereabouts(Activity(path))
+    threads = BlockedTracker(ActivityPage(path))
     threads.exchange_began()
     pause = threads.paused("saving")
     pause.__enter__()

@@ -7,13 +7,13 @@ from typing import Any
 import torch.distributed
 
 from craft.protocol.membership import Generation, Member
-from craft.worker.external.external_store import Venue, variables
+from craft.worker.external.external_store import ExternalStore, variables
 
 dist: Any = torch.distributed
 
 
 def test_a_store_of_torchs_answers_at_the_workers_own_address() -> None:
-    venue = Venue("127.0.0.1")
+    venue = ExternalStore("127.0.0.1")
     client = dist.TCPStore("127.0.0.1", venue.port, is_master=False, wait_for_workers=False)
     client.set("key", "value")
     assert client.get("key") == b"value"

@@ -13,10 +13,10 @@ import pytest
 from craft.protocol.errors import ConfigError, StateLost
 from craft.protocol.events import Recovered
 from craft.protocol.membership import Generation, Member
-from craft.protocol.messages import Directive, Preemption
+from craft.protocol.messages import Directive, PreemptionOrder
 from craft.settings.worker import WorkerSettings
 from craft.worker.external.external_worker import Abort, Change, Guest
-from craft.worker.report.activity_page import Activity
+from craft.worker.report.activity_page import ActivityPage
 from craft.worker.report.channel import Channel
 
 ALONE = """
@@ -38,7 +38,7 @@ def generation(number: int, *worker_ids: str) -> Generation:
 
 
 def guest() -> Guest:
-    return Guest(WorkerSettings(worker_id="w0"), None, Activity(None))
+    return Guest(WorkerSettings(worker_id="w0"), None, ActivityPage(None))
 
 
 class Reports:
@@ -56,7 +56,7 @@ class Reports:
 
 def member(reports: Reports, abort: Abort) -> Guest:
     """w0, in a generation with w1."""
-    one = Guest(WorkerSettings(worker_id="w0"), cast(Channel, reports), Activity(None))
+    one = Guest(WorkerSettings(worker_id="w0"), cast(Channel, reports), ActivityPage(None))
     one.on_change(abort)
     one.direct(Directive(sequence=1, generation=generation(1, "w0", "w1")))
     assert one.await_slot()
@@ -112,7 +112,9 @@ def test_a_guest_is_told_to_leave_as_long_as_it_is_to_leave() -> None:
     one.direct(Directive(sequence=3, generation=generation(1, "w0", "w1"), winding_down="seen enough"))
     assert one.leaving == "seen enough"
     one.direct(
-        Directive(sequence=4, generation=generation(1, "w0", "w1"), preempting=Preemption(reason="the host is needed"))
+        Directive(
+            sequence=4, generation=generation(1, "w0", "w1"), preempting=PreemptionOrder(reason="the host is needed")
+        )
     )
     assert one.leaving == "the host is needed"
 

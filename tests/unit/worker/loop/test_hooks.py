@@ -11,18 +11,20 @@ from craft.decide.techniques.technique import Chosen, Hooks, Moment, NoSettings,
 from craft.protocol.errors import ConfigError
 from craft.protocol.events import AnyNote, CheckpointSkipped, ConditionSeen, TechniqueFailed
 from craft.settings.worker import WorkerSettings
-from craft.worker.loop.hooks import Passive, hooks_of
-from craft.worker.membership.client import Meeting
-from craft.worker.report.reporter import Voice
+from craft.worker.loop.hooks import StepHooks, hooks_of
+from craft.worker.membership.client import MembershipClient
+from craft.worker.report.reporter import Reporter
 
 MOMENT = Moment(step=3, branch=0, generation=1, members=("w0",))
 
 
-class Heard(Voice):
+class Heard(Reporter):
     """Remembers what would be reported."""
 
     def __init__(self) -> None:
-        super().__init__("w0", Meeting("w0", "127.0.0.1", b"", lambda *_: None, lambda: None), None, lambda _: None)
+        super().__init__(
+            "w0", MembershipClient("w0", "127.0.0.1", b"", lambda *_: None, lambda: None), None, lambda _: None
+        )
         self.told: tuple[AnyNote, ...] = ()
 
     def report(self, *, urgent: bool = True, **changes: Any) -> None:
@@ -41,10 +43,10 @@ class Foreign(Technique[NoSettings]):
     surroundings: Surroundings
 
 
-def passive(hooks: Any, voice: Heard) -> Passive:
+def passive(hooks: Any, voice: Heard) -> StepHooks:
     Foreign.made = hooks
     found = hooks_of(Chosen([Foreign(NoSettings())]), {}, WorkerSettings(), voice)
-    return Passive(found, voice.note, lambda **more: msgspec.structs.replace(MOMENT, **more))
+    return StepHooks(found, voice.note, lambda **more: msgspec.structs.replace(MOMENT, **more))
 
 
 class Counting(Hooks):

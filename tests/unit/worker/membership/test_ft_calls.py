@@ -13,14 +13,14 @@ from craft.decide.step.ledger import Ledger
 from craft.protocol.errors import LeftBehind, SnapshotAborted
 from craft.protocol.membership import Generation, Member
 from craft.worker.membership import ft_calls
-from craft.worker.membership.ft_calls import CallPlace, Calls
+from craft.worker.membership.ft_calls import CallPlace, FaultTolerantCalls
 
 
-def calls_of(generation: Generation, *idle: str) -> Calls:
+def calls_of(generation: Generation, *idle: str) -> FaultTolerantCalls:
     """Those of worker j, which catches up."""
     ledger = Ledger(worker_id="j", level=20, members=generation.worker_ids, idle=frozenset(idle))
     commitments: Any = SimpleNamespace(generation=generation, ledger=ledger, moved=False, group=None, step=20)
-    return Calls(commitments, None, b"", lambda: None)
+    return FaultTolerantCalls(commitments, None, b"", lambda: None)
 
 
 def after(step: int) -> CallPlace:

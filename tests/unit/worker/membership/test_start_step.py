@@ -8,14 +8,14 @@ from msgspec.structs import replace
 from craft.decide.step import ledger as books
 from craft.protocol.errors import ConfigError
 from craft.protocol.membership import Claim, Settlement
-from craft.worker.membership.client import Meeting
-from craft.worker.membership.participant import Commitments
+from craft.worker.membership.client import MembershipClient
+from craft.worker.membership.participant import Participant
 
 from ..alone import alone, dataset, model, train
 
 
-def commitments(start_step: int) -> Commitments:
-    found = Commitments("w0", Meeting("w0", "127.0.0.1", b"", lambda *_: None), "redo", lambda _: None, None)
+def commitments(start_step: int) -> Participant:
+    found = Participant("w0", MembershipClient("w0", "127.0.0.1", b"", lambda *_: None), "redo", lambda _: None, None)
     found.begin_at(start_step)
     found.loop_begun()
     return found

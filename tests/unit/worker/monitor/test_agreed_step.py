@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from craft.snapshots.state.leaves import STATE_IS_BUILT, Leaf, RotatingDigest
-from craft.worker.monitor.agreed_step import Agreement
+from craft.worker.monitor.agreed_step import AgreedStep
 
 
 @given(
@@ -25,7 +25,7 @@ def test_what_is_trusted_was_the_same_P3(
     position = data.draw(st.integers(0, num_bytes - 1), label="position")
     mine, other = (torch.zeros(num_bytes, dtype=torch.uint8) for _ in range(2))
     digests = [RotatingDigest(slice_bytes), RotatingDigest(slice_bytes)]
-    agreement = Agreement()
+    agreement = AgreedStep()
     agreement.begin(began)
     for digest in digests:
         digest.restart(began)
@@ -53,7 +53,7 @@ def test_what_is_trusted_was_the_same_P3(
 
 
 def test_who_joins_hears_it_from_the_others() -> None:
-    agreement = Agreement()
+    agreement = AgreedStep()
     agreement.hear(35)
     agreement.hear(20)
     assert agreement.step == 35

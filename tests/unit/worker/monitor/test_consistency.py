@@ -11,15 +11,15 @@ from craft.decide.step.ledger import Ledger
 from craft.protocol.control_word import Word
 from craft.protocol.errors import BitsDiffer, ConfigError
 from craft.snapshots.state.leaves import Leaf
-from craft.worker.monitor.consistency import Bits, hash_of, sample_of
+from craft.worker.monitor.consistency import ConsistencyCheck, hash_of, sample_of
 from craft.worker.monitor.consistency_errors import check_bits, check_sample
 from craft.worker.monitor.repeated_microbatch import PROBE
 from craft.worker.reduce.accumulator import Flats
-from craft.worker.reduce.buckets import Layout
+from craft.worker.reduce.buckets import BucketLayout
 
 OWNER = Ledger(worker_id="w0", members=("w0", "w1"), owners=(0, 1))
 OTHER = replace(OWNER, worker_id="w1")
-LAYOUT = Layout([torch.nn.Parameter(torch.zeros(size)) for size in (100, 70_000, 3)], 1 << 16)
+LAYOUT = BucketLayout([torch.nn.Parameter(torch.zeros(size)) for size in (100, 70_000, 3)], 1 << 16)
 
 
 def flats(value: float) -> Flats:
@@ -59,7 +59,7 @@ def test_how_much_of_the_state_was_compared_is_said_beside_the_first_names(compa
 
 
 def test_in_the_first_step_everybody_computes_microbatch_0_and_later_nobody_else_does() -> None:
-    bits = Bits(True, 0, list)
+    bits = ConsistencyCheck(True, 0, list)
 
     assert bits.probe_due(OTHER) and not bits.probe_due(OWNER)
     assert not bits.probe_due(replace(OTHER, members=("w1",)))
@@ -72,7 +72,7 @@ def test_in_the_first_step_everybody_computes_microbatch_0_and_later_nobody_else
 
 
 def test_a_sample_is_taken_only_while_somebody_catches_up() -> None:
-    bits = Bits(True, 0, list)
+    bits = ConsistencyCheck(True, 0, list)
     bits.committed()
 
     assert bits.hasher(0, OWNER) is None
@@ -82,7 +82,7 @@ def test_a_sample_is_taken_only_while_somebody_catches_up() -> None:
 
 
 def test_a_joiner_compares_its_sample_once() -> None:
-    bits = Bits(True, 0, list)
+    bits = ConsistencyCheck(True, 0, list)
     combined = combine([Word(step=7, sample=b"theirs")])
     bits.found(PROBE, sample_of, b"own")
 
@@ -92,7 +92,7 @@ def test_a_joiner_compares_its_sample_once() -> None:
 
 
 def test_without_the_check_nothing_of_a_gradient_is_hashed() -> None:
-    bits = Bits(False, 0, list)
+    bits = ConsistencyCheck(False, 0, list)
 
     assert not bits.probe_due(OTHER)
     assert bits.hasher(0, replace(OWNER, idle=frozenset({"w1"}))) is bits.hasher(PROBE, OTHER) is None
@@ -100,7 +100,7 @@ def test_without_the_check_nothing_of_a_gradient_is_hashed() -> None:
 
 def test_what_is_told_of_the_state_is_as_it_was_before_forward_changed_it() -> None:
     tensor = torch.zeros(4)
-    bits = Bits(False, 1 << 10, lambda: [Leaf("a", tensor)])
+    bits = ConsistencyCheck(False, 1 << 10, lambda: [Leaf("a", tensor)])
     bits.look(0)
     before = bits.told()["digest"]
     tensor.fill_(1.0)

@@ -9,10 +9,10 @@ from craft.decide.detect.divergence import DivergenceAnswer
 from craft.decide.detect.spikes import SpikeRule
 from craft.decide.techniques.technique import Moment
 from craft.protocol.events import NumbersDiverged
-from craft.worker.monitor.nonfinite import NotFinite, Numbers
+from craft.worker.monitor.nonfinite import NonFiniteGuard, NotFinite
 from craft.worker.reduce.accumulator import Flats
-from craft.worker.reduce.buckets import Layout
-from craft.worker.state.preflight import Progress
+from craft.worker.reduce.buckets import BucketLayout
+from craft.worker.state.preflight import TrainingProgress
 
 MOMENT = Moment(step=0, branch=0, generation=1, members=("w0",))
 
@@ -22,12 +22,12 @@ class Model:
         self.params = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2, 2))]
         self.optimizer = torch.optim.SGD(self.params, lr=1.0)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=1, gamma=0.5)
-        self.layout = Layout(self.params, 1 << 20)
+        self.layout = BucketLayout(self.params, 1 << 20)
         self.flats = Flats(self.layout).tensors
         for flat in self.flats:
             flat.zero_()
         self.told: list[NumbersDiverged] = []
-        self.numbers = Numbers(answer, [self.optimizer, self.scheduler, *more], self.told.append)
+        self.numbers = NonFiniteGuard(answer, [self.optimizer, self.scheduler, *more], self.told.append)
 
     def look(self, step: int, loss: float = 1.0, gradient: float = 0.0) -> bool:
         self.flats[0][1] = gradient
@@ -58,7 +58,7 @@ def test_gradients_whose_sum_overflows_are_finite_all_the_same() -> None:
 @pytest.mark.parametrize("bad", [complex(0, float("nan")), complex(float("inf"), 0)])
 def test_both_parts_of_complex_gradients_are_looked_at(bad: complex) -> None:
     model = Model("skip")
-    layout = Layout([torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))], 1 << 20)
+    layout = BucketLayout([torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))], 1 << 20)
     flats = Flats(layout).tensors
     flats[0].fill_(complex(1, -1))
     assert model.numbers.look(0, [], layout, flats)
@@ -80,7 +80,7 @@ def test_where_nothing_is_done_it_is_told_once() -> None:
 
 def test_rates_are_lowered_for_a_while_behind_the_back_of_schedulers() -> None:
     model = Model("lower-lr")
-    model.numbers.load(Progress(lowered_until=2))
+    model.numbers.load(TrainingProgress(lowered_until=2))
     weights = []
     for step in range(3):
         model.look(step)
@@ -127,7 +127,7 @@ SPIKES = SpikeRule(metric="loss", window=5, ratio=3.0)
 
 def test_a_spike_is_answered_like_a_number_that_is_not_finite() -> None:
     model = Model("skip")
-    model.numbers = Numbers("skip", [], model.told.append, SPIKES)
+    model.numbers = NonFiniteGuard("skip", [], model.told.append, SPIKES)
     assert all(model.look(step, loss=1.0) for step in range(5))
     assert not model.look(5, loss=4.0)
     assert model.numbers.due is not None
@@ -137,19 +137,19 @@ def test_a_spike_is_answered_like_a_number_that_is_not_finite() -> None:
 
 def test_a_worker_that_takes_the_state_finds_the_same_spikes() -> None:
     veteran = Model("skip")
-    veteran.numbers = Numbers("skip", [], veteran.told.append, SPIKES)
+    veteran.numbers = NonFiniteGuard("skip", [], veteran.told.append, SPIKES)
     for step in range(5):
         veteran.look(step, loss=1.0)
     joiner = Model("skip")
-    joiner.numbers = Numbers("skip", [], joiner.told.append, SPIKES)
+    joiner.numbers = NonFiniteGuard("skip", [], joiner.told.append, SPIKES)
     assert joiner.look(5, loss=4.0), "it knows nothing yet"
-    joiner.numbers.load(Progress(recent=veteran.numbers.recent))
+    joiner.numbers.load(TrainingProgress(recent=veteran.numbers.recent))
     assert not joiner.look(5, loss=4.0)
 
 
 def test_without_the_number_that_is_looked_at_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     model = Model("skip")
-    model.numbers = Numbers("skip", [], model.told.append, SpikeRule(metric="perplexity", window=5, ratio=3.0))
+    model.numbers = NonFiniteGuard("skip", [], model.told.append, SpikeRule(metric="perplexity", window=5, ratio=3.0))
     assert all(model.look(step) for step in range(3))
     (said,) = caplog.messages
     assert "'perplexity', which the script did not log in it (it logged: loss)" in said

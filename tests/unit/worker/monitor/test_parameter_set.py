@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from craft.protocol.errors import ConfigError
-from craft.worker.monitor.parameter_set import Structure
+from craft.worker.monitor.parameter_set import ParameterSet
 
 
 @pytest.fixture
@@ -17,14 +17,14 @@ def model() -> torch.nn.Sequential:
 
 
 @pytest.fixture
-def structure(model: torch.nn.Sequential) -> Iterator[Structure]:
-    structure = Structure({"model": model})
+def structure(model: torch.nn.Sequential) -> Iterator[ParameterSet]:
+    structure = ParameterSet({"model": model})
     yield structure
     structure.close()
 
 
 def test_a_module_that_is_added_is_refused_by_the_name_of_its_parameter(
-    structure: Structure, model: torch.nn.Sequential
+    structure: ParameterSet, model: torch.nn.Sequential
 ) -> None:
     structure.check()
     model.append(torch.nn.Linear(2, 1))
@@ -32,14 +32,14 @@ def test_a_module_that_is_added_is_refused_by_the_name_of_its_parameter(
         structure.check()
 
 
-def test_a_parameter_in_the_place_of_another_is_refused(structure: Structure, model: torch.nn.Sequential) -> None:
+def test_a_parameter_in_the_place_of_another_is_refused(structure: ParameterSet, model: torch.nn.Sequential) -> None:
     model[1].weight = torch.nn.Parameter(torch.zeros(2, 2))
     with pytest.raises(ConfigError, match=r"model\.1\.weight"):
         structure.check()
 
 
 def test_other_modules_and_changes_in_place_are_nobodys_business(
-    structure: Structure, model: torch.nn.Sequential
+    structure: ParameterSet, model: torch.nn.Sequential
 ) -> None:
     torch.nn.Linear(3, 3)
     with torch.no_grad():

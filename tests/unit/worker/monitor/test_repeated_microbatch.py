@@ -14,16 +14,16 @@ from craft.decide.step.ledger import Ledger
 from craft.protocol.control_word import Word
 from craft.protocol.errors import BitsDiffer
 from craft.worker.data.stream_source import StreamSource
-from craft.worker.monitor.consistency import Bits, sample_of
-from craft.worker.monitor.repeated_microbatch import PROBE, Repeats, is_extra, is_repeat, place_of, repeat_of
+from craft.worker.monitor.consistency import ConsistencyCheck, sample_of
+from craft.worker.monitor.repeated_microbatch import PROBE, RepeatedMicrobatch, is_extra, is_repeat, place_of, repeat_of
 
 from ..alone import alone, model, train
 
 LEDGER = Ledger(worker_id="w1", members=("w0", "w1", "w2"), owners=(0, 0, 1, 1, 2, 2))
 
 
-def at(step: int) -> Repeats:
-    repeats = Repeats(True)
+def at(step: int) -> RepeatedMicrobatch:
+    repeats = RepeatedMicrobatch(True)
     for number in range(step + 1):
         repeats.begin(number)
     return repeats
@@ -67,7 +67,7 @@ def test_after_a_disturbance_the_next_step_tries_again_and_not_for_ever() -> Non
 
 def test_where_kernels_may_vary_a_difference_is_only_warned_of() -> None:
     told: list[str] = []
-    bits = Bits(True, 0, list, told.append, lambda: True)
+    bits = ConsistencyCheck(True, 0, list, told.append, lambda: True)
     for step in range(4):
         bits.look(step)
         bits.found(0, sample_of, b"one")

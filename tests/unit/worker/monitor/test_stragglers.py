@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from craft.decide.detect.stragglers import EVEN, Pace, Suspicion
+from craft.decide.detect.stragglers import EVEN, MemberSpeeds, SlowEvidence
 from craft.decide.step.ledger import Ledger
 from craft.decide.techniques import defaults
 from craft.decide.techniques.technique import Moment
 from craft.protocol.events import Event, StragglerFound, StragglerGone
 from craft.protocol.messages import StepTimes
 from craft.protocol.values.activity import Phase
-from craft.worker.monitor.stragglers import Pacing
-from craft.worker.report.activity_page import Activity
+from craft.worker.monitor.stragglers import SpeedTracker
+from craft.worker.report.activity_page import ActivityPage
 
-SLOW = Suspicion(rank=1, score=6.0, steps=8, counted=8, own_us=240_000, others_us=80_000, found=True, slowness=3.0)
+SLOW = SlowEvidence(rank=1, score=6.0, steps=8, counted=8, own_us=240_000, others_us=80_000, found=True, slowness=3.0)
 
 
 class Scene:
@@ -23,11 +23,11 @@ class Scene:
     def __init__(self, worker_id: str = "w0") -> None:
         self.said: list[Event] = []
         self.noted: list[Event] = []
-        self.activity = Activity(None)
+        self.activity = ActivityPage(None)
         self.ledger = Ledger(worker_id=worker_id, members=("w0", "w1"), generation=1)
-        self.pacing = Pacing(defaults(), self.activity, lambda: self.ledger, self.noted.append, self.said.append)
+        self.pacing = SpeedTracker(defaults(), self.activity, lambda: self.ledger, self.noted.append, self.said.append)
 
-    def commits(self, pace: Pace = EVEN) -> None:
+    def commits(self, pace: MemberSpeeds = EVEN) -> None:
         self.ledger = replace(self.ledger, pace=pace)
         self.pacing.committed(0.0)
         self.pacing.after_commit(
@@ -35,7 +35,7 @@ class Scene:
         )
 
 
-def a_step(activity: Activity, *, microbatches: int = 2) -> None:
+def a_step(activity: ActivityPage, *, microbatches: int = 2) -> None:
     """As if it had taken its time: the clock of a busy machine would make these tests fail now and then."""
     activity.spent_s[Phase.UPDATING] += 0.005
     activity.spent_s[Phase.LOADING] += 0.002 * microbatches
@@ -77,8 +77,8 @@ def test_where_the_time_of_a_step_goes_is_told_apart() -> None:
 def test_rank_0_tells_the_lighthouse_and_every_worker_its_script() -> None:
     first, second = Scene("w0"), Scene("w1")
     for scene in (first, second):
-        scene.commits(Pace((SLOW,)))
-        scene.commits(Pace((SLOW,)))
+        scene.commits(MemberSpeeds((SLOW,)))
+        scene.commits(MemberSpeeds((SLOW,)))
         scene.commits()
 
     assert first.noted == first.said == second.said
@@ -90,16 +90,16 @@ def test_rank_0_tells_the_lighthouse_and_every_worker_its_script() -> None:
 
 def test_one_that_is_only_suspected_is_not_told_of() -> None:
     scene = Scene()
-    scene.commits(Pace((replace(SLOW, found=False),)))
+    scene.commits(MemberSpeeds((replace(SLOW, found=False),)))
 
     assert scene.said == []
 
 
 def test_a_new_generation_is_not_taken_for_the_end_of_slowness() -> None:
     scene = Scene()
-    scene.commits(Pace((SLOW,)))
+    scene.commits(MemberSpeeds((SLOW,)))
     scene.ledger = replace(scene.ledger, generation=2)
     scene.commits()
-    scene.commits(Pace((SLOW,)))
+    scene.commits(MemberSpeeds((SLOW,)))
 
     assert [type(event) for event in scene.said] == [StragglerFound, StragglerFound]

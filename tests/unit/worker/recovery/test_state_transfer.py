@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from craft.worker.recovery import state_transfer
-from craft.worker.recovery.state_transfer import Healing
+from craft.worker.recovery.state_transfer import StateTransfer
 
 GIB = 1 << 30
 
@@ -28,12 +28,12 @@ class Rooms:
         pass
 
 
-def healing_of(rooms: Rooms, *, on_device: bool) -> Healing:
+def healing_of(rooms: Rooms, *, on_device: bool) -> StateTransfer:
     header = SimpleNamespace(total_bytes=6 * GIB, on_device=(0,) if on_device else (), entries=(), module_entries=0)
     course = SimpleNamespace(state=lambda: SimpleNamespace(header=header))
     commitments = SimpleNamespace(slots=3, ledger=SimpleNamespace(idle=(), members=("a", "b", "c")))
-    found: Any = Healing(cast(Any, rooms), b"", cast(Any, commitments), {}, {}, cast(Any, course))
-    return cast(Healing, found)
+    found: Any = StateTransfer(cast(Any, rooms), b"", cast(Any, commitments), {}, {}, cast(Any, course))
+    return cast(StateTransfer, found)
 
 
 def test_on_a_device_room_is_made_before_anybody_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from craft.snapshots.state.serialized import State
-from craft.worker.recovery.undo import Kept
+from craft.worker.recovery.undo import StateCopy
 
 
 def test_what_a_body_switched_is_put_back_with_the_state() -> None:
@@ -13,7 +13,7 @@ def test_what_a_body_switched_is_put_back_with_the_state() -> None:
     net = torch.nn.Sequential(first, torch.nn.Dropout(), torch.nn.Linear(2, 1))
     optimizer = torch.optim.SGD(net[2].parameters(), lr=0.1)
     modules, registered = {"net": net}, {"optimizer": optimizer}
-    kept = Kept(lambda: State(modules, registered, b""), modules, registered)
+    kept = StateCopy(lambda: State(modules, registered, b""), modules, registered)
     kept.take()
     before = first.weight.detach().clone()
 

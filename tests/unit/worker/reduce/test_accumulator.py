@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from craft.decide.step.tree import Node, cover, fold
 from craft.protocol.errors import ConfigError
-from craft.worker.reduce.accumulator import Flats, Gradients
-from craft.worker.reduce.buckets import Layout
+from craft.worker.reduce.accumulator import Flats, GradientAccumulator
+from craft.worker.reduce.buckets import BucketLayout
 
 
 class Model(torch.nn.Module):
@@ -31,11 +31,11 @@ class Model(torch.nn.Module):
         return total
 
 
-def gradients_of(model: Model, bucket_bytes: int = 1) -> Gradients:
-    return Gradients(Layout(list(model.params), bucket_bytes))
+def gradients_of(model: Model, bucket_bytes: int = 1) -> GradientAccumulator:
+    return GradientAccumulator(BucketLayout(list(model.params), bucket_bytes))
 
 
-def flat(gradients: Gradients, node: Node) -> torch.Tensor:
+def flat(gradients: GradientAccumulator, node: Node) -> torch.Tensor:
     return torch.cat([tensor.view(-1) for tensor in gradients.nodes[node].tensors]).clone()
 
 
@@ -55,7 +55,9 @@ def bits(tensor: torch.Tensor) -> list[int]:
     return list(tensor.contiguous().view(torch.uint8).tolist())
 
 
-def hold(gradients: Gradients, microbatch: int, size: int, *losses: torch.Tensor, weight: float = 1.0) -> None:
+def hold(
+    gradients: GradientAccumulator, microbatch: int, size: int, *losses: torch.Tensor, weight: float = 1.0
+) -> None:
     gradients.start(microbatch, size, None)
     gradients.weigh(weight)
     for loss in losses:
@@ -139,7 +141,7 @@ def test_a_weight_does_not_care_which_parameters_the_microbatch_before_used(
     gradients.detach()
 
 
-def flushed_in(gradients: Gradients, microbatch: int, *losses: torch.Tensor) -> tuple[list[int], int]:
+def flushed_in(gradients: GradientAccumulator, microbatch: int, *losses: torch.Tensor) -> tuple[list[int], int]:
     """Which buckets were flushed, and how many of them while backward was going on."""
     flushed: list[int] = []
     gradients.start(microbatch, 8, flushed.append)
@@ -246,7 +248,7 @@ def test_a_parameter_that_is_used_twice_counts_once() -> None:
     torch.autograd.backward(loss())
     assert weight.grad is not None
     expected = bits(weight.grad.view(-1))
-    gradients = Gradients(Layout([weight], 1024))
+    gradients = GradientAccumulator(BucketLayout([weight], 1024))
     for microbatch in range(2):
         gradients.clear()
         hold(gradients, microbatch, 4, loss())
@@ -268,7 +270,7 @@ def test_a_frozen_parameter_has_no_place_and_is_absent() -> None:
 
 def test_sparse_gradients_are_refused() -> None:
     embedding = torch.nn.Embedding(4, 2, sparse=True)
-    gradients = Gradients(Layout(list(embedding.parameters()), 1024))
+    gradients = GradientAccumulator(BucketLayout(list(embedding.parameters()), 1024))
     gradients.start(0, 1, None)
     embedding(torch.tensor([1])).sum().backward()
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from craft.worker.reduce.buckets import Bucket, Layout
+from craft.worker.reduce.buckets import Bucket, BucketLayout
 
 
 def params(*sizes: int, dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
@@ -36,7 +36,7 @@ def test_every_trainable_parameter_has_one_place_in_a_bucket_of_its_type(
     for index in frozen & set(range(len(given_params))):
         given_params[index].requires_grad_(False)
 
-    layout = Layout(given_params, limit)
+    layout = BucketLayout(given_params, limit)
 
     places = {
         index: (bucket.index, position)
@@ -56,7 +56,7 @@ def test_every_trainable_parameter_has_one_place_in_a_bucket_of_its_type(
 def test_the_first_bucket_is_small_so_that_the_exchange_begins_early() -> None:
     megabyte = 1 << 18
 
-    layout = Layout(params(*[megabyte] * 6), 100 << 20)
+    layout = BucketLayout(params(*[megabyte] * 6), 100 << 20)
 
     assert [len(bucket.params) for bucket in layout.buckets] == [1, 5]
 
@@ -75,7 +75,7 @@ def test_views_are_the_parameters_places_in_their_shapes() -> None:
 
 def test_a_layout_fits_until_a_parameter_is_frozen_or_unfrozen() -> None:
     given_params = params(2, 2)
-    layout = Layout(given_params, 1024)
+    layout = BucketLayout(given_params, 1024)
     assert layout.fits()
 
     given_params[0].requires_grad_(False)
@@ -88,4 +88,4 @@ def test_a_model_that_is_frozen_altogether_has_no_buckets() -> None:
     for param in frozen:
         param.requires_grad_(False)
 
-    assert Layout(frozen, 1024).buckets == []
+    assert BucketLayout(frozen, 1024).buckets == []

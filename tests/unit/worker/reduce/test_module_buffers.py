@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from craft.protocol.errors import ConfigError
-from craft.worker.reduce.module_buffers import Buffers
+from craft.worker.reduce.module_buffers import ModuleBuffers
 
 
 class Holder(torch.nn.Module):
@@ -25,7 +25,7 @@ def bits(tensor: torch.Tensor) -> list[int]:
     return list(tensor.detach().contiguous().view(-1).view(torch.uint8).tolist())
 
 
-def step(owner: Buffers, others: list[Buffers]) -> None:
+def step(owner: ModuleBuffers, others: list[ModuleBuffers]) -> None:
     """What a step does with the buffers once all microbatches are computed and ``owner`` has computed microbatch 0."""
     changed = owner.changed
     packed = owner.pack()
@@ -52,7 +52,7 @@ def replaced(module: Holder) -> None:
 @pytest.mark.parametrize("change", [in_place, replaced])
 def test_a_change_in_a_microbatch_is_gone_before_the_next(change: Callable[[Holder], None], size: int) -> None:
     module = Holder(torch.zeros(size))
-    buffers = Buffers([module])
+    buffers = ModuleBuffers([module])
 
     for _ in range(2):
         buffers.restore()
@@ -65,7 +65,7 @@ def test_a_change_in_a_microbatch_is_gone_before_the_next(change: Callable[[Hold
 @pytest.mark.parametrize("change", [in_place, replaced])
 def test_after_a_step_every_worker_has_what_microbatch_0_made(change: Callable[[Holder], None], size: int) -> None:
     modules = [Holder(torch.zeros(size)) for _ in range(3)]
-    workers = [Buffers([module]) for module in modules]
+    workers = [ModuleBuffers([module]) for module in modules]
 
     for number in range(1, 3):
         # The third one is idle: it computes nothing at all.
@@ -87,7 +87,7 @@ def test_a_buffer_that_is_replaced_is_the_registered_tensor_again_afterwards() -
     weight = torch.ones(3, requires_grad=True)
     module = Holder(torch.zeros(3))
     registered = module.value
-    buffers = Buffers([module])
+    buffers = ModuleBuffers([module])
 
     for number in (1, 2):
         buffers.restore()
@@ -103,7 +103,7 @@ def test_a_buffer_that_is_replaced_is_the_registered_tensor_again_afterwards() -
 def test_batch_norm_travels_whole_and_bit_for_bit() -> None:
     torch.manual_seed(0)
     modules = [torch.nn.BatchNorm1d(5) for _ in range(2)]
-    workers = [Buffers([module]) for module in modules]
+    workers = [ModuleBuffers([module]) for module in modules]
 
     modules[0](torch.randn(7, 5))
     modules[1](torch.randn(7, 5))
@@ -131,7 +131,7 @@ def test_batch_norm_travels_whole_and_bit_for_bit() -> None:
 )
 def test_a_buffer_of_any_kind_travels(value: torch.Tensor) -> None:
     modules = [Holder(value.clone()) for _ in range(2)]
-    workers = [Buffers([module]) for module in modules]
+    workers = [ModuleBuffers([module]) for module in modules]
 
     modules[0].value.copy_(~value if value.dtype is torch.bool else value * 2 + 1)
     expected = bits(modules[0].value)
@@ -145,7 +145,7 @@ def test_a_buffer_of_any_kind_travels(value: torch.Tensor) -> None:
 
 def test_negative_zero_is_a_change_and_a_nan_that_stays_is_none() -> None:
     zero = Holder(torch.zeros(1))
-    buffers = Buffers([zero, Holder(torch.full((1,), float("nan")))])
+    buffers = ModuleBuffers([zero, Holder(torch.full((1,), float("nan")))])
 
     zero.value.copy_(torch.tensor(-0.0))
     buffers.keep_first()
@@ -156,12 +156,12 @@ def test_negative_zero_is_a_change_and_a_nan_that_stays_is_none() -> None:
 def test_a_buffer_that_two_modules_share_counts_once() -> None:
     shared = torch.zeros(2)
 
-    assert len(Buffers([Holder(shared), Holder(shared)])) == 1
+    assert len(ModuleBuffers([Holder(shared), Holder(shared)])) == 1
 
 
 def test_without_a_change_there_is_nothing_to_send() -> None:
     module = Holder(torch.zeros(2))
-    buffers = Buffers([module])
+    buffers = ModuleBuffers([module])
 
     buffers.keep_first()
 
@@ -174,7 +174,7 @@ def test_without_a_change_there_is_nothing_to_send() -> None:
 @pytest.mark.parametrize("change", [in_place, replaced])
 def test_what_code_between_the_steps_made_of_a_buffer_stays(change: Callable[[Holder], None], size: int) -> None:
     module = Holder(torch.zeros(size))
-    buffers = Buffers([module])
+    buffers = ModuleBuffers([module])
     buffers.begin()
     buffers.restore()
     step(buffers, [])
@@ -192,7 +192,7 @@ def test_what_code_between_the_steps_made_of_a_buffer_stays(change: Callable[[Ho
 
 def test_between_the_steps_a_buffer_may_grow() -> None:
     module = Holder(torch.zeros(2))
-    buffers = Buffers([module])
+    buffers = ModuleBuffers([module])
 
     module.value = torch.ones(7)
     buffers.begin()
@@ -206,7 +206,7 @@ def test_between_the_steps_a_buffer_may_grow() -> None:
 
 def test_a_buffer_that_was_taken_away_between_the_steps_is_an_error_that_names_it() -> None:
     module = Holder(torch.zeros(2))
-    buffers = Buffers([module])
+    buffers = ModuleBuffers([module])
 
     del module.value
 
@@ -232,7 +232,7 @@ def remove(module: Holder) -> None:
 )
 def test_a_buffer_that_becomes_another_kind_is_refused_by_name(change: Callable[[Holder], None], became: str) -> None:
     module = Holder(torch.zeros(2))
-    buffers = Buffers([torch.nn.Sequential(torch.nn.Identity(), module)])
+    buffers = ModuleBuffers([torch.nn.Sequential(torch.nn.Identity(), module)])
 
     change(module)
 
@@ -246,7 +246,7 @@ def test_a_buffer_that_becomes_another_kind_is_refused_by_name(change: Callable[
 @pytest.mark.parametrize("change", [grow, convert, remove])
 def test_in_any_other_microbatch_such_a_change_is_undone(change: Callable[[Holder], None]) -> None:
     module = Holder(torch.ones(2))
-    buffers = Buffers([module])
+    buffers = ModuleBuffers([module])
 
     change(module)
     buffers.restore()
@@ -262,7 +262,7 @@ class Late(torch.nn.Module):
 
 def test_a_buffer_that_is_filled_in_the_forward_pass_is_refused_by_name() -> None:
     module = Late(persistent=True)
-    buffers = Buffers([module])
+    buffers = ModuleBuffers([module])
     buffers.begin()
     buffers.restore()
     module.table = torch.zeros(3)
@@ -272,7 +272,7 @@ def test_a_buffer_that_is_filled_in_the_forward_pass_is_refused_by_name() -> Non
 
 def test_one_that_is_not_saved_may_be_filled_at_any_time_like_a_plain_attribute() -> None:
     module = Late(persistent=False)
-    buffers = Buffers([module])
+    buffers = ModuleBuffers([module])
     buffers.begin()
     module.table = torch.zeros(3)
     buffers.restore()
@@ -281,7 +281,7 @@ def test_one_that_is_not_saved_may_be_filled_at_any_time_like_a_plain_attribute(
 
 def test_one_that_is_filled_between_the_steps_is_a_buffer_like_any_other_from_then_on() -> None:
     module = Late(persistent=True)
-    buffers = Buffers([module])
+    buffers = ModuleBuffers([module])
     module.table = torch.zeros(3)
     buffers.begin()
     module.table.add_(1.0)
@@ -309,7 +309,7 @@ def test_a_graph_that_outlives_its_microbatch_can_be_run_backward_afterwards() -
     torch.manual_seed(0)
     module, x = torch.nn.BatchNorm1d(3), torch.randn(4, 3, requires_grad=True)
     registered = module.running_mean
-    buffers = Buffers([module], graphs_live_on=True)
+    buffers = ModuleBuffers([module], graphs_live_on=True)
     losses = []
     for number in range(2):
         buffers.restore()
@@ -329,7 +329,7 @@ def test_a_graph_that_outlives_its_microbatch_can_be_run_backward_afterwards() -
 def test_a_graph_that_reads_a_buffer_finds_what_was_there_in_its_microbatch() -> None:
     module = Scaled()
     registered = module.scale
-    buffers = Buffers([module], graphs_live_on=True)
+    buffers = ModuleBuffers([module], graphs_live_on=True)
     losses = []
     for _ in range(3):
         buffers.restore()
@@ -346,7 +346,7 @@ def test_a_buffer_that_is_known_by_two_names_stays_one_tensor() -> None:
     """Then torch's own check for modifications stands, and nothing is silently wrong."""
     module = Scaled()
     module.alias = module.scale[:2]
-    buffers = Buffers([module], graphs_live_on=True)
+    buffers = ModuleBuffers([module], graphs_live_on=True)
     loss = module()
     buffers.restore()
     assert module.alias.eq(1).all()
@@ -356,7 +356,7 @@ def test_a_buffer_that_is_known_by_two_names_stays_one_tensor() -> None:
 
 def test_buffers_that_code_between_the_steps_changed_are_told_with_their_hashes() -> None:
     net = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(40_000))
-    buffers = Buffers([net], ["model"])
+    buffers = ModuleBuffers([net], ["model"])
     net[0](torch.randn(4, 2))
     buffers.begin()
     # Until a step was committed, workers need not have had the same before.

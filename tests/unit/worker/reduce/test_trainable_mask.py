@@ -14,15 +14,15 @@ from craft.groups.gloo import GlooGroup
 from craft.groups.group import Pending
 from craft.protocol.control_word import Word
 from craft.worker.reduce import trainable_mask
-from craft.worker.reduce.accumulator import Flats, Gradients
-from craft.worker.reduce.buckets import Layout
+from craft.worker.reduce.accumulator import Flats, GradientAccumulator
+from craft.worker.reduce.buckets import BucketLayout
 from craft.worker.reduce.exchange import Attempt
 
 MEMBERS = ("w0", "w1", "w2", "w3")
 
 
-def layout_of(*trained: bool) -> Layout:
-    return Layout([torch.nn.Parameter(torch.zeros(3), requires_grad=each) for each in trained], 1 << 20)
+def layout_of(*trained: bool) -> BucketLayout:
+    return BucketLayout([torch.nn.Parameter(torch.zeros(3), requires_grad=each) for each in trained], 1 << 20)
 
 
 def wait(pending: list[Pending]) -> None:
@@ -71,10 +71,10 @@ def test_a_follower_that_is_gone_breaks_the_attempt_and_not_the_script() -> None
         assert left.wait(LIMIT_S)
         layout = layout_of(True)
         route = cast(Any, SimpleNamespace(begin=lambda: None))
-        attempts = [Attempt(0, group, route, Gradients(layout), Flats(layout))]
+        attempts = [Attempt(0, group, route, GradientAccumulator(layout), Flats(layout))]
         # Until the closed connection is noticed, sends may seem to succeed.
         while attempts[-1].error is None:
-            attempts.append(Attempt(0, group, route, Gradients(layout), Flats(layout)))
+            attempts.append(Attempt(0, group, route, GradientAccumulator(layout), Flats(layout)))
             attempts[-1].tell(lambda: trainable_mask.tell(group, ledger, layout))
         return "" if attempts[-1].finish(lambda: Word(step=0)) else "broken"
 

@@ -15,7 +15,7 @@ import pytest
 
 from craft.protocol.values.activity import Doing, Phase
 from craft.wire.activity import SLOT, SLOT_OFFSETS, ActivityReader, memory_folder, read
-from craft.worker.report.activity_page import Activity
+from craft.worker.report.activity_page import ActivityPage
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def activity(path: Path) -> Iterator[Activity]:
-    activity = Activity(path)
+def activity(path: Path) -> Iterator[ActivityPage]:
+    activity = ActivityPage(path)
     yield activity
     activity.close()
 
@@ -36,7 +36,7 @@ def seen(path: Path) -> Doing:
     return doing
 
 
-def test_a_worker_begins_by_starting(activity: Activity, path: Path) -> None:
+def test_a_worker_begins_by_starting(activity: ActivityPage, path: Path) -> None:
     doing = seen(path)
 
     assert (doing.phase, doing.step, doing.microbatch, doing.commits) == (Phase.STARTING, None, None, 0)
@@ -44,7 +44,7 @@ def test_a_worker_begins_by_starting(activity: Activity, path: Path) -> None:
     assert doing.beat is None
 
 
-def test_a_reader_sees_phase_step_microbatch_and_commits(activity: Activity, path: Path) -> None:
+def test_a_reader_sees_phase_step_microbatch_and_commits(activity: ActivityPage, path: Path) -> None:
     activity.now(Phase.LOADING, 41, 3)
     activity.committed()
     activity.now(Phase.COMPUTING, microbatch=4)
@@ -55,7 +55,7 @@ def test_a_reader_sees_phase_step_microbatch_and_commits(activity: Activity, pat
     assert doing.changes == 2
 
 
-def test_the_time_is_that_of_the_change(activity: Activity, path: Path) -> None:
+def test_the_time_is_that_of_the_change(activity: ActivityPage, path: Path) -> None:
     began = seen(path).since
     activity.now(Phase.COMPUTING, 1)
     first = seen(path)
@@ -65,7 +65,7 @@ def test_the_time_is_that_of_the_change(activity: Activity, path: Path) -> None:
     assert first.longest[Phase.STARTING] == pytest.approx(first.since - began)
 
 
-def test_of_each_phase_the_longest_duration_is_kept_and_fades(activity: Activity, path: Path) -> None:
+def test_of_each_phase_the_longest_duration_is_kept_and_fades(activity: ActivityPage, path: Path) -> None:
     def spend(seconds: float) -> None:
         activity.now(Phase.COMPUTING)
         activity._since -= seconds
@@ -83,7 +83,7 @@ def test_of_each_phase_the_longest_duration_is_kept_and_fades(activity: Activity
     assert seen(path).longest[Phase.COMPUTING] == pytest.approx(5.0, abs=0.1)
 
 
-def test_a_pause_has_a_reason_and_ends_where_it_began(activity: Activity, path: Path) -> None:
+def test_a_pause_has_a_reason_and_ends_where_it_began(activity: ActivityPage, path: Path) -> None:
     activity.now(Phase.UPDATING, 7)
 
     with activity.paused("evaluation"):
@@ -95,7 +95,7 @@ def test_a_pause_has_a_reason_and_ends_where_it_began(activity: Activity, path: 
     assert (seen(path).phase, seen(path).step, seen(path).reason) == (Phase.UPDATING, 7, "")
 
 
-def test_a_pause_ends_also_by_an_exception(activity: Activity, path: Path) -> None:
+def test_a_pause_ends_also_by_an_exception(activity: ActivityPage, path: Path) -> None:
     activity.now(Phase.COMPUTING, 7, 2)
 
     with pytest.raises(KeyError), activity.paused("lookup"):
@@ -104,7 +104,7 @@ def test_a_pause_ends_also_by_an_exception(activity: Activity, path: Path) -> No
     assert (seen(path).phase, seen(path).microbatch) == (Phase.COMPUTING, 2)
 
 
-def test_a_beat_is_seen_without_a_change_of_phase(activity: Activity, path: Path) -> None:
+def test_a_beat_is_seen_without_a_change_of_phase(activity: ActivityPage, path: Path) -> None:
     before = seen(path)
     activity.beat()
     after = seen(path)
@@ -114,7 +114,7 @@ def test_a_beat_is_seen_without_a_change_of_phase(activity: Activity, path: Path
 
 
 def test_outside_of_craft_run_nothing_is_written(tmp_path: Path) -> None:
-    activity = Activity(None)
+    activity = ActivityPage(None)
     activity.now(Phase.COMPUTING, 1, 2)
     activity.committed()
     activity.beat()
@@ -128,7 +128,7 @@ def test_outside_of_craft_run_nothing_is_written(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_to_does_not_stop_the_worker(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    activity = Activity(tmp_path / "missing" / "activity")
+    activity = ActivityPage(tmp_path / "missing" / "activity")
     activity.now(Phase.COMPUTING)
 
     assert "nobody will notice" in caplog.text
@@ -145,7 +145,7 @@ def test_a_reader_that_came_too_early_finds_the_file_later(path: Path) -> None:
     reader = ActivityReader(path)
     assert reader.read() is None
 
-    activity = Activity(path)
+    activity = ActivityPage(path)
     activity.now(Phase.JOINING)
 
     doing = reader.read()
@@ -154,7 +154,7 @@ def test_a_reader_that_came_too_early_finds_the_file_later(path: Path) -> None:
     activity.close()
 
 
-def test_a_writer_that_is_stopped_half_way_leaves_the_phase_before_whole(activity: Activity, path: Path) -> None:
+def test_a_writer_that_is_stopped_half_way_leaves_the_phase_before_whole(activity: ActivityPage, path: Path) -> None:
     activity.now(Phase.COMPUTING, 5, 1)
     before = seen(path)
 
@@ -165,7 +165,7 @@ def test_a_writer_that_is_stopped_half_way_leaves_the_phase_before_whole(activit
     assert seen(path) == before
 
 
-def test_the_file_is_readable_by_its_owner_alone(activity: Activity, path: Path) -> None:
+def test_the_file_is_readable_by_its_owner_alone(activity: ActivityPage, path: Path) -> None:
     assert path.stat().st_mode & 0o077 == 0
 
 
@@ -215,7 +215,7 @@ def test_all_time_is_counted_in_one_phase_or_another_and_a_pause_in_none_of_the_
     path: Path, shared: bool
 ) -> None:
     began = time.monotonic()
-    activity = Activity(path if shared else None)
+    activity = ActivityPage(path if shared else None)
     for phase in (Phase.LOADING, Phase.COMPUTING, Phase.EXCHANGING):
         activity.now(phase, 1)
         time.sleep(0.002)

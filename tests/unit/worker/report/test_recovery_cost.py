@@ -6,7 +6,7 @@ import pytest
 
 from craft.protocol.events import Recovered
 from craft.protocol.generation_log import Entered
-from craft.worker.report.recovery_cost import Setbacks
+from craft.worker.report.recovery_cost import RecoveryCosts
 
 
 class Worker:
@@ -14,7 +14,7 @@ class Worker:
 
     def __init__(self, worker_id: str) -> None:
         self.told: list[Recovered] = []
-        self.setbacks = Setbacks(worker_id, self.told.append, lambda step, microbatch: 2)
+        self.setbacks = RecoveryCosts(worker_id, self.told.append, lambda step, microbatch: 2)
 
     def enter(self, generation: int, *members: str, lost: tuple[str, ...] = (), agreed: bool = False) -> None:
         self.setbacks.settled(

@@ -4,12 +4,12 @@ import time
 
 import pytest
 
-from craft.worker.report.step_account import Account
+from craft.worker.report.step_account import StepAccount
 from craft.worker.report.step_log import Committed
 
 
 def test_no_step_takes_less_than_no_time_where_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    account = Account(None, "w0", lambda _: None, lambda step, microbatch: None, lambda trouble: None)
+    account = StepAccount(None, "w0", lambda _: None, lambda step, microbatch: None, lambda trouble: None)
     account.begin()
     clock = time.time() - 3600.0
     monkeypatch.setattr(time, "time", lambda: clock)

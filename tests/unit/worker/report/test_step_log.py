@@ -11,7 +11,7 @@ from tests.small_disk import fill, mounted
 
 from craft.settings.rundir import RunDir
 from craft.telemetry.records.journal import read_lines
-from craft.worker.report.step_log import Chronicle, Committed
+from craft.worker.report.step_log import Committed, StepLog
 
 MEMBERS = ("w0", "w1", "w2")
 
@@ -20,7 +20,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def commit(chronicle: Chronicle, step: int, members: tuple[str, ...] = MEMBERS) -> None:
+def commit(chronicle: StepLog, step: int, members: tuple[str, ...] = MEMBERS) -> None:
     chronicle.committed(
         Committed(
             step=step,
@@ -38,7 +38,7 @@ def metrics(run_dir: Path) -> list[tuple[int, float]]:
 
 
 def test_every_commit_is_one_line_with_the_whole_plan(tmp_path: Path) -> None:
-    commit(Chronicle(RunDir(tmp_path).create().path, "w1"), 7)
+    commit(StepLog(RunDir(tmp_path).create().path, "w1"), 7)
 
     (line,) = lines(tmp_path / "workers" / "w1" / "steps.jsonl")
     assert isinstance(line.pop("time"), float)
@@ -53,7 +53,7 @@ def test_every_commit_is_one_line_with_the_whole_plan(tmp_path: Path) -> None:
 
 
 def test_only_the_leader_writes_metrics(tmp_path: Path) -> None:
-    workers = {worker_id: Chronicle(tmp_path, worker_id) for worker_id in MEMBERS}
+    workers = {worker_id: StepLog(tmp_path, worker_id) for worker_id in MEMBERS}
 
     for step in range(3):
         for chronicle in workers.values():
@@ -65,7 +65,7 @@ def test_only_the_leader_writes_metrics(tmp_path: Path) -> None:
 @pytest.mark.parametrize("behind", [0, 1, 3])
 def test_a_new_leader_writes_what_the_old_one_did_not(tmp_path: Path, behind: int) -> None:
     """The old one may have died between its commit and its line, or been slow for a few steps."""
-    workers = {worker_id: Chronicle(tmp_path, worker_id) for worker_id in MEMBERS}
+    workers = {worker_id: StepLog(tmp_path, worker_id) for worker_id in MEMBERS}
     for step in range(5):
         for worker_id, chronicle in workers.items():
             if worker_id != "w0" or step < 5 - behind:
@@ -79,7 +79,7 @@ def test_a_new_leader_writes_what_the_old_one_did_not(tmp_path: Path, behind: in
 
 
 def test_a_leader_of_a_leader_takes_over_too(tmp_path: Path) -> None:
-    workers = {worker_id: Chronicle(tmp_path, worker_id) for worker_id in MEMBERS}
+    workers = {worker_id: StepLog(tmp_path, worker_id) for worker_id in MEMBERS}
 
     for step, alive in enumerate([MEMBERS, MEMBERS[1:], MEMBERS[2:], MEMBERS[2:]]):
         for worker_id in alive:
@@ -89,18 +89,18 @@ def test_a_leader_of_a_leader_takes_over_too(tmp_path: Path) -> None:
 
 
 def test_a_leader_that_dies_before_the_first_line_is_followed_as_well(tmp_path: Path) -> None:
-    commit(Chronicle(tmp_path, "w1"), 0, ("w1",))
+    commit(StepLog(tmp_path, "w1"), 0, ("w1",))
 
     assert metrics(tmp_path) == [(0, 0.0)]
 
 
 def test_a_line_that_was_torn_does_not_stop_the_next_leader(tmp_path: Path) -> None:
     """A full disk may cut a line short; training goes on."""
-    commit(Chronicle(tmp_path, "w0"), 0)
+    commit(StepLog(tmp_path, "w0"), 0)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1, "ti')
 
-    heir = Chronicle(tmp_path, "w1")
+    heir = StepLog(tmp_path, "w1")
     commit(heir, 1)
     commit(heir, 2, ("w1",))
 
@@ -109,11 +109,11 @@ def test_a_line_that_was_torn_does_not_stop_the_next_leader(tmp_path: Path) -> N
 
 
 def test_a_line_that_lacks_nothing_but_its_end_is_not_written_twice(tmp_path: Path) -> None:
-    commit(Chronicle(tmp_path, "w0"), 0)
+    commit(StepLog(tmp_path, "w0"), 0)
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(path.read_bytes().rstrip(b"\n"))
 
-    heir = Chronicle(tmp_path, "w1")
+    heir = StepLog(tmp_path, "w1")
     commit(heir, 0)
     commit(heir, 1, ("w1",))
 
@@ -121,13 +121,13 @@ def test_a_line_that_lacks_nothing_but_its_end_is_not_written_twice(tmp_path: Pa
 
 
 def test_without_a_run_directory_nothing_is_written(tmp_path: Path) -> None:
-    commit(Chronicle(None, "w0"), 0)
+    commit(StepLog(None, "w0"), 0)
 
     assert list(tmp_path.iterdir()) == []
 
 
 def test_files_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
-    commit(Chronicle(RunDir(tmp_path).create().path, "w0"), 0)
+    commit(StepLog(RunDir(tmp_path).create().path, "w0"), 0)
 
     for path in (tmp_path / "metrics.jsonl", tmp_path / "workers" / "w0" / "steps.jsonl"):
         assert path.stat().st_mode & 0o077 == 0
@@ -136,7 +136,7 @@ def test_files_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_once_and_nothing_is_missing_in_the_end(tmp_path: Path) -> None:
     told: list[str] = []
     with mounted(tmp_path / "disk", "256k") as disk:
-        chronicle = Chronicle(RunDir(disk).create().path, "w0", told.append)
+        chronicle = StepLog(RunDir(disk).create().path, "w0", told.append)
         commit(chronicle, 0)
         filler = fill(disk)
         for step in range(1, 300):

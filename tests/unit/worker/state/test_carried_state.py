@@ -8,22 +8,22 @@ import pytest
 import torch
 
 from craft.decide.step.combine import combine
-from craft.protocol.control_word import Carried, Record, Word
+from craft.protocol.control_word import Carried, MicrobatchRecord, Word
 from craft.protocol.errors import ConfigError
 from craft.snapshots.state.serialized import State, load
-from craft.worker.state.carried_state import Lane, Lanes, carry, unpack
+from craft.worker.state.carried_state import CarriedLane, CarriedState, carry, unpack
 
 from ..alone import alone, dataset, loss_of, model
 
 CPU = torch.device("cpu")
 
 
-def pack_of(lane: Lane) -> torch.Tensor:
+def pack_of(lane: CarriedLane) -> torch.Tensor:
     return lane._left()
 
 
-def lane_of(**values: Any) -> Lane:
-    return carry(Lane({}), values, reset=False)
+def lane_of(**values: Any) -> CarriedLane:
+    return carry(CarriedLane({}), values, reset=False)
 
 
 def test_tensors_numbers_and_what_is_made_of_them_come_back_bit_for_bit() -> None:
@@ -96,7 +96,7 @@ def rows_of(**lanes: Any) -> tuple[list[Carried], dict[int, torch.Tensor]]:
         Word(
             step=0,
             records=tuple(
-                Record(microbatch=each, weight=1.0, present=b"", carried=row.numel())
+                MicrobatchRecord(microbatch=each, weight=1.0, present=b"", carried=row.numel())
                 for each, row in sorted(packed.items())
                 if owners[each] == rank
             ),
@@ -108,7 +108,7 @@ def rows_of(**lanes: Any) -> tuple[list[Carried], dict[int, torch.Tensor]]:
 
 
 def test_each_lane_takes_its_own_part_of_what_came_and_the_others_stay() -> None:
-    lanes = Lanes(CPU)
+    lanes = CarriedState(CPU)
     lanes.commit(*rows_of(m0=1, m1=torch.ones(3), m2="a longer one"))
     lanes.commit(*rows_of(m0=5, m2=[1, 2]))
 
@@ -118,13 +118,13 @@ def test_each_lane_takes_its_own_part_of_what_came_and_the_others_stay() -> None
 
 
 def test_a_step_that_carries_nothing_says_nothing() -> None:
-    word = Word(step=0, records=(Record(microbatch=0, weight=1.0, present=b""),))
+    word = Word(step=0, records=(MicrobatchRecord(microbatch=0, weight=1.0, present=b""),))
     assert combine([word]).carried == ()
 
 
 def test_lanes_are_part_of_the_state_once_there_are_any() -> None:
     """P1: to those who join, into checkpoints, and back to one from before there were any."""
-    here, there = Lanes(CPU), Lanes(CPU)
+    here, there = CarriedState(CPU), CarriedState(CPU)
     empty = State({}, {"step.carry": here}, b"")
     assert empty.header.skeleton == {}
     here.commit(*rows_of(m0=torch.arange(3), m1=2))

@@ -49,7 +49,7 @@ def _steps(name: str) -> int:
     return int(found.group(1)) if found else 0
 
 
-class Active:
+class ActivePath:
     """This process as a guest of its job. Made before the trainer: it says which rank this is, and where all meet."""
 
     def __init__(self, folder: str) -> None:

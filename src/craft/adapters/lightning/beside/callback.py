@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from craft.adapters.lightning.beside.active_path import Active, is_under_craft, newest
-from craft.adapters.lightning.beside.divergence_watch import Finite
+from craft.adapters.lightning.beside.active_path import ActivePath, is_under_craft, newest
+from craft.adapters.lightning.beside.divergence_watch import FiniteGradients
 from craft.decide.job.state import JobState
 from craft.decide.techniques import BUILT_IN, Divergence, Preemption
 from craft.decide.techniques.technique import AnyTechnique, Hooks, Moment
@@ -45,9 +45,11 @@ class CraftCallback(_Callback):
         self._dirpath = dirpath
         self._hooks: list[tuple[str, Hooks]] = []
         self._policies = [(each.name, policy) for each in self._foreign for policy in each.policies()]
-        self._finite = next((Finite(each.settings) for each in self._techniques if isinstance(each, Divergence)), None)
+        self._finite = next(
+            (FiniteGradients(each.settings) for each in self._techniques if isinstance(each, Divergence)), None
+        )
         self._file = next((each.settings.file for each in self._techniques if isinstance(each, Preemption)), None)
-        self._active = Active(dirpath) if is_under_craft() else None
+        self._active = ActivePath(dirpath) if is_under_craft() else None
         self._wishes: dict[str, str] = {}
         """What is to be done at the end of this step, ``checkpoint`` or ``stop``, and why."""
 
@@ -65,7 +67,7 @@ class CraftCallback(_Callback):
             raise ConfigError(
                 'CraftCallback is for strategies of Lightning\'s own: under strategy="craft" techniques are those of craft run'
             )
-        surroundings = [_Surroundings(self, each.name, trainer.global_rank) for each in self._foreign]
+        surroundings = [_CallbackHost(self, each.name, trainer.global_rank) for each in self._foreign]
         made = [(each.name, each.hooks(around)) for each, around in zip(self._foreign, surroundings, strict=True)]
         self._hooks = [(name, hooks) for name, hooks in made if hooks is not None]
 
@@ -193,7 +195,7 @@ class CraftCallback(_Callback):
             os.replace(f"{path}.part", path)
 
 
-class _Surroundings:
+class _CallbackHost:
     """What the hooks of one technique may know and do."""
 
     def __init__(self, callback: CraftCallback, technique: str, rank: int) -> None:

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 _ANSWERS = ("report", "skip", "stop")
 
 
-class Finite:
+class FiniteGradients:
     """After the strategy's own reduction all workers have the same gradients, and find the same."""
 
     def __init__(self, settings: DivergenceSettings) -> None:

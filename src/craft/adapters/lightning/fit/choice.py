@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from craft.adapters.lightning.fit.fit import Fit
-from craft.adapters.lightning.fit.microbatches import Cut
-from craft.adapters.lightning.fit.whole import Whole
+from craft.adapters.lightning.fit.microbatches import MicrobatchFit
+from craft.adapters.lightning.fit.whole import WholeFit
 from craft.adapters.lightning.training_callbacks import FINDERS, UNFOLLOWED, is_a
 
 logger = logging.getLogger(__name__)
@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 def choose(strategy: Any, trainer: Any, loaders: Any, microbatches: int | None) -> Fit:
     """Before anything is made of ``loaders``, which the script trains on."""
     if (why := _why_whole(trainer, loaders)) is None:
-        return Cut(strategy, trainer, microbatches)
-    whole = Whole(strategy, trainer, why)
+        return MicrobatchFit(strategy, trainer, microbatches)
+    whole = WholeFit(strategy, trainer, why)
     whole.seed_epoch()
     return whole
 

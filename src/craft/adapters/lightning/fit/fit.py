@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from craft.adapters.lightning import leader_output, refusals
-from craft.adapters.lightning.metric_log import Recorder
-from craft.adapters.lightning.progress import Progress, Surroundings
+from craft.adapters.lightning.metric_log import MetricRecorder
+from craft.adapters.lightning.progress import FitCallbackStates, FitProgress
 from craft.adapters.lightning.training_callbacks import averages_of
 from craft.worker.api.steps import Driven, Steps
 
@@ -66,14 +66,14 @@ class Fit:
         self.undo.callback(vars(owner).pop, name, None)
 
 
-class Followed(Fit):
+class FollowingFit(Fit):
     """A fit whose state follows the job."""
 
     def __init__(self, strategy: CraftStrategy, trainer: Any) -> None:
         super().__init__(strategy, trainer)
-        self.recorder = Recorder(strategy.reduce)
-        self.progress = Progress(trainer)
-        self.surroundings = Surroundings(trainer, self.recorder)
+        self.recorder = MetricRecorder(strategy.reduce)
+        self.progress = FitProgress(trainer)
+        self.surroundings = FitCallbackStates(trainer, self.recorder)
 
     @property
     def driven(self) -> Driven | None:
@@ -115,7 +115,7 @@ class Followed(Fit):
         self.trainer.fit_loop.min_epochs = self.trainer.fit_loop.epoch_loop.min_steps = None
 
 
-class Held:
+class HeldGradients:
     """Gradients that a step leaves for the next one, as a part of the training state."""
 
     beside_the_state = True

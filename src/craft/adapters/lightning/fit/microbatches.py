@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from craft.adapters.lightning.fit.fit import Followed, Native
+from craft.adapters.lightning.fit.fit import FollowingFit, Native
 from craft.adapters.lightning.fit.loader import RoundLoader
 from craft.protocol.errors import ConfigError
 from craft.settings.environ.lightning import global_seed
@@ -27,7 +27,7 @@ _ENDLESS = 1 << 40
 _NOTHING = object()
 
 
-class Cut(Followed):
+class MicrobatchFit(FollowingFit):
     """Each batch of the ``DataLoader`` is a microbatch of a step."""
 
     def __init__(self, strategy: Any, trainer: Any, microbatches: int | None) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from craft.adapters.lightning.fit.fit import Followed, Held
+from craft.adapters.lightning.fit.fit import FollowingFit, HeldGradients
 from craft.protocol.values.activity import Phase
 from craft.settings.environ.lightning import global_seed
 from craft.worker.api.adapter_access import whole_steps
@@ -24,7 +24,7 @@ from craft.worker.entry.join import activity
 logger = logging.getLogger(__name__)
 
 
-class Whole(Followed):
+class WholeFit(FollowingFit):
     """Lightning's own loop, each batch of it a step of the job."""
 
     def __init__(self, strategy: Any, trainer: Any, why: str) -> None:
@@ -62,7 +62,10 @@ class Whole(Followed):
                 "%s: every worker computes the whole of each step. The fit goes on through losses, and is as fast as with one"
                 " worker", self._why,
             )  # fmt: skip
-        self.begin(partial(whole_steps, self.strategy._job, self._seed), gradients=Held(self.strategy.lightning_module))
+        self.begin(
+            partial(whole_steps, self.strategy._job, self._seed),
+            gradients=HeldGradients(self.strategy.lightning_module),
+        )
         if self.progress.loaded:
             self._resume()
         self.progress.runs = True

@@ -14,10 +14,10 @@ import torch
 
 from craft.decide.step.plan import share_of
 from craft.decide.step.tree import Node, cover, fold
-from craft.groups.group import Lines, Pending
+from craft.groups.group import P2P, Pending
 from craft.telemetry.fault_points import reach
-from craft.worker.reduce.accumulator import Gradients
-from craft.worker.reduce.buckets import Layout
+from craft.worker.reduce.accumulator import GradientAccumulator
+from craft.worker.reduce.buckets import BucketLayout
 
 _WORD, _REST, BUFFERS, _ROUND = 0, 1, 2, 3
 """Tags of what goes once per step; a round of the acknowledgement takes one each."""
@@ -33,10 +33,10 @@ def word_bytes(owners: Sequence[int], num_ranks: int, num_params: int) -> int:
     return 200 + most * (96 + num_params // 8)
 
 
-class Route:
+class FlatRoute:
     """The way of one plan through one group. A group of one needs no connections: ``group`` is None then."""
 
-    def __init__(self, group: Lines | None, layout: Layout, owners: Sequence[int], word_bytes: int) -> None:
+    def __init__(self, group: P2P | None, layout: BucketLayout, owners: Sequence[int], word_bytes: int) -> None:
         self._group = group
         self._layout = layout
         self.owners = tuple(owners)
@@ -63,7 +63,7 @@ class Route:
         self._signals_due: list[Pending] = []
 
     @property
-    def group(self) -> Lines | None:
+    def group(self) -> P2P | None:
         return self._group
 
     def _lay_out(self) -> None:
@@ -106,7 +106,7 @@ class Route:
         ]
         self._post_blocks(group, result)
 
-    def _post_blocks(self, group: Lines, result: Sequence[torch.Tensor]) -> None:
+    def _post_blocks(self, group: P2P, result: Sequence[torch.Tensor]) -> None:
         self._blocks_due, self._results_due = [], []
         for bucket, chunks in enumerate(self._chunks):
             inbox = self._inbox[bucket]
@@ -127,7 +127,7 @@ class Route:
     def flushed(self, bucket: int) -> None:
         """A bucket is ready, on the thread that filled it: whoever sends it on another one must know from when on."""
 
-    def send_blocks(self, bucket: int, gradients: Gradients) -> None:
+    def send_blocks(self, bucket: int, gradients: GradientAccumulator) -> None:
         """Send this rank's blocks of a bucket to the owners of its chunks."""
         for position, node in enumerate(self._blocks[self._rank]):
             flat = self._block(bucket, node, gradients)
@@ -136,7 +136,7 @@ class Route:
                 if chunk.stop > chunk.start:
                     self._send(flat[chunk], peer, self._block_tag(bucket, position))
 
-    def reduce(self, bucket: int, gradients: Gradients, result: Sequence[torch.Tensor]) -> None:
+    def reduce(self, bucket: int, gradients: GradientAccumulator, result: Sequence[torch.Tensor]) -> None:
         """Sum this rank's chunk along the tree and divide it by the number of microbatches."""
         if self._group is not None:
             due = self._blocks_due[bucket]
@@ -147,7 +147,11 @@ class Route:
         self._mean(bucket, gradients, result, self._inbox[bucket])
 
     def _mean(
-        self, bucket: int, gradients: Gradients, result: Sequence[torch.Tensor], inbox: Mapping[Node, torch.Tensor]
+        self,
+        bucket: int,
+        gradients: GradientAccumulator,
+        result: Sequence[torch.Tensor],
+        inbox: Mapping[Node, torch.Tensor],
     ) -> None:
         chunk = self._chunks[bucket][self._rank]
         out = result[bucket][chunk]
@@ -158,7 +162,7 @@ class Route:
             parts[node] = self._block(bucket, node, gradients)[chunk]
         self._mean_into(out, parts)
 
-    def _block(self, bucket: int, node: Node, gradients: Gradients) -> torch.Tensor:
+    def _block(self, bucket: int, node: Node, gradients: GradientAccumulator) -> torch.Tensor:
         """A tree node that is held here, where it can be sent from."""
         return gradients.find(node).tensors[bucket]
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from craft.decide.step.tree import Node
-from craft.groups.group import DeviceLines, Lines
-from craft.worker.reduce.accumulator import Gradients
-from craft.worker.reduce.buckets import Layout
-from craft.worker.reduce.routes.flat import Route
+from craft.groups.group import P2P, DeviceP2P
+from craft.worker.reduce.accumulator import GradientAccumulator
+from craft.worker.reduce.buckets import BucketLayout
+from craft.worker.reduce.routes.flat import FlatRoute
 
 _BUCKETS_AHEAD = 2
 """So many buckets the device may be behind the host; NCCL would hold the host up by itself, where no abort can free it.
@@ -25,19 +25,21 @@ A member without blocks of its own, which joins, waits for each: the driver load
 device has done everything that it was given."""
 
 
-def device_route(group: Lines | None, layout: Layout, owners: Sequence[int], word_bytes: int) -> Route:
+def device_route(group: P2P | None, layout: BucketLayout, owners: Sequence[int], word_bytes: int) -> FlatRoute:
     """The route that fits what the group can carry."""
-    if group is None or isinstance(group, DeviceLines):
-        return DeviceRoute(group, layout, owners, word_bytes)
+    if group is None or isinstance(group, DeviceP2P):
+        return FlatCudaRoute(group, layout, owners, word_bytes)
     return HostRoute(group, layout, owners, word_bytes)
 
 
-class Streamed(Route):
+class Streamed(FlatRoute):
     """Knows from when on a bucket may be read: what fills it is still under way on the device when the host is done."""
 
-    def __init__(self, group: Lines | None, layout: Layout, owners: Sequence[int], word_bytes: int, *more: Any) -> None:
+    def __init__(
+        self, group: P2P | None, layout: BucketLayout, owners: Sequence[int], word_bytes: int, *more: Any
+    ) -> None:
         """``more`` is for the route that this is put in front of."""
-        self._stream = group.stream if isinstance(group, DeviceLines) else torch.cuda.Stream(layout.buckets[0].device)
+        self._stream = group.stream if isinstance(group, DeviceP2P) else torch.cuda.Stream(layout.buckets[0].device)
         self._filled: dict[int, torch.cuda.Event] = {}
         self._set_aside: dict[int, torch.cuda.Event] = {}
         self._marks: deque[torch.cuda.Event] = deque()
@@ -69,7 +71,7 @@ class Streamed(Route):
         else:
             stream.wait_stream(torch.cuda.current_stream(stream.device))
 
-    def _put_aside(self, bucket: int, gradients: Gradients) -> None:
+    def _put_aside(self, bucket: int, gradients: GradientAccumulator) -> None:
         """Before a bucket is sent: copy it, if that is how it is held."""
         if gradients.aside is not None:
             blocks = {node: gradients.find(node).tensors[bucket] for node in self._blocks[self._rank]}
@@ -81,13 +83,13 @@ class Streamed(Route):
         if event is not None:
             self._stream.wait_event(event)
 
-    def _stay_near(self, nccl: DeviceLines) -> None:
+    def _stay_near(self, nccl: DeviceP2P) -> None:
         """A bucket's result is on its way: wait for an earlier one, if the device is too far behind."""
         self._marks.append(nccl.mark())
         if len(self._marks) > (_BUCKETS_AHEAD if self._blocks[self._rank] else 0):
             nccl.wait_device(self._marks.popleft())
 
-    def _await_device(self, nccl: DeviceLines | None) -> None:
+    def _await_device(self, nccl: DeviceP2P | None) -> None:
         """Wait until everything that the stream was given is done."""
         began = monotonic()
         if nccl is not None:
@@ -97,10 +99,10 @@ class Streamed(Route):
         self.waited_s += monotonic() - began
 
 
-class DeviceRoute(Streamed):
+class FlatCudaRoute(Streamed):
     """Everything on the group's stream, in the order of buckets: all members make the same calls in the same order."""
 
-    def __init__(self, group: DeviceLines | None, layout: Layout, owners: Sequence[int], word_bytes: int) -> None:
+    def __init__(self, group: DeviceP2P | None, layout: BucketLayout, owners: Sequence[int], word_bytes: int) -> None:
         self._nccl = group
         super().__init__(group, layout, owners, word_bytes)
         self._room = self._make_room()
@@ -128,10 +130,10 @@ class DeviceRoute(Streamed):
             for number, node in enumerate(nodes)
         }
 
-    def _post_blocks(self, group: Lines, result: Sequence[torch.Tensor]) -> None:
+    def _post_blocks(self, group: P2P, result: Sequence[torch.Tensor]) -> None:
         """What is received has its room on the stream."""
 
-    def send_blocks(self, bucket: int, gradients: Gradients) -> None:
+    def send_blocks(self, bucket: int, gradients: GradientAccumulator) -> None:
         self._put_aside(bucket, gradients)
         self._follow(bucket)
         if self._nccl is None:
@@ -146,7 +148,7 @@ class DeviceRoute(Streamed):
         receives = [(inbox[node], peer) for peer in self._peers for node in self._blocks[peer] if inbox[node].numel()]
         self._nccl.swap(sends, receives)
 
-    def reduce(self, bucket: int, gradients: Gradients, result: Sequence[torch.Tensor]) -> None:
+    def reduce(self, bucket: int, gradients: GradientAccumulator, result: Sequence[torch.Tensor]) -> None:
         self._may_overwrite(bucket)
         with torch.cuda.stream(self._stream):
             self._mean(bucket, gradients, result, self._inbox_of(bucket))
@@ -171,7 +173,7 @@ class DeviceRoute(Streamed):
 class HostRoute(Streamed):
     """Blocks are copied into the memory of the host, sent and summed there, and the result is copied back."""
 
-    def __init__(self, group: Lines | None, layout: Layout, owners: Sequence[int], word_bytes: int) -> None:
+    def __init__(self, group: P2P | None, layout: BucketLayout, owners: Sequence[int], word_bytes: int) -> None:
         super().__init__(group, layout, owners, word_bytes)
         self._copies: dict[tuple[int, Node], torch.Tensor] = {}
         self._results = [_pinned(bucket.numel, bucket.dtype) for bucket in layout.buckets]
@@ -184,7 +186,7 @@ class HostRoute(Streamed):
     def post(self, result: Sequence[torch.Tensor]) -> None:
         super().post(self._results)
 
-    def send_blocks(self, bucket: int, gradients: Gradients) -> None:
+    def send_blocks(self, bucket: int, gradients: GradientAccumulator) -> None:
         self._put_aside(bucket, gradients)
         self._follow(bucket)
         with torch.cuda.stream(self._stream):
@@ -197,10 +199,10 @@ class HostRoute(Streamed):
         self._stream.synchronize()
         super().send_blocks(bucket, gradients)
 
-    def _block(self, bucket: int, node: Node, gradients: Gradients) -> torch.Tensor:
+    def _block(self, bucket: int, node: Node, gradients: GradientAccumulator) -> torch.Tensor:
         return self._copies[bucket, node]
 
-    def reduce(self, bucket: int, gradients: Gradients, result: Sequence[torch.Tensor]) -> None:
+    def reduce(self, bucket: int, gradients: GradientAccumulator, result: Sequence[torch.Tensor]) -> None:
         super().reduce(bucket, gradients, self._results)
 
     def send_result(self, bucket: int, result: Sequence[torch.Tensor], step: int) -> None:

@@ -21,13 +21,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import torch
 
-from craft.decide.step.topology import Spread, both_sum
+from craft.decide.step.topology import HostTopology, both_sum
 from craft.decide.step.tree import Node
-from craft.groups.group import Lines, Pending
+from craft.groups.group import P2P, Pending
 from craft.telemetry.fault_points import reach
-from craft.worker.reduce.accumulator import Gradients
-from craft.worker.reduce.buckets import Bucket, Layout
-from craft.worker.reduce.routes.flat import BUFFERS, FIRST_BUCKET, Route, sum_into
+from craft.worker.reduce.accumulator import GradientAccumulator
+from craft.worker.reduce.buckets import Bucket, BucketLayout
+from craft.worker.reduce.routes.flat import BUFFERS, FIRST_BUCKET, FlatRoute, sum_into
 
 Move = tuple[torch.Tensor, int, int]
 """A tensor, the peer that it goes to or comes from, and its tag."""
@@ -48,10 +48,12 @@ class _Slice(msgspec.Struct, frozen=True):
     """Nodes of other hosts, of this host's piece."""
 
 
-class RouteByHost(Route):
+class HierarchicalRoute(FlatRoute):
     """The way of one plan through one group, by ``spread``."""
 
-    def __init__(self, group: Lines, layout: Layout, owners: Sequence[int], word_bytes: int, spread: Spread) -> None:
+    def __init__(
+        self, group: P2P, layout: BucketLayout, owners: Sequence[int], word_bytes: int, spread: HostTopology
+    ) -> None:
         self._spread = spread
         self._host = spread.host_of(group.rank)
         self._both_sum = both_sum(spread, owners)
@@ -125,7 +127,7 @@ class RouteByHost(Route):
 
     # What goes from whom to whom, part by part. Between any two, what one sends is in the order in which the other has it.
 
-    def block_sends(self, bucket: int, gradients: Gradients) -> list[Move]:
+    def block_sends(self, bucket: int, gradients: GradientAccumulator) -> list[Move]:
         held = [gradients.find(node).tensors[bucket] for node in self._blocks[self._rank]]
         return [
             (flat[whole], collector, self._tag(bucket, number, position))
@@ -194,7 +196,7 @@ class RouteByHost(Route):
 
     # When it goes.
 
-    def _post_blocks(self, group: Lines, result: Sequence[torch.Tensor]) -> None:
+    def _post_blocks(self, group: P2P, result: Sequence[torch.Tensor]) -> None:
         buckets = range(len(self._layout.buckets))
         self._spread_up_to = 0
         self._blocks_due = [_posted(group, self.block_receives(bucket)) for bucket in buckets]
@@ -208,10 +210,10 @@ class RouteByHost(Route):
         for tensor, peer, tag in moves:
             self._send(tensor, peer, tag)
 
-    def send_blocks(self, bucket: int, gradients: Gradients) -> None:
+    def send_blocks(self, bucket: int, gradients: GradientAccumulator) -> None:
         self._send_all(self.block_sends(bucket, gradients))
 
-    def reduce(self, bucket: int, gradients: Gradients, result: Sequence[torch.Tensor]) -> None:
+    def reduce(self, bucket: int, gradients: GradientAccumulator, result: Sequence[torch.Tensor]) -> None:
         self._await(self._blocks_due[bucket])
         held = self.sum_blocks(bucket, gradients)
         self._send_all(self.node_sends(bucket, held))
@@ -223,11 +225,11 @@ class RouteByHost(Route):
         self._await(due)
         self.sum_nodes(bucket, held, result[bucket])
 
-    def sum_blocks(self, bucket: int, gradients: Gradients) -> list[dict[Node, torch.Tensor]]:
+    def sum_blocks(self, bucket: int, gradients: GradientAccumulator) -> list[dict[Node, torch.Tensor]]:
         """What this host's members hold of each slice that is collected here, as the fewest nodes."""
         return [self._host_nodes(part, bucket, gradients) for part in self._collected[bucket]]
 
-    def _host_nodes(self, part: _Slice, bucket: int, gradients: Gradients) -> dict[Node, torch.Tensor]:
+    def _host_nodes(self, part: _Slice, bucket: int, gradients: GradientAccumulator) -> dict[Node, torch.Tensor]:
         blocks = dict(part.blocks)
         for node in self._blocks[self._rank]:
             blocks[node] = gradients.find(node).tensors[bucket][part.whole]
@@ -279,7 +281,7 @@ class RouteByHost(Route):
             self._send(flat, peer, BUFFERS)
 
 
-def _posted(group: Lines, receives: Sequence[Move]) -> list[Pending]:
+def _posted(group: P2P, receives: Sequence[Move]) -> list[Pending]:
     return [group.recv(tensor, peer, tag) for tensor, peer, tag in receives]
 
 

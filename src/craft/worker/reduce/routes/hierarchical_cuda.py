@@ -10,19 +10,19 @@ from collections.abc import Sequence
 
 import torch
 
-from craft.decide.step.topology import Spread
-from craft.groups.group import DeviceLines, Lines
-from craft.worker.reduce.accumulator import Gradients
-from craft.worker.reduce.buckets import Bucket, Layout
+from craft.decide.step.topology import HostTopology
+from craft.groups.group import P2P, DeviceP2P
+from craft.worker.reduce.accumulator import GradientAccumulator
+from craft.worker.reduce.buckets import Bucket, BucketLayout
 from craft.worker.reduce.routes.flat_cuda import Streamed, padded
-from craft.worker.reduce.routes.hierarchical import Move, RouteByHost
+from craft.worker.reduce.routes.hierarchical import HierarchicalRoute, Move
 
 
-class DeviceRouteByHost(Streamed, RouteByHost):
+class HierarchicalCudaRoute(Streamed, HierarchicalRoute):
     """There is one room for all buckets: on one stream a bucket is summed before the next one arrives."""
 
     def __init__(
-        self, group: DeviceLines, layout: Layout, owners: Sequence[int], word_bytes: int, spread: Spread
+        self, group: DeviceP2P, layout: BucketLayout, owners: Sequence[int], word_bytes: int, spread: HostTopology
     ) -> None:
         self._nccl = group
         self._shared: torch.Tensor | None = None
@@ -49,19 +49,19 @@ class DeviceRouteByHost(Streamed, RouteByHost):
             return torch.empty(numel, dtype=bucket.dtype, device="meta")
         return self._shared[begin : begin + size].view(bucket.dtype)
 
-    def _post_blocks(self, group: Lines, result: Sequence[torch.Tensor]) -> None:
+    def _post_blocks(self, group: P2P, result: Sequence[torch.Tensor]) -> None:
         """What is received has its room on the stream."""
 
     def _swap(self, sends: Sequence[Move], receives: Sequence[Move]) -> None:
         if sends or receives:
             self._nccl.swap([move[:2] for move in sends], [move[:2] for move in receives])
 
-    def send_blocks(self, bucket: int, gradients: Gradients) -> None:
+    def send_blocks(self, bucket: int, gradients: GradientAccumulator) -> None:
         self._put_aside(bucket, gradients)
         self._follow(bucket)
         self._swap(self.block_sends(bucket, gradients), self.block_receives(bucket))
 
-    def reduce(self, bucket: int, gradients: Gradients, result: Sequence[torch.Tensor]) -> None:
+    def reduce(self, bucket: int, gradients: GradientAccumulator, result: Sequence[torch.Tensor]) -> None:
         with torch.cuda.stream(self._stream):
             held = self.sum_blocks(bucket, gradients)
             self._swap(self.node_sends(bucket, held), self.node_receives(bucket))

@@ -16,13 +16,13 @@ from craft.decide.step.plan import plan, share_of
 from craft.decide.step.topology import between_by_host, between_flat, host_first, spread_of
 from craft.decide.step.tree import cover
 from craft.groups.gloo import GlooGroup
-from craft.groups.group import Lines, Pending
-from craft.protocol.control_word import Record, Word
+from craft.groups.group import P2P, Pending
+from craft.protocol.control_word import MicrobatchRecord, Word
 from craft.worker.reduce.accumulator import Flats
-from craft.worker.reduce.buckets import Layout
+from craft.worker.reduce.buckets import BucketLayout
 from craft.worker.reduce.exchange import Attempt
-from craft.worker.reduce.routes.flat import Route, sum_into, word_bytes
-from craft.worker.reduce.routes.hierarchical import Move, RouteByHost
+from craft.worker.reduce.routes.flat import FlatRoute, sum_into, word_bytes
+from craft.worker.reduce.routes.hierarchical import HierarchicalRoute, Move
 
 from ...blocks import held, layout_of, mean, node_of
 from ...members import together
@@ -51,11 +51,13 @@ class Counting:
         return getattr(self._group, name)
 
 
-def route_for(group: Lines, layout: Layout, owners: Sequence[int], hosts: Sequence[str], by_host: bool) -> Route:
+def route_for(
+    group: P2P, layout: BucketLayout, owners: Sequence[int], hosts: Sequence[str], by_host: bool
+) -> FlatRoute:
     size = word_bytes(owners, len(hosts), len(layout.params))
     if by_host:
-        return RouteByHost(group, layout, owners, size, spread_of(hosts))
-    return Route(group, layout, owners, size)
+        return HierarchicalRoute(group, layout, owners, size, spread_of(hosts))
+    return FlatRoute(group, layout, owners, size)
 
 
 def exchanged(
@@ -86,7 +88,9 @@ def exchanged(
                 # As the exchange thread would while backward goes on, on some of the members.
                 if group.rank % 2:
                     attempt.overlap(bucket)
-            records = tuple(Record(microbatch=each, weight=1.0, present=b"\7") for each in share_of(owners, group.rank))
+            records = tuple(
+                MicrobatchRecord(microbatch=each, weight=1.0, present=b"\7") for each in share_of(owners, group.rank)
+            )
             word = partial(Word, step=step, records=records, ready=1, buffers=(0,) if group.rank == first else ())
             assert attempt.finish(word), attempt.error
             assert attempt.combined is not None and attempt.combined.step == step
@@ -188,13 +192,13 @@ class _Nobody:
         self.rank, self.size = rank, size
 
 
-def _unconnected(rank: int, hosts: Sequence[str], owners: Sequence[int], layout: Layout) -> RouteByHost:
-    route = route_for(cast(Lines, _Nobody(rank, len(hosts))), layout, owners, hosts, by_host=True)
-    assert isinstance(route, RouteByHost)
+def _unconnected(rank: int, hosts: Sequence[str], owners: Sequence[int], layout: BucketLayout) -> HierarchicalRoute:
+    route = route_for(cast(P2P, _Nobody(rank, len(hosts))), layout, owners, hosts, by_host=True)
+    assert isinstance(route, HierarchicalRoute)
     return route
 
 
-def _moves(route: RouteByHost, part: str, way: str, owners: Sequence[int]) -> list[Move]:
+def _moves(route: HierarchicalRoute, part: str, way: str, owners: Sequence[int]) -> list[Move]:
     layout, result = route._layout, Flats(route._layout).tensors
     gradients = held(layout, owners, route._rank)
     found: list[Move] = []
