@@ -108,9 +108,9 @@ class Worker:
     def dcp(self, number: int) -> dict[str, float]:
         path = self.folder / "dcp"
         begin = time.perf_counter()
-        saving: Any = async_save(self.state_dict(), checkpoint_id=str(path))
+        scheduler: Any = async_save(self.state_dict(), checkpoint_id=str(path))
         stall_s = time.perf_counter() - begin
-        saving.result()
+        scheduler.result()
         dist.barrier()
         size = sum(file.stat().st_size for file in path.iterdir()) if self.rank == 0 else 0
         dist.barrier()

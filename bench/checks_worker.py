@@ -76,13 +76,13 @@ class Stopwatch:
             register_optimizer_step_pre_hook(self._timed(checks._before)),
             register_optimizer_step_post_hook(self._timed(checks._after)),
         ]
-        repeats = training._bits.repeats
-        flight = training.flight
-        looks = ("at_boundary", "inner_loop_begins", "inner_loop_ended")
+        repeats = training._consistency.repeats
+        runner = training.runner
+        inspections = ("at_boundary", "inner_loop_begins", "inner_loop_ended")
         inside = [
-            *((training.checks, name) for name in looks),
+            *((training.checks, name) for name in inspections),
             (training._buffers, "_hashes"),
-            (flight, "_look_at_newcomers"),
+            (runner, "_look_at_newcomers"),
         ]
         inside += [(repeats, name) for name in ("begin", "due", "committed")]
         inside += [(combine, name) for name in Switch._OFF]

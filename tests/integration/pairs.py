@@ -124,7 +124,7 @@ def _retry(play: Play) -> None:
     play.goes_on()
 
 
-def _joining(play: Play) -> None:
+def _catch_up(play: Play) -> None:
     victim = play.victim()
     play.job.client.drain(worker_id=victim, reason="a test")
     play.see("WorkerLeft", "the drained worker leaves", worker_id=victim)
@@ -184,7 +184,7 @@ PARTS: dict[str, Part] = {
     "spares": Part(_spares, options=("--spares", "2")),
     "hang": Part(_hang),
     "retry": Part(_retry),
-    "joining": Part(_joining),
+    "joining": Part(_catch_up),
     "divergence": Part(_divergence, options=("--on-divergence", "skip"), arguments=("--nan-at", "7")),
     "checkpoints": Part(_checkpoints, options=("--checkpoints", "store")),
     "stragglers": Part(_stragglers),

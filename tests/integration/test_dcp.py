@@ -30,8 +30,8 @@ LIMIT_S = 150.0
 
 def launch(action: str, size: int, store: Path, scratch: Path) -> tuple[list[int], str]:
     """Run all ranks to their end; exit codes, and what they said."""
-    meeting = scratch / f"meeting-{action}-{size}"
-    command = [sys.executable, SCRIPTS / "sharded.py", action, store, meeting]
+    membership = scratch / f"meeting-{action}-{size}"
+    command = [sys.executable, SCRIPTS / "sharded.py", action, store, membership]
     ranks = [
         subprocess.Popen(
             [*map(str, command), str(rank), str(size), str(scratch / f"{action}-{size}.pt")],

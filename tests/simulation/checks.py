@@ -76,7 +76,7 @@ class Checks:
         told = "terminate" in self._world.ordered and code in (EXIT_PREEMPTED, _TERMINATED)
         as_the_job = self._stop is not None and code == self._stop["exit_code"]
         never_began = (
-            host.supervisor is not None and host.supervisor.relay is not None and not host.supervisor.crew.started
+            host.supervisor is not None and host.supervisor.relay is not None and not host.supervisor.pool.started
         )
         if never_began and "fork server ended" in outcome.reason:
             return

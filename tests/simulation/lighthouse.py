@@ -83,7 +83,7 @@ class Serving:
     def order(self, **wanted: Any) -> web.Response:
         """``POST /v1/actions``."""
         assert self.handlers is not None
-        return self.process.run(self.handlers._orders.take, ActionRequest(**wanted))
+        return self.process.run(self.handlers._actions.take, ActionRequest(**wanted))
 
 
 class Keeper:

@@ -73,9 +73,9 @@ class Host:
             return False
         if self.supervisor.relay is None:
             return True
-        crew, reports = self.supervisor.crew, self.supervisor.relay.reports()
-        waits = any(worker_id not in reports or not reports[worker_id].joined for worker_id in crew.living)
-        return waits or bool(crew._starting) or bool(crew._awaited) or bool(crew._queued)
+        pool, reports = self.supervisor.pool, self.supervisor.relay.reports()
+        waits = any(worker_id not in reports or not reports[worker_id].joined for worker_id in pool.living)
+        return waits or bool(pool._starting) or bool(pool._awaited) or bool(pool._queued)
 
 
 @dataclass

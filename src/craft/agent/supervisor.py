@@ -81,7 +81,7 @@ class Supervisor:
         self._over: asyncio.Future[JobOutcome] = asyncio.get_running_loop().create_future()
         self._interrupted: asyncio.Future[JobOutcome] = asyncio.get_running_loop().create_future()
         self._watchdog = Watchdog(settings.hang_limits, time.monotonic, self._outside)
-        self._room: HostPreemption | None = None
+        self._preemption: HostPreemption | None = None
         self._preempt_file = PreemptFile(settings.preempt_file) if settings.preempt_file is not None else None
         self._found: dict[str, Any] = {}
         """The status of a job that runs already, as it was when this agent came."""
@@ -105,7 +105,7 @@ class Supervisor:
             self.relay = Relay(
                 self._settings.host, self.url, self.token, self._directed, self._tls, self._outside.session
             )
-            self._crew = WorkerPool(
+            self._pool = WorkerPool(
                 self._settings,
                 self._run_dir,
                 self._sockets,
@@ -116,13 +116,13 @@ class Supervisor:
                 first_number=self._first_number(),
                 world_size=self._found.get("slots"),
             )
-            self._room = HostPreemption(self.relay, self._crew, self._settings, self._made_room)
-            self._injections = AgentInjections(self._settings.host, self._crew.signal)
+            self._preemption = HostPreemption(self.relay, self._pool, self._settings, self._made_room)
+            self._injections = AgentInjections(self._settings.host, self._pool.signal)
             self._watch_over = WatchdogReports(self._watchdog, self.relay, self._stopped)
-            self._looks = WorkerInspector(self._watchdog, self.relay, self._run_dir)
-            self.relay.on_look, self.relay.on_told = self._looks.ask, self._looks.told
-            self._watchdog.ask_worker = self._looks.own_stacks
-            self._stranded = WorkerLease(self._settings.lease_s, self.relay, self._crew, self._watchdog, self._outside)
+            self._inspector = WorkerInspector(self._watchdog, self.relay, self._run_dir)
+            self.relay.on_look, self.relay.on_told = self._inspector.ask, self._inspector.told
+            self._watchdog.ask_worker = self._inspector.own_stacks
+            self._lease = WorkerLease(self._settings.lease_s, self.relay, self._pool, self._watchdog, self._outside)
             asyncio.get_running_loop().set_exception_handler(AcceptErrors("the agent"))
             server = await asyncio.start_unix_server(self.relay.serve_worker, path=str(self._socket_path))
             async with server:
@@ -133,7 +133,7 @@ class Supervisor:
                 tasks.append(asyncio.create_task(self._guarded(self._tick())))
                 if self._preempt_file is not None:
                     give_up = functools.partial(self._interrupt, _TERMINATED)
-                    tasks.append(asyncio.create_task(self._room.watch(self._preempt_file, give_up)))
+                    tasks.append(asyncio.create_task(self._preemption.watch(self._preempt_file, give_up)))
                 await self._start_workers()
                 outcome = await self._see_out(await self._over)
                 outcome = await self._count_faults(outcome)
@@ -145,9 +145,9 @@ class Supervisor:
         return outcome
 
     @property
-    def crew(self) -> WorkerPool:
+    def pool(self) -> WorkerPool:
         """The workers of this host; there as soon as ``relay`` is."""
-        return self._crew
+        return self._pool
 
     @property
     def _socket_path(self) -> Path:
@@ -177,7 +177,7 @@ class Supervisor:
         self._finish(JobOutcome(exit_code=EXIT_PREEMPTED, reason=reason))
 
     def _terminate(self, reason: str) -> None:
-        if self._room is None or not self._room.on_sigterm():
+        if self._preemption is None or not self._preemption.on_sigterm():
             self._interrupt(_TERMINATED, reason)
 
     def _interrupt(self, exit_code: int, reason: str) -> None:
@@ -232,10 +232,10 @@ class Supervisor:
             await self._forks.end()
             if self._over.done():
                 return
-            if not self._crew.may_start and not self._crew.started:
+            if not self._pool.may_start and not self._pool.started:
                 break
             await self._lose_forks()
-            if not self._crew.may_start:
+            if not self._pool.may_start:
                 # The lighthouse knows that they ended, and what follows from it: others may go on.
                 return
         why = "" if failures < _MOST_FAILURES else f", {failures} times in a row before it had imported what it has to"
@@ -263,19 +263,19 @@ class Supervisor:
             if isinstance(message, Ready):
                 is_ready = True
                 self._forks_ready.set()
-                self._crew.resume(forks.writer)
+                self._pool.resume(forks.writer)
             elif isinstance(message, Forked):
-                self._crew.forked(message.worker_id, message.pid)
+                self._pool.forked(message.worker_id, message.pid)
             elif isinstance(message, NotForked):
-                self._crew.not_forked(message.worker_id, message.why)
+                self._pool.not_forked(message.worker_id, message.why)
             elif isinstance(message, Ended):
                 self._ended(message)
         return is_ready
 
     async def _lose_forks(self) -> None:
         """All workers ended with their fork server: others are started by the next one, if any are."""
-        pids = self._crew.pause()
-        then = "another one is started" if self._crew.may_start else "no more workers are started"
+        pids = self._pool.pause()
+        then = "another one is started" if self._pool.may_start else "no more workers are started"
         logger.warning("the fork server ended, and its workers with it: %s", then)
         await gone(pid for pid in pids.values() if pid is not None)
         for worker_id in pids:
@@ -295,7 +295,7 @@ class Supervisor:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
         if not self._over.done():
-            self._crew.begin(late=self._has_begun())
+            self._pool.begin(late=self._has_begun())
 
     def _has_begun(self) -> bool:
         """Whether the job is on its way: whoever comes now is nobody that the others wait for."""
@@ -328,10 +328,10 @@ class Supervisor:
 
     def _take_end(self, message: Ended) -> None:
         assert self.relay is not None
-        if message.worker_id in self._crew.ended_ids:
+        if message.worker_id in self._pool.ended_ids:
             return
         report = self.relay.reports().get(message.worker_id)
-        self._crew.ended(
+        self._pool.ended(
             message,
             worked=report is not None and report.step > 0 and not report.behind and not _was_refused(report),
             waited=message.signal == signal.SIGKILL and report is not None and report.joined and not report.generation,
@@ -359,11 +359,11 @@ class Supervisor:
 
     def _directed(self, directive: Directive) -> None:
         for worker_id in directive.fenced:
-            self._looks.then(worker_id, functools.partial(self._end_fenced, worker_id))
+            self._inspector.then(worker_id, functools.partial(self._end_fenced, worker_id))
         self._injections.take(directive.injections)
-        self._crew.directed(directive)
+        self._pool.directed(directive)
         if directive.stopping or directive.winding_down is not None or directive.preempting is not None:
-            self._crew.close()
+            self._pool.close()
         if directive.stopping:
             self._finish(
                 JobOutcome(exit_code=directive.exit_code, reason=directive.reason, traceback=directive.traceback)
@@ -373,7 +373,7 @@ class Supervisor:
         """A worker is stopped. Of one that has not joined, the lighthouse knows nothing: no other will end it."""
         if not self._has_joined(worker_id):
             logger.warning("%s was stopped before it joined the others, and is ended", worker_id)
-            self._crew.signal(worker_id, signal.SIGKILL)
+            self._pool.signal(worker_id, signal.SIGKILL)
 
     def _has_joined(self, worker_id: str) -> bool:
         assert self.relay is not None
@@ -381,13 +381,13 @@ class Supervisor:
         return report is not None and report.joined
 
     def _end_fenced(self, worker_id: str) -> None:
-        self._crew.signal(worker_id, signal.SIGKILL)
+        self._pool.signal(worker_id, signal.SIGKILL)
 
     async def _tick(self) -> None:
         assert self.relay is not None
         while True:
             self._watch_over.look()
-            self._stranded.look()
+            self._lease.look()
             self._look_for_run_dir()
             self._count_starting()
             self._watch(self)
@@ -397,7 +397,7 @@ class Supervisor:
         """A job that begins again waits for those that are on their way, and for nobody else."""
         assert self.relay is not None
         joined = [worker_id for worker_id, report in self.relay.reports().items() if report.joined]
-        starting = self._crew.starting(joined)
+        starting = self._pool.starting(joined)
         if starting != self.relay.report.starting:
             self.relay.say(starting=starting)
 
@@ -414,7 +414,7 @@ class Supervisor:
             await self._end_lighthouse(self._lighthouse, outcome.reason)
         if outcome.exit_code == 0:
             ending = asyncio.create_task(self._end_remaining())
-            ended = asyncio.ensure_future(self._crew.all_ended.wait())
+            ended = asyncio.ensure_future(self._pool.all_ended.wait())
             either: set[asyncio.Future[Any]] = {ended, self._interrupted}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             ended.cancel()
@@ -422,9 +422,9 @@ class Supervisor:
             outcome = self._interrupted.result() if self._interrupted.done() else self._after_training(outcome)
         elif outcome.exit_code == EXIT_PREEMPTED and self._all_left():
             # As good an end as any for their scripts, but the time is somebody else's.
-            await self._crew.wait(LEAVE_S)
-        if self._crew.living:
-            await self._crew.end(LEAVE_S)
+            await self._pool.wait(LEAVE_S)
+        if self._pool.living:
+            await self._pool.end(LEAVE_S)
         self._watch(self)
         return outcome
 
@@ -448,30 +448,30 @@ class Supervisor:
 
         Also one that is forked only now. Its script may handle SIGTERM: after a while it gets SIGKILL.
         """
-        for worker_id in self._crew.living:
+        for worker_id in self._pool.living:
             if self._has_joined(worker_id):
                 continue
             if worker_id not in asked:
                 asked[worker_id] = time.monotonic()
-                self._crew.signal(worker_id, signal.SIGTERM)
+                self._pool.signal(worker_id, signal.SIGTERM)
             elif time.monotonic() - asked[worker_id] > LEAVE_S:
-                self._crew.signal(worker_id, signal.SIGKILL)
+                self._pool.signal(worker_id, signal.SIGKILL)
 
     def _end_stopped(self, since: dict[str, float]) -> None:
         """End workers that a signal has stopped for a while: the job has all that it needs of them."""
-        now, stopped = time.monotonic(), self._watchdog.stopped() & self._crew.living
+        now, stopped = time.monotonic(), self._watchdog.stopped() & self._pool.living
         for worker_id in since.keys() - stopped:
             del since[worker_id]
         for worker_id in stopped:
             if now - since.setdefault(worker_id, now) > LEAVE_S:
                 logger.warning("%s was stopped by a signal as the job came to its end, and is ended", worker_id)
-                self._crew.signal(worker_id, signal.SIGKILL)
+                self._pool.signal(worker_id, signal.SIGKILL)
                 del since[worker_id]
 
     def _all_left(self) -> bool:
         assert self.relay is not None
         reports = self.relay.reports()
-        return all(worker_id in reports and reports[worker_id].left for worker_id in self._crew.living)
+        return all(worker_id in reports and reports[worker_id].left for worker_id in self._pool.living)
 
     async def _count_faults(self, outcome: JobOutcome) -> JobOutcome:
         """In a job of several hosts only the lighthouse knows what happened on the others."""

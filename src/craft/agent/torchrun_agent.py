@@ -79,7 +79,7 @@ class TorchrunAgent(Supervisor):
         if self._over.done():
             outcome = self._over.result()
             return Adopted(reason=f"the job is over: {outcome.reason}", exit_code=outcome.exit_code)
-        worker_id, environment = self._crew.adopt(request.local_rank, request.pid, late=self._has_begun())
+        worker_id, environment = self._pool.adopt(request.local_rank, request.pid, late=self._has_begun())
         self._follow(request.pid, functools.partial(self._worker_ended, worker_id))
         return Adopted(environment=environment)
 
@@ -125,7 +125,7 @@ class TorchrunAgent(Supervisor):
         """They end by themselves, and torchrun is to see how."""
 
     async def _see_out(self, outcome: JobOutcome) -> JobOutcome:
-        await self._crew.wait(_BY_ITSELF_S)
+        await self._pool.wait(_BY_ITSELF_S)
         outcome = await super()._see_out(outcome)
         assert self.relay is not None
         if self.relay.directive is not None and self.relay.directive.stopping:
@@ -142,7 +142,7 @@ class TorchrunAgent(Supervisor):
         self._look_for_the_end()
 
     def _look_for_the_end(self) -> None:
-        if self._torchrun_over.is_set() and not self._crew.living:
+        if self._torchrun_over.is_set() and not self._pool.living:
             self._finish(JobOutcome(exit_code=0, reason="torchrun has ended, and its workers"))
 
 

@@ -129,7 +129,7 @@ class Lighthouse:
         self.lines = LineCounter()
         self.journal.listen(self.lines)
         self.journal.listen(self.checkpoints)
-        self.feed = EventStream(self.journal, run.journal)
+        self.event_stream = EventStream(self.journal, run.journal)
         # Microseconds, so that no restart can come back to a number that was used before.
         self.dispatch = Dispatch(first_sequence=int(time.time() * 1e6))
         around = AsyncioHost(self.dispatch)
@@ -146,7 +146,7 @@ class Lighthouse:
         )
         self.heartbeats = Heartbeats(settings.heartbeat_limit_s, around, self)
         self.sessions = Sessions(self.loop, self.dispatch, self.heartbeats)
-        self.journal.listen(HangBundles(run, self.sessions.looks, self.host_of, lambda: self.sessions.by_host))
+        self.journal.listen(HangBundles(run, self.sessions.inspections, self.host_of, lambda: self.sessions.by_host))
         self._begin(state, again=durable is not None)
         self._tell_damage(run, durable_file.problem, damaged_lines)
 
@@ -173,7 +173,7 @@ class Lighthouse:
 
     def host_of(self, worker_id: str) -> str | None:
         """The host of a worker that was ever heard of."""
-        seen, view = self.loop.edges.seen.get(worker_id), self.loop.state.view(worker_id)
+        seen, view = self.loop.report_events.seen.get(worker_id), self.loop.state.view(worker_id)
         if seen is not None:
             return seen.host
         return view.member.host if view is not None else None
@@ -196,14 +196,14 @@ class Lighthouse:
             self.loop.faults,
             agents,
             own,
-            replace(self.checkpoints.status, taken=self.loop.edges.checkpoints),
+            replace(self.checkpoints.status, taken=self.loop.report_events.checkpoints),
             chaos=self.settings.chaos,
             worker_ids=self.loop.worker_ids,
         )
 
     async def disconnect(self) -> None:
         """End all connections; the journal stays open, since what arrived before is still being handled."""
-        self.feed.close()
+        self.event_stream.close()
         await self.sessions.close()
 
     def on_silent(self, host: str, silent_s: float) -> None:

@@ -131,10 +131,10 @@ async def _serve(
 ) -> None:
     asyncio.get_running_loop().set_exception_handler(AcceptErrors("the lighthouse"))
     requests = RequestLog()
-    door = ConnectionLimits(ConnectionBounds().within(_prepare()), requests)
+    gate = ConnectionLimits(ConnectionBounds().within(_prepare()), requests)
     lighthouse = Lighthouse(run, settings, url)
     runner = web.AppRunner(
-        make_app(lighthouse, token, door.admit),
+        make_app(lighthouse, token, gate.admit),
         access_log=None,
         logger=requests,
         shutdown_timeout=SHUTDOWN_LIMIT_S,
@@ -152,7 +152,7 @@ async def _serve(
         behind = runner.server
         assert behind is not None
         server = await asyncio.get_running_loop().create_server(
-            lambda: door.protocol(behind),
+            lambda: gate.protocol(behind),
             sock=listener,
             backlog=_ACCEPTED_AT_ONCE,
             ssl=tls,
@@ -170,7 +170,7 @@ async def _serve(
     finally:
         if server is not None:
             server.close()
-        door.close()
+        gate.close()
         await lighthouse.disconnect()
         await runner.cleanup()
         requests.close()

@@ -19,10 +19,10 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 def alone(**settings: Any) -> Job:
     """A job of one worker."""
-    meeting = MembershipClient("w0", "127.0.0.1", b"", lambda *_: None)
+    membership = MembershipClient("w0", "127.0.0.1", b"", lambda *_: None)
     generation = Generation(number=1, nonce="alone", members=(Member(worker_id="w0"),))
-    meeting.direct(Directive(sequence=1, generation=generation))
-    return Job(WorkerSettings(**settings), meeting, None, ActivityPage(None), None)
+    membership.direct(Directive(sequence=1, generation=generation))
+    return Job(WorkerSettings(**settings), membership, None, ActivityPage(None), None)
 
 
 def has_trained() -> Job:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
-from craft.decide.step import ledger as books
+from craft.decide.step import ledger as ledgers
 from craft.decide.step.ledger import Ledger
 from craft.groups.group import Group
 from craft.protocol.control_word import MicrobatchRecord
@@ -28,11 +28,11 @@ class Reducing:
     def __init__(self, group: Group, hosts: str, device: str = "cpu") -> None:
         self.worker_id = f"w{group.rank}"
         members = tuple(Member(worker_id=f"w{rank}", host=host) for rank, host in enumerate(hosts))
-        meeting = MembershipClient(self.worker_id, "127.0.0.1", b"", lambda *_: None)
-        self.commitments = Participant(self.worker_id, meeting, "redo", lambda _: None, None)
-        self.commitments.generation = Generation(number=group.generation, nonce="", members=members)
-        self.commitments.group = group
-        self.reductions = UserReductions(self.commitments, ModuleBuffers([]), BUCKET_BYTES)
+        membership = MembershipClient(self.worker_id, "127.0.0.1", b"", lambda *_: None)
+        self.participant = Participant(self.worker_id, membership, "redo", lambda _: None, None)
+        self.participant.generation = Generation(number=group.generation, nonce="", members=members)
+        self.participant.group = group
+        self.reductions = UserReductions(self.participant, ModuleBuffers([]), BUCKET_BYTES)
         self._params = {
             name: [torch.nn.Parameter(torch.zeros(size, device=device)) for size in sizes]
             for name, sizes in SIZES.items()
@@ -40,7 +40,7 @@ class Reducing:
 
     def begin(self, step: int, idle: Collection[str], microbatches: int) -> None:
         """A step begins in which those of ``idle`` do not keep pace."""
-        generation = self.commitments.generation
+        generation = self.participant.generation
         assert generation is not None
         ledger = Ledger(
             worker_id=self.worker_id,
@@ -50,13 +50,13 @@ class Reducing:
             idle=frozenset(idle),
             settled=True,
         )
-        self.commitments.ledger = books.begin(ledger, microbatches)
+        self.participant.ledger = ledgers.begin(ledger, microbatches)
 
     def body(self, order: Sequence[str]) -> str:
         """Reduce the networks one after the other, or take what came of it; returns what is wrong with that."""
         phases = [self.reductions.phase(self._params[name]) for name in order]
-        if self.worker_id in self.commitments.ledger.idle:
-            for phase, reduced in zip(phases, listen(self.commitments), strict=True):
+        if self.worker_id in self.participant.ledger.idle:
+            for phase, reduced in zip(phases, listen(self.participant), strict=True):
                 self.reductions.replay(phase, reduced)
         else:
             for place, phase in enumerate(phases):
@@ -65,8 +65,8 @@ class Reducing:
         return "; ".join(f"{name}: {problem}" for name in order if (problem := self._problem(name)))
 
     def _compute(self, phase: ReducePhase) -> list[MicrobatchRecord]:
-        records, size = [], len(self.commitments.ledger.owners)
-        for microbatch in self.commitments.ledger.share:
+        records, size = [], len(self.participant.ledger.owners)
+        for microbatch in self.participant.ledger.share:
             phase.gradients.start(microbatch, size, None)
             for index, param in enumerate(phase.layout.params):
                 (param * leaf(microbatch, index, param.numel()).to(param.device)).sum().backward()
@@ -76,7 +76,7 @@ class Reducing:
 
     def _problem(self, name: str) -> str:
         for index, param in enumerate(self._params[name]):
-            expected = mean(self.commitments.ledger.owners, index, param.numel())
+            expected = mean(self.participant.ledger.owners, index, param.numel())
             if param.grad is None or not torch.equal(param.grad.cpu(), expected):
                 return f"the gradient of parameter {index} is not the mean over all microbatches"
         return ""

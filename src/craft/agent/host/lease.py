@@ -24,10 +24,10 @@ _ASK_AGAIN_S = 5.0
 class WorkerLease:
     """Lives on the agent's event loop; ``look`` is called several times a second."""
 
-    def __init__(self, lease_s: float, relay: Relay, crew: WorkerPool, watchdog: Watchdog, outside: HostAccess) -> None:
+    def __init__(self, lease_s: float, relay: Relay, pool: WorkerPool, watchdog: Watchdog, outside: HostAccess) -> None:
         self._lease_s = lease_s
         self._relay = relay
-        self._crew = crew
+        self._pool = pool
         self._watchdog = watchdog
         self._outside = outside
         self._asked: dict[str, float] = {}
@@ -43,7 +43,7 @@ class WorkerLease:
             return
         waiting_s = self._watchdog.waiting_s()
         for worker_id, report in self._relay.reports().items():
-            if worker_id not in self._crew.living:
+            if worker_id not in self._pool.living:
                 continue
             if report.broken is not None:
                 self._end(worker_id, "its exchange broke")
@@ -81,4 +81,4 @@ class WorkerLease:
 
     def _end(self, worker_id: str, why: str) -> None:
         logger.warning("%s ends: no lighthouse is in reach, and %s", worker_id, why)
-        self._crew.signal(worker_id, signal.SIGKILL)
+        self._pool.signal(worker_id, signal.SIGKILL)

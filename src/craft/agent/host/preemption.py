@@ -30,10 +30,10 @@ _LONGEST_S = 1e6
 class HostPreemption:
     """Lives on the agent's event loop."""
 
-    def __init__(self, relay: Relay, crew: WorkerPool, settings: RunSettings, made: Callable[[str], None]) -> None:
+    def __init__(self, relay: Relay, pool: WorkerPool, settings: RunSettings, made: Callable[[str], None]) -> None:
         """``made`` is called with a reason when there is room, should no lighthouse say so before."""
         self._relay = relay
-        self._crew = crew
+        self._pool = pool
         self._settings = settings
         self._made = made
         self._terminated = False
@@ -63,7 +63,7 @@ class HostPreemption:
 
     def _is_part(self) -> bool:
         """Whether others go on when this host is told to end: then its workers leave with nothing lost."""
-        return self._settings.lighthouse is not None and bool(self._crew.living)
+        return self._settings.lighthouse is not None and bool(self._pool.living)
 
     def _can_save(self) -> bool:
         """Whether there is something to wait for: the job takes checkpoints, and does not end by itself just now."""
@@ -81,11 +81,11 @@ class HostPreemption:
         if self._leaving is not None:
             return
         limit_s = self._settings.drain_limit_s
-        self._crew.close()
+        self._pool.close()
         self._relay.say(draining=reason, drain_deadline_s=limit_s)
 
         async def leave() -> None:
-            if not await self._crew.wait(limit_s + LEAVE_S):
+            if not await self._pool.wait(limit_s + LEAVE_S):
                 logger.warning("some workers did not leave within %g s", limit_s)
             by = "by SIGTERM" if self._terminated else f"({reason})"
             self._made(f"preempted {by}: its workers left the job")

@@ -117,8 +117,8 @@ class Display:
             num_members=len(generation.members) if generation is not None else 0,
             unwritten=relay.unwritten(),
             crowd=LeaderOrder(
-                started=tuple(supervisor.crew.started),
-                ended=supervisor.crew.ended_ids,
+                started=tuple(supervisor.pool.started),
+                ended=supervisor.pool.ended_ids,
                 first_generation=self._first_generation,
             ),
         )

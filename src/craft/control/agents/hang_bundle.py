@@ -31,10 +31,14 @@ class HangBundles:
     """Lives on the lighthouse's event loop."""
 
     def __init__(
-        self, run: RunDir, looks: Inspections, host_of: Callable[[str], str | None], hosts: Callable[[], Iterable[str]]
+        self,
+        run: RunDir,
+        inspections: Inspections,
+        host_of: Callable[[str], str | None],
+        hosts: Callable[[], Iterable[str]],
     ) -> None:
         self._run = run
-        self._looks = looks
+        self._inspections = inspections
         self._host_of = host_of
         self._hosts = hosts
         self._last = -_PAUSE_S
@@ -60,11 +64,11 @@ class HangBundles:
         self._last, self._made = now, self._made + 1
         first = self._host_of(worker_id) if worker_id is not None else None
         hosts = sorted(set(self._hosts()), key=lambda host: (host != first, host))[:MAX_HOSTS]
-        doing = self._looks.doing()
+        doing = self._inspections.doing()
         asked: dict[str, asyncio.Future[tuple[CloseUp, ...]] | str] = {}
         for host in hosts:
             try:
-                asked[host] = self._looks.ask(host, doing)
+                asked[host] = self._inspections.ask(host, doing)
             except Unanswered as error:
                 asked[host] = str(error)
             except Busy:
@@ -80,7 +84,7 @@ class HangBundles:
     ) -> None:
         answers = [each for each in asked.values() if not isinstance(each, str)]
         if answers:
-            await asyncio.wait(answers, timeout=self._looks.limit_s)
+            await asyncio.wait(answers, timeout=self._inspections.limit_s)
         found: list[CloseUp] = []
         missing = []
         for host, answer in asked.items():
@@ -90,7 +94,7 @@ class HangBundles:
                 found.extend(answer.result())
             else:
                 answer.cancel()
-                missing.append(f"the agent of host {host} did not answer within {self._looks.limit_s:g} s")
+                missing.append(f"the agent of host {host} did not answer within {self._inspections.limit_s:g} s")
         try:
             folder = await asyncio.to_thread(bundle.write, self._run.diagnosis / name, title, found, missing)
         except OSError as error:

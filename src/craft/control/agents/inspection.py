@@ -61,11 +61,11 @@ class Inspections:
 
     def doing(self) -> Doing:
         """What each member does now; when the answer comes, they may all have gone on."""
-        edges = self._loop.edges
+        report_events = self._loop.report_events
         return {
             worker_id: (seen.report.phase, seen.report.step)
-            for worker_id, seen in edges.seen.items()
-            if edges.index.takes_part(worker_id)
+            for worker_id, seen in report_events.seen.items()
+            if report_events.index.takes_part(worker_id)
         }
 
     def ask(self, host: str, doing: Doing, worker_ids: tuple[str, ...] = ()) -> asyncio.Future[tuple[CloseUp, ...]]:

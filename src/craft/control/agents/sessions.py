@@ -90,7 +90,7 @@ class Sessions:
         self._tasks: set[asyncio.Task[None]] = set()
         self.by_host: dict[str, Session] = {}
         """The newest connection of each host, open or closed."""
-        self.looks = Inspections(loop, lambda: self.by_host)
+        self.inspections = Inspections(loop, lambda: self.by_host)
 
     async def run(self, request: web.Request) -> web.WebSocketResponse:
         """Serve one agent until its connection ends."""
@@ -164,7 +164,7 @@ class Sessions:
             self._beat(session)
             return
         if isinstance(report, Looked) and session.host:
-            self.looks.took(session.host, report)
+            self.inspections.took(session.host, report)
             return
         if not isinstance(report, HostReport):
             raise MalformedMessage(f"an agent sends HostReport, not {type(report).__name__}", "$.type")

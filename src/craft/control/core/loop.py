@@ -122,7 +122,7 @@ class Loop:
         self._arrivals = 0
         """Counts what changes who is on the way to a job that begins again."""
         self._told = told if told is not None else AlreadyJournaled()
-        self.edges = ReportEvents(lambda: self._state, self._told)
+        self.report_events = ReportEvents(lambda: self._state, self._told)
         self._await_deadline()
         for view in state.having("waiting", "member"):
             if view.leave_by is not None:
@@ -144,12 +144,12 @@ class Loop:
     def worker_ids(self) -> frozenset[str]:
         """All workers that this lighthouse or an earlier one ever heard of."""
         known = (view.member.worker_id for view in self._state.workers)
-        return frozenset({*self._told.worker_ids, *known, *self.edges.seen})
+        return frozenset({*self._told.worker_ids, *known, *self.report_events.seen})
 
     @property
     def reports(self) -> dict[str, WorkerReport]:
         """The latest report of each worker, for whoever wants to show them."""
-        return {worker_id: seen.report for worker_id, seen in self.edges.seen.items()}
+        return {worker_id: seen.report for worker_id, seen in self.report_events.seen.items()}
 
     def handle(self, event: AnyEvent) -> tuple[AnyAction, ...]:
         """Take an event in, do what is decided about it, and return that, with what followed from it."""
@@ -185,12 +185,12 @@ class Loop:
 
     def handle_report(self, report: HostReport) -> None:
         """Take in what an agent reports; what is new in it becomes events. MalformedMessage: nothing was changed."""
-        check(report, self.edges.index)
+        check(report, self.report_events.index)
         if self._meter is not None:
             self._meter.see(report, self._state, self._around.now())
         if any(each.host == report.host for each in self._state.awaited):
             self.handle(Answered(host=report.host))
-        for event in self.edges.events(report):
+        for event in self.report_events.events(report):
             self.handle(event)
 
     def _measure(self, event: AnyEvent) -> None:
@@ -208,7 +208,7 @@ class Loop:
             reason=reason,
             source=source,
             time=self._around.now(),
-            step=self.edges.step_of(worker_id),
+            step=self.report_events.step_of(worker_id),
         )
         return self.handle(lost)
 
@@ -221,20 +221,20 @@ class Loop:
 
     def lose_host(self, host: str, reason: str) -> tuple[AnyAction, ...]:
         """Go on without all workers of a host; does nothing if none of them is left."""
-        self.edges.silenced(host)
+        self.report_events.silenced(host)
         actions: tuple[AnyAction, ...] = ()
-        for worker_id in sorted(self.edges.starting(host)):
+        for worker_id in sorted(self.report_events.starting(host)):
             actions += self.lose_worker(worker_id, reason, "heartbeat")
-        living = self.edges.index.living(host)
+        living = self.report_events.index.living(host)
         if living:
-            steps = [step for each in living if (step := self.edges.step_of(each)) is not None]
+            steps = [step for each in living if (step := self.report_events.step_of(each)) is not None]
             lost = HostLost(host=host, reason=reason, time=self._around.now(), step=max(steps, default=None))
             actions += self.handle(lost)
         return actions
 
     def suspect_host(self, host: str, reason: str) -> None:
         """A host is silent: go on without its workers, unless only they have the training state."""
-        if is_last_copy(self._state, self.edges.index.living(host)):
+        if is_last_copy(self._state, self.report_events.index.living(host)):
             self.handle(HostSilent(host=host, reason=reason))
         else:
             self.lose_host(host, reason)
@@ -293,7 +293,7 @@ class Loop:
     def _end_arrivals(self, number: int) -> None:
         if number != self._arrivals or not self._state.restoring:
             return
-        if self.edges.any_coming:
+        if self.report_events.any_coming:
             # Waited for as long as its agent says so, and the limit of the restore allows.
             self._await_arrivals()
         elif len(self._state.spares) >= self._state.min_workers:
@@ -307,7 +307,7 @@ class Loop:
         if self._state.recovering:
             # It may have left while no lighthouse was there: the agents are about to say so.
             self._await_leaving(worker_id, GRACE_S)
-        elif self.edges.index.lives(worker_id):
+        elif self.report_events.index.lives(worker_id):
             self.handle(DrainExpired(worker_id=worker_id))
 
     def _end_preemption(self, deadline: float) -> None:
@@ -316,7 +316,7 @@ class Loop:
             self.handle(PreemptExpired())
 
     def _look_again(self, generation: int) -> None:
-        if generation in self.edges.index.wanted and generation in self._state.broken:
+        if generation in self.report_events.index.wanted and generation in self._state.broken:
             self.handle(GenerationStuck(generation=generation))
 
     def _account(self, before: JobState, event: AnyEvent) -> None:

@@ -126,7 +126,7 @@ class ActionHandler:
             )
         if wanted.tag is not None and not (0 < len(wanted.tag) <= MAX_TAG_CHARS and wanted.tag.isprintable()):
             raise MalformedMessage(f"a tag is 1 to {MAX_TAG_CHARS} printable characters, such as 'best'", "tag")
-        if not self._loop.edges.checkpoints:
+        if not self._loop.report_events.checkpoints:
             return refusal(
                 409,
                 "no worker takes checkpoints (yet): start the job with --checkpoints URL, or have its script call"
@@ -161,11 +161,11 @@ class ActionHandler:
 
     def _nobody_leaves(self, wanted: ActionRequest) -> web.Response:
         """The refusal of a drain of those who have not joined: they are not known, or starting."""
-        edges = self._loop.edges
+        report_events = self._loop.report_events
         if wanted.worker_id is not None:
-            who, field, starting = f"worker {wanted.worker_id!r}", "worker_id", wanted.worker_id in edges.seen
+            who, field, starting = f"worker {wanted.worker_id!r}", "worker_id", wanted.worker_id in report_events.seen
         else:
-            who, field, starting = f"host {wanted.host!r}", "host", bool(edges.starting(wanted.host or ""))
+            who, field, starting = f"host {wanted.host!r}", "host", bool(report_events.starting(wanted.host or ""))
         if not starting:
             return refusal(404, f"there is no {who}", field=field)
         message = f"{who} is starting: whoever has not joined cannot leave. Ask again then, or 'craft fail' the worker"

@@ -48,7 +48,7 @@ class AlertIntake:
 
     def take(self, notices: Sequence[Notice]) -> web.Response:
         """Carry out what is new, and say what came of each."""
-        state, saves = self._loop.state, self._loop.edges.checkpoints
+        state, saves = self._loop.state, self._loop.report_events.checkpoints
         events = [
             event_of(each, self.settings, state, saves=saves, preempts=self._preempts, now=time.time())
             for each in notices

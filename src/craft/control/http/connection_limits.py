@@ -96,8 +96,8 @@ class ConnectionLimits:
 class _Stranger(asyncio.Protocol):
     """One connection. Nothing is made for it behind the door before its first byte."""
 
-    def __init__(self, door: ConnectionLimits, make: Callable[[], asyncio.Protocol]) -> None:
-        self._door = door
+    def __init__(self, gate: ConnectionLimits, make: Callable[[], asyncio.Protocol]) -> None:
+        self._gate = gate
         self._make = make
         self._inner: asyncio.Protocol | None = None
         self.transport: asyncio.Transport | None = None
@@ -107,14 +107,14 @@ class _Stranger(asyncio.Protocol):
     def send_away(self) -> None:
         """End a stranger's connection at once, whatever is under way on it."""
         assert self.transport is not None
-        self._door.leave(self)
+        self._gate.leave(self)
         self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self.address = str((transport.get_extra_info("peername") or ("",))[0])
-        if not self._door.enter(self, transport):
+        if not self._gate.enter(self, transport):
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -128,7 +128,7 @@ class _Stranger(asyncio.Protocol):
         return self._inner.eof_received() if self._inner is not None else None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._door.leave(self)
+        self._gate.leave(self)
         if self._inner is not None:
             self._inner.connection_lost(exc)
 

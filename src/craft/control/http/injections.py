@@ -83,11 +83,11 @@ class InjectionHandler:
         return FaultInjected(injection_id=_new_id(), fault="kill-agent", host=wanted.host, agent_pid=session.pid or 0)
 
     def _of_worker(self, wanted: InjectionRequest, kind: str) -> FaultInjected | web.Response:
-        edges, worker_id = self._lighthouse.loop.edges, wanted.worker_id or ""
-        known = edges.index.view(worker_id) is not None or worker_id in edges.seen
-        if not known or edges.index.gone(worker_id):
+        report_events, worker_id = self._lighthouse.loop.report_events, wanted.worker_id or ""
+        known = report_events.index.view(worker_id) is not None or worker_id in report_events.seen
+        if not known or report_events.index.gone(worker_id):
             return refusal(404, f"there is no living worker {worker_id!r}", field="worker_id")
-        if kind not in ("kill", "stop") and not edges.index.takes_part(worker_id):
+        if kind not in ("kill", "stop") and not report_events.index.takes_part(worker_id):
             return refusal(409, f"worker {worker_id} does not take part now: {kind} needs a member", field="worker_id")
         slow = kind == "slow"
         return FaultInjected(

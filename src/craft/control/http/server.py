@@ -50,7 +50,7 @@ class Handlers:
     def __init__(self, lighthouse: Lighthouse) -> None:
         self._lighthouse = lighthouse
         self._loop = lighthouse.loop
-        self._orders = ActionHandler(self._loop, InjectionHandler(lighthouse), lighthouse.settings.techniques)
+        self._actions = ActionHandler(self._loop, InjectionHandler(lighthouse), lighthouse.settings.techniques)
         preempts = lighthouse.settings.techniques.answer(PreemptRequested)
         self._alerts = AlertIntake(self._loop, lighthouse.alerts, lighthouse.settings.alerts, preempts=preempts)
         self._registry = registry_of(self._sample)
@@ -75,14 +75,14 @@ class Handlers:
         host = self._lighthouse.host_of(worker_id)
         if host is None:
             return refusal(404, f"there is no worker {worker_id[:200]!r}", field="worker_id")
-        index = self._loop.edges.index
+        index = self._loop.report_events.index
         if index.gone(worker_id) and not index.may_run(worker_id):
             message = (
                 f"worker {worker_id} does not run any more: its files are in workers/{worker_id} of its run directory"
             )
             return refusal(409, message, field="worker_id")
         try:
-            return answer(await self._lighthouse.sessions.looks.look(worker_id, host))
+            return answer(await self._lighthouse.sessions.inspections.look(worker_id, host))
         except Unanswered as error:
             return refusal(424, str(error), field="worker_id")
         except Busy:
@@ -99,7 +99,7 @@ class Handlers:
             raise MalformedMessage("Last-Event-ID must be a number", "Last-Event-ID")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
-        async for event in self._lighthouse.feed.stream(after=int(last), follow=follow == "1"):
+        async for event in self._lighthouse.event_stream.stream(after=int(last), follow=follow == "1"):
             await response.write(event)
         return response
 
@@ -113,7 +113,7 @@ class Handlers:
         raise MalformedMessage("give exactly one of worker_id and host", "worker_id")
 
     async def actions(self, request: web.Request) -> web.StreamResponse:
-        return self._orders.take(decode_as(await read_body(request), ActionRequest))
+        return self._actions.take(decode_as(await read_body(request), ActionRequest))
 
     async def alerts(self, request: web.Request) -> web.StreamResponse:
         return self._alerts.take(of_alertmanager(await read_body(request)))
@@ -133,8 +133,8 @@ class Handlers:
         return self._alerts.take([of_hook(await read_body(request), name, hooks[name])])
 
     def _fail_worker(self, worker_id: str, reason: str) -> web.StreamResponse:
-        index = self._loop.edges.index
-        if index.view(worker_id) is None and worker_id not in self._loop.edges.seen:
+        index = self._loop.report_events.index
+        if index.view(worker_id) is None and worker_id not in self._loop.report_events.seen:
             return refusal(404, f"there is no worker {worker_id!r}", field="worker_id")
         event = {"event": "WorkerLost", "worker_id": worker_id, "reason": reason, "source": "api"}
         already = index.gone(worker_id)
@@ -144,7 +144,7 @@ class Handlers:
         views = self._loop.state.workers
         if host not in self._lighthouse.sessions.by_host and all(view.member.host != host for view in views):
             return refusal(404, f"there is no host {host!r}", field="host")
-        already = not (self._loop.edges.index.living(host) or self._loop.edges.starting(host))
+        already = not (self._loop.report_events.index.living(host) or self._loop.report_events.starting(host))
         event = {"event": "HostLost", "host": host, "reason": reason}
         return outcome(event, self._loop.lose_host(host, reason), already)
 

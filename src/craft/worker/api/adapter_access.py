@@ -25,7 +25,7 @@ def place_of(job: Job) -> tuple[int | None, int | None]:
 
 def slots_of(job: Job) -> int:
     """How many workers the job has when all are there; does not change with who is lost."""
-    return job._meeting.slots
+    return job._membership.slots
 
 
 def has_trained(job: Job) -> bool:
@@ -71,7 +71,7 @@ def finish(job: Job) -> None:
     """The script came to its end: wait until it has on all workers."""
     training = job._training
     if training is None:
-        job._voice.report(script_ended=True)
+        job._reporter.report(script_ended=True)
         return
     training.finish_loop()
     if training.over:
@@ -81,6 +81,6 @@ def finish(job: Job) -> None:
 def left_in_step(job: Job) -> int | None:
     """The step in the middle of which the script left its training loop, though it was not told to; None: it did not."""
     training = job._training
-    if training is None or training.over or job._meeting.left:
+    if training is None or training.over or job._membership.left:
         return None
     return training.applied

@@ -176,8 +176,8 @@ class Attempts:
         self._training = training
         self._modules = modules
         self._buffers = ModuleBuffers(list(modules.values()), graphs_live_on=True)
-        self._reductions = UserReductions(training.commitments, self._buffers, training.bucket_bytes)
-        self._kept = StateCopy(training.course.state, modules, registered)
+        self._reductions = UserReductions(training.participant, self._buffers, training.bucket_bytes)
+        self._kept = StateCopy(training.lifecycle.state, modules, registered)
         self._rehearsal = RepeatedStep(training.leaves, enabled=training.checks_bits)
         self._compared: int | None = None
         """Of one that joined: the step in which it computed microbatch 0 as the others did, to compare bits."""
@@ -185,8 +185,8 @@ class Attempts:
         """Of one that catches up: the step as the others committed it."""
         self._passed = passed
         # By NCCL nothing of the step's own exchange may come between its reductions.
-        assert not training.flight.gradients.layout.buckets
-        training.flight.undo = self._kept.put_back
+        assert not training.runner.gradients.layout.buckets
+        training.runner.undo = self._kept.put_back
 
     def __iter__(self) -> Iterator[StepAttempt]:
         training = self._training
@@ -201,7 +201,7 @@ class Attempts:
                 yield from self._tries(training.applied)
             training.end()
         except Left:
-            training.course.leave()
+            training.lifecycle.leave()
             raise
         except GeneratorExit:
             training.leave_loop()
@@ -226,7 +226,7 @@ class Attempts:
 
     def enter(self, attempt: StepAttempt) -> None:
         """The body begins, from the state of the last commit."""
-        training, ledger = self._training, self._training.commitments.ledger
+        training, ledger = self._training, self._training.participant.ledger
         if self._replayed is None:
             self._kept.take()
             training.source.expect(attempt.step, ledger.share)
@@ -258,7 +258,7 @@ class Attempts:
         """
         if (outcomes := self._outcomes(attempt)) is not None:
             return 0, next((len(each.parts) for each in outcomes if each.parts), 1)
-        ranks, position = taking_part(self._training.commitments)
+        ranks, position = taking_part(self._training.participant)
         return position, len(ranks)
 
     def call(self, attempt: StepAttempt, name: str, data: bytes) -> list[bytes]:
@@ -275,7 +275,7 @@ class Attempts:
 
     def _compute(self, attempt: StepAttempt, phase: ReducePhase, place: int) -> Iterator[Any]:
         training, step = self._training, attempt.step
-        ledger, records, sample = training.commitments.ledger, [], b""
+        ledger, records, sample = training.participant.ledger, [], b""
         for microbatch in ledger.share:
             self._safe_point()
             training.activity.now(Doing.LOADING, step, microbatch)
@@ -284,7 +284,7 @@ class Attempts:
             self._begin(attempt, phase, microbatch, place)
             reach("batch", step)
             strike(step)
-            training.passive.reach("batch_start", microbatch=microbatch)
+            training.step_hooks.reach("batch_start", microbatch=microbatch)
             yield data
             attempt.microbatch = None
             told = microbatch == 0 and training.checks_bits and ledger.idle
@@ -297,7 +297,7 @@ class Attempts:
             records.append(
                 MicrobatchRecord(microbatch=microbatch, weight=leaf.weight, present=leaf.present, scalars=logged)
             )
-            training.passive.reach("after_backward", microbatch=microbatch)
+            training.step_hooks.reach("after_backward", microbatch=microbatch)
         self._safe_point()
         training.activity.now(Doing.EXCHANGING, step)
         attempt.metrics |= self._reductions.reduce(phase, place, records, sample)
@@ -326,25 +326,25 @@ class Attempts:
         check_sample(own, sample, step)
 
     def _safe_point(self) -> None:
-        commitments = self._training.commitments
-        if commitments.moved:
-            generation = commitments.ledger.generation
+        participant = self._training.participant
+        if participant.moved:
+            generation = participant.ledger.generation
             raise GroupAborted(f"generation {generation} is over: the step is tried again", generation)
 
     def _outcomes(self, attempt: StepAttempt) -> tuple[Reduced, ...] | None:
         """Of one that has no part in the reductions of this step: what came of them. None: it has."""
         if self._replayed is not None:
             return self._replayed.attempt.reductions
-        commitments = self._training.commitments
-        if commitments.ledger.worker_id not in commitments.ledger.idle:
+        participant = self._training.participant
+        if participant.ledger.worker_id not in participant.ledger.idle:
             return None
         if attempt.outcomes is None:
             # It has just caught up: in this step the others do not count on it yet.
             self._training.activity.now(Doing.EXCHANGING, attempt.step)
             try:
-                attempt.outcomes = listen(commitments)
+                attempt.outcomes = listen(participant)
             except GroupError as error:
-                commitments.broke(error)
+                participant.broke(error)
                 raise
         return attempt.outcomes
 
@@ -362,8 +362,8 @@ class Attempts:
         training.activity.now(Doing.EXCHANGING, attempt.step)
         self._buffers.put_registered_back(graphs_are_done=True)
         self._reductions.take_back()
-        training.commitments.await_move()
-        self._settle(attempt, training.flight.interrupt(attempt.scalars))
+        training.participant.await_move()
+        self._settle(attempt, training.runner.interrupt(attempt.scalars))
 
     def conclude(self, attempt: StepAttempt) -> None:
         """The body has come to its end: commit the step with everybody, or take it back."""
@@ -380,22 +380,22 @@ class Attempts:
         except GroupError:
             self.interrupted(attempt)
             return
-        if self._rehearsal.is_due(attempt.step, attempt.number, training.commitments.ledger.idle):
+        if self._rehearsal.is_due(attempt.step, attempt.number, training.participant.ledger.idle):
             self._rehearsal.keep()
             self._kept.put_back()
             self._settle(attempt, False)
             return
         self._check_rehearsed(attempt.step)
-        for microbatch in training.commitments.ledger.share:
+        for microbatch in training.participant.ledger.share:
             weight = training.source.weight(attempt.step, microbatch)
-            training.flight.computed(microbatch, weight, attempt.scalars.get(microbatch, {}))
+            training.runner.computed(microbatch, weight, attempt.scalars.get(microbatch, {}))
         self._settle(attempt, training.conclude())
 
     def _check_rehearsed(self, step: int) -> None:
         try:
             self._rehearsal.check(step)
         except BitsDiffer as error:
-            self._training.course.differs(error, step)
+            self._training.lifecycle.differs(error, step)
             raise
 
     def _settle(self, attempt: StepAttempt, committed: bool) -> None:

@@ -51,7 +51,7 @@ def _runs_first(place: TrainingLoop | PreLoopCalls) -> bool:
         return not isinstance(place, PreLoopCalls) and place.left_alone()
     if isinstance(place, PreLoopCalls):
         return place.is_first()
-    _, position = taking_part(place.commitments)
+    _, position = taking_part(place.participant)
     return position == 0
 
 
@@ -67,7 +67,7 @@ def _encode_result(name: str, value: Any) -> bytes:
 
 def checkpoint(training: TrainingLoop, tag: str | None) -> None:
     """Take a checkpoint of the state as it is now, on every worker that keeps pace."""
-    training.course.checkpoint(tag, lambda data: gather(training, "checkpoint", data))
+    training.lifecycle.checkpoint(tag, lambda data: gather(training, "checkpoint", data))
 
 
 def all_reduce(training: TrainingLoop | PreLoopCalls, tensor: torch.Tensor) -> torch.Tensor:

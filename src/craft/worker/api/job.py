@@ -68,26 +68,26 @@ class Job:
     def __init__(
         self,
         settings: WorkerSettings,
-        meeting: MembershipClient,
+        membership: MembershipClient,
         channel: Channel | None,
         activity: ActivityPage,
         donor: Donor | None,
         reserve: Reserve | None = None,
     ) -> None:
         self._settings = settings
-        self._meeting = meeting
+        self._membership = membership
         self._activity = activity
         self._donor = donor
         self._reserve = reserve
-        self._voice = Reporter(settings.worker_id, meeting, channel, self._emit)
+        self._reporter = Reporter(settings.worker_id, membership, channel, self._emit)
         self._techniques = settings.chosen()
         loss, stragglers = self._techniques.get(Loss), self._techniques.get(Stragglers)
         assert loss is not None
-        self._commitments = Participant(
+        self._participant = Participant(
             settings.worker_id,
-            meeting,
+            membership,
             loss.settings.answer,
-            self._voice.state_lost,
+            self._reporter.state_lost,
             stragglers.settings if stragglers is not None else None,
         )
         self._modules: dict[str, torch.nn.Module] = {}
@@ -233,36 +233,36 @@ class Job:
     ) -> TrainingLoop:
         if self._training is not None:
             self._training.finish_loop()
-        count = microbatches if microbatches is not None else self._meeting.slots
+        count = microbatches if microbatches is not None else self._membership.slots
         source, total_steps, settings = make_source(data, microbatches=count, seed=seed, **more)
         settings |= {name: True for name, holds in (("own_loop", own_loop), ("all_compute", whole)) if holds}
-        if self._commitments.loops:
-            settings["loop"] = self._commitments.loops + 1
-        self._commitments.begin_at(check_start_step(start_step, total_steps))
+        if self._participant.loops:
+            settings["loop"] = self._participant.loops + 1
+        self._participant.begin_at(check_start_step(start_step, total_steps))
         if not own_loop:
             check_optimizers(self._registered, self._modules)
         connected = between_devices(self._settings.group, self.device)
         logger.info("trains on %s; gradients travel by %s", self.device, "Gloo" if connected is None else "NCCL")
-        self._meeting.equip(connected)
+        self._membership.equip(connected)
         make_scales(self._registered.values(), self.device)
         loss = self._techniques.get(Loss)
         lanes = CarriedState(self.device)
         parts = LoopContext(
             settings=self._settings,
             techniques=self._techniques,
-            meeting=self._meeting,
-            voice=self._voice,
+            membership=self._membership,
+            reporter=self._reporter,
             activity=self._activity,
             donor=self._donor,
             reserve=self._reserve,
-            commitments=self._commitments,
+            participant=self._participant,
             # Copies: what is registered after this loop belongs to the next one.
             modules=dict(self._modules),
             registered={**self._registered, **({} if own_loop else {REGISTERED_AS: lanes})},
             lanes=lanes,
             device=self.device,
             source=SkippingSource(
-                source, total_steps, more["steps"] is None, lambda: self._commitments.ledger.first_step
+                source, total_steps, more["steps"] is None, lambda: self._participant.ledger.first_step
             ),
             seed=seed,
             conditions=Conditions.here(self.device, settings | self._settings.shared() | self._techniques.shared()),
@@ -274,14 +274,14 @@ class Job:
             whole=whole,
         )
         self._training = TrainingLoop(parts)
-        self._voice.report(microbatches=count)
+        self._reporter.report(microbatches=count)
         if text := ignored_sampler(data):
             self._training.checks.warn(text)
         return self._training
 
     def _passed(self) -> PreLoopCalls | None:
         """If the job has ended the loop that begins now: how calls are made after it by this worker, which came later."""
-        is_passed = not self._commitments.ledger.generation and self._commitments.loops + 1 < self._meeting.loop
+        is_passed = not self._participant.ledger.generation and self._participant.loops + 1 < self._membership.loop
         return self._outside_loops() if is_passed else None
 
     def checkpoints(
@@ -311,7 +311,7 @@ class Job:
         training = self._loop("checkpoint")
         if training.over:
             raise ConfigError("job.checkpoint() after the loop: the last state has its checkpoint already")
-        if training.course.saving is None:
+        if training.lifecycle.scheduler is None:
             raise ConfigError(
                 "job.checkpoint(): where to? Call job.checkpoints(url) before, or craft run --checkpoints URL"
             )
@@ -388,11 +388,11 @@ class Job:
 
     def _outside_loops(self) -> PreLoopCalls:
         if self._outside is None:
-            self._meeting.equip(between_devices(self._settings.group, self.device))
+            self._membership.equip(between_devices(self._settings.group, self.device))
             self._outside = PreLoopCalls(
-                self._commitments,
-                self._meeting,
-                self._voice,
+                self._participant,
+                self._membership,
+                self._reporter,
                 self._activity,
                 self._donor,
                 self._settings.state_key_bytes,
@@ -405,7 +405,7 @@ class Job:
 
         One that takes longer than a second gets a line in the journal afterwards.
         """
-        return paused(self._activity, self._voice, reason)
+        return paused(self._activity, self._reporter, reason)
 
     def _not_training(self, call: str) -> None:
         if self._training is not None and not (self._training.over or self._training.broken_off):
@@ -418,7 +418,7 @@ class Job:
 
     @property
     def _members(self) -> tuple[str, ...]:
-        return self._commitments.ledger.members or self._meeting.members
+        return self._participant.ledger.members or self._membership.members
 
     @property
     def _company(self) -> tuple[int, int] | None:
@@ -476,7 +476,7 @@ class Job:
     @property
     def step(self) -> int:
         """Number of committed steps."""
-        return self._training.applied if self._training is not None else self._commitments.step
+        return self._training.applied if self._training is not None else self._participant.step
 
     @property
     def epoch(self) -> int:
@@ -485,8 +485,8 @@ class Job:
 
     @property
     def generation(self) -> int:
-        return self._commitments.ledger.generation or self._meeting.number
+        return self._participant.ledger.generation or self._membership.number
 
     @property
     def branch(self) -> int:
-        return self._commitments.ledger.branch
+        return self._participant.ledger.branch

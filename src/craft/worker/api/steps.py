@@ -86,7 +86,7 @@ class Step:
         value = float(n)
         if not value >= 0 or value == float("inf"):
             raise ConfigError(f"step.weight({value}): a weight is a finite number of at least 0")
-        self._training.flight.gradients.weigh(value)
+        self._training.runner.gradients.weigh(value)
         self._training.checks.weighed()
 
     def carry(self, /, *, reset: bool = False, **initial: Any) -> CarriedLane:
@@ -113,7 +113,7 @@ class Step:
         if self.microbatch is None:
             raise ConfigError("step.gather(tensor) belongs into the inner loop: it gives the rows of all microbatches")
         size = self._training.source.size_of(self.number)
-        return self._training.flight.gathering.gather(tensor, self.number, self.microbatch, size)
+        return self._training.runner.gathering.gather(tensor, self.number, self.microbatch, size)
 
     def __iter__(self) -> Iterator[Any]:
         if self._entered:
@@ -126,8 +126,8 @@ class Step:
         training.begin()
         if not training.behind:
             training.checks.inner_loop_begins()
-        flight, source = training.flight, training.source
-        gathering = flight.gathering
+        runner, source = training.runner, training.source
+        gathering = runner.gathering
         again: dict[int, Any] = {}
         """Of microbatches that are computed a second time: their data as it came, if that can be copied."""
         while (microbatch := training.next_microbatch()) is not None:
@@ -141,14 +141,14 @@ class Step:
                 data = (source.again if is_repeat(microbatch) else source.fetch)(self.number, place)
             if data is ENDED:
                 self.microbatch = None
-                flight.hold_empty(microbatch)
+                runner.hold_empty(microbatch)
                 continue
-            flight.start(microbatch, source.weight(self.number, place))
+            runner.start(microbatch, source.weight(self.number, place))
             rng.seed_all(rng.derive(training.seed, rng.COMPUTE, self.number, place))
             reach("batch", self.number)
             training.activity.now(Phase.COMPUTING, self.number, place)
             strike(self.number)
-            training.passive.reach("batch_start", microbatch=place)
+            training.step_hooks.reach("batch_start", microbatch=place)
             first = (gathering.in_use or gathering.expected) and not gathering.complete
             if first and (copied := copy_of(data)) is not None:
                 again[microbatch] = copied
@@ -157,14 +157,14 @@ class Step:
             yield data
             self.microbatch = None
             if gathering.in_first_pass:
-                flight.pass_over(microbatch)
+                runner.pass_over(microbatch)
                 continue
             gathering.finished(place)
             scalars = {name: float(value) for name, value in self._scalars.items()}
             more = self._extra or source.more(self.number + 1, place)
             carried = self._lane._left() if self._lane is not None else None
-            flight.hold(microbatch, scalars, more, self._said, carried)
-            training.passive.reach("after_backward", microbatch=place)
+            runner.hold(microbatch, scalars, more, self._said, carried)
+            training.step_hooks.reach("after_backward", microbatch=place)
         training.checks.inner_loop_ended()
         self.metrics = training.committed(self.number)
         self.done = True
@@ -178,7 +178,7 @@ def say_aside(step: Step, text: str) -> None:
 
 def said_aside(step: Step) -> tuple[str, ...]:
     """What was said in whichever microbatch of a step whose inner loop has ended: the same on every worker."""
-    last = step._training.handover.last
+    last = step._training.step_result.last
     assert step.done and last is not None
     return last.combined.said
 
@@ -186,7 +186,7 @@ def said_aside(step: Step) -> tuple[str, ...]:
 def has_another(step: Step) -> bool:
     """For adapters: whether this worker has a microbatch to compute after the one that it has in hand, as far as it knows."""
     training = step._training
-    return not training.behind and len(training.commitments.ledger.pending) > 1
+    return not training.behind and len(training.participant.ledger.pending) > 1
 
 
 def seed_computing(step: Step) -> None:
@@ -198,7 +198,7 @@ def seed_computing(step: Step) -> None:
 def look_at_commit(step: Step, place: int) -> None:
     """For adapters that evaluate in the middle of a step: have the buffers, and random numbers, that all workers have."""
     step._training._buffers.restore()
-    step._training.flight.gradients.show()
+    step._training.runner.gradients.show()
     rng.seed_all(rng.derive(step._training.seed, rng.EVALUATE, step.number, place))
 
 
@@ -237,7 +237,7 @@ class Steps:
                     )
             training.end()
         except Left:
-            training.course.leave()
+            training.lifecycle.leave()
             raise
         except GeneratorExit:
             training.leave_loop()

@@ -71,12 +71,12 @@ class CheckpointLifecycle:
             self._diverged,
             divergence.settings.spikes if divergence is not None else None,
         )
-        self.saving: CheckpointScheduler | None = None
-        self._rewind: Rollback | None = None
+        self.scheduler: CheckpointScheduler | None = None
+        self._rollback: Rollback | None = None
         self._settings = parts.settings
-        self._commitments = parts.commitments
-        self._meeting = parts.meeting
-        self._voice = parts.voice
+        self._participant = parts.participant
+        self._membership = parts.membership
+        self._reporter = parts.reporter
         self._activity = parts.activity
         self._modules = parts.modules
         self._began = ModuleModes.of(parts.modules, parts.registered)
@@ -90,25 +90,25 @@ class CheckpointLifecycle:
         self._prepared_for = 0
         """The generation for whose shares of checkpoints there is room."""
         if (target := parts.target) is not None:
-            self.saving = CheckpointScheduler(
+            self.scheduler = CheckpointScheduler(
                 target,
                 parts.settings.worker_id,
-                parts.meeting,
-                parts.voice,
+                parts.membership,
+                parts.reporter,
                 parts.activity,
                 self.state,
                 parts.source.ends_epoch,
             )
             if self._comparable:
                 self._resumed = ResumedSteps(target.tiers.durable, leaves)
-            self._rewind = Rollback(
-                target.tiers, parts.commitments, parts.voice, parts.modules, parts.registered, self.attached
+            self._rollback = Rollback(
+                target.tiers, parts.participant, parts.reporter, parts.modules, parts.registered, self.attached
             )
 
     @property
     def attached(self) -> Attached:
         """What travels beside the state."""
-        ledger = self._commitments.ledger
+        ledger = self._participant.ledger
         progress = TrainingProgress(
             self._source.skipped,
             self.numbers.lowered_until,
@@ -135,31 +135,31 @@ class CheckpointLifecycle:
 
     def begin(self) -> None:
         """Before the first step: begin from a checkpoint, if that is wanted. Raises GroupError if a worker is lost."""
-        if self._commitments.loops > 1:
+        if self._participant.loops > 1:
             # The job is on its way: its first loop began from one, if any.
             return
-        with paused(self._activity, self._voice, "reading a checkpoint"):
+        with paused(self._activity, self._reporter, "reading a checkpoint"):
             begin_from(
                 self._settings.resume,
-                self._rewind,
-                self._commitments.ledger,
-                self._meeting.restoration,
-                self._commitments.start_step,
+                self._rollback,
+                self._participant.ledger,
+                self._membership.restoration,
+                self._participant.start_step,
             )
-        ledger = self._commitments.ledger
+        ledger = self._participant.ledger
         if ledger.rewinds or ledger.loop > 1:
             return
-        if start_step := self._commitments.start_step:
+        if start_step := self._participant.start_step:
             self._agreement.begin(start_step)
-            self._voice.note(StartStepTaken(step=start_step, branch=ledger.branch))
+            self._reporter.note(StartStepTaken(step=start_step, branch=ledger.branch))
         elif (warning := forgotten_start_step(self._registered)) is not None:
             # What is noted is on the terminal already.
-            logger.log(logging.INFO if self._voice.is_heard else logging.WARNING, "%s", warning)
-            self._voice.note(ScriptWarned(text=warning))
+            logger.log(logging.INFO if self._reporter.is_heard else logging.WARNING, "%s", warning)
+            self._reporter.note(ScriptWarned(text=warning))
 
     def follow(self) -> bool:
         """If all went back to a checkpoint, do so here, too; whether it was so."""
-        if self._rewind is None or self.saving is None or (found := self._rewind.follow()) is None:
+        if self._rollback is None or self.scheduler is None or (found := self._rollback.follow()) is None:
             return False
         manifest, progress = found
         left_at, self.applied = self.applied, manifest.step
@@ -168,23 +168,23 @@ class CheckpointLifecycle:
         if self._resumed is not None and not left_at:
             self._resumed.restored(manifest.branch, manifest.step)
         event: AnyNote = CheckpointRestored(
-            name=manifest.name, branch=self._commitments.ledger.branch, step=manifest.step, url=self._rewind.url
+            name=manifest.name, branch=self._participant.ledger.branch, step=manifest.step, url=self._rollback.url
         )
         if left_at:
             # The data since is left out: the next step takes what would have come now.
             progress = replace(progress, skipped=left_at - manifest.step + self._source.skipped)
             event = self._rolled_back(manifest, left_at, progress.skipped)
             self.numbers.went_back(manifest.step)
-        self._voice.note(event)
-        self._voice.emit(event)
+        self._reporter.note(event)
+        self._reporter.emit(event)
         self.take(progress)
-        self.saving.went_back(self._commitments.ledger.branch, manifest.step)
+        self.scheduler.went_back(self._participant.ledger.branch, manifest.step)
         return True
 
     def _expect(self, step: int) -> RecomputedSteps | None:
         """What the steps from ``step`` on gave before, if the job began again by itself."""
         run_dir = self._settings.run_dir
-        if self._meeting.restoration is None or run_dir is None or not self._comparable:
+        if self._membership.restoration is None or run_dir is None or not self._comparable:
             return None
         return RecomputedSteps.read(RunDir(run_dir).metrics, step)
 
@@ -203,12 +203,12 @@ class CheckpointLifecycle:
 
         Where that may be meant it is a warning: the script was changed, or one worker alone keeps what differs, such as times.
         """
-        ledger = self._commitments.ledger
+        ledger = self._participant.ledger
         if self._resumed is None or (wrong := self._resumed.at_boundary(self.applied, ledger.rank == 0)) is None:
             return
         if not self._resumed.same_script or len(ledger.members) == 1:
-            logger.log(logging.INFO if self._voice.is_heard else logging.WARNING, "%s", wrong)
-            self._voice.note(ScriptWarned(text=wrong))
+            logger.log(logging.INFO if self._reporter.is_heard else logging.WARNING, "%s", wrong)
+            self._reporter.note(ScriptWarned(text=wrong))
             return
         error = BitsDiffer(wrong)
         self.differs(error, self.applied)
@@ -216,63 +216,63 @@ class CheckpointLifecycle:
 
     def differs(self, error: BitsDiffer, step: int) -> None:
         """Say that the result cannot be trusted, which ends the job; ``error`` is raised next."""
-        if self._rewind is not None:
+        if self._rollback is not None:
             # Before it is told: the job ends by that.
             with self._activity.paused("marking checkpoints that may hold wrong bits"):
-                self._rewind.doubt(self._agreement.step, step, str(error))
-        self._voice.diverged(error, step, self._commitments.ledger.members)
+                self._rollback.doubt(self._agreement.step, step, str(error))
+        self._reporter.diverged(error, step, self._participant.ledger.members)
 
     def _rolled_back(self, manifest: Manifest, left_at: int, skipped: int) -> RolledBack:
         reason = self.numbers.due.what if self.numbers.due is not None else ""
-        branch = self._commitments.ledger.branch
+        branch = self._participant.ledger.branch
         return RolledBack(branch=branch, step=manifest.step, left_at=left_at, skipped=skipped, reason=reason)
 
     def _go_back(self, regroup: Callable[[], None]) -> None:
         """The job diverged: go back to the newest checkpoint, with everybody."""
-        assert self._rewind is not None
+        assert self._rollback is not None
         self._activity.now(Phase.EXCHANGING, self.applied)
-        before = self._commitments.ledger.rewinds
-        while self._commitments.ledger.rewinds == before:
+        before = self._participant.ledger.rewinds
+        while self._participant.ledger.rewinds == before:
             try:
-                with paused(self._activity, self._voice, "going back to a checkpoint"):
-                    problem = self._rewind.prepare(None, next_branch=True)
+                with paused(self._activity, self._reporter, "going back to a checkpoint"):
+                    problem = self._rollback.prepare(None, next_branch=True)
                 if problem is not None:
                     assert self.numbers.due is not None
                     answer = f"the step changes nothing, instead of going back: {problem}"
-                    self._voice.note(replace(self.numbers.due, answer=answer))
+                    self._reporter.note(replace(self.numbers.due, answer=answer))
                     return
-                self._rewind.go()
+                self._rollback.go()
             except GroupError as error:
-                self._commitments.broke(error)
-                self._commitments.await_move()
+                self._participant.broke(error)
+                self._participant.await_move()
                 regroup()
 
     # Along its way.
 
     def word(self, step: int) -> dict[str, Any]:
         """What it adds to this worker's word of ``step``."""
-        return self.saving.word(step, self._commitments.ledger.rank == 0) if self.saving is not None else {}
+        return self.scheduler.word(step, self._participant.ledger.rank == 0) if self.scheduler is not None else {}
 
     @property
     def hooks(self) -> dict[str, Hooks]:
         """Of the techniques that have a part in it."""
         own: dict[str, Hooks] = {Divergence.name: self.numbers}
-        return own if self.saving is None else {**own, Checkpoints.name: self.saving}
+        return own if self.scheduler is None else {**own, Checkpoints.name: self.scheduler}
 
     def _diverged(self, event: NumbersDiverged) -> None:
-        self._voice.note(event)
-        self._voice.emit(event)
+        self._reporter.note(event)
+        self._reporter.emit(event)
 
     def prepare(self, step: int, under: Generation) -> None:
         """``step`` was committed under a generation: there is to be room for the shares of those who keep pace."""
-        if self.saving is None or step < STATE_IS_BUILT or self._prepared_for == under.number:
+        if self.scheduler is None or step < STATE_IS_BUILT or self._prepared_for == under.number:
             return
-        if self.saving.prepare(self._keeping_pace):
+        if self.scheduler.prepare(self._keeping_pace):
             self._prepared_for = under.number
 
     @property
     def _keeping_pace(self) -> tuple[str, ...]:
-        ledger = self._commitments.ledger
+        ledger = self._participant.ledger
         return tuple(each for each in ledger.members if each not in ledger.idle)
 
     def at_boundary(self, behind: bool, regroup: Callable[[], None]) -> None:
@@ -288,38 +288,38 @@ class CheckpointLifecycle:
             self.numbers.due = None
         if not behind:
             self._compare_state()
-        self.saved = self.saving is not None and self.saving.at_boundary()
+        self.saved = self.scheduler is not None and self.scheduler.at_boundary()
         if self.saved and self._resumed is not None:
-            self._resumed.saved(self._commitments.ledger.branch, self.applied)
+            self._resumed.saved(self._participant.ledger.branch, self.applied)
 
     def checkpoint(self, tag: str | None, everyone: Callable[[bytes], list[bytes]]) -> None:
         """Take a checkpoint of the state as it is now; ``everyone`` gathers the bytes of all who keep pace."""
-        ledger, generation = self._commitments.ledger, self._commitments.generation
-        assert self.saving is not None and generation is not None
+        ledger, generation = self._participant.ledger, self._participant.generation
+        assert self.scheduler is not None and generation is not None
         parts = everyone(msgspec.json.encode((ledger.worker_id, generation)))
         found = [msgspec.json.decode(data, type=tuple[str, Generation]) for data in parts]
         members = tuple(worker_id for worker_id, _ in found)
         if ledger.worker_id in members:
             # Under the first one's: a new generation may have come about in the middle of it.
-            self.saving.ask(tag, self.applied, ledger.branch, found[0][1], members)
+            self.scheduler.ask(tag, self.applied, ledger.branch, found[0][1], members)
 
     # At its end.
 
     def end(self) -> None:
         """Every step is committed, and all are here: write this worker's share of the last checkpoint."""
-        generation = self._commitments.generation
-        if self.saving is None or generation is None:
+        generation = self._participant.generation
+        if self.scheduler is None or generation is None:
             return
-        if self._commitments.ledger.worker_id in self._keeping_pace:
-            self.saving.at_end(self.applied, self._commitments.ledger.branch, generation, self._keeping_pace)
+        if self._participant.ledger.worker_id in self._keeping_pace:
+            self.scheduler.at_end(self.applied, self._participant.ledger.branch, generation, self._keeping_pace)
 
     def leave(self) -> None:
         """This worker leaves the job before its end: its share of what was taken is still written."""
-        if self.saving is not None:
-            self.saving.finish()
+        if self.scheduler is not None:
+            self.scheduler.finish()
 
     def close(self) -> None:
         if self._resumed is not None:
             self._resumed.close()
-        if self.saving is not None:
-            self.saving.close()
+        if self.scheduler is not None:
+            self.scheduler.close()

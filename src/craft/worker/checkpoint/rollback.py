@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import torch
 
-from craft.decide.step import ledger as books
+from craft.decide.step import ledger as ledgers
 from craft.decide.step.ledger import Ledger
 from craft.decide.techniques import Divergence, Stragglers
 from craft.protocol.errors import Refused, SnapshotCorrupt, SnapshotError, SnapshotMissing
@@ -78,16 +78,16 @@ class Rollback:
     def __init__(
         self,
         tiers: Tiers,
-        commitments: Participant,
-        voice: Reporter,
+        participant: Participant,
+        reporter: Reporter,
         modules: Mapping[str, torch.nn.Module],
         registered: Mapping[str, Stateful],
         attached: Attached,
     ) -> None:
         """``attached``: what is beside the state when the loop begins."""
         self._tiers = tiers
-        self._commitments = commitments
-        self._voice = voice
+        self._participant = participant
+        self._reporter = reporter
         self._modules = modules
         self._registered = registered
         self._conditions = attached.conditions
@@ -111,11 +111,11 @@ class Rollback:
     def _rejected(self, event: CheckpointRejected) -> None:
         logger.warning("checkpoint %s cannot be used: %s", event.name, event.reason)
         self.rejected = True
-        self._voice.note(event)
+        self._reporter.note(event)
 
     def doubt(self, agreed: int, step: int, reason: str) -> None:
         """Bits differ in ``step``, and were last known not to after ``agreed`` steps: checkpoints since are not to be used."""
-        found = Suspicion(branch=self._commitments.ledger.branch, after=agreed, step=step, reason=reason)
+        found = Suspicion(branch=self._participant.ledger.branch, after=agreed, step=step, reason=reason)
         try:
             mark(self._tiers.nearest_first, found)
         except SnapshotError as error:
@@ -138,7 +138,7 @@ class Rollback:
             elif each.step == self.named:
                 text = f"goes on from the checkpoint of step {each.step}, as --resume {each.step} says, though {doubt}"
                 logger.warning("%s", text)
-                self._voice.note(ScriptWarned(text=text))
+                self._reporter.note(ScriptWarned(text=text))
                 trusted.append(each)
             else:
                 self._rejected(CheckpointRejected(name=each.name, step=each.step, url=self.url, reason=str(doubt)))
@@ -154,7 +154,7 @@ class Rollback:
         there is none. Raises GroupError if somebody is lost; then it may be that all have it in hand, or have gone back.
         """
         self._discard()
-        leads = self._commitments.ledger.rank == 0
+        leads = self._participant.ledger.rank == 0
         offer, found = self._offer(wanted, next_branch, again, at_least) if leads else (_Offer(), [])
         offer = msgspec.json.decode(self._exchange(msgspec.json.encode(offer))[0], type=_Offer)
         if offer.problem:
@@ -166,7 +166,7 @@ class Rollback:
             problems = [each.problem for each in (msgspec.json.decode(one, type=_Answer) for one in answers)]
             problem = next((each for each in problems if each), "")
             if not problem:
-                reach("verified", self._commitments.step)
+                reach("verified", self._participant.step)
                 return None
             self._discard()
             reasons.append(f"{name}: {problem}")
@@ -179,7 +179,7 @@ class Rollback:
 
     def _discard(self) -> None:
         """Nobody has gone back: what is in hand is of no use any more, and must not look as if it were."""
-        self._commitments.ledger = books.discarded(self._commitments.ledger)
+        self._participant.ledger = ledgers.discarded(self._participant.ledger)
         self._in_hand = None
 
     def _offer(
@@ -201,7 +201,7 @@ class Rollback:
             own = [each for each in trusted if _is_of_course(each, again) and wanted in (None, each.step)]
             return _Offer(tuple((each.name, again.branch) for each in own)), found
         # Past this worker's own, too: a job that begins again may be in one that no checkpoint is of yet.
-        new = max((self._commitments.ledger.branch, *doubts.branches, *(each.branch for each in found))) + 1
+        new = max((self._participant.ledger.branch, *doubts.branches, *(each.branch for each in found))) + 1
         names = []
         for each in trusted:
             if next_branch and not self._is_behind(each):
@@ -214,14 +214,14 @@ class Rollback:
 
     def _is_behind(self, manifest: Manifest) -> bool:
         """Whether to go there is to go back: a place may hold another course, that came further than this one has."""
-        ledger = self._commitments.ledger
+        ledger = self._participant.ledger
         if ledger.loop > 1 and manifest.step <= ledger.first_step:
             # Of an earlier loop of the script.
             return False
-        return manifest.branch <= ledger.branch and manifest.step <= self._commitments.step
+        return manifest.branch <= ledger.branch and manifest.step <= self._participant.step
 
     def _exchange(self, data: bytes) -> list[bytes]:
-        return exchange(self._commitments, data)
+        return exchange(self._participant, data)
 
     def _read(self, name: str, branch: int, next_branch: bool) -> str:
         """Read and verify a checkpoint; from then on it is in hand. Returns why it cannot be used, if it cannot."""
@@ -231,7 +231,7 @@ class Rollback:
             try:
                 manifest = next((each for each in self.listed() if each.name == name), None)
                 if manifest is None:
-                    return f"worker {self._commitments.ledger.worker_id} does not find it"
+                    return f"worker {self._participant.ledger.worker_id} does not find it"
                 restored = restore(self._tiers, manifest, modules)
                 break
             except (SnapshotMissing, SnapshotCorrupt) as error:
@@ -245,7 +245,7 @@ class Rollback:
         attached = msgspec.json.decode(restored.header.conditions, type=Attached)
         self._check(attached.conditions)
         self._in_hand = restored
-        self._commitments.ledger = books.verified(self._commitments.ledger, branch, manifest.step)
+        self._participant.ledger = ledgers.verified(self._participant.ledger, branch, manifest.step)
         return ""
 
     def _check(self, then: Conditions) -> None:
@@ -273,15 +273,15 @@ class Rollback:
         """Raise Refused if nothing can be written there, or not by all to one place: better now than when the first is due."""
         try:
             for store in self._tiers.nearest_first:
-                with store.writing(self._commitments.ledger.worker_id):
+                with store.writing(self._participant.ledger.worker_id):
                     pass
-            check_one_store(self._tiers.durable, self._commitments)
+            check_one_store(self._tiers.durable, self._participant)
         except SnapshotError as error:
             raise Refused(f"checkpoints cannot be written: {error}") from error
 
     def claim(self) -> None:
         """The job begins here: from now on nobody else is to write there. Raises Refused if that cannot be said."""
-        if self._commitments.ledger.rank == 0:
+        if self._participant.ledger.rank == 0:
             try:
                 claim(self._tiers.durable, self._tiers.owner)
             except SnapshotError as error:
@@ -289,7 +289,7 @@ class Rollback:
 
     def warn_of_rests(self) -> None:
         """The job begins anew, though it was to go on: say so if the place holds something. Only the leader does."""
-        if self._commitments.ledger.rank != 0:
+        if self._participant.ledger.rank != 0:
             return
         store = self._tiers.durable
         if store.files(CHUNKS) or store.files(PARTS):
@@ -298,7 +298,7 @@ class Rollback:
                 f" {MANIFESTS}/ were removed. The job begins anew, and what is there is removed after its next checkpoint"
             )
             logger.warning("%s", text)
-            self._voice.note(ScriptWarned(text=text))
+            self._reporter.note(ScriptWarned(text=text))
 
     def check_fresh(self) -> None:
         """Raise Refused if a job that begins anew would write among the checkpoints of another one."""
@@ -311,14 +311,14 @@ class Rollback:
 
     def go(self) -> None:
         """Everybody has it in hand: go back."""
-        self._commitments.ledger = books.rewound(self._commitments.ledger)
+        self._participant.ledger = ledgers.rewound(self._participant.ledger)
 
     def follow(self) -> tuple[Manifest, TrainingProgress] | None:
         """If this worker has gone back, by itself or by a settlement: put the checkpoint into its objects."""
-        if self._commitments.ledger.rewinds == self._loaded or self._in_hand is None:
+        if self._participant.ledger.rewinds == self._loaded or self._in_hand is None:
             return None
         restored, self._in_hand = self._in_hand, None
-        self._loaded = self._commitments.ledger.rewinds
+        self._loaded = self._participant.ledger.rewinds
         attached = msgspec.json.decode(restored.header.conditions, type=Attached)
         self._switch(attached)
         load(restored.header, restored.tensors, self._modules, self._registered)
@@ -354,7 +354,7 @@ def _is_of_course(manifest: Manifest, again: Restoration) -> bool:
 
 
 def begin_from(
-    resume: str | None, rewind: Rollback | None, ledger: Ledger, again: Restoration | None = None, start_step: int = 0
+    resume: str | None, rollback: Rollback | None, ledger: Ledger, again: Restoration | None = None, start_step: int = 0
 ) -> None:
     """Before the first step: begin from a checkpoint if that is wanted, with everybody; refuse what cannot be.
 
@@ -362,66 +362,66 @@ def begin_from(
     goes on from what it has loaded itself. Raises GroupError if a worker is lost meanwhile.
     """
     if again is not None:
-        _begin_again(resume, rewind, ledger, again)
+        _begin_again(resume, rollback, ledger, again)
         return
-    if rewind is None:
+    if rollback is None:
         if resume is not None:
             raise Refused("--resume: from where? Say where checkpoints are: --checkpoints URL, or job.checkpoints(url)")
         return
     if ledger.rewinds:
         # Done, before somebody was lost.
         return
-    rewind.check_writable()
+    rollback.check_writable()
     try:
         if resume is None:
-            rewind.check_fresh()
-            rewind.claim()
+            rollback.check_fresh()
+            rollback.claim()
             return
-        wanted = rewind.named = None if resume == "auto" else int(resume)
-        problem = rewind.prepare(wanted, next_branch=False, at_least=start_step)
+        wanted = rollback.named = None if resume == "auto" else int(resume)
+        problem = rollback.prepare(wanted, next_branch=False, at_least=start_step)
         if problem is None:
             if start_step:
                 logger.info("--resume: a checkpoint goes before job.steps(start_step=%d)", start_step)
-            rewind.claim()
-            rewind.go()
+            rollback.claim()
+            rollback.go()
             return
-        listed = rewind.listed()
+        listed = rollback.listed()
     except SnapshotError as error:
-        raise Refused(f"checkpoints in {rewind.url} cannot be read: {error}") from error
+        raise Refused(f"checkpoints in {rollback.url} cannot be read: {error}") from error
     if wanted is not None:
         steps = ", ".join(str(each.step) for each in listed) or "none"
         raise Refused(f"--resume {wanted}: {problem}; there are: {steps}")
-    if start_step and not rewind.rejected and all(each.step < start_step for each in listed):
+    if start_step and not rollback.rejected and all(each.step < start_step for each in listed):
         logger.info(
             "--resume: no checkpoint is of step %d or later: the job goes on from there, with what the script has loaded",
             start_step,
         )
-        rewind.claim()
+        rollback.claim()
         return
-    if listed or rewind.rejected:
+    if listed or rollback.rejected:
         # To begin anew would be to throw away what can perhaps be repaired.
         raise Refused(
             f"--resume: {problem}: repair or remove what is there, or start without --resume in another place"
         )
-    rewind.claim()
-    rewind.warn_of_rests()
+    rollback.claim()
+    rollback.warn_of_rests()
 
 
-def _begin_again(resume: str | None, rewind: Rollback | None, ledger: Ledger, again: Restoration) -> None:
+def _begin_again(resume: str | None, rollback: Rollback | None, ledger: Ledger, again: Restoration) -> None:
     """Begin from the newest checkpoint of the job's own course; anew only where that was decided.
 
     Raises SnapshotMissing if there is none that can be used: a fault, since there was one.
     """
-    if rewind is None or ledger.rewinds:
+    if rollback is None or ledger.rewinds:
         return
-    rewind.named = int(resume) if resume is not None and resume != "auto" else None
+    rollback.named = int(resume) if resume is not None and resume != "auto" else None
     # A course of its own that has no checkpoint yet begins where it began.
-    wanted = rewind.named if again.checkpoint is None else None
-    problem = rewind.prepare(wanted, next_branch=False, again=again)
-    if problem is not None and (again.checkpoint is not None or rewind.rejected):
+    wanted = rollback.named if again.checkpoint is None else None
+    problem = rollback.prepare(wanted, next_branch=False, again=again)
+    if problem is not None and (again.checkpoint is not None or rollback.rejected):
         raise SnapshotMissing(f"the job cannot begin again: {problem}")
     if again.checkpoint is None:
         # Whoever began before may not have come to this.
-        rewind.claim()
+        rollback.claim()
     if problem is None:
-        rewind.go()
+        rollback.go()

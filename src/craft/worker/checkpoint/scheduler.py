@@ -73,8 +73,8 @@ class CheckpointScheduler(Hooks):
         self,
         target: CheckpointTarget,
         worker_id: str,
-        meeting: MembershipClient,
-        voice: Reporter,
+        membership: MembershipClient,
+        reporter: Reporter,
         activity: ActivityPage,
         state: Callable[[], State],
         ends_epoch: Callable[[int], int | None],
@@ -83,8 +83,8 @@ class CheckpointScheduler(Hooks):
         self._ends_epoch = ends_epoch
         self._every = target.every
         self._worker_id = worker_id
-        self._meeting = meeting
-        self._voice = voice
+        self._membership = membership
+        self._reporter = reporter
         self._activity = activity
         self._state = state
         self._news: queue.SimpleQueue[AnyNote] = queue.SimpleQueue()
@@ -100,7 +100,7 @@ class CheckpointScheduler(Hooks):
         """One with this tag is to be taken as soon as possible, because another one came to nothing."""
         self._members: tuple[str, ...] = ()
         """Of the generation that this worker acts under."""
-        self._answered = meeting.wishes[-1].number if meeting.wishes else 0
+        self._answered = membership.wishes[-1].number if membership.wishes else 0
         """The newest wish that was answered, as all before it were. What is older than this worker is the others' to say."""
         self.saved = (0, 0)
         """(branch, committed steps) of the newest checkpoint that is known to be complete."""
@@ -113,24 +113,24 @@ class CheckpointScheduler(Hooks):
         """How long the last one held the main thread up."""
         self._interval_s = _FIRST_S
         self._failures = 0
-        voice.report(urgent=False, checkpoints=True)
+        reporter.report(urgent=False, checkpoints=True)
 
     def _told(self, event: AnyNote) -> None:
         """On the writing thread."""
-        self._voice.note(event)
+        self._reporter.note(event)
         self._news.put(event)
 
     # What the word of a step says.
 
     def word(self, step: int, leads: bool) -> dict[str, Any]:
         """This worker's part in the word of ``step``; the one that leads looks at the clock for all."""
-        wish = next((each for each in self._meeting.wishes if each.number > self._answered), None)
+        wish = next((each for each in self._membership.wishes if each.number > self._answered), None)
         return {
             "save": (wish.tag or "") if wish is not None else self._wanted(step, leads),
             "wish": wish.number if wish is not None else 0,
             "busy": self._writer.busy,
             "saved": self.saved,
-            "leave": self._meeting.preempting is not None,
+            "leave": self._membership.preempting is not None,
         }
 
     def _wanted(self, step: int, leads: bool) -> str | None:
@@ -170,7 +170,7 @@ class CheckpointScheduler(Hooks):
             self._last = time.monotonic()
             if leads:
                 reason = "the one before it is still being written"
-                self._voice.note(CheckpointSkipped(step=step, reason=reason))
+                self._reporter.note(CheckpointSkipped(step=step, reason=reason))
             return
         self._answered = max(self._answered, combined.wish)
         members = tuple(under.worker_ids[rank] for rank in combined.able)
@@ -194,7 +194,7 @@ class CheckpointScheduler(Hooks):
         if self._leaves:
             self._wait("a checkpoint before the job makes room", self._time_left())
             if not dues or self._is_whole(dues[-1]):
-                self._meeting.leave()
+                self._membership.leave()
         return bool(dues)
 
     def _is_whole(self, due: DueCheckpoint) -> bool:
@@ -203,13 +203,13 @@ class CheckpointScheduler(Hooks):
         if last is not None and not last.written:
             # This share was given up, or there is no time left: there is nothing to wait for.
             return True
-        with paused(self._activity, self._voice, "the others' shares of the last checkpoint"):
-            return self._meeting.wait_saved((due.branch, due.step), due.generation.number, self._time_left())
+        with paused(self._activity, self._reporter, "the others' shares of the last checkpoint"):
+            return self._membership.wait_saved((due.branch, due.step), due.generation.number, self._time_left())
 
     def _take(self, due: DueCheckpoint) -> None:
         if self._writer.busy:
             # Only one that somebody asked for comes here: it is not skipped.
-            with paused(self._activity, self._voice, "the checkpoint before this one"):
+            with paused(self._activity, self._reporter, "the checkpoint before this one"):
                 self._writer.wait_free(self._time_left())
         if due.agreed and self._again in ("", due.tag or ""):
             self._again = None
@@ -232,13 +232,13 @@ class CheckpointScheduler(Hooks):
         self._give_up_if_lost()
 
     def _time_left(self) -> float:
-        preempting = self._meeting.preempting
+        preempting = self._membership.preempting
         if preempting is None or preempting.deadline is None:
             return _END_LIMIT_S
         return max(0.0, preempting.deadline - time.time())
 
     def _wait(self, why: str, limit_s: float) -> None:
-        with paused(self._activity, self._voice, why):
+        with paused(self._activity, self._reporter, why):
             self._writer.wait(limit_s)
 
     def prepare(self, members: Sequence[str]) -> bool:
@@ -266,7 +266,7 @@ class CheckpointScheduler(Hooks):
         if self._members[0] == self._worker_id:
             gone = ", ".join(worker_id for worker_id in due.members if worker_id not in self._members)
             reason = f"{gone} was lost before it was known to be complete: another one is taken"
-            self._voice.note(CheckpointAbandoned(name=due.name, step=due.step, reason=reason))
+            self._reporter.note(CheckpointAbandoned(name=due.name, step=due.step, reason=reason))
 
     def _give_up_if_apart(self, busy: bool, leads: bool) -> None:
         """What everybody has written, and nobody has listed, is in several places; where it is copied on, that says nothing."""
@@ -278,7 +278,7 @@ class CheckpointScheduler(Hooks):
         # Why its own share was given up has been told.
         if leads and (last is None or last.written):
             reason = f"all shares are written or given up, and {self._tiers.url} does not have them all: do all hosts see it?"
-            self._voice.note(CheckpointAbandoned(name=due.name, step=due.step, reason=reason))
+            self._reporter.note(CheckpointAbandoned(name=due.name, step=due.step, reason=reason))
 
     def went_back(self, branch: int, step: int) -> None:
         """The state is that of the checkpoint of ``step``, from which ``branch`` goes on."""
@@ -307,7 +307,7 @@ class CheckpointScheduler(Hooks):
             event = self._news.get()
             if isinstance(event, CheckpointWritten):
                 self.saved = max(self.saved, (event.branch, event.step))
-            self._voice.emit(event)
+            self._reporter.emit(event)
 
     def _choose(self, leads: bool) -> None:
         """One is complete: how often is worth it? Everybody works it out, since anybody may come to lead."""
@@ -319,7 +319,7 @@ class CheckpointScheduler(Hooks):
         self._interval_s = choice.interval_s
         if leads and changed >= _CHANGED:
             interval_s, cost_s = round(choice.interval_s, 3), round(cost_s, 6)
-            self._voice.note(IntervalChosen(interval_s=interval_s, reason=choice.reason, cost_s=cost_s))
+            self._reporter.note(IntervalChosen(interval_s=interval_s, reason=choice.reason, cost_s=cost_s))
 
 
 class _Clock:

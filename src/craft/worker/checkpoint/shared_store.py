@@ -19,9 +19,9 @@ _PATIENCE_S = 5.0
 _LOOK_S = 0.1
 
 
-def check_one_store(store: Store, commitments: Participant) -> None:
+def check_one_store(store: Store, participant: Participant) -> None:
     """Raise Refused, on every worker, unless all find what rank 0 puts there; SnapshotError if the store does not answer."""
-    ledger = commitments.ledger
+    ledger = participant.ledger
     if len(ledger.members) == 1:
         return
     # Should it be left behind: to who collects garbage it is a part of nothing.
@@ -29,14 +29,14 @@ def check_one_store(store: Store, commitments: Participant) -> None:
     if own:
         store.put(own, b"{}")
     try:
-        mark = exchange(commitments, own.encode())[0].decode()
+        mark = exchange(participant, own.encode())[0].decode()
         found = b"" if _finds(store, mark) else store.url.encode()
-        elsewhere = exchange(commitments, found)
+        elsewhere = exchange(participant, found)
     finally:
         if own:
             store.remove([own])
     # Who refuses ends the job, and so the first one, perhaps before it has removed what it put there.
-    exchange(commitments, b"")
+    exchange(participant, b"")
     for worker_id, url in zip(ledger.members, elsewhere, strict=True):
         if url:
             raise Refused(

@@ -100,19 +100,19 @@ def join() -> Job:
     channel = connect()
     settings = WorkerSettings.from_environment()
     keep_for_next_step()
-    meeting = _meeting(settings, channel)
+    membership = _membership(settings, channel)
     reach("join", 0)
     activity().now(Phase.JOINING)
     donor = None
     if channel is None:
         refusal_exit.install()
         alone = Generation(number=1, nonce="alone", members=(_member(settings),))
-        meeting.direct(Directive(sequence=1, generation=alone))
+        membership.direct(Directive(sequence=1, generation=alone))
         # Under ``craft run`` the end of the script is seen by what runs it.
         atexit.register(lambda: finish(_job) if _job is not None else None)
     else:
-        donor = _take_part(settings, channel, meeting)
-    _job = Job(settings, meeting, channel, activity(), donor, _reserve)
+        donor = _take_part(settings, channel, membership)
+    _job = Job(settings, membership, channel, activity(), donor, _reserve)
     activity().now(Phase.STARTING)
     return _job
 
@@ -125,21 +125,21 @@ def join_anew() -> Job:
     return join()
 
 
-def _meeting(settings: WorkerSettings, channel: Channel | None) -> MembershipClient:
+def _membership(settings: WorkerSettings, channel: Channel | None) -> MembershipClient:
     def broke(broken: Broken) -> None:
         if channel is not None:
-            channel.report(broken=broken, progress=meeting.progress)
+            channel.report(broken=broken, progress=membership.progress)
 
     def left() -> None:
         logger.info("leaves the job, as it was told")
         if channel is not None:
             channel.report(left=True)
 
-    meeting = MembershipClient(settings.worker_id, settings.address, settings.state_key_bytes, broke, left)
-    return meeting
+    membership = MembershipClient(settings.worker_id, settings.address, settings.state_key_bytes, broke, left)
+    return membership
 
 
-def _take_part(settings: WorkerSettings, channel: Channel, meeting: MembershipClient) -> Donor:
+def _take_part(settings: WorkerSettings, channel: Channel, membership: MembershipClient) -> Donor:
     """Say where this worker can be found, and follow directives from now on. Returns what gives its state to others."""
     store = RendezvousStore(settings.address, settings.state_key_bytes)
     _stores.append(store)
@@ -152,19 +152,19 @@ def _take_part(settings: WorkerSettings, channel: Channel, meeting: MembershipCl
         late=settings.late,
     )
     channel.report(member=member, joined=not settings.late)
-    injections = InjectedFaults(settings.worker_id, meeting.cut_one)
+    injections = InjectedFaults(settings.worker_id, membership.cut_one)
     install(injections)
 
     def directed(directive: Directive) -> None:
         injections.take(directive)
-        meeting.direct(directive)
+        membership.direct(directive)
 
     channel.listen(directed)
     if settings.late:
         # The others are on their way: they hear of this one when it can take part at once, at its first step.
-        meeting.wait_directive()
+        membership.wait_directive()
     else:
-        meeting.wait_generation()
+        membership.wait_generation()
     return donor
 
 
@@ -193,10 +193,10 @@ def attend(abort: Abort | None = None, *, saves: bool = False, meets: bool = Fal
             _guest.on_change(abort)
         if channel is not None:
             activity().now(Phase.JOINING)
-            venue = ExternalStore(settings.address) if meets else None
+            external_store = ExternalStore(settings.address) if meets else None
             member = replace(
                 _member(settings),
-                store_port=venue.port if venue is not None else 0,
+                store_port=external_store.port if external_store is not None else 0,
                 local_rank=settings.local_rank,
                 late=settings.late,
                 guest=True,
@@ -205,8 +205,8 @@ def attend(abort: Abort | None = None, *, saves: bool = False, meets: bool = Fal
             channel.listen(_guest.direct)
             if not _guest.await_slot():
                 raise Left(0)
-            if venue is not None:
-                _venues.append(venue)
+            if external_store is not None:
+                _venues.append(external_store)
                 os.environ.update(_guest.variables)
         activity().now(Phase.STARTING)
     elif abort is not None:

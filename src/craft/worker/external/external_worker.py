@@ -78,7 +78,7 @@ class Guest:
     def __init__(self, settings: WorkerSettings, channel: Channel | None, activity: ActivityPage) -> None:
         self._settings = settings
         self._channel = channel
-        self._whereabouts = BlockedTracker(activity)
+        self._blocked = BlockedTracker(activity)
         run_dir = settings.run_dir if channel is not None else None
         self._notes = EventOutbox(self._report)
         self._account = StepAccount(
@@ -188,7 +188,7 @@ class Guest:
             number, members = (self._acts.number, self._acts.worker_ids) if self._acts else (0, (self.worker_id,))
             self._steps = committed
             self._gave_up = False
-        self._whereabouts.stepped(committed)
+        self._blocked.stepped(committed)
         for each in entered:
             self._account.settled(each)
         self._account.committed(
@@ -207,15 +207,15 @@ class Guest:
 
     def exchange_began(self) -> None:
         """Something was begun that ends when others do their part; any thread may say so, and several times."""
-        self._whereabouts.exchange_began()
+        self._blocked.exchange_began()
 
     def exchange_ended(self) -> None:
         """One of them ended, by whatever way."""
-        self._whereabouts.exchange_ended()
+        self._blocked.exchange_ended()
 
     def paused(self, reason: str) -> AbstractContextManager[None]:
         """Within it this worker is never taken for one that hangs, however long it takes."""
-        return self._whereabouts.paused(reason)
+        return self._blocked.paused(reason)
 
     def free_or_end(self, limit_s: float = FREE_LIMIT_S) -> None:
         """For an ``abort`` that has done what frees: who is in an exchange now comes out of it, or this process ends.
@@ -223,13 +223,13 @@ class Guest:
         That is for its agent, which starts another one in its place. Returns at once; a process that computes is let be.
         """
         if self._channel is not None:
-            self._whereabouts.free_or_end(limit_s)
+            self._blocked.free_or_end(limit_s)
 
     def finish(self) -> None:
         """The script came to its end. Called by whoever ran it."""
         if self._gave_up:
             self._await_end()
-        self._whereabouts.end()
+        self._blocked.end()
         self._account.complete()
         with self._change:
             alone = self._goes_alone or self._leaves_alone

@@ -88,9 +88,9 @@ def _overrides(hooks: Hooks, point: str) -> bool:
 class InWorker:
     """What the hooks of one technique may know and do."""
 
-    def __init__(self, technique: str, settings: WorkerSettings, voice: Reporter) -> None:
+    def __init__(self, technique: str, settings: WorkerSettings, reporter: Reporter) -> None:
         self._technique = technique
-        self._voice = voice
+        self._reporter = reporter
         self.worker_id = settings.worker_id
         self.host = settings.host
         # Guards the two below: any thread may tell.
@@ -122,11 +122,11 @@ class InWorker:
             left_out, self._left_out = self._left_out, 0
         if left_out:
             seen = replace(seen, detail=f"{detail} ({left_out} more since the last one)".strip())
-        self._voice.note(seen)
+        self._reporter.note(seen)
 
 
 def hooks_of(
-    techniques: Chosen, own: Mapping[str, Hooks], settings: WorkerSettings, voice: Reporter
+    techniques: Chosen, own: Mapping[str, Hooks], settings: WorkerSettings, reporter: Reporter
 ) -> list[tuple[str, Hooks]]:
     """The hooks of all techniques that are on; ``own`` are those of CRAFT's own, which are parts of this room."""
     found: list[tuple[str, Hooks]] = []
@@ -134,14 +134,14 @@ def hooks_of(
         hooks = own.get(name)
         if name not in _OWN:
             try:
-                hooks = technique.hooks(InWorker(name, settings, voice))
+                hooks = technique.hooks(InWorker(name, settings, reporter))
                 if not isinstance(hooks, Hooks | None):
                     raise TypeError(f"hooks() returns an object derived from Hooks, or None; not {hooks!r}")
             except Exception as error:
                 # Of another package's code: the training must not end because of it.
                 logger.exception("technique %s has no hooks here", name)
                 hooks = None
-                voice.note(
+                reporter.note(
                     TechniqueFailed(technique=name, where="hooks", error=f"{type(error).__name__}: {error}"[:500])
                 )
         if hooks is not None:

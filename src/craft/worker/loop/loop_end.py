@@ -40,11 +40,11 @@ def meeting_at_end(loop: int) -> str:
 class LoopEnd:
     """Owned by the main thread."""
 
-    def __init__(self, worker_id: str, commitments: Participant, course: CheckpointLifecycle, call: Call) -> None:
+    def __init__(self, worker_id: str, participant: Participant, lifecycle: CheckpointLifecycle, call: Call) -> None:
         """``call`` brings the bytes of all workers to all workers."""
         self._worker_id = worker_id
-        self._commitments = commitments
-        self._course = course
+        self._participant = participant
+        self._lifecycle = lifecycle
         self._call = call
         self.company: tuple[str, ...] = ()
         """Those who came to the end of the loop together, in the order of their ranks."""
@@ -54,9 +54,9 @@ class LoopEnd:
     def meet(self) -> None:
         """Return when all are here, and their shares of the last checkpoint are written."""
         parts = self._call(LOOP_END, self._own(0))
-        while self._course.saving is not None:
-            generation = self._commitments.ledger.generation
-            self._course.end()
+        while self._lifecycle.scheduler is not None:
+            generation = self._participant.ledger.generation
+            self._lifecycle.end()
             parts = self._call("steps: its last checkpoint", self._own(generation))
             assert parts is not None
             if len({_decode(part).generation for part in parts}) == 1:
@@ -66,7 +66,7 @@ class LoopEnd:
         self.company = tuple(_decode(part).worker_id for part in parts)
 
     def _own(self, generation: int) -> bytes:
-        return msgspec.msgpack.encode(AtEnd(self._worker_id, generation, self._course.applied))
+        return msgspec.msgpack.encode(AtEnd(self._worker_id, generation, self._lifecycle.applied))
 
     @property
     def rank_and_size(self) -> tuple[int, int] | None:
@@ -81,7 +81,7 @@ class LoopEnd:
 
     @property
     def _seats(self) -> list[str]:
-        return seats_of(self.company, self._commitments.ledger.members) if self.company else []
+        return seats_of(self.company, self._participant.ledger.members) if self.company else []
 
 
 def seats_of(company: Sequence[str], members: Sequence[str]) -> list[str]:

@@ -32,42 +32,42 @@ class PreLoopCalls:
 
     def __init__(
         self,
-        commitments: Participant,
-        meeting: MembershipClient,
-        voice: Reporter,
+        participant: Participant,
+        membership: MembershipClient,
+        reporter: Reporter,
         activity: ActivityPage,
         donor: Donor | None,
         key: bytes,
         late: bool,
     ) -> None:
         """``late``: this worker came to a job on its way."""
-        self._commitments = commitments
-        self._meeting = meeting
-        self._voice = voice
+        self._participant = participant
+        self._membership = membership
+        self._reporter = reporter
         self._activity = activity
         self._donor = donor
         self._key = key
         self._late = late
-        self._calls = FaultTolerantCalls(commitments, donor, key, self._meet)
+        self._calls = FaultTolerantCalls(participant, donor, key, self._meet)
         self._recalled = ("", 0)
         """A place, and how many results of calls there were taken from others."""
 
     @property
     def _place(self) -> CallPlace:
-        loops = self._commitments.loops
-        return CallPlace(name=f"end{loops}" if loops else "start", step=self._commitments.step, kept=True)
+        loops = self._participant.loops
+        return CallPlace(name=f"end{loops}" if loops else "start", step=self._participant.step, kept=True)
 
     @property
     def behind(self) -> bool:
         """Whether this worker takes the results of the others, who made these calls before it came."""
-        return self._late and not self._commitments.ledger.generation and self._meeting.generation is not None
+        return self._late and not self._participant.ledger.generation and self._membership.generation is not None
 
     def is_first(self) -> bool:
         """Whether this worker is the first of those who make these calls; enters the generation for it."""
         self._enter()
         if self.behind:
             return False
-        _, position = taking_part(self._commitments)
+        _, position = taking_part(self._participant)
         return position == 0
 
     def call(self, name: str, data: bytes) -> list[bytes]:
@@ -77,35 +77,35 @@ class PreLoopCalls:
             return self._recall()
         self._activity.now(Phase.CALLING, 0)
         try:
-            generation = self._commitments.ledger.generation
+            generation = self._participant.ledger.generation
             return self._calls.gather(name, data, self._place, generation, False, lambda: False)
         finally:
             self._activity.now(Phase.STARTING)
 
     def _enter(self) -> None:
         """Enter the first generation, unless the others are on their way."""
-        if self._commitments.ledger.generation:
+        if self._participant.ledger.generation:
             return
         if self._late:
             # Where the whole job begins again there is none yet, and these workers are the first of it.
-            self._meeting.wait_others()
+            self._membership.wait_others()
         if not self.behind:
             self._activity.now(Phase.JOINING, 0)
-            self._voice.report(joined=True)
+            self._reporter.report(joined=True)
             self._meet()
             self._activity.now(Phase.STARTING)
 
     def _meet(self) -> None:
         """Enter the newest generation. No step is planned yet: that is done when the loop begins."""
-        settlement = self._commitments.regroup(lambda _: 0)
-        self._voice.settled(settlement, self._commitments.ledger.generation)
+        settlement = self._participant.regroup(lambda _: 0)
+        self._reporter.settled(settlement, self._participant.ledger.generation)
 
     def _recall(self) -> list[bytes]:
         """Take the result of this worker's next call from the others."""
         place = self._place.name
         number = self._recalled[1] if self._recalled[0] == place else 0
         self._recalled = (place, number + 1)
-        self._commitments.recalled = True
+        self._participant.recalled = True
         return self.result_of(f"{place}/{number}")
 
     def result_of(self, name: str) -> list[bytes]:
@@ -118,10 +118,10 @@ class PreLoopCalls:
         return msgspec.msgpack.decode(found, type=list[bytes])
 
     def _ask(self, name: str) -> bytes | None:
-        generation = self._meeting.generation
+        generation = self._membership.generation
 
         def is_outdated() -> bool:
-            return self._meeting.generation != generation
+            return self._membership.generation != generation
 
         for member in generation.members if generation is not None else ():
             try:

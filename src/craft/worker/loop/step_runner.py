@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from craft.decide.step import ledger as books
+from craft.decide.step import ledger as ledgers
 from craft.protocol.control_word import Combined, MicrobatchRecord, Word
 from craft.protocol.errors import BitsDiffer, GroupError
 from craft.protocol.membership import DROPPED, Settlement
@@ -38,15 +38,15 @@ class StepRunner:
 
     def __init__(
         self,
-        commitments: Participant,
+        participant: Participant,
         exchange: ExchangeThread,
         gradients: GradientAccumulator,
         buffers: ModuleBuffers,
         bits: ConsistencyCheck,
-        handover: StepResult,
+        step_result: StepResult,
         size_of: Callable[[int], int],
         on_settled: Callable[[Settlement, bool], None],
-        voice: Reporter,
+        reporter: Reporter,
         extra_word: Callable[[int], dict[str, Any]],
         gathering: BatchGather,
         on_differs: Callable[[BitsDiffer, int], None],
@@ -63,14 +63,14 @@ class StepRunner:
         """Puts the state back to that of the last commit, where the script's update comes before the commit."""
         self.waited_s = 0.0
         """In the exchange of the step that was committed last: how long this worker waited for what the others computed."""
-        self._commitments = commitments
+        self._participant = participant
         self._exchange = exchange
         self._buffers = buffers
-        self._bits = bits
-        self._handover = handover
+        self._consistency = bits
+        self._step_result = step_result
         self._size_of = size_of
         self._on_settled = on_settled
-        self._voice = voice
+        self._reporter = reporter
         self._extra_word = extra_word
         """Gives what else goes into the word of a step."""
         self.gathering = gathering
@@ -93,7 +93,7 @@ class StepRunner:
 
     @property
     def step(self) -> int:
-        return self._commitments.step
+        return self._participant.step
 
     def lay_out(self, gradients: GradientAccumulator) -> None:
         """Code between the steps froze or unfroze parameters: from here on others are exchanged."""
@@ -106,8 +106,8 @@ class StepRunner:
 
         Those who join in it take the state of this moment, and run all code of that step themselves.
         """
-        last = self._handover.last
-        if last is not None and self._commitments.agree(last.combined):
+        last = self._step_result.last
+        if last is not None and self._participant.agree(last.combined):
             self._buffers.begin()
             # If it broke meanwhile, others may be in the step already: then all give the state of the inner loop's beginning.
             self._regroup(at_boundary=last.combined.ready)
@@ -121,23 +121,23 @@ class StepRunner:
         self.gathering.clear()
         self.keep_pace()
         if saved:
-            self._bits.look_at_every_byte()
+            self._consistency.look_at_every_byte()
 
     def keep_pace(self) -> None:
         """Do at a step boundary what all do there, and take part in the step that begins."""
-        last = self._handover.last
-        if last is None or not self._commitments.agree(last.combined):
+        last = self._step_result.last
+        if last is None or not self._participant.agree(last.combined):
             # Before anything else: what this worker was to compute is its own, and must not be taken for lost. Unless all
             # enter a generation here that they prepared for: then the step is planned anew, and nothing is.
-            self._commitments.ledger = books.begin(self._commitments.ledger, self._size_of(self.step))
-        if self._commitments.moved:
+            self._participant.ledger = ledgers.begin(self._participant.ledger, self._size_of(self.step))
+        if self._participant.moved:
             self._regroup()
         self.take_up()
 
     def take_up(self) -> None:
         """Look at the state as of the last commit, and take part in the exchange from here on."""
-        self._bits.look(self.step)
-        self._commitments.ledger = books.begin(self._commitments.ledger, self._size_of(self.step))
+        self._consistency.look(self.step)
+        self._participant.ledger = ledgers.begin(self._participant.ledger, self._size_of(self.step))
         self._look_at_newcomers()
         self._start_attempt()
 
@@ -147,24 +147,24 @@ class StepRunner:
         Before it computes, such a member has compared a microbatch with the others. In steps that gather, those were
         its rows alone: there all compute that microbatch in this step.
         """
-        ledger = self._commitments.ledger
+        ledger = self._participant.ledger
         self._computing = frozenset(ledger.members) - ledger.idle
-        if self._bits.newcomer or (self._counted and not self._computing <= self._counted):
-            self._bits.look_at_all(self.gathering.expected)
+        if self._consistency.newcomer or (self._counted and not self._computing <= self._counted):
+            self._consistency.look_at_all(self.gathering.expected)
 
     def next_microbatch(self) -> int | None:
         """Return what to compute next (or PROBE), or None once the step is committed. A safe point."""
         step = self.step
         while True:
-            if self._commitments.moved:
+            if self._participant.moved:
                 self._regroup()
                 if self.step > step:
                     return None
                 self._start_attempt()
-            ledger, waits = self._commitments.ledger, self.gathering.in_use and not self.gathering.complete
-            if not waits and self._bits.probe_due(ledger):
+            ledger, waits = self._participant.ledger, self.gathering.in_use and not self.gathering.complete
+            if not waits and self._consistency.probe_due(ledger):
                 return PROBE
-            repeat = None if waits else self._bits.repeats.due(ledger)
+            repeat = None if waits else self._consistency.repeats.due(ledger)
             if repeat is not None:
                 return repeat
             if waits:
@@ -179,10 +179,10 @@ class StepRunner:
     def _gather(self) -> None:
         """Bring the rows of all microbatches to all who compute some; if a worker is lost, wait for a generation."""
         try:
-            self.gathering.exchange(self._commitments.group, self._commitments.ledger)
+            self.gathering.exchange(self._participant.group, self._participant.ledger)
         except GroupError as error:
-            self._commitments.broke(error)
-            self._commitments.await_move()
+            self._participant.broke(error)
+            self._participant.await_move()
 
     def start(self, microbatch: int, weight: float) -> None:
         """The user's code computes ``microbatch`` now."""
@@ -193,9 +193,9 @@ class StepRunner:
             self.gradients.start(0, 1, None)
             self.gradients.weigh(weight)
             return
-        last = self._commitments.ledger.pending == (microbatch,)
+        last = self._participant.ledger.pending == (microbatch,)
         # What is to be hashed must not be overwritten by the result meanwhile.
-        hashed = self.gradients.in_place and self._bits.hasher(microbatch, self._commitments.ledger) is not None
+        hashed = self.gradients.in_place and self._consistency.hasher(microbatch, self._participant.ledger) is not None
         # Where a microbatch is computed once more after the last one, nothing may be on its way meanwhile.
         self._overlaps = last and not (self._wait_for_all or hashed)
         lent = self._result if self.gradients.in_place and (last or is_extra(microbatch)) else None
@@ -230,12 +230,12 @@ class StepRunner:
         ``carried``: what it leaves for the same microbatch of the next step.
         """
         self.num_computed += 1
-        hasher = self._bits.hasher(microbatch, self._commitments.ledger)
+        hasher = self._consistency.hasher(microbatch, self._participant.ledger)
         leaf = None if is_extra(microbatch) else self.gradients.finish(hasher)
         digest = leaf.digest if leaf is not None else self.gradients.discard(hasher)
-        self._bits.found(microbatch, hasher, digest)
-        if microbatch == 0 and self.gathering.in_use and self._commitments.ledger.idle:
-            self._bits.found_rows(self.gathering.digest_of(0))
+        self._consistency.found(microbatch, hasher, digest)
+        if microbatch == 0 and self.gathering.in_use and self._participant.ledger.idle:
+            self._consistency.found_rows(self.gathering.digest_of(0))
         if leaf is None:
             return
         if carried is not None:
@@ -257,21 +257,21 @@ class StepRunner:
         """The user's code gathered before the rows of all were here: of what it computed, its own rows are kept."""
         weight = self.gradients.weight
         self.gradients.discard(None)
-        ledger = self._commitments.ledger
+        ledger = self._participant.ledger
         if not is_extra(microbatch):
             self.gathering.keep(microbatch, weight, sorted(ledger.held))
-        elif ledger.share and self._bits.wants(microbatch):
+        elif ledger.share and self._consistency.wants(microbatch):
             # Once more when the rows of all are here: only then its bits can be compared.
             self.gathering.in_use = True
         else:
             self.gathering.expected = True
-            self._bits.found_rows(self.gathering.digest_of(microbatch))
-            self._bits.leave_out(microbatch)
+            self._consistency.found_rows(self.gathering.digest_of(microbatch))
+            self._consistency.leave_out(microbatch)
 
     def hold_empty(self, microbatch: int) -> None:
         """The microbatch's stream has ended: it weighs nothing."""
         if is_extra(microbatch):
-            self._bits.leave_out(microbatch)
+            self._consistency.leave_out(microbatch)
             return
         self.gathering.keep_empty(microbatch)
         leaf = self.gradients.hold_empty(microbatch, self._size_of(self.step))
@@ -288,7 +288,7 @@ class StepRunner:
 
     def conclude(self) -> bool:
         """Commit the step with everybody; False if it has to be computed again, from the state before it."""
-        return (not self._commitments.moved and self._exchange_held()) or self.interrupt()
+        return (not self._participant.moved and self._exchange_held()) or self.interrupt()
 
     def interrupt(self, computed: Collection[int] = ()) -> bool:
         """A newer generation is there: True if the step is committed by what is in hand, False if it is taken back.
@@ -297,7 +297,7 @@ class StepRunner:
         """
         step = self.step
         # Before the others are told: nothing of a step that is taken back is of use, and what it cost is all of it.
-        self._commitments.ledger = books.let_go(self._commitments.ledger, computed)
+        self._participant.ledger = ledgers.let_go(self._participant.ledger, computed)
         self._regroup()
         if self.step > step:
             return True
@@ -310,24 +310,24 @@ class StepRunner:
         self._records[record.microbatch] = record
         if record.microbatch == 0:
             self._buffers.keep_first()
-        self._commitments.ledger = books.hold(self._commitments.ledger, record.microbatch)
+        self._participant.ledger = ledgers.hold(self._participant.ledger, record.microbatch)
 
     def _start_attempt(self) -> None:
         """Make ready for the exchange of the step in flight, under the plan as it is now."""
-        ledger, layout = self._commitments.ledger, self.gradients.layout
-        if self._route is not None and self._route.group is not self._commitments.group:
+        ledger, layout = self._participant.ledger, self.gradients.layout
+        if self._route is not None and self._route.group is not self._participant.group:
             # A generation was entered between the steps. What the old group was to receive into may still be written to.
             self._route, self._result = None, None
         if self._route is None or self._route.owners != ledger.owners:
-            commitments = self._commitments
-            self._route = route_of(commitments.group, commitments.hosts, layout, ledger.owners)
+            participant = self._participant
+            self._route = route_of(participant.group, participant.hosts, layout, ledger.owners)
         if self._result is None:
             self._result = Flats(layout)
-        attempt = Attempt(self.step, self._commitments.group, self._route, self.gradients, self._result)
-        attempt.under = self._commitments.generation
+        attempt = Attempt(self.step, self._participant.group, self._route, self.gradients, self._result)
+        attempt.under = self._participant.generation
         attempt.plan = tuple(None if owner == DROPPED else ledger.members[owner] for owner in ledger.owners)
         attempt.buffers_like = self._buffers.empty_like
-        attempt.tell(lambda: trainable_mask.tell(self._commitments.group, ledger, layout))
+        attempt.tell(lambda: trainable_mask.tell(self._participant.group, ledger, layout))
         self._attempt = attempt
 
     def _exchange_held(self) -> bool:
@@ -344,20 +344,20 @@ class StepRunner:
                 self._resend()
                 return False
             if not self._compare_bits(attempt.combined):
-                self._commitments.await_move()
+                self._participant.await_move()
                 return False
-            self._commitments.completed()
-            idle = self._commitments.ledger.idle
-            self._commitments.all_acknowledged(attempt.combined)
-            if self._commitments.ledger.idle != idle:
+            self._participant.completed()
+            idle = self._participant.ledger.idle
+            self._participant.all_acknowledged(attempt.combined)
+            if self._participant.ledger.idle != idle:
                 # Somebody keeps pace from here on: all look at the same slices of the state from the next step on.
-                self._bits.restart(self.step)
+                self._consistency.restart(self.step)
             self._committed(attempt)
             self.waited_s = route.waited_s
             return True
         if attempt.group is not None and attempt.error is not None:
-            self._voice.broke(attempt.group.generation, attempt.error)
-        self._commitments.await_move()
+            self._reporter.broke(attempt.group.generation, attempt.error)
+        self._participant.await_move()
         return False
 
     def _resend(self) -> None:
@@ -369,7 +369,7 @@ class StepRunner:
 
     def _let_go(self) -> None:
         """What was sent is not held any more, or not as it was: it is computed again."""
-        self._commitments.ledger = books.let_go(self._commitments.ledger)
+        self._participant.ledger = ledgers.let_go(self._participant.ledger)
         self.gradients.drop()
         self._records.clear()
         self._carried.clear()
@@ -378,25 +378,25 @@ class StepRunner:
         self._wait_for_all, self._late = self._wait_for_all or self._late, False
 
     def _word(self, attempt: Attempt) -> Word:
-        held = sorted(self._commitments.ledger.held)
+        held = sorted(self._participant.ledger.held)
         changed = self._buffers.changed if 0 in held else ()
         if changed:
             attempt.buffers = self._buffers.pack()
         if self._carried:
             rows = [self._carried[microbatch] for microbatch in held if microbatch in self._carried]
             if rows:
-                attempt.carried[self._commitments.ledger.rank] = torch.cat(rows)
+                attempt.carried[self._participant.ledger.rank] = torch.cat(rows)
         return Word(
             step=self.step,
             records=tuple(self._records[microbatch] for microbatch in held),
-            ready=self._commitments.ready,
-            able=self._commitments.ledger.able,
+            ready=self._participant.ready,
+            able=self._participant.ledger.able,
             stop=self.stop_reason,
             resend=self._late,
             buffers=changed,
-            rewinds=self._commitments.ledger.rewinds,
+            rewinds=self._participant.ledger.rewinds,
             touched=self._buffers.touched,
-            **self._bits.told(),
+            **self._consistency.told(),
             **self._extra_word(self.step),
         )
 
@@ -410,16 +410,16 @@ class StepRunner:
             # The old group is aborted already, so this returns at once.
             self._exchange.wait()
             if attempt.usable:
-                self._commitments.check_leaving(attempt.combined)
-                self._commitments.completed()
+                self._participant.check_leaving(attempt.combined)
+                self._participant.completed()
             if attempt.begun and (self.gradients.lets_go or (self.gradients.in_place and self._late)):
                 self._let_go()
         # What the old group was to receive into may still be written to.
         self._route, self._result = None, None
-        settlement = self._commitments.regroup(self._size_of)
-        self._bits.regrouped()
+        settlement = self._participant.regroup(self._size_of)
+        self._consistency.regrouped()
         self.gathering.regrouped()
-        commits = self._commitments.ledger.worker_id in settlement.commits
+        commits = self._participant.ledger.worker_id in settlement.commits
         if commits:
             assert attempt is not None
             self._committed(attempt)
@@ -430,20 +430,20 @@ class StepRunner:
             self.undo()
             self.gradients.fetch()
             self._look_at_newcomers()
-        level = not commits and at_boundary in (None, self._commitments.ledger.generation)
+        level = not commits and at_boundary in (None, self._participant.ledger.generation)
         self._on_settled(settlement, level)
 
     def _compare_bits(self, combined: Combined) -> bool:
         """Whether the step counts; False: newcomers that have another state leave, and it is done again."""
         try:
-            return self._bits.check(combined, self._commitments.ledger, self._buffers.name_of)
+            return self._consistency.check(combined, self._participant.ledger, self._buffers.name_of)
         except BitsDiffer as error:
             self._on_differs(error, combined.step)
             raise
 
     def _committed(self, attempt: Attempt) -> None:
         """Hand the result to the user's update code: gradients, buffers, metrics."""
-        ledger = self._commitments.ledger
+        ledger = self._participant.ledger
         self._hand_over(attempt, self.gradients.layout, ledger.generation, ledger.members)
         self.gradients.clear()
         self._records.clear()
@@ -451,16 +451,16 @@ class StepRunner:
         self.gathering.clear()
         self._attempt = None
         self._late = self._wait_for_all = False
-        self._bits.committed(attempt.combined, ledger.worker_id in self._computing)
+        self._consistency.committed(attempt.combined, ledger.worker_id in self._computing)
         self._counted = self._computing
         reach("committed", attempt.step)
 
     def replay(self, result: CommittedResult) -> None:
         """Hand over the result of a step that was committed while this worker's state was on the way."""
-        self._bits.check_replayed(result.combined)
+        self._consistency.check_replayed(result.combined)
         self._hand_over(result.attempt, result.layout, result.generation, result.members)
         reach("replayed", result.attempt.step)
 
     def _hand_over(self, attempt: Attempt, layout: BucketLayout, generation: int, members: tuple[str, ...]) -> None:
-        self._handover.give(attempt, layout, generation, members)
+        self._step_result.give(attempt, layout, generation, members)
         self.num_computed, self.waited_s = 0, 0.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from msgspec.structs import replace
 
-from craft.decide.step import ledger as books
+from craft.decide.step import ledger as ledgers
 from craft.decide.techniques import GpuHealth, Stragglers
 from craft.decide.techniques.technique import Chosen, Moment
 from craft.protocol.errors import ConfigError, GroupError
@@ -77,9 +77,14 @@ class TrainingLoop:
     """Owned by the main thread."""
 
     def __init__(self, parts: LoopContext) -> None:
-        settings, commitments, voice, techniques = parts.settings, parts.commitments, parts.voice, parts.techniques
+        settings, participant, reporter, techniques = (
+            parts.settings,
+            parts.participant,
+            parts.reporter,
+            parts.techniques,
+        )
         self.settings = settings
-        self.commitments = commitments
+        self.participant = participant
         self.activity = parts.activity
         self.source = parts.source
         self.seed = parts.seed
@@ -88,8 +93,8 @@ class TrainingLoop:
         self.stop_reason: str | None = None
         self.finished = False
         """Whether whoever drives the loop has ended it, on every worker after the same step."""
-        self._meeting = parts.meeting
-        self._voice = voice
+        self._membership = parts.membership
+        self._reporter = reporter
         self._modules = parts.modules
         self._registered = parts.registered
         self._conditions = parts.conditions
@@ -97,21 +102,21 @@ class TrainingLoop:
         self.lanes = parts.lanes
         exchanges = not (parts.own_loop or parts.whole)
         exchanged = list(parts.modules.values()) if exchanges else []
-        self._structure = ParameterSet(parts.modules if exchanges else {})
+        self._parameter_set = ParameterSet(parts.modules if exchanges else {})
         self.checks = ScriptChecks(
             parts.modules,
             parts.registered,
             not exchanges,
             self._in_microbatch,
-            voice.note,
+            reporter.note,
             settings.check_script,
-            is_heard=voice.is_heard,
+            is_heard=reporter.is_heard,
         )
         self._params = parameters_of(exchanged)
         self._buffers = ModuleBuffers(exchanged, list(parts.modules))
-        self._exchange = ExchangeThread(voice.broke)
+        self._exchange = ExchangeThread(reporter.broke)
         self.checks_bits = settings.check_bits
-        self._bits = ConsistencyCheck(
+        self._consistency = ConsistencyCheck(
             settings.check_bits and exchanges,
             settings.digest_bytes,
             self.leaves,
@@ -119,19 +124,19 @@ class TrainingLoop:
             self._may_vary,
         )
         self._account = StepAccount(
-            settings.run_dir, settings.worker_id, voice.note, parts.source.samples, voice.unwritten
+            settings.run_dir, settings.worker_id, reporter.note, parts.source.samples, reporter.unwritten
         )
-        self.course = CheckpointLifecycle(parts, self._bits.agreement, self.leaves)
-        self._pacing = SpeedTracker(techniques, parts.activity, lambda: commitments.ledger, voice.note, voice.emit)
-        own = {**self.course.hooks, Stragglers.name: self._pacing}
+        self.lifecycle = CheckpointLifecycle(parts, self._consistency.agreement, self.leaves)
+        self._speed = SpeedTracker(techniques, parts.activity, lambda: participant.ledger, reporter.note, reporter.emit)
+        own = {**self.lifecycle.hooks, Stragglers.name: self._speed}
         self._gpu = self._watch_gpu(techniques)
-        self.passive = StepHooks(hooks_of(techniques, own, settings, voice), voice.note, self._moment)
+        self.step_hooks = StepHooks(hooks_of(techniques, own, settings, reporter), reporter.note, self._moment)
         key = settings.state_key_bytes
-        self.healing = StateTransfer(
-            parts.donor, key, commitments, parts.modules, parts.registered, self.course, parts.reserve
+        self.transfer = StateTransfer(
+            parts.donor, key, participant, parts.modules, parts.registered, self.lifecycle, parts.reserve
         )
-        self.calls = FaultTolerantCalls(commitments, parts.donor, key, self._regroup_between_steps)
-        self._joining: CatchUp | None = None
+        self.calls = FaultTolerantCalls(participant, parts.donor, key, self._regroup_between_steps)
+        self._catch_up: CatchUp | None = None
         self._expected: tuple[int, tuple[int, ...]] | None = None
         self._ended = False
         self.over = False
@@ -140,23 +145,23 @@ class TrainingLoop:
         """Whether the script left the loop by itself after a committed step; what is due at its end is still to be done."""
         self._passed: PreLoopCalls | None = None
         """Of a worker that came when the job had ended this loop: how it makes calls after it."""
-        self.loop_end = LoopEnd(settings.worker_id, commitments, self.course, self.call)
-        commitments.record = lambda entered: self._account.entered(replace(entered, leader=self.loop_end.leader))
-        commitments.trainable = lambda: bitmap(trainable_of(self._params))
-        self.handover = StepResult(self._buffers, self.lanes, self.course.numbers)
-        self.flight = StepRunner(
-            commitments,
+        self.loop_end = LoopEnd(settings.worker_id, participant, self.lifecycle, self.call)
+        participant.record = lambda entered: self._account.entered(replace(entered, leader=self.loop_end.leader))
+        participant.trainable = lambda: bitmap(trainable_of(self._params))
+        self.step_result = StepResult(self._buffers, self.lanes, self.lifecycle.numbers)
+        self.runner = StepRunner(
+            participant,
             self._exchange,
             self._new_gradients(),
             self._buffers,
-            self._bits,
-            self.handover,
+            self._consistency,
+            self.step_result,
             parts.source.size_of,
             self.settled,
-            voice,
+            reporter,
             self._word,
             BatchGather(parts.device, parts.source.samples, drops=parts.drops),
-            self.course.differs,
+            self.lifecycle.differs,
         )
 
     def _in_microbatch(self) -> bool:
@@ -165,24 +170,24 @@ class TrainingLoop:
     def _may_vary(self) -> bool:
         """Whether a microbatch may give other bits on this very worker, and no other one is there to be unlike it."""
         on_device = any(param.is_cuda for param in self._params)
-        return on_device and len(self.commitments.ledger.members) == 1 and not self._conditions.deterministic
+        return on_device and len(self.participant.ledger.members) == 1 and not self._conditions.deterministic
 
     def look_at_losses(self, step: int, microbatch: int) -> None:
         """The first step: the checks look at what the script calls ``backward()`` on."""
         sizes = {each: self.source.samples(step, each) for each in range(self.source.size_of(step))}
-        self.checks.microbatch(sizes, microbatch, len(self.commitments.ledger.share), self.commitments.slots)
+        self.checks.microbatch(sizes, microbatch, len(self.participant.ledger.share), self.participant.slots)
 
     def _new_gradients(self) -> GradientAccumulator:
         return GradientAccumulator(BucketLayout(self._params, self.bucket_bytes), hold=self.settings.hold)
 
     def _word(self, step: int) -> dict[str, Any]:
         """What else goes into the word of ``step``."""
-        return {**self.course.word(step), "busy_us": self._pacing.busy_us(self.flight.num_computed)}
+        return {**self.lifecycle.word(step), "busy_us": self._speed.busy_us(self.runner.num_computed)}
 
     @property
     def applied(self) -> int:
         """The step that the script is in: for a joiner that catches up, behind that of the others."""
-        return self.course.applied
+        return self.lifecycle.applied
 
     @property
     def total_steps(self) -> int | None:
@@ -193,7 +198,7 @@ class TrainingLoop:
         return int(self.settings.bucket_mb * (1 << 20))
 
     def _moment(self, step: int | None = None, **more: Any) -> Moment:
-        ledger = self.commitments.ledger
+        ledger = self.participant.ledger
         return Moment(
             step=self.applied if step is None else step,
             branch=ledger.branch,
@@ -214,110 +219,110 @@ class TrainingLoop:
 
     def start(self) -> None:
         """Meet the others, and make sure that all begin from the same state under the same conditions."""
-        self.commitments.loop_begun()
-        self.activity.now(Phase.JOINING, self.commitments.step)
-        self._voice.report(joined=True, loop=self.commitments.loops, after_loop=False)
+        self.participant.loop_begun()
+        self.activity.now(Phase.JOINING, self.participant.step)
+        self._reporter.report(joined=True, loop=self.participant.loops, after_loop=False)
         settlement = self._regroup() if self._must_meet else None
         # A loss meanwhile leads to another round, unless somebody has come through: then all have, and may be on their way.
-        while not self.commitments.started:
+        while not self.participant.started:
             try:
                 self._compare()
-                settlement = self.commitments.start(settlement)
+                settlement = self.participant.start(settlement)
             except GroupError as error:
-                self.commitments.broke(error)
-                self.commitments.await_move()
+                self.participant.broke(error)
+                self.participant.await_move()
                 settlement = self._regroup()
-        reach("started", self.commitments.step)
-        if self.commitments.ledger.whole:
-            self.healing.needs_nothing()
-            self.course.applied = self.commitments.step
+        reach("started", self.participant.step)
+        if self.participant.ledger.whole:
+            self.transfer.needs_nothing()
+            self.lifecycle.applied = self.participant.step
             if settlement is not None:
                 self.settled(settlement, level=True)
         else:
             assert settlement is not None
             self._join(settlement)
-        self._voice.report(total_steps=self.total_steps)
+        self._reporter.report(total_steps=self.total_steps)
         self._account.begin()
 
     @property
     def _must_meet(self) -> bool:
         """Whether a generation is to be entered first: the first one, or a newer one than that of the loop before."""
-        return not self.commitments.ledger.generation or self.commitments.moved
+        return not self.participant.ledger.generation or self.participant.moved
 
     def _regroup(self) -> Settlement:
-        settlement = self.commitments.regroup(self.source.size_of)
+        settlement = self.participant.regroup(self.source.size_of)
         self._follow()
         return settlement
 
     def _follow(self) -> None:
-        if self.course.follow():
-            self._voice.report(total_steps=self.total_steps)
-            self._bits.restart(self.applied)
+        if self.lifecycle.follow():
+            self._reporter.report(total_steps=self.total_steps)
+            self._consistency.restart(self.applied)
             self._ended = False
 
     def _compare(self) -> None:
-        self.course.begin()
-        group, members = self.commitments.group, self.commitments.ledger.members
-        check_conditions(group, members, self._conditions, self.commitments.start_step)
+        self.lifecycle.begin()
+        group, members = self.participant.group, self.participant.ledger.members
+        check_conditions(group, members, self._conditions, self.participant.start_step)
         self._follow()
         unequal = make_equal(group, members, self.leaves())
         if unequal is not None:
-            self._voice.unequal(unequal)
+            self._reporter.unequal(unequal)
 
     def _join(self, settlement: Settlement) -> None:
         """The others are on their way."""
-        self._voice.report(urgent=False, behind=True)
-        self._joining = CatchUp(
-            self.commitments,
-            self.healing,
-            self._voice,
+        self._reporter.report(urgent=False, behind=True)
+        self._catch_up = CatchUp(
+            self.participant,
+            self.transfer,
+            self._reporter,
             self._params,
             self._buffers,
             self.source.size_of,
             self.bucket_bytes,
             self._own_loop,
         )
-        self.course.applied, progress = self._joining.take_state(settlement)
-        if not self.flight.gradients.layout.fits():
+        self.lifecycle.applied, progress = self._catch_up.take_state(settlement)
+        if not self.runner.gradients.layout.fits():
             # With the state came which parameters the others train.
-            self.flight.lay_out(self._new_gradients())
-        self.healing.measure()
-        self.course.take(progress)
-        self._bits.joins()
+            self.runner.lay_out(self._new_gradients())
+        self.transfer.measure()
+        self.lifecycle.take(progress)
+        self._consistency.joins()
 
     @property
     def _has_results(self) -> bool:
         """Whether steps of the others are still to be replayed."""
-        return self._joining is not None and self._joining.has_results
+        return self._catch_up is not None and self._catch_up.has_results
 
     def wants_more(self) -> bool:
         """Whether there is another step; what is due at the boundary before it is done first."""
-        self._structure.check()
-        if self.commitments.ledger.over and not self._has_results:
+        self._parameter_set.check()
+        if self.participant.ledger.over and not self._has_results:
             # Only a worker that came when the others were done with the loop finds it so, or one that caught up meanwhile.
             return False
         self.checks.at_boundary(self.applied)
-        self.course.at_boundary(self.behind, lambda: self.settled(self._regroup(), level=True))
+        self.lifecycle.at_boundary(self.behind, lambda: self.settled(self._regroup(), level=True))
         if self._ended:
             return False
-        self._meeting.at(self.applied)
+        self._membership.at(self.applied)
         if self.total_steps is not None and self.applied >= self.total_steps:
             return False
-        if self._joining is None:
-            self.flight.at_boundary()
+        if self._catch_up is None:
+            self.runner.at_boundary()
         return True
 
     def begin(self) -> None:
         """The inner loop of a step begins."""
         # No longer the script's code: whoever waits here, for a generation to be entered, waits for others.
         self.activity.now(Phase.EXCHANGING, self.applied)
-        if not self.flight.gradients.layout.fits():
+        if not self.runner.gradients.layout.fits():
             self._lay_out()
-        if self._joining is not None:
+        if self._catch_up is not None:
             self._buffers.begin()
             return
-        self.healing.give()
-        self.flight.begin(self.course.saved)
+        self.transfer.give()
+        self.runner.begin(self.lifecycle.saved)
 
     def _lay_out(self) -> None:
         """The script froze or unfroze parameters: if it did so on every worker, exchange others from here on."""
@@ -325,32 +330,32 @@ class TrainingLoop:
         told = frozen_parameters.encode(self.settings.worker_id, gradients.layout.trainable)
         parts = self._call_at(self._before_step, frozen_parameters.CALL, told)
         frozen_parameters.compare(parts, self.applied, self._modules)
-        self.flight.lay_out(gradients)
+        self.runner.lay_out(gradients)
 
     def next_microbatch(self) -> int | None:
         """What the inner loop computes next; the data source is told what to expect."""
-        if self._joining is not None:
-            if self._joining.warms_up():
+        if self._catch_up is not None:
+            if self._catch_up.warms_up():
                 return PROBE
-            if self._joining.catches_up and self._replay(self._joining):
+            if self._catch_up.catches_up and self._replay(self._catch_up):
                 return None
             self._keep_pace()
         self.activity.now(Phase.EXCHANGING, self.applied)
-        self.flight.stop_reason = self.stop_reason or self._meeting.winding_down
-        if not self.commitments.ledger.pending:
-            self.passive.reach("before_commit")
-        microbatch = self.flight.next_microbatch()
-        ledger = self.commitments.ledger
-        if microbatch is not None and self._expected != (self.commitments.step, ledger.owners):
-            self._expected = (self.commitments.step, ledger.owners)
-            self.source.expect(self.commitments.step, ledger.share)
+        self.runner.stop_reason = self.stop_reason or self._membership.winding_down
+        if not self.participant.ledger.pending:
+            self.step_hooks.reach("before_commit")
+        microbatch = self.runner.next_microbatch()
+        ledger = self.participant.ledger
+        if microbatch is not None and self._expected != (self.participant.step, ledger.owners):
+            self._expected = (self.participant.step, ledger.owners)
+            self.source.expect(self.participant.step, ledger.share)
         return microbatch
 
     def take_up(self) -> CommittedResult | None:
         """A loop of the script's own begins a step: what to replay of it, or None if this worker takes part in it."""
-        if self._joining is not None:
+        if self._catch_up is not None:
             self.activity.now(Phase.EXCHANGING, self.applied)
-            if self._joining.catches_up and (result := self._joining.next()) is not None:
+            if self._catch_up.catches_up and (result := self._catch_up.next()) is not None:
                 return result
             self._keep_pace()
         return None
@@ -358,9 +363,9 @@ class TrainingLoop:
     def conclude(self) -> bool:
         """The body of such a step is over: whether it is committed now."""
         self.activity.now(Phase.EXCHANGING, self.applied)
-        self.flight.stop_reason = self.stop_reason or self._meeting.winding_down
-        self.passive.reach("before_commit")
-        return self.flight.conclude()
+        self.runner.stop_reason = self.stop_reason or self._membership.winding_down
+        self.step_hooks.reach("before_commit")
+        return self.runner.conclude()
 
     def _replay(self, joining: CatchUp) -> bool:
         """Hand the next queued result to the script; False if there is none any more."""
@@ -372,7 +377,7 @@ class TrainingLoop:
 
     def replay(self, result: CommittedResult) -> None:
         """Hand the result of a step to the script that was committed without it."""
-        self.flight.replay(result)
+        self.runner.replay(result)
         if result.able:
             # All know by it that this worker has caught up, and do what comes next with it.
             self._caught_up(self.applied + 1)
@@ -382,22 +387,22 @@ class TrainingLoop:
         self._caught_up(self.applied)
         # Nobody who kept pace may be left: then those who join wait for what is here. Warming up has changed the buffers.
         self._buffers.restore()
-        self.healing.give()
+        self.transfer.give()
         # What was replayed last may have said that all enter a generation at this boundary.
-        self.flight.keep_pace()
+        self.runner.keep_pace()
 
     def _caught_up(self, step: int) -> None:
         """From ``step`` on this worker takes part in the exchange itself."""
-        self._joining = None
-        self._bits.newcomer = True
-        self._voice.report(urgent=False, behind=False)
-        self.commitments.ledger = books.keeps_pace(self.commitments.ledger)
-        self._bits.restart(self.applied + 1)
+        self._catch_up = None
+        self._consistency.newcomer = True
+        self._reporter.report(urgent=False, behind=False)
+        self.participant.ledger = ledgers.keeps_pace(self.participant.ledger)
+        self._consistency.restart(self.applied + 1)
         logger.info("keeps pace with the others from step %d on", step)
 
     def committed(self, number: int) -> dict[str, float]:
         """A step was committed: write it down and report it. Returns its metrics."""
-        outcome, ledger = self.handover.last, self.commitments.ledger
+        outcome, ledger = self.step_result.last, self.participant.ledger
         assert outcome is not None and outcome.combined.step == number == self.applied
         combined = outcome.combined
         if combined.empty:
@@ -409,7 +414,7 @@ class TrainingLoop:
         # The script's update comes next, and the state before it may still be on its way to a joiner or a checkpoint.
         hold_back()
         metrics = dict(combined.metrics)
-        self.course.compare(number, metrics)
+        self.lifecycle.compare(number, metrics)
         self._account.committed(
             Committed(
                 step=number,
@@ -422,17 +427,17 @@ class TrainingLoop:
         )
         self.activity.committed()
         self.activity.now(Phase.UPDATING, number)
-        self.healing.committed(computed=ledger.worker_id in outcome.plan)
-        if number == STATE_IS_BUILT and self._voice.is_heard:
-            self._voice.report(urgent=False, carried_bytes=self.healing.measure())
+        self.transfer.committed(computed=ledger.worker_id in outcome.plan)
+        if number == STATE_IS_BUILT and self._reporter.is_heard:
+            self._reporter.report(urgent=False, carried_bytes=self.transfer.measure())
         self._ended = combined.ended or combined.stop is not None
-        self.course.applied = number + 1
-        self.passive.reach("after_commit", step=number, metrics=metrics, word=combined, under=outcome.under)
-        self.course.prepare(number, outcome.under)
+        self.lifecycle.applied = number + 1
+        self.step_hooks.reach("after_commit", step=number, metrics=metrics, word=combined, under=outcome.under)
+        self.lifecycle.prepare(number, outcome.under)
         if combined.stop is not None:
-            self._voice.emit(StopRequested(reason=combined.stop))
-        times = self._pacing.committed(self.flight.waited_s)
-        self._voice.report(urgent=False, step=number + 1, metrics=metrics, step_s=self._account.step_s, times=times)
+            self._reporter.emit(StopRequested(reason=combined.stop))
+        times = self._speed.committed(self.runner.waited_s)
+        self._reporter.report(urgent=False, step=number + 1, metrics=metrics, step_s=self._account.step_s, times=times)
         return metrics
 
     # Between the steps, and after the loop.
@@ -440,8 +445,8 @@ class TrainingLoop:
     @property
     def behind(self) -> bool:
         """Whether this worker takes no part in what the others do between the steps: it catches up, or came after them."""
-        ledger = self.commitments.ledger
-        return self._joining is not None or self._passed is not None or ledger.worker_id in ledger.idle
+        ledger = self.participant.ledger
+        return self._catch_up is not None or self._passed is not None or ledger.worker_id in ledger.idle
 
     def left_alone(self) -> bool:
         """Of one that is behind: whether it makes calls by itself, since no worker is left that was not."""
@@ -449,11 +454,11 @@ class TrainingLoop:
 
     def is_followed(self) -> bool:
         """Whether a joiner's thread follows generations in the main thread's stead."""
-        return self._joining is not None and self._joining.is_followed
+        return self._catch_up is not None and self._catch_up.is_followed
 
     def place(self) -> CallPlace | None:
         """Where in the script this worker is, if it may call all others there; else None."""
-        current, loop = self.current, self.commitments.ledger.loop
+        current, loop = self.current, self.participant.ledger.loop
         if self.over:
             # The script's own calls are counted from the first one after the loop, by all alike.
             name = after_loop(loop) if self.loop_end.digest is not None else meeting_at_end(loop)
@@ -478,8 +483,8 @@ class TrainingLoop:
     def _call_at(self, place: CallPlace, name: str, data: bytes) -> list[bytes]:
         phase = Phase.ENDING if self.over else Phase.UPDATING
         step = self.applied if place.before_step else max(0, self.applied - 1)
-        last = self.handover.last
-        under = last.under.number if last is not None else self.commitments.ledger.generation
+        last = self.step_result.last
+        under = last.under.number if last is not None else self.participant.ledger.generation
         self.activity.now(Phase.CALLING, step)
         try:
             return self.calls.gather(name, data, place, under, self.behind, self.is_followed)
@@ -492,29 +497,29 @@ class TrainingLoop:
 
     def end(self) -> None:
         """The loop is over here; return when it is over for all, and its last checkpoint is written."""
-        if self._joining is not None:
+        if self._catch_up is not None:
             # It has nothing more to take: the last results are replayed.
-            left = self._joining.next()
+            left = self._catch_up.next()
             assert left is None, left
-            self._joining = None
+            self._catch_up = None
         # First of all: a worker that joins from here on is told that there are no more steps.
-        self.commitments.loop_ended()
-        if (self.broken_off or self.finished) and not self._ended and self.commitments.ledger.idle:
+        self.participant.loop_ended()
+        if (self.broken_off or self.finished) and not self._ended and self.participant.ledger.idle:
             # A joiner waits for a step that does not come, until all meet again.
-            self.commitments.broke(GroupError("the script left its loop before the last step"))
+            self.participant.broke(GroupError("the script left its loop before the last step"))
         self.broken_off = False
         self.over = True
         self.activity.now(Phase.ENDING)
-        self.healing.give()
+        self.transfer.give()
         self.loop_end.meet()
         self.loop_end.digest = digest(self.leaves())
         self._account.complete()
-        self._voice.report(after_loop=True, step=self.commitments.step)
+        self._reporter.report(after_loop=True, step=self.participant.step)
 
     def pass_over(self, outside: PreLoopCalls) -> None:
         """The job has ended this loop already: the script of a worker that comes later goes on after it."""
-        self.commitments.loop_begun()
-        self.course.applied = step_at_end(outside, self.commitments.loops)
+        self.participant.loop_begun()
+        self.lifecycle.applied = step_at_end(outside, self.participant.loops)
         self._passed = outside
         self.over = True
         self.close()
@@ -536,39 +541,39 @@ class TrainingLoop:
         if self._passed is not None:
             # It took no part in any loop: the script has fewer of them here than on the others.
             return
-        self._voice.report(script_ended=True)
-        while self._voice.is_heard and not self._meeting.wait_finish(self.commitments.ledger.generation):
+        self._reporter.report(script_ended=True)
+        while self._reporter.is_heard and not self._membership.wait_finish(self.participant.ledger.generation):
             # A worker comes that runs the code after the loop in the place of one that was lost there.
             self.settled(self._regroup(), level=True)
-        self._voice.report(complete=True, step=self.commitments.step, digest=self.loop_end.digest)
-        self._meeting.close()
+        self._reporter.report(complete=True, step=self.participant.step, digest=self.loop_end.digest)
+        self._membership.close()
 
     def _watch_gpu(self, techniques: Chosen) -> GpuWatch | None:
         technique = techniques.get(GpuHealth)
         if technique is None:
             return None
-        return watch_gpu(technique.settings, InWorker(technique.name, self.settings, self._voice))
+        return watch_gpu(technique.settings, InWorker(technique.name, self.settings, self._reporter))
 
     def close(self) -> None:
         """Let go of everything that only the loop needs; calls to all workers can still be made."""
-        self._structure.close()
+        self._parameter_set.close()
         self.checks.close()
-        self.passive.close()
+        self.step_hooks.close()
         if self._gpu is not None:
             self._gpu.close()
-        self.course.close()
-        self.flight.gradients.detach()
+        self.lifecycle.close()
+        self.runner.gradients.detach()
         self._exchange.stop()
         self.source.close()
 
     def abandon(self) -> None:
         """The loop was left in the middle of a step: take no part in the job any more."""
         self.close()
-        self._meeting.close()
+        self._membership.close()
 
     def repeat_nothing(self) -> None:
         """Compute no microbatch twice to compare its bits."""
-        self._bits.repeats.give_up()
+        self._consistency.repeats.give_up()
 
     def give_up(self) -> None:
         """The loop was left by an error, perhaps between two steps: nothing is to go on after it."""
@@ -581,22 +586,22 @@ class TrainingLoop:
 
         ``level``: whether the state here is that of the step that goes on; if not, the script's update comes first.
         """
-        if self.commitments.entered is not None:
-            self._account.settled(self.commitments.entered)
+        if self.participant.entered is not None:
+            self._account.settled(self.participant.entered)
         # Whether it was in a step or still before its first one: from here on all look at the same slices.
-        self._bits.restart(settlement.level + 1)
-        self.healing.settled(settlement)
+        self._consistency.restart(settlement.level + 1)
+        self.transfer.settled(settlement)
         if settlement.idle:
             self.calls.tell_joiners()
         if not self.over:
-            self.passive.reach("generation_change", lost=self.commitments.lost)
+            self.step_hooks.reach("generation_change", lost=self.participant.lost)
         if level:
             self._give()
-        self._voice.entered(settlement, self.commitments.ledger.generation, self.commitments.lost)
+        self._reporter.entered(settlement, self.participant.ledger.generation, self.participant.lost)
 
     def _give(self) -> None:
         """Have the state ready for those who join. After the loop it is that of the loop's end, or is said not to be."""
         at_end = self.loop_end.digest
-        if at_end is not None and self.healing.is_asked:
-            self.course.spoiled = digest(self.leaves()) != at_end
-        self.healing.give()
+        if at_end is not None and self.transfer.is_asked:
+            self.lifecycle.spoiled = digest(self.leaves()) != at_end
+        self.transfer.give()

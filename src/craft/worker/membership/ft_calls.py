@@ -14,7 +14,7 @@ from collections.abc import Callable
 import msgspec
 import torch
 
-from craft.decide.step import ledger as books
+from craft.decide.step import ledger as ledgers
 from craft.decide.step.settle import name_of
 from craft.groups.group import Group
 from craft.protocol.errors import CallsDiffer, GroupError, LeftBehind, SnapshotError, Unreachable
@@ -48,9 +48,9 @@ class CallPlace(msgspec.Struct, frozen=True, kw_only=True):
 class FaultTolerantCalls:
     """Belongs to the main thread."""
 
-    def __init__(self, commitments: Participant, donor: Donor | None, key: bytes, regroup: Callable[[], None]) -> None:
+    def __init__(self, participant: Participant, donor: Donor | None, key: bytes, regroup: Callable[[], None]) -> None:
         """``regroup`` enters the newest generation and tells whoever must know."""
-        self._commitments = commitments
+        self._participant = participant
         self._donor = donor
         self._key = key
         self._regroup = regroup
@@ -77,7 +77,7 @@ class FaultTolerantCalls:
             self._recent.clear()
         name = f"{place.name}/{number}"
         # Only those who stand where the others do can tell from each other's calls whether they make the same.
-        self._name = call if place.step == self._commitments.step else ""
+        self._name = call if place.step == self._participant.step else ""
         self._alone = self._alone and behind
         parts = self._recall(name, under, data, followed) if behind else self._call(data)
         self._place = (place.name, number + 1)
@@ -88,7 +88,7 @@ class FaultTolerantCalls:
     def _remember(self, donor: Donor, name: str, result: bytes, place: CallPlace) -> None:
         if place.kept:
             donor.keep(name, result)
-        elif self._commitments.ledger.idle:
+        elif self._participant.ledger.idle:
             donor.remember(name, result)
         elif place.before_step:
             self._recent[name] = result
@@ -104,56 +104,56 @@ class FaultTolerantCalls:
 
         Until it has caught up it then makes calls by itself: others who were behind, too, may be at other places.
         """
-        ledger = self._commitments.ledger
+        ledger = self._participant.ledger
         self._alone = self._alone or not (followed() or ledger.worker_id in ledger.idle)
         return self._alone
 
     def _call(self, data: bytes) -> list[bytes]:
-        commitments = self._commitments
-        number = commitments.ledger.calls
-        commitments.ledger = books.calling(commitments.ledger, self._name)
+        participant = self._participant
+        number = participant.ledger.calls
+        participant.ledger = ledgers.calling(participant.ledger, self._name)
         parts: list[bytes] = []
         while True:
-            if commitments.moved:
+            if participant.moved:
                 self._regroup()
-                if commitments.ledger.calls > number:
+                if participant.ledger.calls > number:
                     # All who are left have everybody's part: this is what the call returns, to each of them.
                     return parts
             try:
                 parts = self._exchange(data)
-                commitments.ledger = books.called(commitments.ledger)
-                reach("called", commitments.step)
+                participant.ledger = ledgers.called(participant.ledger)
+                reach("called", participant.step)
                 self._acknowledge()
             except GroupError as error:
-                commitments.broke(error)
-                commitments.await_move()
+                participant.broke(error)
+                participant.await_move()
                 continue
-            commitments.ledger = books.returned(commitments.ledger)
-            commitments.advanced()
+            participant.ledger = ledgers.returned(participant.ledger)
+            participant.advanced()
             return parts
 
     def _exchange(self, data: bytes) -> list[bytes]:
-        level = self._commitments.ledger.level
+        level = self._participant.ledger.level
         where = f"after step {level - 1}" if level else "before the first step"
         return exchange_named(
-            self._commitments, self._name, data, where, lambda: reach("calling", self._commitments.step)
+            self._participant, self._name, data, where, lambda: reach("calling", self._participant.step)
         )
 
     def _acknowledge(self) -> None:
         """Return once everybody who takes part has everybody's part: the same rounds as at the end of a step."""
-        group, (ranks, position) = self._commitments.group, taking_part(self._commitments)
+        group, (ranks, position) = self._participant.group, taking_part(self._participant)
         if group is not None:
             barrier(group, ranks, position, _ROUND)
 
     def _recall(self, name: str, under: int, data: bytes, followed: Callable[[], bool]) -> list[bytes]:
         """Ask those who keep pace for the result of a call that they made, or are about to make."""
-        commitments = self._commitments
+        participant = self._participant
         while True:
-            if not followed() and commitments.moved:
+            if not followed() and participant.moved:
                 self._regroup()
             if self.left_alone(followed):
                 return [data]
-            generation, ledger = commitments.generation, commitments.ledger
+            generation, ledger = participant.generation, participant.ledger
             assert generation is not None
             # The one of the lowest rank has been there for the longest, and knows them all.
             oldest = next(each for each in generation.members if each.worker_id not in ledger.idle)
@@ -172,23 +172,23 @@ class FaultTolerantCalls:
 
     def _ask(self, member: Member, name: str, generation: Generation, followed: Callable[[], bool]) -> bytes:
         def outdated() -> bool:
-            moved = self._commitments.generation is not generation or (not followed() and self._commitments.moved)
+            moved = self._participant.generation is not generation or (not followed() and self._participant.moved)
             # It may be this very worker that was asked: its thread settled that it goes on by itself, and is about to end.
             return moved or self.left_alone(followed)
 
         return recall((member.address, member.state_port), name, self._key, outdated, _SILENCE_S)
 
 
-def taking_part(commitments: Participant) -> tuple[list[int], int]:
+def taking_part(participant: Participant) -> tuple[list[int], int]:
     """Ranks of those who keep pace, and this worker's position among them."""
-    ledger = commitments.ledger
+    ledger = participant.ledger
     ranks = [rank for rank, member in enumerate(ledger.members) if member not in ledger.idle]
     return ranks, ranks.index(ledger.rank)
 
 
-def exchange(commitments: Participant, data: bytes, halfway: Callable[[], None] = lambda: None) -> list[bytes]:
+def exchange(participant: Participant, data: bytes, halfway: Callable[[], None] = lambda: None) -> list[bytes]:
     """Return the bytes of everybody who keeps pace, in the order of ranks; raises GroupError if somebody is lost."""
-    group, (ranks, position) = commitments.group, taking_part(commitments)
+    group, (ranks, position) = participant.group, taking_part(participant)
     if group is None or len(ranks) == 1:
         return [data]
     others = [rank for rank in ranks if rank != group.rank]
@@ -210,19 +210,19 @@ def exchange(commitments: Participant, data: bytes, halfway: Callable[[], None] 
 
 
 def exchange_named(
-    commitments: Participant, name: str, data: bytes, where: str, halfway: Callable[[], None] = lambda: None
+    participant: Participant, name: str, data: bytes, where: str, halfway: Callable[[], None] = lambda: None
 ) -> list[bytes]:
     """The same; raises CallsDiffer if others are in another call than ``name`` at the same place."""
-    parts = exchange(commitments, name.encode() + _END_OF_NAME + data, halfway)
+    parts = exchange(participant, name.encode() + _END_OF_NAME + data, halfway)
     split = [part.partition(_END_OF_NAME) for part in parts]
-    _compare(commitments, [made.decode() for made, _, _ in split], where)
+    _compare(participant, [made.decode() for made, _, _ in split], where)
     return [part for _, _, part in split]
 
 
-def _compare(commitments: Participant, names: list[str], where: str) -> None:
+def _compare(participant: Participant, names: list[str], where: str) -> None:
     if len(set(names)) == 1 or "" in names:
         return
-    ledger, (ranks, _) = commitments.ledger, taking_part(commitments)
+    ledger, (ranks, _) = participant.ledger, taking_part(participant)
     made = ", ".join(f"{ledger.members[rank]} {name_of(name)}" for rank, name in zip(ranks, names, strict=True))
     raise CallsDiffer(
         f"workers make different calls {where}: {made}:"

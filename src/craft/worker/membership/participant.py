@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from craft.decide.detect import stragglers
 from craft.decide.detect.stragglers import StragglerSettings
-from craft.decide.step import ledger as books
+from craft.decide.step import ledger as ledgers
 from craft.decide.step.ledger import Ledger
 from craft.decide.step.settle import LossAnswer, settle
 from craft.groups.group import Group
@@ -57,7 +57,7 @@ class Participant:
     def __init__(
         self,
         worker_id: str,
-        meeting: MembershipClient,
+        membership: MembershipClient,
         on_loss: LossAnswer,
         on_state_lost: Callable[[int], None],
         straggling: StragglerSettings | None,
@@ -89,7 +89,7 @@ class Participant:
         """Tells whether this worker has room for what it is to give to those who join."""
         self.record: Callable[[Entered], None] = lambda _: None
         """Writes that down, for every generation."""
-        self._meeting = meeting
+        self._membership = membership
         self._on_loss = on_loss
         self._on_state_lost = on_state_lost
         self._straggling = straggling
@@ -107,17 +107,17 @@ class Participant:
     @property
     def slots(self) -> int:
         """Places in the job's layout."""
-        return self._meeting.slots
+        return self._membership.slots
 
     @property
     def moved(self) -> bool:
         """Whether there is a newer generation to enter."""
-        return self._meeting.newer(self.ledger.generation)
+        return self._membership.newer(self.ledger.generation)
 
     @property
     def ready(self) -> int:
         """The newest generation for which this worker is ready. Nobody waits at a step boundary for memory to be there."""
-        return self._meeting.ready if self.prepared() else self.ledger.generation
+        return self._membership.ready if self.prepared() else self.ledger.generation
 
     def begin_at(self, step: int) -> None:
         """The script begins at ``step``: it has loaded what it had trained before. Of its first training loop."""
@@ -154,21 +154,21 @@ class Participant:
         """Whether ``combined``, the word of the step just committed, says that all enter a prepared generation now."""
         if combined.ready <= self.ledger.generation:
             return False
-        self._meeting.agree(combined.ready)
+        self._membership.agree(combined.ready)
         return self.moved
 
     def check_leaving(self, combined: Combined | None) -> None:
         """Raise Left if ``combined``, of a result in hand, says that all go on without this worker."""
         if combined is not None:
-            self._meeting.check_leaving(combined.ready)
+            self._membership.check_leaving(combined.ready)
 
     def broke(self, error: Exception) -> None:
         """Say that the group of the generation it acts under broke."""
-        self._meeting.broke(self.ledger.generation, error)
+        self._membership.broke(self.ledger.generation, error)
 
     def await_move(self) -> None:
         """The group is of no use any more: wait for a newer generation."""
-        self._meeting.wait_newer(self.ledger.generation)
+        self._membership.wait_newer(self.ledger.generation)
 
     def regroup(self, size_of: Callable[[int], int]) -> Settlement:
         """Enter the newest generation and settle with its members what becomes of the step in flight.
@@ -176,25 +176,25 @@ class Participant:
         A failure meanwhile leads to a newer generation, and to another round.
         """
         while True:
-            generation, group, moments = self._meeting.enter()
+            generation, group, moments = self._membership.enter()
             came = time.time()
             reach("entering", self.step)
-            if not self.ledger.generation and (restoration := self._meeting.restoration) is not None:
+            if not self.ledger.generation and (restoration := self._membership.restoration) is not None:
                 self.ledger = replace(self.ledger, branch=restoration.branch)
             is_first = not self.ledger.generation
-            self.ledger = books.enter(self.ledger, generation)
+            self.ledger = ledgers.enter(self.ledger, generation)
             if is_first and self.recalled and self.ledger.whole:
                 # The others of a job that begins anew make these calls again, and would wait for this one.
                 raise LeftBehind(
                     "the job began anew after this worker had taken the results of calls from members that are gone: another"
                     " one will come"
                 )
-            claim = replace(books.claim(self.ledger), started=self.started)
+            claim = replace(ledgers.claim(self.ledger), started=self.started)
             try:
                 parts = gather(group, _encode(GenerationEntry(claim, self.trainable())))
             except GroupError as error:
                 logger.info("generation %d broke while it settled: %s", generation.number, error)
-                self._meeting.broke(generation.number, error)
+                self._membership.broke(generation.number, error)
                 self.await_move()
                 continue
             reach("claimed", self.step)
@@ -215,14 +215,14 @@ class Participant:
                     f"the job went on to training loop {settlement.loop} of the script while this worker was joining in loop"
                     f" {self.ledger.loop}: another one will come"
                 )
-            self.ledger = books.settled(self.ledger, settlement)
+            self.ledger = ledgers.settled(self.ledger, settlement)
             self.advanced()
             if not self.ledger.whole:
                 self.trained = next(entry.trainable for entry in entries if entry.claim.committed is not None)
             before = self.generation.worker_ids if self.generation is not None else ()
             self.lost = tuple(worker_id for worker_id in before if worker_id not in generation.worker_ids)
             self.generation, self.group = generation, group
-            self._meeting.settled(generation.number)
+            self._membership.settled(generation.number)
             self._write_down(generation, claims, settlement, moments, came)
             return settlement
 
@@ -255,30 +255,30 @@ class Participant:
     def loop_begun(self) -> None:
         """The script begins a training loop, or passes over one that the job has ended: the first, or a further one."""
         if self.loops:
-            self.ledger = books.loop_begun(self.ledger)
+            self.ledger = ledgers.loop_begun(self.ledger)
         self.loops += 1
         self.started = False
 
     def loop_ended(self) -> None:
         """Every member has come to the end of the loop."""
-        self.ledger = books.loop_ended(self.ledger)
+        self.ledger = ledgers.loop_ended(self.ledger)
 
     def completed(self) -> None:
         """The whole result of the step in flight is here."""
-        self.ledger = books.complete(self.ledger)
+        self.ledger = ledgers.complete(self.ledger)
 
     def all_acknowledged(self, combined: Combined) -> None:
         """Every member of the generation has acknowledged it: commit."""
         for worker_id in self.ledger.members:
-            self.ledger = books.acknowledged(self.ledger, worker_id, self.ledger.generation, self.step)
+            self.ledger = ledgers.acknowledged(self.ledger, worker_id, self.ledger.generation, self.step)
         assert self.ledger.may_commit, self.ledger
         able = [self.ledger.members[rank] for rank in combined.able]
         pace = None
         if self._straggling is not None:
             pace = stragglers.observed(self.ledger.pace, combined.busy_us, self._straggling)
-        self.ledger = books.commit(self.ledger, able, pace)
+        self.ledger = ledgers.commit(self.ledger, able, pace)
         self.advanced()
 
     def advanced(self) -> None:
         """A step was committed, a call completed, or a settlement found: what is reported of this worker says so."""
-        self._meeting.progress = (self.ledger.branch, self.ledger.level, self.ledger.calls)
+        self._membership.progress = (self.ledger.branch, self.ledger.level, self.ledger.calls)

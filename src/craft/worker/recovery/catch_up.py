@@ -30,30 +30,30 @@ class CatchUp:
 
     def __init__(
         self,
-        commitments: Participant,
-        healing: StateTransfer,
-        voice: Reporter,
+        participant: Participant,
+        transfer: StateTransfer,
+        reporter: Reporter,
         params: Sequence[torch.nn.Parameter],
         buffers: ModuleBuffers,
         size_of: Callable[[int], int],
         bucket_bytes: int,
         own_loop: bool = False,
     ) -> None:
-        self._commitments = commitments
-        self._healing = healing
-        self._voice = voice
+        self._participant = participant
+        self._transfer = transfer
+        self._reporter = reporter
         self._params = params
         self._buffers = buffers
         self._bucket_bytes = bucket_bytes
         self._warmed_up = False
         self._follower = Follower(
-            commitments,
+            participant,
             self._layout_of_the_others,
             buffers.empty_like,
             size_of,
-            healing.fetch,
+            transfer.fetch,
             self._settled,
-            commitments.broke,
+            participant.broke,
             listen if own_loop else None,
         )
 
@@ -61,7 +61,7 @@ class CatchUp:
         """Take the state of the others, while a thread takes the results of what they do meanwhile. Returns its step."""
         self._follower.start(settlement)
         fetched = self._follower.wait_state()
-        progress = self._healing.load(fetched)
+        progress = self._transfer.load(fetched)
         self._buffers.begin()
         reach("loaded", fetched.level)
         logger.info("took the state as of step %d, %d bytes", fetched.level, fetched.header.total_bytes)
@@ -69,15 +69,15 @@ class CatchUp:
 
     def _settled(self, settlement: Settlement) -> None:
         """On the thread that follows. Where nobody who kept pace is left, those who join come to this worker for the state."""
-        self._voice.settled(settlement, self._commitments.ledger.generation)
-        self._healing.settled(settlement)
+        self._reporter.settled(settlement, self._participant.ledger.generation)
+        self._transfer.settled(settlement)
 
     def _others_train(self) -> list[bool]:
-        bits = int.from_bytes(self._commitments.trained, "little")
+        bits = int.from_bytes(self._participant.trained, "little")
         return [bool(bits >> index & 1) for index in range(len(self._params))]
 
     def _layout_of_the_others(self, trained: Sequence[bool] | None) -> BucketLayout:
-        if trained is None and self._commitments.trained:
+        if trained is None and self._participant.trained:
             trained = self._others_train()
         return BucketLayout(self._params, self._bucket_bytes, trained)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import torch
 
-from craft.decide.step import ledger as books
+from craft.decide.step import ledger as ledgers
 from craft.protocol.control_word import Combined, Word
 from craft.protocol.errors import BitsDiffer, GroupError, SnapshotAborted, SnapshotError, StateLost, Unreachable
 from craft.protocol.membership import DROPPED, Generation, Settlement
@@ -57,7 +57,7 @@ class Follower:
 
     def __init__(
         self,
-        commitments: Participant,
+        participant: Participant,
         layout: Callable[[Sequence[bool] | None], BucketLayout],
         buffers_like: Callable[[tuple[int, ...]], torch.Tensor],
         size_of: Callable[[int], int],
@@ -69,7 +69,7 @@ class Follower:
         """``layout``: of what the others train, as of the last settlement unless it is given. ``listen`` takes what they reduce
         before the end of a step, where the loop is the script's own.
         """
-        self._commitments = commitments
+        self._participant = participant
         self._layout = layout
         self._buffers_like = buffers_like
         self._size_of = size_of
@@ -146,7 +146,7 @@ class Follower:
             self._on_settled(settlement)
             self._begin(settlement)
             while True:
-                if self._commitments.moved:
+                if self._participant.moved:
                     self._regroup(None)
                 elif not self._has_nothing_to_take():
                     self._take_one()
@@ -165,12 +165,12 @@ class Follower:
         """A generation is settled: if the state is not whole, fetch it as of this one."""
         self._route = None
         self._gradients = GradientAccumulator(self._layout(None), hooked=False)
-        if self._commitments.ledger.whole:
+        if self._participant.ledger.whole:
             return
         with self._change:
             self._results.clear()
             self._cancelled = threading.Event()
-        generation = self._commitments.generation
+        generation = self._participant.generation
         assert generation is not None
         args = (generation, donors_of(generation, settlement), self._cancelled)
         threading.Thread(target=self._get_state, args=args, name="craft-heal", daemon=True).start()
@@ -206,8 +206,8 @@ class Follower:
             if self._state is None:
                 # Too late from now on: it would be the state of an older generation.
                 self._cancelled.set()
-            elif not self._commitments.ledger.whole:
-                self._commitments.ledger = books.adopt(self._commitments.ledger)
+            elif not self._participant.ledger.whole:
+                self._participant.ledger = ledgers.adopt(self._participant.ledger)
 
     @property
     def _has_state(self) -> bool:
@@ -221,7 +221,7 @@ class Follower:
 
     def _has_nothing_to_take(self) -> bool:
         """Whether all steps are over, or the others count on this worker in the next one, as on any that keeps pace."""
-        ledger = self._commitments.ledger
+        ledger = self._participant.ledger
         if ledger.over or self._size_of(ledger.level) == 0 or ledger.worker_id not in ledger.idle:
             return True
         with self._change:
@@ -230,13 +230,13 @@ class Follower:
 
     def _take_one(self) -> None:
         """Take part in one step, without a microbatch of one's own."""
-        commitments = self._commitments
-        commitments.ledger = books.begin(commitments.ledger, self._size_of(commitments.step))
+        participant = self._participant
+        participant.ledger = ledgers.begin(participant.ledger, self._size_of(participant.step))
         try:
             self._lay_out()
         except GroupError as error:
             self._on_broken(error)
-            commitments.await_move()
+            participant.await_move()
             self._regroup(None)
             return
         attempt = self._attempt()
@@ -247,36 +247,36 @@ class Follower:
                 return
             if combined.outcasts:
                 # Another one that joined has to leave: the step is done again without it.
-                commitments.await_move()
+                participant.await_move()
                 self._regroup(attempt)
                 return
             if combined.differs:
                 raise BitsDiffer(f"the others found that their states differ after step {combined.step}")
-            commitments.completed()
-            commitments.all_acknowledged(combined)
-            self._put(attempt, commitments.ledger.rank in combined.able)
+            participant.completed()
+            participant.all_acknowledged(combined)
+            self._put(attempt, participant.ledger.rank in combined.able)
             # This worker may have said that it is ready: then all enter the prepared generation at this boundary, and so
             # does it. (Where the main thread takes over, it does the same.)
-            commitments.agree(combined)
+            participant.agree(combined)
             return
         if attempt.error is not None:
             self._on_broken(attempt.error)
-        commitments.await_move()
+        participant.await_move()
         self._regroup(attempt)
 
     def _lay_out(self) -> None:
         """Code between the steps may have frozen or unfrozen parameters, and here it has not run yet."""
         assert self._gradients is not None
         before = self._gradients.layout
-        trained = trainable_mask.hear(self._commitments.group, self._commitments.ledger, before)
+        trained = trainable_mask.hear(self._participant.group, self._participant.ledger, before)
         if trained != before.trainable:
             self._route = None
             self._gradients = GradientAccumulator(self._layout(trained), hooked=False)
 
     def _word(self) -> Word:
-        ledger = self._commitments.ledger
+        ledger = self._participant.ledger
         # Nobody may leave before this worker has the state: it might be the only one to keep it.
-        ready = self._commitments.ready if self._has_state else ledger.generation
+        ready = self._participant.ready if self._has_state else ledger.generation
         return Word(step=ledger.level, ready=ready, able=self._is_awaited, rewinds=ledger.rewinds)
 
     @property
@@ -289,39 +289,39 @@ class Follower:
         """Take what belongs to the result beside it; False if somebody was lost meanwhile."""
         try:
             if self._listen is not None:
-                attempt.reductions = self._listen(self._commitments)
+                attempt.reductions = self._listen(self._participant)
         except GroupError as error:
             attempt.error = error
         return attempt.error is None
 
     def _attempt(self) -> Attempt:
-        ledger, gradients = self._commitments.ledger, self._gradients
+        ledger, gradients = self._participant.ledger, self._gradients
         assert gradients is not None
         if self._route is None or self._route.owners != ledger.owners:
-            commitments = self._commitments
-            self._route = route_of(commitments.group, commitments.hosts, gradients.layout, ledger.owners)
+            participant = self._participant
+            self._route = route_of(participant.group, participant.hosts, gradients.layout, ledger.owners)
         attempt = Attempt(
-            self._commitments.step, self._commitments.group, self._route, gradients, Flats(gradients.layout)
+            self._participant.step, self._participant.group, self._route, gradients, Flats(gradients.layout)
         )
-        attempt.under = self._commitments.generation
+        attempt.under = self._participant.generation
         attempt.plan = tuple(None if owner == DROPPED else ledger.members[owner] for owner in ledger.owners)
         attempt.buffers_like = self._buffers_like
         return attempt
 
     def _regroup(self, attempt: Attempt | None) -> None:
         if attempt is not None and attempt.usable:
-            self._commitments.check_leaving(attempt.combined)
-            self._commitments.completed()
+            self._participant.check_leaving(attempt.combined)
+            self._participant.completed()
         self._adopt()
         try:
-            settlement = self._commitments.regroup(self._size_of)
+            settlement = self._participant.regroup(self._size_of)
         except StateLost:
             with self._change:
                 self._results.clear()
             raise
         # Before anything else: if the main thread takes over with this result, nobody else says it.
         self._on_settled(settlement)
-        if self._commitments.ledger.worker_id in settlement.commits:
+        if self._participant.ledger.worker_id in settlement.commits:
             assert attempt is not None
             self._put(attempt)
         self._begin(settlement)
@@ -333,7 +333,7 @@ class Follower:
         """
         combined, gradients = attempt.combined, self._gradients
         assert combined is not None and gradients is not None
-        ledger = self._commitments.ledger
+        ledger = self._participant.ledger
         result = CommittedResult(
             attempt=attempt,
             combined=combined,
@@ -347,7 +347,7 @@ class Follower:
             self._results.append(result)
             if level:
                 if not ledger.whole:
-                    self._commitments.ledger = books.adopt(ledger)
+                    self._participant.ledger = ledgers.adopt(ledger)
                 self._ended = True
             self._change.notify_all()
         if level:

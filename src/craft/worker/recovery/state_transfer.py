@@ -42,20 +42,20 @@ class StateTransfer:
         self,
         donor: Donor | None,
         key: bytes,
-        commitments: Participant,
+        participant: Participant,
         modules: Mapping[str, torch.nn.Module],
         registered: Mapping[str, Stateful],
-        course: CheckpointLifecycle,
+        lifecycle: CheckpointLifecycle,
         reserve: Reserve | None = None,
     ) -> None:
         """``reserve`` is memory that was set aside for the state, if this worker came later than others."""
         self._reserve = reserve
         self._donor = donor
         self._key = key
-        self._commitments = commitments
+        self._participant = participant
         self._modules = modules
         self._registered = registered
-        self._course = course
+        self._lifecycle = lifecycle
         self._due: Settlement | None = None
         """Joiners of this settlement wait for a stripe that is not copied yet."""
         self._serving = False
@@ -66,7 +66,7 @@ class StateTransfer:
         self._helping = False
         """Whether some member does not keep pace yet."""
         if donor is not None:
-            commitments.prepared = lambda: donor.prepared
+            participant.prepared = lambda: donor.prepared
 
     def settled(self, settlement: Settlement) -> None:
         """A generation begins; whoever joins in it needs the state as of its first step."""
@@ -75,8 +75,8 @@ class StateTransfer:
         if not self._helping:
             self._forget()
         self._due = settlement if settlement.joiners else None
-        members = len(self._commitments.ledger.members)
-        if self._donor is not None and self._state_bytes and members < self._commitments.slots:
+        members = len(self._participant.ledger.members)
+        if self._donor is not None and self._state_bytes and members < self._participant.slots:
             # Somebody will come for a stripe, and the first touch of memory would cost a step more than its copy does.
             self._donor.reserve(self._stripe_bytes(members))
 
@@ -91,15 +91,15 @@ class StateTransfer:
 
     def give(self) -> None:
         """The state is that of the last commit: copy what is wanted of it, if anything is."""
-        settlement, generation = self._due, self._commitments.generation
+        settlement, generation = self._due, self._participant.generation
         if settlement is None or generation is None or self._donor is None:
             return
         self._due = None
         donors = donors_of(generation, settlement)
-        worker_id = self._commitments.ledger.worker_id
+        worker_id = self._participant.ledger.worker_id
         if worker_id in donors:
             began = time.monotonic()
-            state = self._course.state()
+            state = self._lifecycle.state()
             self._donor.stage(generation.name, settlement.level, state, donors.index(worker_id), len(donors))
             self._serving = True
             took_s = time.monotonic() - began
@@ -108,7 +108,7 @@ class StateTransfer:
 
     def measure(self) -> int:
         """Find out how large the state is; return how much memory a joiner should set aside."""
-        header = self._course.state().header
+        header = self._lifecycle.state().header
         self._state_bytes = header.total_bytes
         # To pin memory holds the device up for longer than to touch it, and a step while somebody joins has enough to do.
         self._early = bool(header.on_device)
@@ -132,10 +132,10 @@ class StateTransfer:
         """
         if computed and self._early and self._donor is not None:
             self._early = False
-            size = self._stripe_bytes(max(1, self._commitments.slots - 1))
+            size = self._stripe_bytes(max(1, self._participant.slots - 1))
             if can_wait_there(size):
                 self._donor.reserve(size)
-        if self._helping and not self._commitments.ledger.idle:
+        if self._helping and not self._participant.ledger.idle:
             self._helping = False
             self._release()
             self._forget()
@@ -164,7 +164,7 @@ class StateTransfer:
         """Put a fetched state into this worker's own objects; it is bit for bit that of the donors then."""
         theirs = msgspec.json.decode(fetched.header.conditions, type=Attached)
         problem = compare(
-            "the job", theirs.conditions, self._commitments.ledger.worker_id, self._course.attached.conditions
+            "the job", theirs.conditions, self._participant.ledger.worker_id, self._lifecycle.attached.conditions
         )
         if problem is not None:
             raise ConfigError(problem)

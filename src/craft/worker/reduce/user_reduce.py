@@ -83,9 +83,9 @@ class ReducePhase:
 class UserReductions:
     """Owned by the main thread."""
 
-    def __init__(self, commitments: Participant, buffers: ModuleBuffers, bucket_bytes: int) -> None:
+    def __init__(self, participant: Participant, buffers: ModuleBuffers, bucket_bytes: int) -> None:
         """``buffers`` are those of the script's modules: after a reduction they are what microbatch 0 made of them."""
-        self._commitments = commitments
+        self._participant = participant
         self._buffers = buffers
         self._bucket_bytes = bucket_bytes
         self._phases: dict[tuple[object, ...], ReducePhase] = {}
@@ -101,7 +101,7 @@ class UserReductions:
     @property
     def _ranks(self) -> list[int]:
         """Who takes part."""
-        ledger = self._commitments.ledger
+        ledger = self._participant.ledger
         return [rank for rank, member in enumerate(ledger.members) if member not in ledger.idle]
 
     def reduce(
@@ -113,19 +113,19 @@ class UserReductions:
         """
         attempt = self._attempt(phase, place)
         word = Word(
-            step=self._commitments.step,
+            step=self._participant.step,
             records=tuple(records),
             buffers=self._buffers.changed,
-            rewinds=self._commitments.ledger.rewinds,
+            rewinds=self._participant.ledger.rewinds,
             sample=sample,
         )
         if not attempt.finish(lambda: word):
             assert attempt.error is not None
-            self._commitments.broke(attempt.error)
+            self._participant.broke(attempt.error)
             raise attempt.error
         combined = attempt.combined
         assert combined is not None
-        scale = len(self._commitments.ledger.owners) / combined.total_weight if combined.total_weight else 1.0
+        scale = len(self._participant.ledger.owners) / combined.total_weight if combined.total_weight else 1.0
         hand_out(phase.layout, attempt.result, combined.present, scale)
         phase.gradients.clear()
         self._tell(attempt.result.tensors, combined, attempt.buffers)
@@ -135,7 +135,7 @@ class UserReductions:
     def call(self, name: str, data: bytes) -> list[bytes]:
         """Return the bytes of everybody who keeps pace; like a reduction it counts for nothing until the step is committed."""
         with self._telling():
-            parts = exchange_named(self._commitments, name, data, "in the body of an attempt")
+            parts = exchange_named(self._participant, name, data, "in the body of an attempt")
             if self._speaks:
                 self._send(_encode(Reduced((), b"", (), (), b"", tuple(parts))))
         return parts
@@ -146,7 +146,7 @@ class UserReductions:
         try:
             yield
         except GroupError as error:
-            self._commitments.broke(error)
+            self._participant.broke(error)
             raise
 
     def _take_buffers(self, changed: tuple[int, ...], packed: torch.Tensor | None) -> None:
@@ -155,8 +155,8 @@ class UserReductions:
         self._buffers.begin()
 
     def _attempt(self, phase: ReducePhase, place: int) -> Attempt:
-        commitments, ranks = self._commitments, self._ranks
-        group, owners = commitments.group, tuple(map(ranks.index, commitments.ledger.owners))
+        participant, ranks = self._participant, self._ranks
+        group, owners = participant.group, tuple(map(ranks.index, participant.ledger.owners))
         among = part_of(group, ranks, _FIRST_TAG) if group is not None and len(ranks) > 1 else None
         if among is not None:
             _check_device(phase.layout, group)
@@ -164,11 +164,11 @@ class UserReductions:
         # With fewer microbatches than workers, one more of them does not show in who computes what.
         way = (group, *ranks, owners)
         if phase.route is None or phase.way != way:
-            hosts = [commitments.hosts[rank] for rank in ranks] if among is not None else []
+            hosts = [participant.hosts[rank] for rank in ranks] if among is not None else []
             phase.route, phase.way = route_of(among, hosts, phase.layout, owners), way
         if phase.result is None:
             phase.result = Flats(phase.layout)
-        attempt = Attempt(commitments.step, among, phase.route, phase.gradients, phase.result)
+        attempt = Attempt(participant.step, among, phase.route, phase.gradients, phase.result)
         attempt.buffers_like = self._buffers.empty_like
         if self._buffers.changed:
             attempt.buffers = self._buffers.pack()
@@ -184,7 +184,7 @@ class UserReductions:
             among.wait_all([*due, *(among.send(own, peer, _SIGNATURE) for peer in peers)])
         if not all(torch.equal(own, each) for each in theirs):
             raise ConfigError(
-                f"step {self._commitments.step}: workers reduce different gradients in the same place: the body of an"
+                f"step {self._participant.step}: workers reduce different gradients in the same place: the body of an"
                 " attempt must call attempt.microbatches with the same parameters, in the same order, on every worker"
             )
 
@@ -213,11 +213,11 @@ class UserReductions:
     @property
     def _speaks(self) -> bool:
         """Whether somebody does not keep pace, and it is this worker that tells him."""
-        ledger = self._commitments.ledger
+        ledger = self._participant.ledger
         return bool(ledger.idle) and ledger.rank == self._ranks[0]
 
     def _send(self, data: bytes) -> None:
-        group, ledger = self._commitments.group, self._commitments.ledger
+        group, ledger = self._participant.group, self._participant.ledger
         assert group is not None
         length, flat = torch.tensor([len(data)]), torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)
         for rank, member in enumerate(ledger.members):
@@ -228,7 +228,7 @@ class UserReductions:
 
     def end(self) -> None:
         """The body is over: whoever follows now has all that it needs of this step. Raises GroupError."""
-        group = self._commitments.group
+        group = self._participant.group
         if group is None or not self._speaks:
             return
         with self._telling():
@@ -248,9 +248,9 @@ class UserReductions:
         return dict(reduced.metrics)
 
 
-def listen(commitments: Participant) -> tuple[Reduced, ...]:
+def listen(participant: Participant) -> tuple[Reduced, ...]:
     """Take all outcomes of the step in flight, as one that does not keep pace; returns when its body is over there."""
-    ledger, group = commitments.ledger, commitments.group
+    ledger, group = participant.ledger, participant.group
     assert group is not None
     first = next(rank for rank, member in enumerate(ledger.members) if member not in ledger.idle)
     found: list[Reduced] = []

@@ -14,7 +14,7 @@ WORTH_TELLING_S = 1.0
 
 
 @contextmanager
-def paused(activity: ActivityPage, voice: Reporter, reason: str) -> Iterator[None]:
+def paused(activity: ActivityPage, reporter: Reporter, reason: str) -> Iterator[None]:
     """Pause this worker, and tell of it afterwards if that took long."""
     began = time.monotonic()
     try:
@@ -23,4 +23,4 @@ def paused(activity: ActivityPage, voice: Reporter, reason: str) -> Iterator[Non
     finally:
         seconds = time.monotonic() - began
         if seconds >= WORTH_TELLING_S:
-            voice.paused(reason, seconds)
+            reporter.paused(reason, seconds)

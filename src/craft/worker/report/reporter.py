@@ -27,10 +27,10 @@ class Reporter:
     """``report`` and what broke may be said by any thread; what the script hears is said on the main thread only."""
 
     def __init__(
-        self, worker_id: str, meeting: MembershipClient, channel: Channel | None, emit: Callable[[Event], None]
+        self, worker_id: str, membership: MembershipClient, channel: Channel | None, emit: Callable[[Event], None]
     ) -> None:
         self._worker_id = worker_id
-        self._meeting = meeting
+        self._membership = membership
         self._channel = channel
         self.emit = emit
         """Tells the script."""
@@ -49,7 +49,7 @@ class Reporter:
     def settled(self, settlement: Settlement, generation: int) -> StepRetried | None:
         """A generation is settled: tell the lighthouse, and return what was lost by it, if anything was."""
         dropped = tuple(index for index, owner in enumerate(settlement.owners) if owner == DROPPED)
-        changes: dict[str, Any] = {"generation": generation, "broken": None, "progress": self._meeting.progress}
+        changes: dict[str, Any] = {"generation": generation, "broken": None, "progress": self._membership.progress}
         retried = None
         if settlement.given or dropped:
             retried = StepRetried(generation=generation, step=settlement.level, given=settlement.given, dropped=dropped)
@@ -87,7 +87,7 @@ class Reporter:
 
     def broke(self, generation: int, error: GroupError) -> None:
         """Report at once that the group broke; the exchange thread calls this too, as the main thread may compute for long."""
-        self._meeting.broke(generation, error)
+        self._membership.broke(generation, error)
 
     def diverged(self, error: BitsDiffer, step: int, members: tuple[str, ...]) -> None:
         """Every worker says it before it raises ``error``: it ends the job."""

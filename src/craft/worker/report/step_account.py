@@ -28,8 +28,8 @@ class StepAccount:
         """``samples(step, microbatch)``: how many there are in it, if that is known; ``unwritten``: see ``StepLog``."""
         self.step_s = 0.0
         """From commit to commit, smoothed."""
-        self._chronicle = StepLog(run_dir, worker_id, unwritten)
-        self._setbacks = RecoveryCosts(worker_id, note, samples)
+        self._step_log = StepLog(run_dir, worker_id, unwritten)
+        self._recovery_costs = RecoveryCosts(worker_id, note, samples)
         self._last_commit: float | None = None
 
     def begin(self) -> None:
@@ -38,23 +38,23 @@ class StepAccount:
 
     def entered(self, entered: Entered) -> None:
         """This worker is in a generation."""
-        self._chronicle.entered(entered)
+        self._step_log.entered(entered)
 
     def settled(self, entered: Entered) -> None:
         """All who are in that generation have agreed on how to go on."""
-        self._setbacks.settled(entered)
+        self._recovery_costs.settled(entered)
 
     def committed(self, committed: Committed) -> None:
         """A step was committed just now."""
-        self._chronicle.committed(committed)
+        self._step_log.committed(committed)
         # Not by the clock, which may be set meanwhile.
         now = time.monotonic()
         if self._last_commit is not None:
             elapsed = now - self._last_commit
-            self._setbacks.committed(committed.step, committed.generation, elapsed, time.time())
+            self._recovery_costs.committed(committed.step, committed.generation, elapsed, time.time())
             self.step_s = elapsed if not self.step_s else self.step_s + _SMOOTHING * (elapsed - self.step_s)
         self._last_commit = now
 
     def complete(self) -> None:
         """There are no more steps."""
-        self._chronicle.complete()
+        self._step_log.complete()

@@ -27,10 +27,10 @@ class LoopContext(msgspec.Struct, frozen=True, kw_only=True):
 
     settings: WorkerSettings
     techniques: Chosen
-    meeting: MembershipClient
-    voice: Reporter
+    membership: MembershipClient
+    reporter: Reporter
     activity: ActivityPage
-    commitments: Participant
+    participant: Participant
     donor: Donor | None
     """Gives the state to those who join; None outside of ``craft run``."""
     reserve: Reserve | None

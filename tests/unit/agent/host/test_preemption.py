@@ -36,12 +36,12 @@ class Host:
 
     def __init__(self, folder: Path, settings: RunSettings) -> None:
         self.relay = Relay("h1", "http://nowhere", "token", lambda _: None)
-        crew = WorkerPool(
+        pool = WorkerPool(
             settings, RunDir(folder), folder, "key", Watchdog(settings.hang_limits), lambda _: None, lambda: 0
         )
         self.gave_up: list[str] = []
         self.made: list[str] = []
-        self.room = HostPreemption(self.relay, crew, settings, self.made.append)
+        self.room = HostPreemption(self.relay, pool, settings, self.made.append)
 
     async def watch(self, file: PreemptFile, limit_s: float = LIMIT_S) -> None:
         await asyncio.wait_for(self.room.watch(file, self.gave_up.append), limit_s)

@@ -32,8 +32,8 @@ def directive(*members: str, replacing: bool = True) -> Directive:
 class Host:
     """A crew whose fork server is this test."""
 
-    def __init__(self, crew: WorkerPool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.crew = crew
+    def __init__(self, pool: WorkerPool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.pool = pool
         self.writer = writer
         self._reader = reader
 
@@ -49,7 +49,7 @@ class Host:
 
     def loses(self, worker_id: str) -> None:
         ended = Ended(worker_id=worker_id, exit_code=None, signal=9, time=0.0)
-        self.crew.ended(ended, worked=True, waited=False, replace=True)
+        self.pool.ended(ended, worked=True, waited=False, replace=True)
 
 
 def told(folder: Path, on_loss: LossAnswer, story: Callable[[Host], Awaitable[None]]) -> None:
@@ -61,15 +61,15 @@ def told(folder: Path, on_loss: LossAnswer, story: Callable[[Host], Awaitable[No
         ours, theirs = socket.socketpair()
         _, writer = await asyncio.open_connection(sock=ours)
         reader, other = await asyncio.open_connection(sock=theirs)
-        crew = WorkerPool(
+        pool = WorkerPool(
             settings, RunDir(folder), folder, "key", Watchdog(settings.hang_limits), lambda _: None, lambda: 0
         )
-        crew.resume(writer)
-        crew.begin(late=False)
-        host = Host(crew, reader, writer)
+        pool.resume(writer)
+        pool.begin(late=False)
+        host = Host(pool, reader, writer)
         assert [await host.forked(), await host.forked()] == ["w0", "w1"]
         await story(host)
-        crew.close()
+        pool.close()
         writer.close()
         other.close()
 
@@ -86,13 +86,13 @@ def test_with_redo_a_lost_worker_is_replaced_without_a_question(tmp_path: Path) 
 
 def test_who_is_lost_while_there_is_no_fork_server_is_replaced_by_the_next_one(tmp_path: Path) -> None:
     async def story(host: Host) -> None:
-        host.crew.forked("w0", 1)
-        assert host.crew.pause() == {"w0": 1, "w1": None}
+        host.pool.forked("w0", 1)
+        assert host.pool.pause() == {"w0": 1, "w1": None}
         host.loses("w0")
         host.loses("w1")
-        assert host.crew.ended_ids == {"w0", "w1"}
+        assert host.pool.ended_ids == {"w0", "w1"}
         await host.starts_nobody()
-        host.crew.resume(host.writer)
+        host.pool.resume(host.writer)
         assert [await host.forked(), await host.forked()] == ["w2", "w3"]
 
     told(tmp_path, "redo", story)
@@ -100,10 +100,10 @@ def test_who_is_lost_while_there_is_no_fork_server_is_replaced_by_the_next_one(t
 
 def test_with_auto_nobody_is_started_before_the_lighthouse_knows_of_the_loss_and_wants_it(tmp_path: Path) -> None:
     async def story(host: Host) -> None:
-        host.crew.directed(directive("w0", "w1"))
+        host.pool.directed(directive("w0", "w1"))
         host.loses("w1")
         await host.starts_nobody()
-        host.crew.directed(directive("w0"))
+        host.pool.directed(directive("w0"))
         assert await host.forked() == "w2"
 
     told(tmp_path, "auto", story)
@@ -112,9 +112,9 @@ def test_with_auto_nobody_is_started_before_the_lighthouse_knows_of_the_loss_and
 def test_with_auto_a_slot_stays_empty_until_the_lighthouse_changes_its_mind(tmp_path: Path) -> None:
     async def story(host: Host) -> None:
         host.loses("w1")
-        host.crew.directed(directive("w0", replacing=False))
+        host.pool.directed(directive("w0", replacing=False))
         await host.starts_nobody()
-        host.crew.directed(Directive(sequence=2))
+        host.pool.directed(Directive(sequence=2))
         assert await host.forked() == "w2"
 
     told(tmp_path, "auto", story)
@@ -136,12 +136,12 @@ def test_a_worker_for_whom_the_system_gives_no_process_is_asked_for_again_and_th
     (tmp_path / "workers").mkdir()
 
     async def story(host: Host) -> None:
-        host.crew.forked("w0", 1)
+        host.pool.forked("w0", 1)
         for _ in range(2):
-            host.crew.not_forked("w1", "Resource temporarily unavailable")
+            host.pool.not_forked("w1", "Resource temporarily unavailable")
             assert await host.forked() == "w1"
-        assert not host.crew.all_ended.is_set()
-        host.crew.forked("w1", 1)
+        assert not host.pool.all_ended.is_set()
+        host.pool.forked("w1", 1)
 
     told(tmp_path, "redo", story)
     said = [each.getMessage() for each in caplog.records]
@@ -153,10 +153,10 @@ def test_a_worker_for_whom_the_system_gives_no_process_is_asked_for_again_and_th
 
 def test_a_job_that_is_over_does_not_wait_for_a_worker_that_never_began(tmp_path: Path) -> None:
     async def story(host: Host) -> None:
-        host.crew.not_forked("w0", "Cannot allocate memory")
-        host.crew.close()
-        assert not host.crew.all_ended.is_set()
-        host.crew.not_forked("w1", "Cannot allocate memory")
-        assert await host.crew.wait(LIMIT_S)
+        host.pool.not_forked("w0", "Cannot allocate memory")
+        host.pool.close()
+        assert not host.pool.all_ended.is_set()
+        host.pool.not_forked("w1", "Cannot allocate memory")
+        assert await host.pool.wait(LIMIT_S)
 
     told(tmp_path, "redo", story)

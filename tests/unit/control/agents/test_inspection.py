@@ -136,7 +136,7 @@ def test_who_cannot_be_looked_at_gets_a_sentence_that_says_why(play: Play) -> No
         )
         await scene.connect()
         await scene.until(lambda: scene.standing("w1") == "member")
-        scene.answers, scene.lighthouse.sessions.looks.limit_s = False, 0.05
+        scene.answers, scene.lighthouse.sessions.inspections.limit_s = False, 0.05
         code, found = await scene.get("/v1/workers/w0/debug")
         assert code == 424 and "did not answer within 0.05 s" in found["error"]
         await scene.report(generation=1, exited=("w1",))

@@ -123,7 +123,7 @@ def test_exit_code_0_says_nothing_of_a_worker_that_did_not_say_more(
     running.report(*both, exited=(first,))
     assert running.generation == 2 and running.loop.state.stopping is None
     # A job that begins again need not wait for the lease of a process that is gone.
-    assert not running.loop.edges.index.may_run("w0")
+    assert not running.loop.report_events.index.may_run("w0")
     running.report(*both, exited=(first, second))
 
     stopping = running.loop.state.stopping

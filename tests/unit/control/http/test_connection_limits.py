@@ -30,8 +30,8 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Scene:
-    def __init__(self, door: ConnectionLimits, port: int) -> None:
-        self.door = door
+    def __init__(self, gate: ConnectionLimits, port: int) -> None:
+        self.gate = gate
         self.made: list[asyncio.BaseTransport] = []
         self._port = port
         self._streams: list[Streams] = []
@@ -66,21 +66,21 @@ async def ended(streams: Streams) -> bool:
 
 def play(limits: ConnectionBounds, story: Callable[[Scene], Awaitable[None]]) -> None:
     async def main() -> None:
-        door = ConnectionLimits(limits, RequestLog())
+        gate = ConnectionLimits(limits, RequestLog())
         Behind.made = 0
-        server = await asyncio.get_running_loop().create_server(lambda: door.protocol(Behind), "127.0.0.1", 0)
-        scene = Scene(door, server.sockets[0].getsockname()[1])
+        server = await asyncio.get_running_loop().create_server(lambda: gate.protocol(Behind), "127.0.0.1", 0)
+        scene = Scene(gate, server.sockets[0].getsockname()[1])
         await story(scene)
         await scene.end()
-        door.close()
+        gate.close()
         server.close()
         await server.wait_closed()
 
     asyncio.run(main())
 
 
-def transports(door: ConnectionLimits) -> list[asyncio.BaseTransport]:
-    return list(door._strangers)
+def transports(gate: ConnectionLimits) -> list[asyncio.BaseTransport]:
+    return list(gate._strangers)
 
 
 def test_a_stranger_that_shows_no_token_is_sent_away_though_it_speaks() -> None:
@@ -97,8 +97,8 @@ def test_whoever_was_admitted_may_stay() -> None:
     async def story(scene: Scene) -> None:
         agent = await scene.connect()
         assert await answers(agent)
-        for transport in transports(scene.door):
-            scene.door.admit(transport)
+        for transport in transports(scene.gate):
+            scene.gate.admit(transport)
         stranger = await scene.connect()
         assert await ended(stranger)
         assert await answers(agent)
@@ -110,8 +110,8 @@ def test_one_more_stranger_sends_the_oldest_away_and_nobody_who_was_admitted() -
     async def story(scene: Scene) -> None:
         agent = await scene.connect()
         assert await answers(agent)
-        for transport in transports(scene.door):
-            scene.door.admit(transport)
+        for transport in transports(scene.gate):
+            scene.gate.admit(transport)
         strangers = []
         for _ in range(5):
             strangers.append(await scene.connect())

@@ -13,8 +13,8 @@ dist: Any = torch.distributed
 
 
 def test_a_store_of_torchs_answers_at_the_workers_own_address() -> None:
-    venue = ExternalStore("127.0.0.1")
-    client = dist.TCPStore("127.0.0.1", venue.port, is_master=False, wait_for_workers=False)
+    external_store = ExternalStore("127.0.0.1")
+    client = dist.TCPStore("127.0.0.1", external_store.port, is_master=False, wait_for_workers=False)
     client.set("key", "value")
     assert client.get("key") == b"value"
 

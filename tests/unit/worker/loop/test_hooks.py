@@ -43,10 +43,10 @@ class Foreign(Technique[NoSettings]):
     surroundings: Surroundings
 
 
-def passive(hooks: Any, voice: Heard) -> StepHooks:
+def step_hooks(hooks: Any, reporter: Heard) -> StepHooks:
     Foreign.made = hooks
-    found = hooks_of(Chosen([Foreign(NoSettings())]), {}, WorkerSettings(), voice)
-    return StepHooks(found, voice.note, lambda **more: msgspec.structs.replace(MOMENT, **more))
+    found = hooks_of(Chosen([Foreign(NoSettings())]), {}, WorkerSettings(), reporter)
+    return StepHooks(found, reporter.note, lambda **more: msgspec.structs.replace(MOMENT, **more))
 
 
 class Counting(Hooks):
@@ -59,7 +59,7 @@ class Counting(Hooks):
 
 def test_only_what_is_overridden_is_called() -> None:
     hooks = Counting()
-    there = passive(hooks, Heard())
+    there = step_hooks(hooks, Heard())
     there.reach("batch_start", microbatch=1)
     there.reach("after_commit", step=4)
     assert hooks.seen == [4]
@@ -70,34 +70,34 @@ def test_hooks_that_raise_are_left_out_and_told_of_once() -> None:
         def after_commit(self, moment: Moment) -> None:
             raise LookupError("x")
 
-    voice = Heard()
-    there = passive(Wrong(), voice)
+    reporter = Heard()
+    there = step_hooks(Wrong(), reporter)
     there.reach("after_commit")
     there.reach("after_commit")
-    assert [type(note) for note in voice.told] == [TechniqueFailed]
+    assert [type(note) for note in reporter.told] == [TechniqueFailed]
 
 
 def test_what_is_no_hooks_is_told_of_and_nothing_else() -> None:
-    voice = Heard()
-    passive({"a": 1}, voice).reach("after_commit")
-    (failed,) = voice.told
+    reporter = Heard()
+    step_hooks({"a": 1}, reporter).reach("after_commit")
+    (failed,) = reporter.told
     assert isinstance(failed, TechniqueFailed) and "Hooks" in failed.error
 
 
 @pytest.mark.parametrize("given", [(5,), ("hot", "x"), ("hot", None, 7), ("x" * 200,), ("hot", None, "x" * 2000)])
 def test_a_condition_of_the_wrong_kind_is_its_tellers_error(given: tuple[Any, ...]) -> None:
-    voice = Heard()
-    passive(Counting(), voice)
+    reporter = Heard()
+    step_hooks(Counting(), reporter)
     with pytest.raises((msgspec.ValidationError, ConfigError, TypeError)):
         Foreign.surroundings.tell(*given)
-    assert voice.told == ()
+    assert reporter.told == ()
 
 
 def test_a_flood_of_conditions_is_cut_and_pushes_out_nothing_else() -> None:
-    voice = Heard()
-    passive(Counting(), voice)
-    voice.note(CheckpointSkipped(step=1, reason="busy"))
+    reporter = Heard()
+    step_hooks(Counting(), reporter)
+    reporter.note(CheckpointSkipped(step=1, reason="busy"))
     for number in range(1000):
         Foreign.surroundings.tell("hot", float(number))
-    assert isinstance(voice.told[0], CheckpointSkipped)
-    assert 10 <= sum(isinstance(note, ConditionSeen) for note in voice.told) <= 20
+    assert isinstance(reporter.told[0], CheckpointSkipped)
+    assert 10 <= sum(isinstance(note, ConditionSeen) for note in reporter.told) <= 20

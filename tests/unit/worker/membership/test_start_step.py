@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from craft.decide.step import ledger as books
+from craft.decide.step import ledger as ledgers
 from craft.protocol.errors import ConfigError
 from craft.protocol.membership import Claim, Settlement
 from craft.worker.membership.client import MembershipClient
@@ -14,7 +14,7 @@ from craft.worker.membership.participant import Participant
 from ..alone import alone, dataset, model, train
 
 
-def commitments(start_step: int) -> Participant:
+def participant(start_step: int) -> Participant:
     found = Participant("w0", MembershipClient("w0", "127.0.0.1", b"", lambda *_: None), "redo", lambda _: None, None)
     found.begin_at(start_step)
     found.loop_begun()
@@ -22,21 +22,21 @@ def commitments(start_step: int) -> Participant:
 
 
 def test_the_step_is_taken_when_all_are_known_to_begin_together() -> None:
-    own = commitments(50)
+    own = participant(50)
     assert own.step == 0
     settlement = own.start(Settlement(level=0, commits=(), owners=(), given=()))
     assert settlement is not None and own.step == settlement.level == 50 and own.started
 
 
 def test_a_checkpoint_goes_before_it() -> None:
-    own = commitments(50)
-    own.ledger = books.rewound(books.verified(own.ledger, 0, 80))
+    own = participant(50)
+    own.ledger = ledgers.rewound(ledgers.verified(own.ledger, 0, 80))
     own.start(None)
     assert own.step == 80
 
 
 def test_one_whose_comparison_broke_off_is_where_those_are_who_came_through() -> None:
-    own = commitments(50)
+    own = participant(50)
     late = Claim(worker_id="w1", committed=0)
     assert own._started_at(late).committed == 50
     for claim in (replace(late, committed=None), replace(late, committed=51), replace(late, rewinds=1)):
@@ -44,7 +44,7 @@ def test_one_whose_comparison_broke_off_is_where_those_are_who_came_through() ->
 
 
 def test_a_later_loop_begins_where_the_one_before_ended() -> None:
-    own = commitments(0)
+    own = participant(0)
     own.start(None)
     with pytest.raises(ConfigError, match="only the first training loop of a script begins elsewhere"):
         own.begin_at(7)

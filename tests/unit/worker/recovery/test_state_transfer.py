@@ -30,23 +30,23 @@ class Rooms:
 
 def healing_of(rooms: Rooms, *, on_device: bool) -> StateTransfer:
     header = SimpleNamespace(total_bytes=6 * GIB, on_device=(0,) if on_device else (), entries=(), module_entries=0)
-    course = SimpleNamespace(state=lambda: SimpleNamespace(header=header))
-    commitments = SimpleNamespace(slots=3, ledger=SimpleNamespace(idle=(), members=("a", "b", "c")))
-    found: Any = StateTransfer(cast(Any, rooms), b"", cast(Any, commitments), {}, {}, cast(Any, course))
+    lifecycle = SimpleNamespace(state=lambda: SimpleNamespace(header=header))
+    participant = SimpleNamespace(slots=3, ledger=SimpleNamespace(idle=(), members=("a", "b", "c")))
+    found: Any = StateTransfer(cast(Any, rooms), b"", cast(Any, participant), {}, {}, cast(Any, lifecycle))
     return cast(StateTransfer, found)
 
 
 def test_on_a_device_room_is_made_before_anybody_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_transfer, "can_wait_there", lambda size: True)
     rooms = Rooms()
-    healing = healing_of(rooms, on_device=True)
-    healing.committed(computed=True)
+    transfer = healing_of(rooms, on_device=True)
+    transfer.committed(computed=True)
     assert not rooms.asked, "how large the state is was not known yet"
-    healing.measure()
-    healing.committed(computed=False)
+    transfer.measure()
+    transfer.committed(computed=False)
     assert not rooms.asked, "it has only just joined, and has enough to do"
-    healing.committed(computed=True)
-    healing.committed(computed=True)
+    transfer.committed(computed=True)
+    transfer.committed(computed=True)
     assert len(rooms.asked) == 1
     assert 3 * GIB < rooms.asked[0] < 3.1 * GIB, "half of it: there will be two donors"
 
@@ -55,10 +55,10 @@ def test_elsewhere_it_is_made_when_somebody_is_lost(monkeypatch: pytest.MonkeyPa
     for on_device, spare in ((False, True), (True, False)):
         monkeypatch.setattr(state_transfer, "can_wait_there", lambda size, spare=spare: spare)
         rooms = Rooms()
-        healing = healing_of(rooms, on_device=on_device)
-        healing.measure()
-        healing.committed(computed=True)
+        transfer = healing_of(rooms, on_device=on_device)
+        transfer.measure()
+        transfer.committed(computed=True)
         assert not rooms.asked
-        cast(Any, healing)._commitments.ledger.members = ("a", "b")
-        healing.settled(cast(Any, SimpleNamespace(idle=(), joiners=())))
+        cast(Any, transfer)._participant.ledger.members = ("a", "b")
+        transfer.settled(cast(Any, SimpleNamespace(idle=(), joiners=())))
         assert len(rooms.asked) == 1
