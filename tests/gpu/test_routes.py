@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.unit.groups.cast import LIMIT_S, Cast
 from tests.unit.groups.test_gloo import opened
-from tests.unit.worker.blocks import held, mean
+from tests.unit.worker.blocks import held, mean, no_buffers
 
 from craft.decide.step.gradient_memory import Hold
 from craft.decide.step.plan import plan, share_of
@@ -71,7 +71,7 @@ def exchange_step(step: int, group: NcclGroup, route: Streamed, gradients: Gradi
     before = {node: [flat.clone() for flat in flats.tensors] for node, flats in gradients.nodes.items()}
     overlaid = list(gradients.nodes.values())[-1:] if gradients.in_place else []
     result = overlaid[0] if overlaid else Flats(layout)
-    attempt = Attempt(step, group, route, gradients, result)
+    attempt = Attempt(step, group, route, gradients, result, no_buffers)
     for bucket in range(len(layout.buckets) - 1 if group.rank % 2 else 0):
         route.flushed(bucket)
         attempt.overlap(bucket)

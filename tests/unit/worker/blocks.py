@@ -13,6 +13,11 @@ from craft.worker.reduce.accumulator import Flats, GradientAccumulator
 from craft.worker.reduce.buckets import BucketLayout
 
 
+def no_buffers(_: tuple[int, ...]) -> torch.Tensor:
+    """Memory for the buffers of a model that has none."""
+    return torch.empty(0)
+
+
 def layout_of(sizes: Sequence[int], bucket_bytes: int) -> BucketLayout:
     return BucketLayout([torch.nn.Parameter(torch.zeros(size)) for size in sizes], bucket_bytes)
 

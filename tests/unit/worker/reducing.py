@@ -50,7 +50,7 @@ class Reducing:
             idle=frozenset(idle),
             settled=True,
         )
-        self.participant.ledger = ledgers.begin(ledger, microbatches)
+        self.participant._ledger = ledgers.begin(ledger, microbatches)
 
     def body(self, order: Sequence[str]) -> str:
         """Reduce the networks one after the other, or take what came of it; returns what is wrong with that."""

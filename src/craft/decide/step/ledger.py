@@ -80,6 +80,11 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
         return share_of(self.owners, self.rank)
 
     @property
+    def plan(self) -> tuple[str | None, ...]:
+        """The worker that computes each microbatch of the step in flight; None for one that is dropped."""
+        return tuple(None if owner == DROPPED else self.members[owner] for owner in self.owners)
+
+    @property
     def pending(self) -> tuple[int, ...]:
         """Those of its share that it has not computed yet."""
         return tuple(microbatch for microbatch in self.share if microbatch not in self.held)

@@ -18,7 +18,6 @@ from craft.protocol.control_word import MicrobatchRecord
 from craft.protocol.errors import BitsDiffer, ConfigError, GroupAborted, GroupError
 from craft.protocol.values.activity import Phase as Doing
 from craft.snapshots.state.device_copy import hold_back
-from craft.snapshots.state.leaves import Stateful
 from craft.telemetry.fault_points import reach
 from craft.worker.data import rng
 from craft.worker.loop.injected_faults import strike
@@ -30,7 +29,6 @@ from craft.worker.membership.ft_calls import taking_part
 from craft.worker.monitor.consistency import sample_of
 from craft.worker.monitor.consistency_errors import check_sample
 from craft.worker.recovery.follower import CommittedResult
-from craft.worker.recovery.undo import StateCopy
 from craft.worker.reduce.module_buffers import ModuleBuffers
 from craft.worker.reduce.user_reduce import Reduced, ReducePhase, UserReductions, listen
 from craft.worker.report.metrics import checked
@@ -168,7 +166,6 @@ class Attempts:
         self,
         training: TrainingLoop,
         modules: Mapping[str, torch.nn.Module],
-        registered: Mapping[str, Stateful],
         *,
         passed: PreLoopCalls | None = None,
     ) -> None:
@@ -177,7 +174,7 @@ class Attempts:
         self._modules = modules
         self._buffers = ModuleBuffers(list(modules.values()), graphs_live_on=True)
         self._reductions = UserReductions(training.participant, self._buffers, training.bucket_bytes)
-        self._kept = StateCopy(training.lifecycle.state, modules, registered)
+        self._undo = training.undo
         self._rehearsal = RepeatedStep(training.leaves, enabled=training.checks_bits)
         self._compared: int | None = None
         """Of one that joined: the step in which it computed microbatch 0 as the others did, to compare bits."""
@@ -186,7 +183,6 @@ class Attempts:
         self._passed = passed
         # By NCCL nothing of the step's own exchange may come between its reductions.
         assert not training.runner.gradients.layout.buckets
-        training.runner.undo = self._kept.put_back
 
     def __iter__(self) -> Iterator[StepAttempt]:
         training = self._training
@@ -222,13 +218,13 @@ class Attempts:
             if attempt.committed:
                 return
             # Code after the `with` may have changed it: a scheduler that steps there would step twice.
-            self._kept.put_back_again()
+            self._undo.put_back_again()
 
     def enter(self, attempt: StepAttempt) -> None:
         """The body begins, from the state of the last commit."""
         training, ledger = self._training, self._training.participant.ledger
         if self._replayed is None:
-            self._kept.take()
+            self._undo.take()
             training.source.expect(attempt.step, ledger.share)
         self._buffers.begin()
         for module in self._modules.values():
@@ -382,7 +378,7 @@ class Attempts:
             return
         if self._rehearsal.is_due(attempt.step, attempt.number, training.participant.ledger.idle):
             self._rehearsal.keep()
-            self._kept.put_back()
+            self._undo.put_back()
             self._settle(attempt, False)
             return
         self._check_rehearsed(attempt.step)
@@ -404,7 +400,7 @@ class Attempts:
             # What a joiner is given of the state may still be on its way, and the script goes on behind its `with`.
             hold_back()
             return
-        self._kept.let_go()
+        self._undo.let_go()
         attempt.committed = True
         attempt.metrics = self._training.committed(attempt.step)
         rng.seed_all(rng.derive(self._training.seed, rng.UPDATE, attempt.step))

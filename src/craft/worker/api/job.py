@@ -218,7 +218,7 @@ class Job:
             collate_fn=collate_fn,
             num_workers=num_workers,
         )
-        return Attempts(training, self._modules, self._registered, passed=self._passed())
+        return Attempts(training, self._modules, passed=self._passed())
 
     def _begin(
         self,

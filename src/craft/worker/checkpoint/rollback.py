@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import torch
 
-from craft.decide.step import ledger as ledgers
 from craft.decide.step.ledger import Ledger
 from craft.decide.techniques import Divergence, Stragglers
 from craft.protocol.errors import Refused, SnapshotCorrupt, SnapshotError, SnapshotMissing
@@ -179,7 +178,7 @@ class Rollback:
 
     def _discard(self) -> None:
         """Nobody has gone back: what is in hand is of no use any more, and must not look as if it were."""
-        self._participant.ledger = ledgers.discarded(self._participant.ledger)
+        self._participant.discard_checkpoint()
         self._in_hand = None
 
     def _offer(
@@ -245,7 +244,7 @@ class Rollback:
         attached = msgspec.json.decode(restored.header.conditions, type=Attached)
         self._check(attached.conditions)
         self._in_hand = restored
-        self._participant.ledger = ledgers.verified(self._participant.ledger, branch, manifest.step)
+        self._participant.verify_checkpoint(branch, manifest.step)
         return ""
 
     def _check(self, then: Conditions) -> None:
@@ -311,7 +310,7 @@ class Rollback:
 
     def go(self) -> None:
         """Everybody has it in hand: go back."""
-        self._participant.ledger = ledgers.rewound(self._participant.ledger)
+        self._participant.go_back()
 
     def follow(self) -> tuple[Manifest, TrainingProgress] | None:
         """If this worker has gone back, by itself or by a settlement: put the checkpoint into its objects."""

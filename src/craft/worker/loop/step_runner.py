@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from craft.decide.step import ledger as ledgers
 from craft.protocol.control_word import Combined, MicrobatchRecord, Word
 from craft.protocol.errors import BitsDiffer, GroupError
-from craft.protocol.membership import DROPPED, Settlement
+from craft.protocol.membership import Settlement
 from craft.telemetry.fault_points import reach
 from craft.worker.loop.batch_gather import BatchGather
 from craft.worker.loop.step_result import StepResult
@@ -50,17 +49,17 @@ class StepRunner:
         extra_word: Callable[[int], dict[str, Any]],
         gathering: BatchGather,
         on_differs: Callable[[BitsDiffer, int], None],
+        undo: Callable[[], None],
     ) -> None:
         """``on_settled(settlement, level)``: whether the state here is that of the step that goes on, or an update is due.
 
-        ``on_differs(error, step)`` is told of bits that differ before ``error`` is raised.
+        ``on_differs(error, step)`` is told of bits that differ before ``error`` is raised. ``undo`` puts the state back to
+        that of the last commit, where the script's update comes before the commit.
         """
         self.gradients = gradients
         self.stop_reason: str | None = None
         self.num_computed = 0
         """Microbatches that the script computed here since the last commit."""
-        self.undo: Callable[[], None] = lambda: None
-        """Puts the state back to that of the last commit, where the script's update comes before the commit."""
         self.waited_s = 0.0
         """In the exchange of the step that was committed last: how long this worker waited for what the others computed."""
         self._participant = participant
@@ -75,6 +74,7 @@ class StepRunner:
         """Gives what else goes into the word of a step."""
         self.gathering = gathering
         self._on_differs = on_differs
+        self._undo = undo
         self._computing: frozenset[str] = frozenset()
         """Members that were given microbatches in the step in flight."""
         self._counted: frozenset[str] = frozenset()
@@ -129,7 +129,7 @@ class StepRunner:
         if last is None or not self._participant.agree(last.combined):
             # Before anything else: what this worker was to compute is its own, and must not be taken for lost. Unless all
             # enter a generation here that they prepared for: then the step is planned anew, and nothing is.
-            self._participant.ledger = ledgers.begin(self._participant.ledger, self._size_of(self.step))
+            self._participant.begin_step(self._size_of(self.step))
         if self._participant.moved:
             self._regroup()
         self.take_up()
@@ -137,7 +137,7 @@ class StepRunner:
     def take_up(self) -> None:
         """Look at the state as of the last commit, and take part in the exchange from here on."""
         self._consistency.look(self.step)
-        self._participant.ledger = ledgers.begin(self._participant.ledger, self._size_of(self.step))
+        self._participant.begin_step(self._size_of(self.step))
         self._look_at_newcomers()
         self._start_attempt()
 
@@ -297,7 +297,7 @@ class StepRunner:
         """
         step = self.step
         # Before the others are told: nothing of a step that is taken back is of use, and what it cost is all of it.
-        self._participant.ledger = ledgers.let_go(self._participant.ledger, computed)
+        self._participant.release(computed)
         self._regroup()
         if self.step > step:
             return True
@@ -310,7 +310,7 @@ class StepRunner:
         self._records[record.microbatch] = record
         if record.microbatch == 0:
             self._buffers.keep_first()
-        self._participant.ledger = ledgers.hold(self._participant.ledger, record.microbatch)
+        self._participant.hold(record.microbatch)
 
     def _start_attempt(self) -> None:
         """Make ready for the exchange of the step in flight, under the plan as it is now."""
@@ -323,10 +323,16 @@ class StepRunner:
             self._route = route_of(participant.group, participant.hosts, layout, ledger.owners)
         if self._result is None:
             self._result = Flats(layout)
-        attempt = Attempt(self.step, self._participant.group, self._route, self.gradients, self._result)
-        attempt.under = self._participant.generation
-        attempt.plan = tuple(None if owner == DROPPED else ledger.members[owner] for owner in ledger.owners)
-        attempt.buffers_like = self._buffers.empty_like
+        attempt = Attempt(
+            self.step,
+            self._participant.group,
+            self._route,
+            self.gradients,
+            self._result,
+            self._buffers.empty_like,
+            self._participant.generation,
+            ledger.plan,
+        )
         attempt.tell(lambda: trainable_mask.tell(self._participant.group, ledger, layout))
         self._attempt = attempt
 
@@ -369,7 +375,7 @@ class StepRunner:
 
     def _let_go(self) -> None:
         """What was sent is not held any more, or not as it was: it is computed again."""
-        self._participant.ledger = ledgers.let_go(self._participant.ledger)
+        self._participant.release()
         self.gradients.drop()
         self._records.clear()
         self._carried.clear()
@@ -427,7 +433,7 @@ class StepRunner:
             # Between two microbatches the buffers are those of neither.
             self._buffers.restore()
             # Before anybody is given the state.
-            self.undo()
+            self._undo()
             self.gradients.fetch()
             self._look_at_newcomers()
         level = not commits and at_boundary in (None, self._participant.ledger.generation)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from msgspec.structs import replace
 
-from craft.decide.step import ledger as ledgers
 from craft.decide.techniques import GpuHealth, Stragglers
 from craft.decide.techniques.technique import Chosen, Moment
 from craft.protocol.errors import ConfigError, GroupError
@@ -28,6 +27,7 @@ from craft.worker.loop.pre_loop_calls import PreLoopCalls
 from craft.worker.loop.step_result import StepResult
 from craft.worker.loop.step_runner import StepRunner
 from craft.worker.membership.ft_calls import CallPlace, FaultTolerantCalls
+from craft.worker.membership.participant import LoopLinks
 from craft.worker.monitor import frozen_parameters
 from craft.worker.monitor.consistency import ConsistencyCheck
 from craft.worker.monitor.gpu import GpuWatch, watch_gpu
@@ -36,6 +36,7 @@ from craft.worker.monitor.repeated_microbatch import PROBE
 from craft.worker.monitor.stragglers import SpeedTracker
 from craft.worker.recovery.catch_up import CatchUp
 from craft.worker.recovery.state_transfer import StateTransfer
+from craft.worker.recovery.undo import StateCopy
 from craft.worker.reduce.accumulator import GradientAccumulator
 from craft.worker.reduce.buckets import BucketLayout, bitmap, parameters_of, trainable_of
 from craft.worker.reduce.exchange import ExchangeThread
@@ -146,9 +147,14 @@ class TrainingLoop:
         self._passed: PreLoopCalls | None = None
         """Of a worker that came when the job had ended this loop: how it makes calls after it."""
         self.loop_end = LoopEnd(settings.worker_id, participant, self.lifecycle, self.call)
-        participant.record = lambda entered: self._account.entered(replace(entered, leader=self.loop_end.leader))
-        participant.trainable = lambda: bitmap(trainable_of(self._params))
+        self._links = LoopLinks(
+            trainable=lambda: bitmap(trainable_of(self._params)),
+            can_serve=self.transfer.can_serve,
+            record=lambda entered: self._account.entered(replace(entered, leader=self.loop_end.leader)),
+        )
         self.step_result = StepResult(self._buffers, self.lanes, self.lifecycle.numbers)
+        self.undo = StateCopy(self.lifecycle.state, parts.modules, parts.registered)
+        """The state of the last commit, where the script's update comes before the commit; nothing is copied elsewhere."""
         self.runner = StepRunner(
             participant,
             self._exchange,
@@ -162,6 +168,7 @@ class TrainingLoop:
             self._word,
             BatchGather(parts.device, parts.source.samples, drops=parts.drops),
             self.lifecycle.differs,
+            self.undo.put_back,
         )
 
     def _in_microbatch(self) -> bool:
@@ -219,7 +226,7 @@ class TrainingLoop:
 
     def start(self) -> None:
         """Meet the others, and make sure that all begin from the same state under the same conditions."""
-        self.participant.loop_begun()
+        self.participant.loop_begun(self._links)
         self.activity.now(Phase.JOINING, self.participant.step)
         self._reporter.report(joined=True, loop=self.participant.loops, after_loop=False)
         settlement = self._regroup() if self._must_meet else None
@@ -396,7 +403,7 @@ class TrainingLoop:
         self._catch_up = None
         self._consistency.newcomer = True
         self._reporter.report(urgent=False, behind=False)
-        self.participant.ledger = ledgers.keeps_pace(self.participant.ledger)
+        self.participant.keep_pace()
         self._consistency.restart(self.applied + 1)
         logger.info("keeps pace with the others from step %d on", step)
 
@@ -518,7 +525,7 @@ class TrainingLoop:
 
     def pass_over(self, outside: PreLoopCalls) -> None:
         """The job has ended this loop already: the script of a worker that comes later goes on after it."""
-        self.participant.loop_begun()
+        self.participant.loop_begun(self._links)
         self.lifecycle.applied = step_at_end(outside, self.participant.loops)
         self._passed = outside
         self.over = True

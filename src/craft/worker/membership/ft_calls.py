@@ -14,7 +14,6 @@ from collections.abc import Callable
 import msgspec
 import torch
 
-from craft.decide.step import ledger as ledgers
 from craft.decide.step.settle import name_of
 from craft.groups.group import Group
 from craft.protocol.errors import CallsDiffer, GroupError, LeftBehind, SnapshotError, Unreachable
@@ -111,7 +110,7 @@ class FaultTolerantCalls:
     def _call(self, data: bytes) -> list[bytes]:
         participant = self._participant
         number = participant.ledger.calls
-        participant.ledger = ledgers.calling(participant.ledger, self._name)
+        participant.begin_call(self._name)
         parts: list[bytes] = []
         while True:
             if participant.moved:
@@ -121,15 +120,14 @@ class FaultTolerantCalls:
                     return parts
             try:
                 parts = self._exchange(data)
-                participant.ledger = ledgers.called(participant.ledger)
+                participant.receive_call()
                 reach("called", participant.step)
                 self._acknowledge()
             except GroupError as error:
                 participant.broke(error)
                 participant.await_move()
                 continue
-            participant.ledger = ledgers.returned(participant.ledger)
-            participant.advanced()
+            participant.return_call()
             return parts
 
     def _exchange(self, data: bytes) -> list[bytes]:

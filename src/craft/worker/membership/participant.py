@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 import msgspec
 from msgspec.structs import replace
@@ -51,8 +52,20 @@ def decode_entry(data: bytes) -> GenerationEntry:
         raise ConfigError(DIFFERENT_DEVICES) from None
 
 
+@dataclass(frozen=True)
+class LoopLinks:
+    """What the training loop that a worker is in gives to its participant."""
+
+    trainable: Callable[[], bytes] = bytes
+    """Returns the bitmap of this worker's trainable parameters."""
+    can_serve: Callable[[], bool] = lambda: True
+    """Returns whether this worker has memory for the state that it gives to joiners."""
+    record: Callable[[Entered], None] = lambda _: None
+    """Writes down how this worker came into a generation."""
+
+
 class Participant:
-    """Owns the ledger."""
+    """This worker as a member. The only writer of its ledger: one method for each transition."""
 
     def __init__(
         self,
@@ -66,7 +79,7 @@ class Participant:
 
         ``straggling``: when a member is taken for slow; None: never.
         """
-        self.ledger = Ledger(worker_id=worker_id)
+        self._ledger = Ledger(worker_id=worker_id)
         self.generation: Generation | None = None
         self.group: Group | None = None
         self.started = False
@@ -79,20 +92,20 @@ class Participant:
         """Where the script begins its first training loop."""
         self.lost: tuple[str, ...] = ()
         """Members of the generation before that are not in this one."""
-        self.trainable: Callable[[], bytes] = bytes
-        """Gives what this worker tells of its parameters."""
         self.trained = b""
         """After a generation was entered without state: what the others told of theirs."""
         self.entered: Entered | None = None
         """How this worker came into the generation that it acts under."""
-        self.prepared: Callable[[], bool] = lambda: True
-        """Tells whether this worker has room for what it is to give to those who join."""
-        self.record: Callable[[Entered], None] = lambda _: None
-        """Writes that down, for every generation."""
+        self._links = LoopLinks()
         self._membership = membership
         self._on_loss = on_loss
         self._on_state_lost = on_state_lost
         self._straggling = straggling
+
+    @property
+    def ledger(self) -> Ledger:
+        """This worker's progress, as of now."""
+        return self._ledger
 
     @property
     def step(self) -> int:
@@ -117,7 +130,7 @@ class Participant:
     @property
     def ready(self) -> int:
         """The newest generation for which this worker is ready. Nobody waits at a step boundary for memory to be there."""
-        return self._membership.ready if self.prepared() else self.ledger.generation
+        return self._membership.ready if self._links.can_serve() else self.ledger.generation
 
     def begin_at(self, step: int) -> None:
         """The script begins at ``step``: it has loaded what it had trained before. Of its first training loop."""
@@ -141,7 +154,7 @@ class Participant:
         ledger = self.ledger
         if not self.start_step or ledger.loop > 1 or ledger.level or ledger.rewinds:
             return False
-        self.ledger = replace(ledger, level=self.start_step)
+        self._ledger = replace(ledger, level=self.start_step)
         return True
 
     def _started_at(self, claim: Claim) -> Claim:
@@ -180,9 +193,9 @@ class Participant:
             came = time.time()
             reach("entering", self.step)
             if not self.ledger.generation and (restoration := self._membership.restoration) is not None:
-                self.ledger = replace(self.ledger, branch=restoration.branch)
+                self._ledger = replace(self.ledger, branch=restoration.branch)
             is_first = not self.ledger.generation
-            self.ledger = ledgers.enter(self.ledger, generation)
+            self._ledger = ledgers.enter(self.ledger, generation)
             if is_first and self.recalled and self.ledger.whole:
                 # The others of a job that begins anew make these calls again, and would wait for this one.
                 raise LeftBehind(
@@ -191,7 +204,7 @@ class Participant:
                 )
             claim = replace(ledgers.claim(self.ledger), started=self.started)
             try:
-                parts = gather(group, _encode(GenerationEntry(claim, self.trainable())))
+                parts = gather(group, _encode(GenerationEntry(claim, self._links.trainable())))
             except GroupError as error:
                 logger.info("generation %d broke while it settled: %s", generation.number, error)
                 self._membership.broke(generation.number, error)
@@ -215,8 +228,8 @@ class Participant:
                     f"the job went on to training loop {settlement.loop} of the script while this worker was joining in loop"
                     f" {self.ledger.loop}: another one will come"
                 )
-            self.ledger = ledgers.settled(self.ledger, settlement)
-            self.advanced()
+            self._ledger = ledgers.settled(self.ledger, settlement)
+            self._advanced()
             if not self.ledger.whole:
                 self.trained = next(entry.trainable for entry in entries if entry.claim.committed is not None)
             before = self.generation.worker_ids if self.generation is not None else ()
@@ -250,35 +263,81 @@ class Participant:
             dropped=tuple(index for index, owner in enumerate(settlement.owners) if owner == DROPPED),
             again=tuple(sorted({microbatch for claim in goes_on for microbatch in claim.again})),
         )
-        self.record(self.entered)
+        self._links.record(self.entered)
 
-    def loop_begun(self) -> None:
+    def loop_begun(self, links: LoopLinks) -> None:
         """The script begins a training loop, or passes over one that the job has ended: the first, or a further one."""
+        self._links = links
         if self.loops:
-            self.ledger = ledgers.loop_begun(self.ledger)
+            self._ledger = ledgers.loop_begun(self.ledger)
         self.loops += 1
         self.started = False
 
     def loop_ended(self) -> None:
         """Every member has come to the end of the loop."""
-        self.ledger = ledgers.loop_ended(self.ledger)
+        self._ledger = ledgers.loop_ended(self.ledger)
+
+    def begin_step(self, num_microbatches: int) -> None:
+        """Plan the step in flight, unless it is planned already."""
+        self._ledger = ledgers.begin(self.ledger, num_microbatches)
+
+    def hold(self, microbatch: int) -> None:
+        """The gradient of ``microbatch`` is in this worker's buffers."""
+        self._ledger = ledgers.hold(self.ledger, microbatch)
+
+    def release(self, computed: Collection[int] = ()) -> None:
+        """Compute again what was held, or ``computed``, of the step in flight."""
+        self._ledger = ledgers.let_go(self.ledger, computed)
 
     def completed(self) -> None:
         """The whole result of the step in flight is here."""
-        self.ledger = ledgers.complete(self.ledger)
+        self._ledger = ledgers.complete(self.ledger)
 
     def all_acknowledged(self, combined: Combined) -> None:
         """Every member of the generation has acknowledged it: commit."""
         for worker_id in self.ledger.members:
-            self.ledger = ledgers.acknowledged(self.ledger, worker_id, self.ledger.generation, self.step)
+            self._ledger = ledgers.acknowledged(self.ledger, worker_id, self.ledger.generation, self.step)
         assert self.ledger.may_commit, self.ledger
         able = [self.ledger.members[rank] for rank in combined.able]
         pace = None
         if self._straggling is not None:
             pace = stragglers.observed(self.ledger.pace, combined.busy_us, self._straggling)
-        self.ledger = ledgers.commit(self.ledger, able, pace)
-        self.advanced()
+        self._ledger = ledgers.commit(self.ledger, able, pace)
+        self._advanced()
 
-    def advanced(self) -> None:
+    def adopt_state(self) -> None:
+        """The state of a joiner is here; with the results it queued it stands where the others stand."""
+        self._ledger = ledgers.adopt(self.ledger)
+
+    def keep_pace(self) -> None:
+        """A joiner has caught up: it can be given microbatches."""
+        self._ledger = ledgers.keeps_pace(self.ledger)
+
+    def begin_call(self, name: str) -> None:
+        """The script makes a collective call."""
+        self._ledger = ledgers.calling(self.ledger, name)
+
+    def receive_call(self) -> None:
+        """The parts of all members of that call are here."""
+        self._ledger = ledgers.called(self.ledger)
+
+    def return_call(self) -> None:
+        """That call returns to the script."""
+        self._ledger = ledgers.returned(self.ledger)
+        self._advanced()
+
+    def verify_checkpoint(self, branch: int, step: int) -> None:
+        """The checkpoint that all are about to go back to is here, and verified."""
+        self._ledger = ledgers.verified(self.ledger, branch, step)
+
+    def discard_checkpoint(self) -> None:
+        """A member cannot use that checkpoint: no member does."""
+        self._ledger = ledgers.discarded(self.ledger)
+
+    def go_back(self) -> None:
+        """All members have it: go back to it."""
+        self._ledger = ledgers.rewound(self.ledger)
+
+    def _advanced(self) -> None:
         """A step was committed, a call completed, or a settlement found: what is reported of this worker says so."""
         self._membership.progress = (self.ledger.branch, self.ledger.level, self.ledger.calls)

@@ -16,10 +16,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 import torch
 
-from craft.decide.step import ledger as ledgers
 from craft.protocol.control_word import Combined, Word
 from craft.protocol.errors import BitsDiffer, GroupError, SnapshotAborted, SnapshotError, StateLost, Unreachable
-from craft.protocol.membership import DROPPED, Generation, Settlement
+from craft.protocol.membership import Generation, Settlement
 from craft.snapshots.transfer.fetch import Fetched
 from craft.telemetry.fault_points import reach
 from craft.worker.membership.participant import Participant
@@ -207,7 +206,7 @@ class Follower:
                 # Too late from now on: it would be the state of an older generation.
                 self._cancelled.set()
             elif not self._participant.ledger.whole:
-                self._participant.ledger = ledgers.adopt(self._participant.ledger)
+                self._participant.adopt_state()
 
     @property
     def _has_state(self) -> bool:
@@ -231,7 +230,7 @@ class Follower:
     def _take_one(self) -> None:
         """Take part in one step, without a microbatch of one's own."""
         participant = self._participant
-        participant.ledger = ledgers.begin(participant.ledger, self._size_of(participant.step))
+        participant.begin_step(self._size_of(participant.step))
         try:
             self._lay_out()
         except GroupError as error:
@@ -300,13 +299,16 @@ class Follower:
         if self._route is None or self._route.owners != ledger.owners:
             participant = self._participant
             self._route = route_of(participant.group, participant.hosts, gradients.layout, ledger.owners)
-        attempt = Attempt(
-            self._participant.step, self._participant.group, self._route, gradients, Flats(gradients.layout)
+        return Attempt(
+            self._participant.step,
+            self._participant.group,
+            self._route,
+            gradients,
+            Flats(gradients.layout),
+            self._buffers_like,
+            self._participant.generation,
+            ledger.plan,
         )
-        attempt.under = self._participant.generation
-        attempt.plan = tuple(None if owner == DROPPED else ledger.members[owner] for owner in ledger.owners)
-        attempt.buffers_like = self._buffers_like
-        return attempt
 
     def _regroup(self, attempt: Attempt | None) -> None:
         if attempt is not None and attempt.usable:
@@ -347,7 +349,7 @@ class Follower:
             self._results.append(result)
             if level:
                 if not ledger.whole:
-                    self._participant.ledger = ledgers.adopt(ledger)
+                    self._participant.adopt_state()
                 self._ended = True
             self._change.notify_all()
         if level:

@@ -65,8 +65,10 @@ class StateTransfer:
         """Whether room for a stripe is to be made before anybody is lost."""
         self._helping = False
         """Whether some member does not keep pace yet."""
-        if donor is not None:
-            participant.prepared = lambda: donor.prepared
+
+    def can_serve(self) -> bool:
+        """Whether memory is ready for what this worker gives to joiners."""
+        return self._donor is None or self._donor.prepared
 
     def settled(self, settlement: Settlement) -> None:
         """A generation begins; whoever joins in it needs the state as of its first step."""

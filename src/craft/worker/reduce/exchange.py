@@ -34,19 +34,28 @@ class Attempt:
     """One try at exchanging a step under one generation. The main thread owns it; ``overlap`` runs on the exchange thread."""
 
     def __init__(
-        self, step: int, group: P2P | None, route: FlatRoute, gradients: GradientAccumulator, result: Flats
+        self,
+        step: int,
+        group: P2P | None,
+        route: FlatRoute,
+        gradients: GradientAccumulator,
+        result: Flats,
+        buffers_like: Callable[[tuple[int, ...]], torch.Tensor],
+        under: Generation | None = None,
+        plan: tuple[str | None, ...] = (),
     ) -> None:
+        """``buffers_like`` makes memory for the buffers with these numbers, ``under`` is the generation of the exchange.
+
+        ``plan``: the worker that computes each microbatch; None for one that is dropped.
+        """
         self.step = step
         self.group = group
         self.result = result
-        self.under: Generation | None = None
-        """The generation under which it is tried."""
-        self.plan: tuple[str | None, ...] = ()
-        """Who computes which microbatch, by worker; None for one that is dropped."""
+        self.under = under
+        self.plan = plan
         self.combined: Combined | None = None
         self.buffers: torch.Tensor | None = None
         """Filled by the owner of microbatch 0 before it finishes; by the exchange for all others."""
-        self.buffers_like: Callable[[tuple[int, ...]], torch.Tensor] = lambda _: torch.empty(0)
         self.carried: dict[int, torch.Tensor] = {}
         """By rank, what its microbatches leave for the next step. Its own is put in before it finishes, the rest is received."""
         self._told: list[Pending] = []
@@ -58,6 +67,7 @@ class Attempt:
         self.error: GroupError | None = None
         self.bug: Exception | None = None
         """Anything else that went wrong on the exchange thread; the main thread raises it."""
+        self._buffers_like = buffers_like
         self._route = route
         self._gradients = gradients
         self._next = 0
@@ -114,7 +124,7 @@ class Attempt:
         self.combined = combine(words)
         if self.combined.buffers and self.group is not None:
             if self.combined.buffers_from != self.group.rank:
-                self.buffers = self.buffers_like(self.combined.buffers)
+                self.buffers = self._buffers_like(self.combined.buffers)
             assert self.buffers is not None
             self._route.share_buffers(self.buffers, self.combined.buffers_from)
         if self.combined.carried:

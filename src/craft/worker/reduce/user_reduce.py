@@ -168,8 +168,7 @@ class UserReductions:
             phase.route, phase.way = route_of(among, hosts, phase.layout, owners), way
         if phase.result is None:
             phase.result = Flats(phase.layout)
-        attempt = Attempt(participant.step, among, phase.route, phase.gradients, phase.result)
-        attempt.buffers_like = self._buffers.empty_like
+        attempt = Attempt(participant.step, among, phase.route, phase.gradients, phase.result, self._buffers.empty_like)
         if self._buffers.changed:
             attempt.buffers = self._buffers.pack()
         return attempt

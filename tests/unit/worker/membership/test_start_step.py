@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from craft.decide.step import ledger as ledgers
 from craft.protocol.errors import ConfigError
 from craft.protocol.membership import Claim, Settlement
 from craft.worker.membership.client import MembershipClient
-from craft.worker.membership.participant import Participant
+from craft.worker.membership.participant import LoopLinks, Participant
 
 from ..alone import alone, dataset, model, train
 
@@ -17,7 +16,7 @@ from ..alone import alone, dataset, model, train
 def participant(start_step: int) -> Participant:
     found = Participant("w0", MembershipClient("w0", "127.0.0.1", b"", lambda *_: None), "redo", lambda _: None, None)
     found.begin_at(start_step)
-    found.loop_begun()
+    found.loop_begun(LoopLinks())
     return found
 
 
@@ -30,7 +29,8 @@ def test_the_step_is_taken_when_all_are_known_to_begin_together() -> None:
 
 def test_a_checkpoint_goes_before_it() -> None:
     own = participant(50)
-    own.ledger = ledgers.rewound(ledgers.verified(own.ledger, 0, 80))
+    own.verify_checkpoint(0, 80)
+    own.go_back()
     own.start(None)
     assert own.step == 80
 

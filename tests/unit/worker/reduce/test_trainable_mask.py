@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
+from tests.unit.worker.blocks import no_buffers
 from tests.unit.worker.members import LIMIT_S, together
 
 from craft.decide.step.ledger import Ledger
@@ -71,10 +72,10 @@ def test_a_follower_that_is_gone_breaks_the_attempt_and_not_the_script() -> None
         assert left.wait(LIMIT_S)
         layout = layout_of(True)
         route = cast(Any, SimpleNamespace(begin=lambda: None))
-        attempts = [Attempt(0, group, route, GradientAccumulator(layout), Flats(layout))]
+        attempts = [Attempt(0, group, route, GradientAccumulator(layout), Flats(layout), no_buffers)]
         # Until the closed connection is noticed, sends may seem to succeed.
         while attempts[-1].error is None:
-            attempts.append(Attempt(0, group, route, GradientAccumulator(layout), Flats(layout)))
+            attempts.append(Attempt(0, group, route, GradientAccumulator(layout), Flats(layout), no_buffers))
             attempts[-1].tell(lambda: trainable_mask.tell(group, ledger, layout))
         return "" if attempts[-1].finish(lambda: Word(step=0)) else "broken"
 

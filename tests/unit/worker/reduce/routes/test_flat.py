@@ -24,7 +24,7 @@ from craft.worker.reduce.exchange import Attempt
 from craft.worker.reduce.routes.flat import FlatRoute, sum_into, word_bytes
 from craft.worker.reduce.routes.hierarchical import HierarchicalRoute, Move
 
-from ...blocks import held, layout_of, mean, node_of
+from ...blocks import held, layout_of, mean, no_buffers, node_of
 from ...members import together
 
 BUFFER = torch.arange(300, dtype=torch.uint8)
@@ -81,8 +81,7 @@ def exchanged(
         for step in range(steps):
             for flat in result.tensors:
                 flat.fill_(float("nan"))
-            attempt = Attempt(step, counting, route, gradients, result)
-            attempt.buffers_like = lambda _: torch.zeros_like(BUFFER)
+            attempt = Attempt(step, counting, route, gradients, result, lambda _: torch.zeros_like(BUFFER))
             attempt.buffers = BUFFER if group.rank == first else None
             for bucket in range(len(layout.buckets) - 1):
                 # As the exchange thread would while backward goes on, on some of the members.
@@ -223,7 +222,7 @@ def test_a_member_that_is_lost_in_the_exchange_frees_all_others() -> None:
     def act(group: GlooGroup) -> bool:
         layout = layout_of((70, 33), 1)
         route = route_for(group, layout, owners, hosts, by_host=True)
-        attempt = Attempt(0, group, route, held(layout, owners, group.rank), Flats(layout))
+        attempt = Attempt(0, group, route, held(layout, owners, group.rank), Flats(layout), no_buffers)
         if group.rank == 3:
             group.abort()
             return False
