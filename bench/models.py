@@ -49,13 +49,13 @@ class Ballast(nn.Module):
             self.register_buffer(f"part{number}", torch.full((1_000_000,), float(number)))
 
 
-def build_model(seed: int = 0) -> nn.Module:
-    """Return the network, about 0.7 million parameters, with the same bits for the same seed."""
+def build_model(seed: int = 0, width: int = WIDTH, depth: int = DEPTH) -> nn.Module:
+    """Return the network, by default of about 0.7 million parameters, with the same bits for the same seed."""
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
-    for fan_in in (NUM_FEATURES, *[WIDTH] * (DEPTH - 1)):
-        layers += [nn.Linear(fan_in, WIDTH), nn.GELU()]
-    return nn.Sequential(*layers, nn.Linear(WIDTH, NUM_CLASSES))
+    for fan_in in (NUM_FEATURES, *[width] * (depth - 1)):
+        layers += [nn.Linear(fan_in, width), nn.GELU()]
+    return nn.Sequential(*layers, nn.Linear(width, NUM_CLASSES))
 
 
 def build_optimizer(model: nn.Module) -> torch.optim.Optimizer:
