@@ -48,7 +48,7 @@ def once(place: TrainingLoop | PreLoopCalls, activity: ActivityPage, name: str, 
 def _runs_first(place: TrainingLoop | PreLoopCalls) -> bool:
     """Whether this worker is the first of those who take part in calls here."""
     if place.behind:
-        return not isinstance(place, PreLoopCalls) and place.left_alone()
+        return not isinstance(place, PreLoopCalls) and place.calls.left_alone()
     if isinstance(place, PreLoopCalls):
         return place.is_first()
     _, position = taking_part(place.participant)

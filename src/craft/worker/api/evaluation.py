@@ -175,7 +175,7 @@ def evaluate(
 def _share(training: TrainingLoop, batches: list[int]) -> list[int]:
     """Those of ``batches`` that this worker scores: while it catches up none, unless it is left alone with them."""
     if training.behind:
-        return batches if training.left_alone() else []
+        return batches if training.calls.left_alone() else []
     ranks, position = taking_part(training.participant)
     return batches[position :: len(ranks)]
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec.structs import replace
@@ -22,11 +21,12 @@ from craft.worker.checkpoint.lifecycle import CheckpointLifecycle
 from craft.worker.checks.script import ScriptChecks
 from craft.worker.loop.batch_gather import BatchGather
 from craft.worker.loop.hooks import InWorker, StepHooks, hooks_of
-from craft.worker.loop.loop_end import LoopEnd, after_loop, meeting_at_end, step_at_end
+from craft.worker.loop.loop_calls import CurrentStep, LoopCalls
+from craft.worker.loop.loop_end import LoopEnd, step_at_end
 from craft.worker.loop.pre_loop_calls import PreLoopCalls
 from craft.worker.loop.step_result import StepResult
 from craft.worker.loop.step_runner import StepRunner
-from craft.worker.membership.ft_calls import CallPlace, FaultTolerantCalls
+from craft.worker.membership.ft_calls import FaultTolerantCalls
 from craft.worker.membership.participant import LoopLinks
 from craft.worker.monitor import frozen_parameters
 from craft.worker.monitor.consistency import ConsistencyCheck
@@ -50,28 +50,6 @@ if TYPE_CHECKING:
     from craft.worker.recovery.follower import CommittedResult
 
 logger = logging.getLogger(__name__)
-
-
-class CurrentStep(Protocol):
-    """The step that a script is in, as its loop sees it: a ``Step`` or a ``StepAttempt``."""
-
-    microbatch: int | None
-    """The microbatch that is being computed; None outside of the inner loop."""
-
-    @property
-    def _place(self) -> tuple[int, int | None]: ...
-
-    @property
-    def _done(self) -> bool: ...
-
-    @property
-    def _is_ahead(self) -> bool: ...
-
-    @property
-    def _company(self) -> tuple[int, int] | None: ...
-
-    @property
-    def _call(self) -> Callable[[str, bytes], list[bytes]] | None: ...
 
 
 class TrainingLoop:
@@ -136,7 +114,8 @@ class TrainingLoop:
         self.transfer = StateTransfer(
             parts.donor, key, participant, parts.modules, parts.registered, self.lifecycle, parts.reserve
         )
-        self.calls = FaultTolerantCalls(participant, parts.donor, key, self._regroup_between_steps)
+        calls = FaultTolerantCalls(participant, parts.donor, key, self._regroup_between_steps)
+        self.calls = LoopCalls(self, participant, calls, parts.activity)
         self._catch_up: CatchUp | None = None
         self._expected: tuple[int, tuple[int, ...]] | None = None
         self._ended = False
@@ -144,9 +123,7 @@ class TrainingLoop:
         """Whether the loop has come to its end."""
         self.broken_off = False
         """Whether the script left the loop by itself after a committed step; what is due at its end is still to be done."""
-        self._passed: PreLoopCalls | None = None
-        """Of a worker that came when the job had ended this loop: how it makes calls after it."""
-        self.loop_end = LoopEnd(settings.worker_id, participant, self.lifecycle, self.call)
+        self.loop_end = LoopEnd(settings.worker_id, participant, self.lifecycle, self.calls.call)
         self._links = LoopLinks(
             trainable=lambda: bitmap(trainable_of(self._params)),
             can_serve=self.transfer.can_serve,
@@ -335,7 +312,7 @@ class TrainingLoop:
         """The script froze or unfroze parameters: if it did so on every worker, exchange others from here on."""
         gradients = self._new_gradients()
         told = frozen_parameters.encode(self.settings.worker_id, gradients.layout.trainable)
-        parts = self._call_at(self._before_step, frozen_parameters.CALL, told)
+        parts = self.calls.call_before_step(frozen_parameters.CALL, told)
         frozen_parameters.compare(parts, self.applied, self._modules)
         self.runner.lay_out(gradients)
 
@@ -453,50 +430,15 @@ class TrainingLoop:
     def behind(self) -> bool:
         """Whether this worker takes no part in what the others do between the steps: it catches up, or came after them."""
         ledger = self.participant.ledger
-        return self._catch_up is not None or self._passed is not None or ledger.worker_id in ledger.idle
-
-    def left_alone(self) -> bool:
-        """Of one that is behind: whether it makes calls by itself, since no worker is left that was not."""
-        return self._passed is None and self.calls.left_alone(self.is_followed)
+        return self._catch_up is not None or self.calls.passed is not None or ledger.worker_id in ledger.idle
 
     def is_followed(self) -> bool:
         """Whether a joiner's thread follows generations in the main thread's stead."""
         return self._catch_up is not None and self._catch_up.is_followed
 
-    def place(self) -> CallPlace | None:
-        """Where in the script this worker is, if it may call all others there; else None."""
-        current, loop = self.current, self.participant.ledger.loop
-        if self.over:
-            # The script's own calls are counted from the first one after the loop, by all alike.
-            name = after_loop(loop) if self.loop_end.digest is not None else meeting_at_end(loop)
-            return CallPlace(name=name, step=self.applied, kept=True)
-        if current is None or not (current._done or current._is_ahead):
-            return None
-        if current._done:
-            return CallPlace(name=str(self.applied), step=self.applied)
-        return self._before_step
-
-    @property
-    def _before_step(self) -> CallPlace:
-        return CallPlace(name=f"before{self.applied}", step=self.applied, before_step=True)
-
     def call(self, name: str, data: bytes) -> list[bytes] | None:
-        """Return the bytes of all workers that take part in the call; None if this is no place for one."""
-        if self._passed is not None:
-            return self._passed.call(name, data)
-        place = self.place()
-        return None if place is None else self._call_at(place, name, data)
-
-    def _call_at(self, place: CallPlace, name: str, data: bytes) -> list[bytes]:
-        phase = Phase.ENDING if self.over else Phase.UPDATING
-        step = self.applied if place.before_step else max(0, self.applied - 1)
-        last = self.step_result.last
-        under = last.under.number if last is not None else self.participant.ledger.generation
-        self.activity.now(Phase.CALLING, step)
-        try:
-            return self.calls.gather(name, data, place, under, self.behind, self.is_followed)
-        finally:
-            self.activity.now(phase, step)
+        """Return the bytes of all workers that take part in the call; None if the script may not call here."""
+        return self.calls.call(name, data)
 
     def _regroup_between_steps(self) -> None:
         # The update of the step that was committed last may be half done: the state is no one's to take yet.
@@ -527,7 +469,7 @@ class TrainingLoop:
         """The job has ended this loop already: the script of a worker that comes later goes on after it."""
         self.participant.loop_begun(self._links)
         self.lifecycle.applied = step_at_end(outside, self.participant.loops)
-        self._passed = outside
+        self.calls.passed = outside
         self.over = True
         self.close()
 
@@ -545,7 +487,7 @@ class TrainingLoop:
 
     def finish(self) -> None:
         """The script came to its end here; return when it has on every worker, as far as it ever will."""
-        if self._passed is not None:
+        if self.calls.passed is not None:
             # It took no part in any loop: the script has fewer of them here than on the others.
             return
         self._reporter.report(script_ended=True)

@@ -1,0 +1,115 @@
+"""Calls to all workers between the steps of a training loop, and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from craft.protocol.values.activity import Phase
+from craft.worker.loop.loop_end import LoopEnd, after_loop, meeting_at_end
+from craft.worker.loop.pre_loop_calls import PreLoopCalls
+from craft.worker.loop.step_result import StepResult
+from craft.worker.membership.ft_calls import CallPlace, FaultTolerantCalls
+from craft.worker.membership.participant import Participant
+from craft.worker.report.activity_page import ActivityPage
+
+
+class CurrentStep(Protocol):
+    """The step that a script is in, as its loop sees it: a ``Step`` or a ``StepAttempt``."""
+
+    microbatch: int | None
+    """The microbatch that is being computed; None outside of the inner loop."""
+
+    @property
+    def _place(self) -> tuple[int, int | None]: ...
+
+    @property
+    def _done(self) -> bool: ...
+
+    @property
+    def _is_ahead(self) -> bool: ...
+
+    @property
+    def _company(self) -> tuple[int, int] | None: ...
+
+    @property
+    def _call(self) -> Callable[[str, bytes], list[bytes]] | None: ...
+
+
+class CallingLoop(Protocol):
+    """The loop that calls are made in."""
+
+    current: CurrentStep | None
+    over: bool
+    loop_end: LoopEnd
+    step_result: StepResult
+
+    @property
+    def applied(self) -> int: ...
+
+    @property
+    def behind(self) -> bool: ...
+
+    def is_followed(self) -> bool: ...
+
+
+class LoopCalls:
+    """Makes the calls of one loop. Owned by the main thread."""
+
+    def __init__(
+        self, loop: CallingLoop, participant: Participant, calls: FaultTolerantCalls, activity: ActivityPage
+    ) -> None:
+        self._loop = loop
+        self._participant = participant
+        self._calls = calls
+        self._activity = activity
+        self.passed: PreLoopCalls | None = None
+        """Of a worker that came when the job had ended this loop: makes its calls after the loop."""
+
+    def left_alone(self) -> bool:
+        """Of a worker that is behind: whether it makes calls alone, since no worker is left that was not behind."""
+        return self.passed is None and self._calls.left_alone(self._loop.is_followed)
+
+    def tell_joiners(self) -> None:
+        """Keep the results of calls for workers that join."""
+        self._calls.tell_joiners()
+
+    def call(self, name: str, data: bytes) -> list[bytes] | None:
+        """Return the bytes of all workers that take part in the call; None if the script may not call here."""
+        if self.passed is not None:
+            return self.passed.call(name, data)
+        place = self._place()
+        return None if place is None else self._call_at(place, name, data)
+
+    def call_before_step(self, name: str, data: bytes) -> list[bytes]:
+        """Return the bytes of all workers, before the inner loop of a step."""
+        return self._call_at(self._before_step, name, data)
+
+    def _place(self) -> CallPlace | None:
+        """Where in the script this worker is, if it may call all others there; else None."""
+        current, applied = self._loop.current, self._loop.applied
+        if self._loop.over:
+            number = self._participant.ledger.loop
+            # The script's own calls are counted from the first one after the loop, by all alike.
+            name = after_loop(number) if self._loop.loop_end.digest is not None else meeting_at_end(number)
+            return CallPlace(name=name, step=applied, kept=True)
+        if current is None or not (current._done or current._is_ahead):
+            return None
+        return CallPlace(name=str(applied), step=applied) if current._done else self._before_step
+
+    @property
+    def _before_step(self) -> CallPlace:
+        applied = self._loop.applied
+        return CallPlace(name=f"before{applied}", step=applied, before_step=True)
+
+    def _call_at(self, place: CallPlace, name: str, data: bytes) -> list[bytes]:
+        loop = self._loop
+        phase = Phase.ENDING if loop.over else Phase.UPDATING
+        step = loop.applied if place.before_step else max(0, loop.applied - 1)
+        last = loop.step_result.last
+        under = last.under.number if last is not None else self._participant.ledger.generation
+        self._activity.now(Phase.CALLING, step)
+        try:
+            return self._calls.gather(name, data, place, under, loop.behind, loop.is_followed)
+        finally:
+            self._activity.now(phase, step)
