@@ -23,10 +23,10 @@ import ctypes, os, signal, sys, threading, time
 from pathlib import Path
 from craft.protocol.values.activity import Phase
 from craft.worker.report import stacks
-from craft.worker.report.activity_page import Activity
+from craft.worker.report.activity_page import ActivityPage
 
 folder = Path(sys.argv[1])
-activity = Activity(folder / "activity")
+activity = ActivityPage(folder / "activity")
 stacks.register(folder / "stacks")
 
 def beating():

@@ -177,9 +177,9 @@ WRITER = """
     import sys
     from pathlib import Path
     from craft.protocol.values.activity import Phase
-    from craft.worker.report.activity_page import Activity
+    from craft.worker.report.activity_page import ActivityPage
 
-    activity = Activity(Path(sys.argv[1]))
+    activity = ActivityPage(Path(sys.argv[1]))
     print("ready", flush=True)
     step = 0
     while True:
