@@ -46,13 +46,13 @@ test: check packages
 	@echo "Tests that need a GPU are left out here; 'make test-gpu' runs them."
 	$(BIN)/pytest -n 3 --dist worksteal -m 'not long' --ignore tests/gpu
 
-# Every two techniques together; makes the table in docs/pairs.md from what comes out.
+# Every two techniques together; makes the table in docs/reference/technique_pairs.md from what comes out.
 pairs: setup packages
 	rm -rf .pairs && mkdir .pairs
 	PAIRS_RESULTS=$(CURDIR)/.pairs $(BIN)/pytest -n 3 --dist worksteal tests/integration/test_pairs.py; \
-	    $(BIN)/python -m tests.integration.pairs_table .pairs docs/pairs.md
+	    $(BIN)/python -m tests.integration.pairs_table .pairs docs/reference/technique_pairs.md
 
-# Frameworks' own tests, with their own class and with CRAFT's: HF_TESTS=... LIGHTNING_TESTS=... DCP_TESTS=... (docs/suites.md).
+# Frameworks' own tests, with their own class and with CRAFT's: HF_TESTS=... LIGHTNING_TESTS=... DCP_TESTS=... (docs/reference/framework_tests.md).
 suites: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[suites]'
 	HF_TESTS='$(HF_TESTS)' LIGHTNING_TESTS='$(LIGHTNING_TESTS)' DCP_TESTS='$(DCP_TESTS)' \
@@ -65,7 +65,7 @@ test-long: setup packages
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --seed $(or $(FUZZ_SEED),0) --runs $(or $(FUZZ_RUNS),100)
 
-# Whole jobs in virtual time, with faults of all kinds (docs/simulation.md): SEEDS=... FIRST=...
+# Whole jobs in virtual time, with faults of all kinds (docs/explanation/simulation.md): SEEDS=... FIRST=...
 simulate: setup
 	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0)
 

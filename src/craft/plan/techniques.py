@@ -1,6 +1,6 @@
 """What each technique would cost a job, and save it. Pure: figures of a cluster in, one row for each technique out.
 
-``craft plan`` calls it. The formulas are in ``lost_time.py``; where they and the defaults come from is in docs/planning.md.
+``craft plan`` calls it. The formulas are in ``lost_time.py``; where they and the defaults come from is in docs/howto/planning.md.
 """
 
 from __future__ import annotations
