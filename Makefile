@@ -6,7 +6,7 @@ TORCH := 2.13.0
 # What tests of several hosts and of alerts need beside Python, as command:package of Debian.
 PACKAGES := ip:iproute2 tc:iproute2 nft:nftables nsenter:util-linux prometheus:prometheus prometheus-alertmanager:prometheus-alertmanager
 
-.PHONY: setup packages demo check test test-long fuzz simulate test-gpu pairs suites bench poster clean
+.PHONY: setup packages demo check reference site wheel test test-long fuzz simulate test-gpu pairs suites bench poster clean
 
 setup: $(VENV)/.ready
 
@@ -39,6 +39,21 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/prose.py
+	$(BIN)/python tools/reference.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Pages of docs/reference that are made from the code.
+reference: setup
+	$(BIN)/python tools/reference.py
+
+# The pages in docs/ as a site, in build/site.
+site: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The wheel, in build/wheel, and a job that runs from it outside of this folder.
+wheel: setup
+	$(BIN)/python tests/packaging/smoke.py
 
 # Several at a time: most of a test is a job that starts, and that keeps one core busy at best.
 test: check packages

@@ -1,0 +1,215 @@
+"""The Python reference, from the source: names of ``__all__``, their signatures and docstrings. Imports nothing of CRAFT."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parent.parent / "src"
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+_ROLE = re.compile(r"``([^`]+)``")
+
+HEAD = """# Python
+
+The public names, from their docstrings. Names that are not here may change without notice.
+"""
+
+MODULES = ("craft", "craft.dcp", "craft.techniques", "craft.testing", "craft.testing.history")
+"""Modules with a section; one without ``__all__`` shows its public functions and classes."""
+
+FIRST = ("join", "Job", "Step", "attend", "Guest", "Change")
+"""What a reader looks for comes first."""
+
+RETURNED: dict[str, tuple[str, ...]] = {
+    "craft.worker.api.steps": ("Epoch",),
+    "craft.worker.api.attempts": ("StepAttempt",),
+    "craft.worker.state.carried_state": ("Lane",),
+}
+"""What methods of the public classes return, and scripts call methods of."""
+
+ADAPTERS: dict[str, tuple[str, ...]] = {
+    "craft.adapters.lightning": ("CraftStrategy", "CraftCallback"),
+    "craft.adapters.huggingface": ("CraftTrainer", "CraftMixin"),
+    "craft.adapters.torchft": ("attend",),
+    "craft.adapters.nvrx": ("AbortGloo", "Attend", "TellHealth"),
+}
+
+
+def python_page() -> str:
+    """Return a section for each public module, then what their methods return, events and adapters."""
+    lines = [HEAD]
+    for module in MODULES:
+        lines += _module(module)
+    lines += ["## What methods return", ""]
+    for module, names in RETURNED.items():
+        for name in names:
+            lines += _entry(name, _definition(module, name))
+    lines += ["## Events", "", "`job.on(craft.events.NAME, handler)` takes these.", "", "| event | |", "|---|---|"]
+    lines += [f"| `{each.name}` | {_first(each)} |" for each in _events()]
+    lines += ["", "## Adapters", "", "| name | |", "|---|---|"]
+    for package, names in ADAPTERS.items():
+        lines += [f"| `{package}.{name}` | {_adapter(package, name)} |" for name in names]
+    return "\n".join(lines)
+
+
+def _module(module: str) -> Iterator[str]:
+    tree = _tree(module)
+    yield from (f"## {module}", "", *_text(ast.get_docstring(tree)))
+    names = _public(module)
+    for name in [*(each for each in FIRST if each in names), *(each for each in names if each not in FIRST)]:
+        if (home := _home(module, name)) is None:
+            continue
+        if (found := _find(*home)) is not None:
+            yield from _entry(name, found)
+
+
+def _entry(name: str, node: ast.ClassDef | Function) -> Iterator[str]:
+    if not isinstance(node, ast.ClassDef):
+        yield from (f"### {name}", "", *_signature(node), *_text(ast.get_docstring(node)))
+        return
+    yield from (f"### {name}", "", *_text(ast.get_docstring(node)))
+    fields = [each for each in _fields(node) if not each[0].startswith("_")]
+    if fields:
+        yield from ("| field | type | |", "|---|---|---|", *(f"| `{a}` | `{b}` | {c} |" for a, b, c in fields), "")
+    properties = [each for each in _methods(node) if _is_property(each)]
+    if properties:
+        yield from ("| property | type | |", "|---|---|---|")
+        for each in properties:
+            kind = _escape(ast.unparse(each.returns)) if each.returns is not None else ""
+            yield f"| `{each.name}` | `{kind}` | {_first(each)} |"
+        yield ""
+    for each in _methods(node):
+        if not _is_property(each):
+            yield from (f"#### {name}.{each.name}", "", *_signature(each), *_text(ast.get_docstring(each)))
+
+
+def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str, str]]:
+    """Annotated fields of a class, each with the string below it."""
+    for here, below in zip(node.body, [*node.body[1:], None], strict=True):
+        if isinstance(here, ast.AnnAssign) and isinstance(here.target, ast.Name):
+            said = below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else ""
+            yield here.target.id, _escape(ast.unparse(here.annotation)), _cell(str(said))
+
+
+def _methods(node: ast.ClassDef) -> list[Function]:
+    return [each for each in node.body if isinstance(each, Function) and not each.name.startswith("_")]
+
+
+def _is_property(node: Function) -> bool:
+    return any("property" in ast.unparse(each) for each in node.decorator_list)
+
+
+def _signature(node: Function) -> Iterator[str]:
+    """The call, with one argument per line where it is long."""
+    call = ast.unparse(ast.Module([_bare(node)], [])).removeprefix("async ").removeprefix("def ")
+    call = call.rpartition(":\n")[0].replace("(self, ", "(").replace("(self)", "()")
+    if len(call) > 100:
+        arguments, _, returns = call.partition("(")[2].rpartition(") -> ")
+        cut = re.split(r", (?![^\[(]*[\])])", arguments)
+        call = f"{node.name}(\n    " + ",\n    ".join(cut) + f",\n) -> {returns}"
+    yield from ("```python", call, "```", "")
+
+
+def _bare(node: Function) -> ast.FunctionDef:
+    found = ast.parse(f"def {node.name}(): ...").body[0]
+    assert isinstance(found, ast.FunctionDef)
+    found.args, found.returns = node.args, node.returns
+    return found
+
+
+def _events() -> list[ast.ClassDef]:
+    trees = (_tree("craft.protocol.events"), _tree("craft.protocol.worker_events"))
+    found = [each for tree in trees for each in tree.body if isinstance(each, ast.ClassDef)]
+    return sorted((each for each in found if not each.name.startswith("_")), key=lambda each: each.name)
+
+
+def _adapter(package: str, name: str) -> str:
+    """The first sentence of the class or function, in whichever module of the package it is."""
+    for path in sorted((SOURCE / package.replace(".", "/")).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef | Function) and node.name == name and ast.get_docstring(node):
+                return _first(node)
+    raise LookupError(f"{package}.{name} has no docstring, or is not there: mend ADAPTERS in {Path(__file__).name}")
+
+
+@cache
+def _tree(module: str) -> ast.Module:
+    path = SOURCE / module.replace(".", "/")
+    return ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
+
+
+def _public(module: str) -> list[str]:
+    for node in _tree(module).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    return [each.name for each in _tree(module).body if isinstance(each, kinds) and not each.name.startswith("_")]
+
+
+def _home(module: str, name: str) -> tuple[str, str] | None:
+    """Module and name under which a public name is defined; None for a module."""
+    if _find(module, name) is not None:
+        return module, name
+    for node in ast.walk(_tree(module)):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and any((each.asname or each.name) == name for each in node.names)
+        ):
+            full = SOURCE / f"{node.module}.{name}".replace(".", "/")
+            if full.is_dir() or full.with_suffix(".py").exists():
+                return None
+            return _home(node.module, name)
+    raise LookupError(f"{module}.{name} is not found")
+
+
+def _find(module: str, name: str) -> ast.ClassDef | Function | None:
+    for node in _tree(module).body:
+        if isinstance(node, ast.ClassDef | Function) and node.name == name:
+            return node
+    return None
+
+
+def _definition(module: str, name: str) -> ast.ClassDef | Function:
+    found = _find(module, name)
+    if found is None:
+        raise LookupError(f"{module}.{name} is not there: mend RETURNED in {Path(__file__).name}")
+    return found
+
+
+def _text(docstring: str | None) -> Iterator[str]:
+    """A docstring as Markdown: literals, and blocks of code."""
+    if not docstring:
+        return
+    code = False
+    for line in docstring.splitlines():
+        if line.startswith(".. code-block::"):
+            yield f"```{line.partition('::')[2].strip()}"
+            code = True
+        elif code and line and not line.startswith(" "):
+            yield from ("```", "", _ROLE.sub(r"`\1`", line))
+            code = False
+        elif code:
+            if line or not code:
+                yield line.removeprefix("    ")
+        else:
+            yield line if line.startswith("    ") else _ROLE.sub(r"`\1`", line)
+    if code:
+        yield "```"
+    yield ""
+
+
+def _first(node: ast.ClassDef | Function) -> str:
+    text = (ast.get_docstring(node) or "").split("\n\n")[0]
+    return _cell(text)
+
+
+def _cell(text: str) -> str:
+    return _escape(_ROLE.sub(r"`\1`", " ".join(text.split())))
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|")
