@@ -41,7 +41,7 @@ check: setup
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/prose.py
 	$(BIN)/python tools/reference.py --check
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Pages of docs/reference that are made from the code.
 reference: setup
