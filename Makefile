@@ -53,7 +53,7 @@ site: setup
 
 # The wheel, in build/wheel, and a job that runs from it outside of this folder.
 wheel: setup
-	$(BIN)/python tests/packaging/smoke.py
+	$(BIN)/python -m tests.distribution.smoke
 
 # Several at a time: most of a test is a job that starts, and that keeps one core busy at best.
 test: check packages

@@ -23,12 +23,8 @@ MODULES = ("craft", "craft.dcp", "craft.techniques", "craft.testing", "craft.tes
 FIRST = ("join", "Job", "Step", "attend", "Guest", "Change")
 """What a reader looks for comes first."""
 
-RETURNED: dict[str, tuple[str, ...]] = {
-    "craft.worker.api.steps": ("Epoch",),
-    "craft.worker.api.attempts": ("StepAttempt",),
-    "craft.worker.state.carried_state": ("Lane",),
-}
-"""What methods of the public classes return, and scripts call methods of."""
+NOT_CALLED = ("Attempts", "Epoch.check_iterated")
+"""What loops return, and scripts only iterate over."""
 
 ADAPTERS: dict[str, tuple[str, ...]] = {
     "craft.adapters.lightning": ("CraftStrategy", "CraftCallback"),
@@ -44,9 +40,8 @@ def python_page() -> str:
     for module in MODULES:
         lines += _module(module)
     lines += ["## What methods return", ""]
-    for module, names in RETURNED.items():
-        for name in names:
-            lines += _entry(name, _definition(module, name))
+    for found in _returned():
+        lines += _entry(found.name, found)
     lines += ["## Events", "", "`job.on(craft.events.NAME, handler)` takes these.", "", "| event | |", "|---|---|"]
     lines += [f"| `{each.name}` | {_first(each)} |" for each in _events()]
     lines += ["", "## Adapters", "", "| name | |", "|---|---|"]
@@ -82,7 +77,7 @@ def _entry(name: str, node: ast.ClassDef | Function) -> Iterator[str]:
             yield f"| `{each.name}` | `{kind}` | {_first(each)} |"
         yield ""
     for each in _methods(node):
-        if not _is_property(each):
+        if not _is_property(each) and f"{name}.{each.name}" not in NOT_CALLED:
             yield from (f"#### {name}.{each.name}", "", *_signature(each), *_text(ast.get_docstring(each)))
 
 
@@ -149,20 +144,20 @@ def _public(module: str) -> list[str]:
     return [each.name for each in _tree(module).body if isinstance(each, kinds) and not each.name.startswith("_")]
 
 
-def _home(module: str, name: str) -> tuple[str, str] | None:
-    """Module and name under which a public name is defined; None for a module."""
+def _home(module: str, name: str, strict: bool = True) -> tuple[str, str] | None:
+    """Module and name under which a name is defined; None for a module, and unless strict for a name of others."""
     if _find(module, name) is not None:
         return module, name
     for node in ast.walk(_tree(module)):
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.module
-            and any((each.asname or each.name) == name for each in node.names)
-        ):
-            full = SOURCE / f"{node.module}.{name}".replace(".", "/")
-            if full.is_dir() or full.with_suffix(".py").exists():
-                return None
-            return _home(node.module, name)
+        for each in node.names if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("craft") else ():
+            if (each.asname or each.name) == name:
+                full = SOURCE / f"{node.module}.{each.name}".replace(".", "/")
+                if full.is_dir() or full.with_suffix(".py").exists():
+                    return None
+                assert isinstance(node, ast.ImportFrom) and node.module
+                return _home(node.module, each.name)
+    if not strict:
+        return None
     raise LookupError(f"{module}.{name} is not found")
 
 
@@ -173,10 +168,24 @@ def _find(module: str, name: str) -> ast.ClassDef | Function | None:
     return None
 
 
-def _definition(module: str, name: str) -> ast.ClassDef | Function:
-    found = _find(module, name)
-    if found is None:
-        raise LookupError(f"{module}.{name} is not there: mend RETURNED in {Path(__file__).name}")
+def _returned() -> list[ast.ClassDef]:
+    """Classes of CRAFT that methods of the public ones return or yield, and that scripts call methods of."""
+    public = {_home("craft", name) for name in _public("craft")}
+    waiting = [each for each in (_home("craft", "Job"), _home("craft", "Step")) if each is not None]
+    seen, found = set(waiting), []
+    while waiting:
+        module, name = waiting.pop(0)
+        node = _find(module, name)
+        if not isinstance(node, ast.ClassDef):
+            continue
+        if (module, name) not in public and name not in NOT_CALLED and _methods(node):
+            found.append(node)
+        for method in (each for each in node.body if isinstance(each, Function) and each.returns is not None):
+            if not method.name.startswith("_") or method.name in ("__iter__", "__next__"):
+                names = {each.id for each in ast.walk(method.returns) if isinstance(each, ast.Name)}
+                homes = [_home(module, each, strict=False) for each in sorted(names)]
+                waiting += [each for each in homes if each is not None and each not in seen]
+                seen.update(each for each in homes if each is not None)
     return found
 
 
