@@ -1,4 +1,4 @@
-"""Check the prose: the README is short, and pages do not use words that this project avoids.
+"""Check the prose: the README is short, pages avoid some words, and the files that they name exist.
 
 python tools/prose.py           # README.md, CONTRIBUTING.md, CHANGELOG.md and docs/
 python tools/prose.py --src     # src/craft and the pages that are made from it, too
@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MOST_README_LINES = 150
 AVOIDED = re.compile(r"\b(whoever|nobody|somebody|of its own|is none|is no news)\b", re.IGNORECASE)
+_FILE = re.compile(r"`((?:[\w.-]+/)+[\w-]+\.(?:py|md|txt|toml|svg|sh))`")
 MADE = "<!-- Made by"
 """The first words of a page that tools/reference.py makes from the code."""
 
@@ -44,11 +45,22 @@ def findings(path: Path) -> Iterator[str]:
             yield f"{path.relative_to(ROOT)}:{number}: avoid {match[0]!r}: say who acts"
 
 
+def missing_files(page: Path) -> Iterator[str]:
+    """Yield each file of the project that a page names by its path and that is not there."""
+    starts = (ROOT, ROOT / "src" / "craft", ROOT / "docs")
+    for number, line in enumerate(page.read_text().splitlines(), start=1):
+        for name in _FILE.findall(line):
+            # A path whose first folder is not ours is one of another project.
+            ours = [start for start in starts if (start / name.partition("/")[0]).is_dir()]
+            if ours and not any((start / name).exists() for start in ours):
+                yield f"{page.relative_to(ROOT)}:{number}: there is no {name}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--src", action="store_true", help="look at src/craft and generated pages, too")
     options = parser.parse_args()
-    found = [each for page in pages() for each in findings(page)]
+    found = [each for page in pages() for each in (*findings(page), *missing_files(page))]
     if options.src:
         found += [each for path in sources() for each in findings(path)]
     lines = len((ROOT / "README.md").read_text().splitlines())

@@ -1,6 +1,6 @@
 """Write the reference pages in docs/reference from the code.
 
-    python tools/reference.py             # write cli.md, settings.md, http.md and python.md
+    python tools/reference.py             # write cli.md, settings.md, http.md, python.md and modules.md
     python tools/reference.py --check     # exit with code 1 if one of them is out of date
 
 The command line comes from click, the settings from their schema, HTTP from the OpenAPI document of the lighthouse, and
@@ -21,7 +21,7 @@ import click
 from craft.cli.main import main as command_line
 from craft.control.http.openapi import description
 from craft.settings.schema import reference as settings_tables
-from reference_python import python_page
+from reference_python import modules_page, python_page
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"
@@ -209,6 +209,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "http.md": http_page,
     "python.md": python_page,
+    "modules.md": modules_page,
 }
 
 

@@ -17,6 +17,12 @@ HEAD = """# Python
 The public names, from their docstrings. Names that are not here may change without notice.
 """
 
+MODULES_HEAD = """# Modules
+
+Every module of `src/craft`, with the first lines of its docstring. The [code map](../explanation/code_map.md) says how they
+belong together.
+"""
+
 MODULES = ("craft", "craft.dcp", "craft.techniques", "craft.testing", "craft.testing.history")
 """Modules with a section; one without ``__all__`` shows its public functions and classes."""
 
@@ -48,6 +54,27 @@ def python_page() -> str:
     for package, names in ADAPTERS.items():
         lines += [f"| `{package}.{name}` | {_adapter(package, name)} |" for name in names]
     return "\n".join(lines)
+
+
+def modules_page() -> str:
+    """Return a table for each folder of src/craft: its modules, with the first line of their docstrings."""
+    lines = [MODULES_HEAD]
+    for folder in sorted({path.parent for path in (SOURCE / "craft").rglob("*.py")}):
+        said = _docstring(folder / "__init__.py")
+        lines += [f"## {folder.relative_to(SOURCE)}", "", _cell(said), ""]
+        modules = sorted(path for path in folder.glob("*.py") if path.name != "__init__.py")
+        if modules:
+            lines += [
+                "| module | |",
+                "|---|---|",
+                *(f"| `{each.stem}` | {_cell(_docstring(each))} |" for each in modules),
+                "",
+            ]
+    return "\n".join(lines)
+
+
+def _docstring(path: Path) -> str:
+    return (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0]
 
 
 def _module(module: str) -> Iterator[str]:
