@@ -175,14 +175,14 @@ def _home(module: str, name: str, strict: bool = True) -> tuple[str, str] | None
     """Module and name under which a name is defined; None for a module, and unless strict for a name of others."""
     if _find(module, name) is not None:
         return module, name
-    for node in ast.walk(_tree(module)):
-        for each in node.names if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("craft") else ():
-            if (each.asname or each.name) == name:
-                full = SOURCE / f"{node.module}.{each.name}".replace(".", "/")
+    imports = [each for each in ast.walk(_tree(module)) if isinstance(each, ast.ImportFrom)]
+    for source in (each for each in imports if each.module and each.module.startswith("craft")):
+        for alias in source.names:
+            if (alias.asname or alias.name) == name:
+                full = SOURCE / f"{source.module}.{alias.name}".replace(".", "/")
                 if full.is_dir() or full.with_suffix(".py").exists():
                     return None
-                assert isinstance(node, ast.ImportFrom) and node.module
-                return _home(node.module, each.name)
+                return _home(source.module or "", alias.name)
     if not strict:
         return None
     raise LookupError(f"{module}.{name} is not found")
@@ -207,8 +207,8 @@ def _returned() -> list[ast.ClassDef]:
             continue
         if (module, name) not in public and name not in NOT_CALLED and _methods(node):
             found.append(node)
-        for method in (each for each in node.body if isinstance(each, Function) and each.returns is not None):
-            if not method.name.startswith("_") or method.name in ("__iter__", "__next__"):
+        for method in (each for each in node.body if isinstance(each, Function)):
+            if method.returns is not None and (method.name[0] != "_" or method.name in ("__iter__", "__next__")):
                 names = {each.id for each in ast.walk(method.returns) if isinstance(each, ast.Name)}
                 homes = [_home(module, each, strict=False) for each in sorted(names)]
                 waiting += [each for each in homes if each is not None and each not in seen]

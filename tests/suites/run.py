@@ -27,7 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [suite for suite in SUITES if folders[suite.name]]
     if not chosen:
         names = ", ".join(f"{suite.variable}=FOLDER" for suite in SUITES)
-        print(f"nothing to run: name the folder of at least one suite ({names}); see docs/reference/framework_tests.md", file=sys.stderr)
+        print(
+            f"nothing to run: name the folder of at least one suite ({names}); see docs/reference/framework_tests.md",
+            file=sys.stderr,
+        )
         return 2
     verdicts = []
     for suite in chosen:
