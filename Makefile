@@ -41,11 +41,13 @@ check: setup
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/prose.py
 	$(BIN)/python tools/reference.py --check
+	$(BIN)/python tools/figures.py --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# Pages of docs/reference that are made from the code.
+# Pages of docs/reference that are made from the code, and the figures.
 reference: setup
 	$(BIN)/python tools/reference.py
+	$(BIN)/python tools/figures.py
 
 # The pages in docs/ as a site, in build/site.
 site: setup

@@ -1,6 +1,7 @@
 """Draw the figures in docs/assets: architecture, the life of a step, a loss in milliseconds, the walk of a SIGKILL.
 
-    python tools/figures.py
+    python tools/figures.py             # write them
+    python tools/figures.py --check     # exit with code 1 if one is out of date, or names a file that is not there
 
 Each figure has its background and follows the reader's colour scheme, so that it reads on light and dark pages. The loss
 is drawn from docs/assets/loss.json, the output of ``craft why --json`` for a real job.
@@ -8,6 +9,7 @@ is drawn from docs/assets/loss.json, the output of ``craft why --json`` for a re
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -15,7 +17,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-ASSETS = Path(__file__).resolve().parent.parent / "docs" / "assets"
+ROOT = Path(__file__).resolve().parent.parent
+ASSETS = ROOT / "docs" / "assets"
 
 STYLE = """
 svg { font-family: system-ui, sans-serif; font-size: 13px }
@@ -280,9 +283,22 @@ def walk() -> str:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with code 1 if a figure is out of date"
+    )
+    check = parser.parse_args().check
+    files = [name for _, column in KILL for name, _ in column]
+    found = [f"walk_kill.svg: there is no {name}" for name in files if not (ROOT / "src" / "craft" / name).exists()]
     for name, make in {"architecture": architecture, "step": step, "loss": loss, "walk_kill": walk}.items():
-        (ASSETS / f"{name}.svg").write_text(make())
-    return 0
+        path, text = ASSETS / f"{name}.svg", make()
+        if not check:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            found.append(f"{path.name}: out of date; run python tools/figures.py")
+    for each in found:
+        print(each)
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
