@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"
 MADE = "<!-- Made by tools/reference.py: change the code, then run it. -->"
 Json = dict[str, Any]
+_SAID_DEFAULT = re.compile(r"\s*\[default: ([^\]]*)\]")
 
 SETTINGS = """# Settings: craft.toml
 
@@ -105,15 +107,13 @@ def _summary(command: click.Command) -> str:
 def _option(option: click.Option, context: click.Context) -> str:
     names = ", ".join(option.opts) + ("".join(f" / {each}" for each in option.secondary_opts))
     kind = "" if option.is_flag or option.count else f" {option.make_metavar(context)}"
-    default = option.default
-    shown = (
-        f"`{default}`"
-        if isinstance(default, str | int | float) and not isinstance(default, bool) and default != ""
-        else ""
-    )
+    default, text = option.default, option.help or ""
+    shown = f"`{default}`" if isinstance(default, str | int | float) and default != "" and not option.is_flag else ""
+    if (found := _SAID_DEFAULT.search(text)) is not None:
+        shown, text = found[1], text.replace(found[0], "")
     required = " Needed." if option.required else ""
     escaped = f"{names}{kind}".replace("|", "\\|")
-    return f"| `{escaped}` | {shown} | {_cell(option.help or '')}{required} |"
+    return f"| `{escaped}` | {_cell(shown)} | {_cell(text)}{required} |"
 
 
 def settings_page() -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+_DEFAULT = re.compile(r"^(\w+: [^=]+)=")
 _ROLE = re.compile(r"``([^`]+)``")
 
 HEAD = """# Python
@@ -128,9 +129,11 @@ def _signature(node: Function) -> Iterator[str]:
     """The call, with one argument per line where it is long."""
     call = ast.unparse(ast.Module([_bare(node)], [])).removeprefix("async ").removeprefix("def ")
     call = call.rpartition(":\n")[0].replace("(self, ", "(").replace("(self)", "()")
-    if len(call) > 100:
-        arguments, _, returns = call.partition("(")[2].rpartition(") -> ")
-        cut = re.split(r", (?![^\[(]*[\])])", arguments)
+    arguments, arrow, returns = call.partition("(")[2].rpartition(") -> ")
+    cut = [_DEFAULT.sub(r"\1 = ", each) for each in re.split(r", (?![^\[(]*[\])])", arguments)]
+    if arrow:
+        call = f"{node.name}({', '.join(cut)}) -> {returns}"
+    if arrow and len(call) > 100:
         call = f"{node.name}(\n    " + ",\n    ".join(cut) + f",\n) -> {returns}"
     yield from ("```python", call, "```", "")
 
