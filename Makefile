@@ -6,7 +6,7 @@ TORCH := 2.13.0
 # What tests of several hosts and of alerts need beside Python, as command:package of Debian.
 PACKAGES := ip:iproute2 tc:iproute2 nft:nftables nsenter:util-linux prometheus:prometheus prometheus-alertmanager:prometheus-alertmanager
 
-.PHONY: setup packages demo check test test-long fuzz simulate test-gpu pairs suites bench poster clean
+.PHONY: setup packages demo check reference site wheel test test-long fuzz simulate test-gpu pairs suites bench poster clean
 
 setup: $(VENV)/.ready
 
@@ -39,6 +39,23 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/prose.py
+	$(BIN)/python tools/reference.py --check
+	$(BIN)/python tools/figures.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Pages of docs/reference that are made from the code, and the figures.
+reference: setup
+	$(BIN)/python tools/reference.py
+	$(BIN)/python tools/figures.py
+
+# The pages in docs/ as a site, in build/site.
+site: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The wheel, in build/wheel, and a job that runs from it outside of this folder.
+wheel: setup
+	$(BIN)/python -m tests.distribution.smoke
 
 # Several at a time: most of a test is a job that starts, and that keeps one core busy at best.
 test: check packages
@@ -46,13 +63,13 @@ test: check packages
 	@echo "Tests that need a GPU are left out here; 'make test-gpu' runs them."
 	$(BIN)/pytest -n 3 --dist worksteal -m 'not long' --ignore tests/gpu
 
-# Every two techniques together; makes the table in docs/pairs.md from what comes out.
+# Every two techniques together; makes the table in docs/reference/technique_pairs.md from what comes out.
 pairs: setup packages
 	rm -rf .pairs && mkdir .pairs
 	PAIRS_RESULTS=$(CURDIR)/.pairs $(BIN)/pytest -n 3 --dist worksteal tests/integration/test_pairs.py; \
-	    $(BIN)/python -m tests.integration.pairs_table .pairs docs/pairs.md
+	    $(BIN)/python -m tests.integration.pairs_table .pairs docs/reference/technique_pairs.md
 
-# Frameworks' own tests, with their own class and with CRAFT's: HF_TESTS=... LIGHTNING_TESTS=... DCP_TESTS=... (docs/suites.md).
+# Frameworks' own tests, with their own class and with CRAFT's: HF_TESTS=... LIGHTNING_TESTS=... DCP_TESTS=... (docs/reference/framework_tests.md).
 suites: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[suites]'
 	HF_TESTS='$(HF_TESTS)' LIGHTNING_TESTS='$(LIGHTNING_TESTS)' DCP_TESTS='$(DCP_TESTS)' \
@@ -65,7 +82,7 @@ test-long: setup packages
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --seed $(or $(FUZZ_SEED),0) --runs $(or $(FUZZ_RUNS),100)
 
-# Whole jobs in virtual time, with faults of all kinds (docs/simulation.md): SEEDS=... FIRST=...
+# Whole jobs in virtual time, with faults of all kinds (docs/explanation/simulation.md): SEEDS=... FIRST=...
 simulate: setup
 	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0)
 
@@ -84,4 +101,4 @@ poster: setup
 	$(BIN)/python bench/poster.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -5,7 +5,7 @@
     [project.entry-points."craft.techniques"]
     thermal = "my_package.thermal:Thermal"
 
-Importing this loads no torch: the lighthouse imports techniques, too. ``docs/techniques.md`` has a complete example.
+Importing this loads no torch: the lighthouse imports techniques, too. ``docs/howto/techniques.md`` has a complete example.
 """
 
 from __future__ import annotations

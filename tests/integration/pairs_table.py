@@ -1,4 +1,4 @@
-"""Makes docs/pairs.md from what ``test_pairs.py`` left behind; ``make pairs`` calls it."""
+"""Makes docs/reference/technique_pairs.md from what ``test_pairs.py`` left behind; ``make pairs`` calls it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts of the shapes that people bring along, and the page that says what changes in them: docs/coming_from_ddp.md."""
+"""Scripts of the shapes that people bring along, and the page that says what changes in them: docs/howto/coming_from_ddp.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from craft.testing.faults import PlacedFault
 from .jobs import LIMIT_S, SCRIPTS, Jobs, describe
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "coming_from_ddp.md"
+PAGE = ROOT / "docs" / "howto" / "coming_from_ddp.md"
 EXAMPLE = ROOT / "examples" / "ddp" / "train_craft.py"
 DDP = ROOT / "examples" / "ddp" / "train_ddp.py"
 ARMED = SCRIPTS / "armed.py"

@@ -95,7 +95,7 @@ def test_without_the_abort_of_craft_the_same_deadlock_ends_both(jobs: Jobs) -> N
     assert result.exit_code != 0 and not begun(result.run_dir, 1), describe(result)
 
 
-# Gloo does not free every rank whose connections are closed (docs/nvrx.md): once in a while another one stays, too.
+# Gloo does not free every rank whose connections are closed (docs/howto/nvrx.md): once in a while another one stays, too.
 @pytest.mark.long
 def test_a_rank_that_does_not_come_out_is_lost_and_not_those_who_wait_for_it(jobs: Jobs) -> None:
     """They wait in a barrier of NVRx's, which CRAFT knows nothing of by itself."""

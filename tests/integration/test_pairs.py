@@ -1,6 +1,6 @@
 """Every two built-in techniques together in one job, under the faults that they answer; all others that can be are off.
 
-``make pairs`` runs all of them and makes the table in docs/pairs.md from what came out. ``make test`` runs one.
+``make pairs`` runs all of them and makes the table in docs/reference/technique_pairs.md. ``make test`` runs one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which faults struck in which states of the job: the table in docs/simulation.md."""
+"""Which faults struck in which states of the job: the table in docs/explanation/simulation.md."""
 
 from __future__ import annotations
 

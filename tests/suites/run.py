@@ -1,7 +1,7 @@
 """Runs frameworks' own test suites twice, with their own class and with CRAFT's; ``make suites`` calls it.
 
 Each file with tests runs in a pytest of its own; what came out of each stays in ``<results>/<suite>/<own|craft>/``, one line
-of JSON per test. See docs/suites.md.
+of JSON per test. See docs/reference/framework_tests.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [suite for suite in SUITES if folders[suite.name]]
     if not chosen:
         names = ", ".join(f"{suite.variable}=FOLDER" for suite in SUITES)
-        print(f"nothing to run: name the folder of at least one suite ({names}); see docs/suites.md", file=sys.stderr)
+        print(
+            f"nothing to run: name the folder of at least one suite ({names}); see docs/reference/framework_tests.md",
+            file=sys.stderr,
+        )
         return 2
     verdicts = []
     for suite in chosen:

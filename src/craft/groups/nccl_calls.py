@@ -1,7 +1,7 @@
 """NCCL's own calls, as far as a group needs them, by ctypes: the library that torch brings, without torch's process group.
 
 Enters: tensors on a device, and the stream they are to be sent on. Leaves: work on that stream. ``nccl.py`` calls it. Why not
-through torch is in docs/decisions/nccl_by_its_own_calls.md.
+through torch is in docs/explanation/decisions/nccl_by_its_own_calls.md.
 """
 
 from __future__ import annotations

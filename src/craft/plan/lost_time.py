@@ -1,6 +1,6 @@
 """The share of its time in which a job gets on, in closed form. ``techniques.py`` puts techniques together from these.
 
-Failures come at a constant rate, each at any moment alike. Each formula is derived in docs/planning.md, and a simulation
+Failures come at a constant rate, each at any moment alike. Each formula is derived in docs/howto/planning.md, and a simulation
 in the tests holds it to that.
 """
 

@@ -1,6 +1,6 @@
 """What each technique would cost a job, and save it. Pure: figures of a cluster in, one row for each technique out.
 
-``craft plan`` calls it. The formulas are in ``lost_time.py``; where they and the defaults come from is in docs/planning.md.
+``craft plan`` calls it. The formulas are in ``lost_time.py``; where they and the defaults come from is in docs/howto/planning.md.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ STALL_SHARE = 40.0 / 468.7
 """How long a checkpoint of CRAFT holds a step up, of what torch.save takes (bench/results/checkpoints.txt)."""
 ASYNC_SAVE_SHARE = 265.2 / 468.7
 """The same of torch.distributed.checkpoint.async_save (bench/results/checkpoints.txt)."""
-REGROUP_S = 0.0173
+REGROUP_S = 0.0332
 """From SIGKILL to the others' next commit, beyond one step: the median (bench/results/recovery.txt)."""
-TORCHFT_PAUSE_S = 5.037
+TORCHFT_PAUSE_S = 5.028
 """The same for torchft with the settings of its README (bench/results/recovery.txt)."""
-TORCHFT_STEP_S = 0.010
-"""By how much a step of torchft is longer, with 4 workers: 0.319 * 32.5 ms and 0.095 * 118.7 ms (bench/results/overhead.txt)."""
+TORCHFT_STEP_S = 0.012
+"""By how much a step of torchft is longer, with 4 workers and steps of 36.5 ms: 0.336 of one (bench/results/overhead.txt)."""
 SPARE_S = 0.153
 """From SIGKILL to the next commit with a spare in the slot (bench/results/healing.txt)."""
 TRANSFER_GB_PER_S = 2.12

@@ -1,4 +1,4 @@
-"""What a craft.toml may hold, as a JSON schema: for editors, and as the reference for people (docs/craft_toml.md)."""
+"""What a craft.toml may hold, as a JSON schema: for editors, and as the reference for people (docs/reference/settings.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nvidia-resiliency-ext 0.4: plug-ins for its in-process wrapper, and its heartbeats as events of CRAFT's. See docs/nvrx.md."""
+"""nvidia-resiliency-ext 0.4: plug-ins for its in-process wrapper, and its heartbeats as events (docs/howto/nvrx.md)."""
 
 from __future__ import annotations
 

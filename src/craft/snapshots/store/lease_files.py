@@ -1,8 +1,8 @@
 """Claims on a store in which nobody can hold a lock: that somebody writes there, or collects garbage.
 
 A claim is a file that its owner writes anew every few seconds. Each side speaks first and looks for the other afterwards, so at
-least one sees the other. All times are the store's own. ``remote.py`` owns them; ``docs/decisions/checkpoint_store.md`` says
-why this is enough, and what it leaves open.
+least one sees the other. All times are the store's own. ``remote.py`` owns them;
+``docs/explanation/decisions/checkpoint_store.md`` says why this is enough, and what it leaves open.
 """
 
 from __future__ import annotations
