@@ -82,7 +82,8 @@ class HostPreemption:
             return
         limit_s = self._settings.drain_limit_s
         self._pool.close()
-        self._relay.say(draining=reason, drain_deadline_s=limit_s)
+        # Nothing is started here any more: no other host waits for it.
+        self._relay.say(draining=reason, drain_deadline_s=limit_s, exhausted=reason)
 
         async def leave() -> None:
             if not await self._pool.wait(limit_s + LEAVE_S):

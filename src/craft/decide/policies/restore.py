@@ -124,8 +124,10 @@ def _expected(state: JobState) -> int:
     """How many will come: not those that left, nor those of silent hosts, nor of hosts that start no more workers."""
     here = {view.member.host for view in state.having("waiting")}
     away = [view.member.host for view in state.having("lost") if not view.ended and view.member.host not in here]
+    left = {view.member.worker_id for view in state.having("left")}
     former = state.former.members if state.former is not None else ()
-    unreplaced = [member for member in former if member.host in dict(state.unreplaced) and member.host not in away]
+    stay = [member for member in former if member.host not in away and member.worker_id not in left]
+    unreplaced = [member for member in stay if member.host in dict(state.unreplaced)]
     return state.slots - len(away) - len(unreplaced) - state.left
 
 
