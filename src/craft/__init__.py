@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from craft.worker.api.job import Job
     from craft.worker.api.steps import Step
     from craft.worker.entry.join import attend, join
-    from craft.worker.external.external_worker import Change, Guest
+    from craft.worker.external.external_worker import Guest
+    from craft.worker.external.generation_follower import Change
 
 __version__ = "0.1.0"
 
@@ -43,7 +44,7 @@ _HOMES = {
     "Fenced": "craft.protocol.errors",
     "GroupError": "craft.protocol.errors",
     "Unreachable": "craft.protocol.errors",
-    "Change": "craft.worker.external.external_worker",
+    "Change": "craft.worker.external.generation_follower",
     "Guest": "craft.worker.external.external_worker",
     "Job": "craft.worker.api.job",
     "Step": "craft.worker.api.steps",

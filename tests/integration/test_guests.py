@@ -94,4 +94,4 @@ def test_a_guest_that_an_abort_does_not_free_ends_and_is_replaced(jobs: Jobs, tm
     (lost,) = result.events("WorkerLost")
     assert (lost["worker_id"], lost["reason"]) == ("w0", "exit code 70"), describe(result)
     assert len(said(result.run_dir, "w1", "freed")) == 1, "the one that it held up"
-    assert "not come out of it" in (result.run_dir / "workers" / "w0" / "log").read_text()
+    assert "collective still blocked" in (result.run_dir / "workers" / "w0" / "log").read_text()

@@ -18,7 +18,8 @@ from craft.adapters.nvrx.health import TellHealth
 from craft.adapters.nvrx.ranks import Ranks
 from craft.settings.worker import WorkerSettings
 from craft.worker.entry.join import attend
-from craft.worker.external.external_worker import Change, Guest
+from craft.worker.external.external_worker import Guest
+from craft.worker.external.generation_follower import Change
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ from craft.groups.sockets import abort_gloo
 from craft.protocol.errors import ConfigError
 from craft.settings.environ.torchft import lighthouse_address
 from craft.worker.entry import join
-from craft.worker.external.external_worker import Change, Guest
+from craft.worker.external.external_worker import Guest
+from craft.worker.external.generation_follower import Change
 from craft.worker.membership.client import Left
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,8 @@ from craft.worker.api.job import Job
 from craft.worker.entry import refusal_exit, temporary_files, torchrun_attach
 from craft.worker.entry.malloc_tuning import keep_for_next_step
 from craft.worker.external.external_store import ExternalStore
-from craft.worker.external.external_worker import Abort, Guest
+from craft.worker.external.external_worker import Guest
+from craft.worker.external.generation_follower import Abort
 from craft.worker.loop.injected_faults import InjectedFaults, install
 from craft.worker.membership.client import Left, MembershipClient
 from craft.worker.report import flight_recorder, stacks

@@ -1,7 +1,7 @@
-"""What the threads of a guest are in: whether it computes, waits for others, or is paused, for the watchdog to see.
+"""Track whether a guest computes, waits for others or is paused, and show it to the watchdog.
 
-Any thread may say so. It also knows who does not come out of an exchange: what shuts the connections of another package's group
-down frees whoever waits there, as a rule. One that stays holds up everybody who counts on it, and its process ends instead.
+Any thread may call it. It also ends a process that stays blocked after an abort: closing the connections of another package's
+group usually frees the threads that wait on them. A thread that stays blocked would hold up every other member.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from craft.worker.report.activity_page import ActivityPage
 logger = logging.getLogger(__name__)
 
 _BUSY_SHARE = 0.1
-"""Of the time, spent on a processor: a process that does more than that computes, and does not wait."""
+"""Share of CPU time above which a process computes rather than waits."""
 
 
 class BlockedTracker:
-    """Exchanges and pauses, as they begin and end."""
+    """Counts the exchanges and pauses of all threads."""
 
     def __init__(self, activity: ActivityPage) -> None:
         self._activity = activity
-        # Guards what follows.
+        # Guards everything below.
         self._change = threading.Condition()
         self._exchanges = 0
         self._pauses = 0
         self._pause = ExitStack()
         self._over = False
-        self._outs = 0
-        """How many times this worker has come out of all exchanges, or paused in one."""
+        self._returns = 0
+        """How many times this worker has left all exchanges, or paused in one."""
 
     def exchange_began(self) -> None:
         with self._change:
@@ -47,7 +47,7 @@ class BlockedTracker:
         with self._change:
             self._exchanges -= 1
             if self._exchanges == 0:
-                self._come_out()
+                self._mark_returned()
                 self._show()
 
     @contextmanager
@@ -56,58 +56,56 @@ class BlockedTracker:
             self._pauses += 1
             if self._pauses == 1:
                 self._pause.enter_context(self._activity.paused(reason))
-                self._come_out()
+                self._mark_returned()
         try:
             yield
         finally:
             with self._change:
                 self._pauses -= 1
-                # Several threads may pause, and the first one to is not the last one to go on.
+                # Several threads may pause; the last one to continue ends the pause.
                 if self._pauses == 0:
                     self._pause.close()
                     self._show()
 
     def stepped(self, committed: int) -> None:
-        """So many steps are committed by now."""
+        """Show that ``committed`` steps are committed."""
         self._activity.committed()
         with self._change:
             self._show(committed)
 
     def end(self) -> None:
-        """There are no more steps."""
+        """Show that there are no more steps."""
         with self._change:
             self._over = True
             self._pause.close()
-            self._come_out()
+            self._mark_returned()
             self._activity.now(Phase.ENDING)
 
     def free_or_end(self, limit_s: float) -> None:
-        """Whoever is in an exchange now comes out of it within ``limit_s``, or this process ends. Returns at once."""
+        """End this process if a thread is still in its exchange after ``limit_s``. Returns at once."""
         with self._change:
             if self._exchanges and not self._pauses and not self._over:
                 waiting = threading.Thread(
-                    target=self._await_out, args=(self._outs, limit_s), name="craft-freed", daemon=True
+                    target=self._await_return, args=(self._returns, limit_s), name="craft-freed", daemon=True
                 )
                 waiting.start()
 
-    def _await_out(self, outs: int, limit_s: float) -> None:
+    def _await_return(self, returns: int, limit_s: float) -> None:
         computes = True
         while computes:
             spent_s, deadline = time.process_time(), time.monotonic() + limit_s
             with self._change:
-                if self._change.wait_for(lambda: self._outs > outs, deadline - time.monotonic()):
+                if self._change.wait_for(lambda: self._returns > returns, deadline - time.monotonic()):
                     return
-            # A long backward is within an exchange, too, under some frameworks.
+            # Under some frameworks a long backward is within an exchange, too.
             computes = time.process_time() - spent_s > _BUSY_SHARE * limit_s
         logger.critical(
-            "what this worker waits in was aborted, and for %g s it has not come out of it: it ends with exit code %d, "
-            "for its agent to start another one in its place",
-            limit_s, EXIT_NOT_FREED,
-        )  # fmt: skip
+            "collective still blocked %g s after abort; exiting %d for replacement", limit_s, EXIT_NOT_FREED
+        )
         os._exit(EXIT_NOT_FREED)
 
-    def _come_out(self) -> None:
-        self._outs += 1
+    def _mark_returned(self) -> None:
+        self._returns += 1
         self._change.notify_all()
 
     def _show(self, step: int | None = None) -> None:

@@ -1,7 +1,7 @@
-"""Where groups that are not CRAFT's meet: a store of torch's in every guest that wants one, of which that of rank 0 is used.
+"""The ``TCPStore`` at which another framework's groups rendezvous, and the variables that torchrun would set for it.
 
-Scripts and frameworks find it, and who they are, in the variables that torchrun sets. Enters: the first generation that this
-worker is in. Leaves: its variables. ``craft.attend(meets=True)`` uses it.
+Every guest that asks for one (``craft.attend(meets=True)``) hosts a store; the one of rank 0 is used. Enters: a generation.
+Leaves: its variables, in which scripts and frameworks find the store and their rank.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ dist: Any = torch.distributed
 
 
 class ExternalStore:
-    """This worker's store. It lives as long as the process: torch's groups come back to it."""
+    """This worker's store. It lives as long as the process: torch's groups use it again."""
 
     def __init__(self, address: str) -> None:
-        family, _, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-        # Made here, since torch would listen on every address of the host.
-        listening = socket.create_server(place[:2], family=family, backlog=1024)
+        family, _, _, _, resolved = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        # torch would listen on every address of the host.
+        listening = socket.create_server(resolved[:2], family=family, backlog=1024)
         self.port = int(listening.getsockname()[1])
         self._store = dist.TCPStore(
             address, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
@@ -32,7 +32,7 @@ class ExternalStore:
 
 
 def variables(generation: Generation, worker_id: str) -> Mapping[str, str]:
-    """What the environment of this worker says while it is in ``generation``."""
+    """Return torchrun's environment variables for this worker in ``generation``."""
     rank = generation.rank_of(worker_id)
     assert rank is not None
     hosts = list(dict.fromkeys(member.host for member in generation.members))
@@ -47,7 +47,7 @@ def variables(generation: Generation, worker_id: str) -> Mapping[str, str]:
         "GROUP_WORLD_SIZE": str(len(hosts)),
         "MASTER_ADDR": leader.address,
         "MASTER_PORT": str(leader.store_port),
-        # Nobody else is to host a store there: rank 0 has it already.
+        # No process may host another store there: rank 0 already does.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RUN_ID": generation.name,
         "TORCHELASTIC_RESTART_COUNT": "0",

@@ -15,7 +15,8 @@ from craft.protocol.events import Recovered
 from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import Directive, PreemptionOrder
 from craft.settings.worker import WorkerSettings
-from craft.worker.external.external_worker import Abort, Change, Guest
+from craft.worker.external.external_worker import Guest
+from craft.worker.external.generation_follower import Abort, Change
 from craft.worker.report.activity_page import ActivityPage
 from craft.worker.report.channel import Channel
 
