@@ -58,7 +58,7 @@ def test_workers_that_begin_with_other_parameters_get_those_of_one_and_are_warne
     expected = torch.nn.Linear(4, 1).weight[0].tolist()
     for worker_id in ("w0", "w1", "w2"):
         log = RunDir(result.run_dir).log(worker_id).read_text()
-        assert f"began with other parameters than {source} (first: model.weight): all now have those of {source}" in log
+        assert f"differ from {source} (first: model.weight): copied those of {source}" in log
         assert f"{worker_id} begins step 0 with {expected}\n" in log
     assert len(result.digests) == 1
 

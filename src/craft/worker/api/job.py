@@ -43,9 +43,8 @@ from craft.worker.report.pauses import paused
 from craft.worker.report.reporter import Reporter
 from craft.worker.state.carried_state import REGISTERED_AS, CarriedState
 from craft.worker.state.checkpoint_target import CheckpointRequest, check_every, check_tag, choose_target
-from craft.worker.state.extra_state import ExtraState
 from craft.worker.state.loop_context import LoopContext
-from craft.worker.state.preflight import Conditions
+from craft.worker.state.metadata import Conditions, ExtraState
 
 logger = logging.getLogger(__name__)
 

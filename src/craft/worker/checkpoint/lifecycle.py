@@ -39,8 +39,7 @@ from craft.worker.monitor.agreed_step import AgreedStep
 from craft.worker.monitor.nonfinite import NonFiniteGuard
 from craft.worker.report.pauses import paused
 from craft.worker.state.loop_context import LoopContext
-from craft.worker.state.module_modes import ModuleModes
-from craft.worker.state.preflight import Attached, TrainingProgress
+from craft.worker.state.metadata import Attached, ModuleModes, TrainingProgress
 
 logger = logging.getLogger(__name__)
 

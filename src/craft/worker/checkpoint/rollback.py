@@ -32,8 +32,7 @@ from craft.worker.checkpoint.shared_store import check_one_store
 from craft.worker.membership.ft_calls import exchange
 from craft.worker.membership.participant import Participant
 from craft.worker.report.reporter import Reporter
-from craft.worker.state.module_modes import ModuleModes
-from craft.worker.state.preflight import Attached, Conditions, TrainingProgress
+from craft.worker.state.metadata import Attached, Conditions, ModuleModes, TrainingProgress
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from craft.decide.techniques.technique import Hooks, Moment
 from craft.protocol.errors import CraftError
 from craft.protocol.events import NumbersDiverged
 from craft.worker.reduce.buckets import BucketLayout
-from craft.worker.state.preflight import TrainingProgress
+from craft.worker.state.metadata import TrainingProgress
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from craft.worker.reduce.buckets import BucketLayout
 from craft.worker.reduce.module_buffers import ModuleBuffers
 from craft.worker.reduce.user_reduce import listen
 from craft.worker.report.reporter import Reporter
-from craft.worker.state.preflight import TrainingProgress
+from craft.worker.state.metadata import TrainingProgress
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,8 @@ from craft.snapshots.transfer.fetch import Fetched, fetch
 from craft.telemetry.fault_points import reach
 from craft.worker.checkpoint.lifecycle import CheckpointLifecycle
 from craft.worker.membership.participant import Participant
-from craft.worker.state.preflight import Attached, TrainingProgress, compare
+from craft.worker.state.metadata import Attached, TrainingProgress
+from craft.worker.state.preflight import compare
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import torch
 from craft.snapshots.state.device_copy import hold_back
 from craft.snapshots.state.leaves import Stateful
 from craft.snapshots.state.serialized import Header, State, load
-from craft.worker.state.module_modes import ModuleModes
+from craft.worker.state.metadata import ModuleModes
 
 
 class StateCopy:

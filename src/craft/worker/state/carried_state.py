@@ -1,9 +1,9 @@
-"""State per microbatch lane (``step.carry``): what microbatch m of one step leaves for microbatch m of the next one.
+"""Carry state from microbatch m of one step to microbatch m of the next (``step.carry``).
 
-Enters: what the script put into its ``CarriedLane`` by the end of a microbatch, packed into one row of bytes. The bytes travel with
-the exchange of the step, so that every member has all of them when it commits. Leaves: the values, for the worker that
-computes the same microbatch of the next step. ``CarriedState`` is registered like an optimizer: joiners, checkpoints and digests
-have it.
+Enters: the values of a ``CarriedLane`` at the end of its microbatch, packed into one row of bytes. The bytes travel with the
+exchange of the step, so that every member has all of them when it commits. Leaves: the values, for the worker that computes
+the same microbatch of the next step. ``CarriedState`` is registered like an optimizer: joiners, checkpoints and digests
+include it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _LENGTH_BYTES = 8
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True):
-    """What is in one lane, but for the bytes of its tensors."""
+    """The content of one lane, without the bytes of its tensors."""
 
     values: dict[str, Node]
     entries: tuple[TensorEntry, ...]
     on_device: tuple[int, ...]
     """Entries that were on a GPU."""
     generators: dict[str, str]
-    """Names of values that are states of a ``torch.Generator``, with the type of its device."""
+    """Device type of each value that is the state of a ``torch.Generator``, by name."""
 
 
 class CarriedLane:
-    """The values of one microbatch: attributes, to be read and to be assigned."""
+    """The values of one microbatch, as attributes that the script reads and assigns."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         object.__setattr__(self, "_values", values)
@@ -48,7 +48,7 @@ class CarriedLane:
         return self._values[name]
 
     def _left(self) -> torch.Tensor:
-        """What the script left in it, as one row of bytes."""
+        """Return its values as one row of bytes."""
         return pack(self._values)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -61,28 +61,28 @@ class CarriedState:
     """All lanes as of the last commit. Belongs to the main thread."""
 
     left_out_if_empty = True
-    """A state without carried values is that of a script that carries none."""
+    """Then the state is the same as that of a script that carries nothing."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._committed: dict[int, torch.Tensor] = {}
-        """By microbatch, as rows of bytes in the memory of the host."""
+        """Rows of bytes in host memory, by microbatch."""
 
     def open(self, microbatch: int) -> CarriedLane:
-        """The lane of a microbatch that is being computed. Its values are the caller's own: a retry gets the same."""
+        """Return the lane of a microbatch. The values are copies: a retry gets the same ones."""
         packed = self._committed.get(microbatch)
         return CarriedLane(unpack(packed, self._device) if packed is not None else {})
 
     @torch.no_grad()
     def commit(self, carried: Iterable[Carried], rows: Mapping[int, torch.Tensor]) -> None:
-        """A step is committed: take what its microbatches left. ``rows`` has the bytes of each rank's microbatches."""
+        """Take over the lanes of a committed step. ``rows`` has the bytes of each rank's microbatches."""
         begins = dict.fromkeys(rows, 0)
         for each in carried:
             begin = begins[each.rank]
             begins[each.rank] = end = begin + each.nbytes
             lane, row = self._committed.get(each.microbatch), rows[each.rank][begin:end]
             if lane is not None and lane.numel() == each.nbytes:
-                # In place: what compares slices of the state holds on to the tensors that it found.
+                # In place: the consistency check keeps references to these tensors.
                 lane.copy_(row)
             else:
                 self._committed[each.microbatch] = row.clone()
@@ -95,7 +95,7 @@ class CarriedState:
 
 
 def carry(lane: CarriedLane, initial: Mapping[str, Any], *, reset: bool) -> CarriedLane:
-    """Give ``lane`` the initial values that it has none for, or all of them after a ``reset``."""
+    """Set the initial values that ``lane`` lacks, or all of them after a ``reset``."""
     for name, value in initial.items():
         if name.startswith("_"):
             raise ConfigError(f"step.carry({name}=...): names of carried values begin with a letter")
@@ -109,7 +109,7 @@ def carry(lane: CarriedLane, initial: Mapping[str, Any], *, reset: bool) -> Carr
 
 
 def copy_of(data: Any) -> Any | None:
-    """A copy of the data of a microbatch; None where it is not made of tensors and plain values alone."""
+    """Return a copy of a microbatch's data; None if it holds more than tensors and plain values."""
     try:
         _check("data", data)
     except ConfigError:
@@ -118,7 +118,7 @@ def copy_of(data: Any) -> Any | None:
 
 
 def _copy(value: Any) -> Any:
-    """A copy of the value; a tensor stays in its graph, so that an initial state can be learned."""
+    """Copy ``value``; a tensor stays in its graph, so that an initial state can be learned."""
     if isinstance(value, torch.Tensor):
         return value.clone()
     if isinstance(value, torch.Generator):
@@ -134,7 +134,7 @@ def _copy(value: Any) -> Any:
 
 @torch.no_grad()
 def pack(given: Mapping[str, Any]) -> torch.Tensor:
-    """Named values as one row of bytes in the memory of the host."""
+    """Pack named values into one row of bytes in host memory."""
     packer = Packer()
     values, generators = {}, {}
     for name, value in sorted(given.items()):
@@ -152,7 +152,7 @@ def pack(given: Mapping[str, Any]) -> torch.Tensor:
 
 @torch.no_grad()
 def unpack(row: torch.Tensor, device: torch.device) -> dict[str, Any]:
-    """The values in a row of bytes; what was on a GPU goes to ``device``."""
+    """Return the values in a row of bytes; those that were on a GPU go to ``device``."""
     begin = _LENGTH_BYTES + int.from_bytes(row[:_LENGTH_BYTES].numpy().tobytes(), "little")
     header = decode_as(_Header, row[_LENGTH_BYTES:begin].numpy().tobytes(), "carried values")
     tensors = []
@@ -172,7 +172,7 @@ def unpack(row: torch.Tensor, device: torch.device) -> dict[str, Any]:
 
 
 def _check(name: str, value: Any, nested: bool = False) -> None:
-    """Raise ConfigError unless ``value`` comes back in the next step as it is now."""
+    """Raise ConfigError unless packing and unpacking preserve ``value``."""
     if isinstance(value, torch.Tensor) or value is None or type(value) in (bool, int, float, complex, str):
         return
     if isinstance(value, torch.Generator) and not nested:

@@ -1,4 +1,4 @@
-"""Where a job's checkpoints go, and how often they are taken: what the script asked for, under what the settings say."""
+"""Choose where checkpoints go and how often they are taken: settings override the script's arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CheckpointRequest(NamedTuple):
 
 
 class CheckpointTarget(NamedTuple):
-    """Where a job's checkpoints go, and how often."""
+    """Where a job's checkpoints go, how often, and how many are kept."""
 
     tiers: Tiers
     every: Every
@@ -35,7 +35,7 @@ class CheckpointTarget(NamedTuple):
         if not isinstance(keep, int) or keep < 1:
             raise ConfigError(f"job.checkpoints(keep={keep!r}): at least 1 must be kept")
         if not url:
-            raise ConfigError("job.checkpoints(''): say where checkpoints go: a path, or such as s3://bucket/job")
+            raise ConfigError("job.checkpoints(''): say where checkpoints go: a path or a URL, such as s3://bucket/job")
         try:
             return cls(open_tiers(url, local, owner), parse_every(every), keep)
         except ConfigError as error:
@@ -43,9 +43,9 @@ class CheckpointTarget(NamedTuple):
 
 
 def choose_target(asked: CheckpointRequest, techniques: Chosen, owner: str = "") -> CheckpointTarget | None:
-    """Return where checkpoints of the job ``owner`` go, None if none are taken.
+    """Return where checkpoints of the job ``owner`` go; None if none are taken.
 
-    Raises Refused if what else is chosen needs some.
+    Raises Refused if another technique needs checkpoints.
     """
     technique, divergence = techniques.get(Checkpoints), techniques.get(Divergence)
     if technique is not None and (url := technique.settings.url or asked.url) is not None:
@@ -60,15 +60,15 @@ def choose_target(asked: CheckpointRequest, techniques: Chosen, owner: str = "")
 
 
 def check_every(target: CheckpointTarget | None, is_stream: bool) -> CheckpointTarget | None:
-    """Return ``target``; raise Refused if its checkpoints are due by epochs, and the data has none."""
+    """Return ``target``; raise Refused if its checkpoints are due by epochs and the data is a stream."""
     if target is not None and target.every.epochs is not None and is_stream:
         raise Refused(
-            "checkpoints every so many epochs with a stream: a stream has one pass; give a number of steps, or minutes"
+            "checkpoints every so many epochs with a stream: a stream has one pass; give a number of steps or minutes"
         )
     return target
 
 
 def check_tag(tag: str | None) -> None:
-    """Raise ConfigError unless a checkpoint can be kept under this."""
+    """Raise ConfigError unless ``tag`` is a valid tag of a checkpoint."""
     if tag is not None and not (isinstance(tag, str) and 0 < len(tag) <= 64 and tag.isprintable()):
         raise ConfigError(f"job.checkpoint(tag={tag!r}): a tag is a word of at most 64 characters, such as 'best'")

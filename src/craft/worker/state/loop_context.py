@@ -1,4 +1,4 @@
-"""What one loop of a script is made of: ``Job`` puts it together, ``Training`` and its ``Course`` take what they need."""
+"""The objects that one loop of a script uses: ``Job`` builds it; ``TrainingLoop`` and ``CheckpointLifecycle`` read it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from craft.worker.report.activity_page import ActivityPage
 from craft.worker.report.reporter import Reporter
 from craft.worker.state.carried_state import CarriedState
 from craft.worker.state.checkpoint_target import CheckpointTarget
-from craft.worker.state.preflight import Conditions
+from craft.worker.state.metadata import Conditions
 
 
 class LoopContext(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one call of ``job.steps`` or ``job.attempts``."""
+    """The objects and settings of one call of ``job.steps`` or ``job.attempts``."""
 
     settings: WorkerSettings
     techniques: Chosen
@@ -32,22 +32,22 @@ class LoopContext(msgspec.Struct, frozen=True, kw_only=True):
     activity: ActivityPage
     participant: Participant
     donor: Donor | None
-    """Gives the state to those who join; None outside of ``craft run``."""
+    """Sends the state to workers that join; None outside of ``craft run``."""
     reserve: Reserve | None
-    """Memory for the state that a worker which comes later will get."""
+    """Memory for the state that a late worker will receive."""
     modules: Mapping[str, torch.nn.Module]
     registered: Mapping[str, Stateful]
     lanes: CarriedState
     device: torch.device
-    """Where this worker computes."""
+    """The device that this worker computes on."""
     source: SkippingSource
     seed: int
     conditions: Conditions
     target: CheckpointTarget | None
-    """Where checkpoints go, if any are taken."""
+    """Where checkpoints go; None: none are taken."""
     drops: bool = False
-    """Whether the microbatches of a lost worker are left out."""
+    """Whether the microbatches of a lost worker are dropped."""
     own_loop: bool = False
-    """Whether the script reduces gradients itself, and makes its updates before the commit (``Attempts``)."""
+    """Whether the script reduces gradients itself and updates before the commit (``Attempts``)."""
     whole: bool = False
-    """Whether every worker computes all of a step, after its commit, so that no gradient is exchanged."""
+    """Whether every worker computes the whole step, after its commit, so that no gradient is exchanged."""

@@ -1,4 +1,4 @@
-"""Before the first step: every worker must have the same settings, the same conditions and the same state."""
+"""Check before the first step that every worker has the same settings, conditions and state."""
 
 from __future__ import annotations
 
@@ -14,71 +14,18 @@ from craft.groups.group import Group
 from craft.protocol.errors import ConfigError
 from craft.protocol.events import ParametersUnequal
 from craft.snapshots.state.leaves import Leaf, digest, digests
-from craft.worker.data.sample_order import Position
 from craft.worker.membership.all_gather import gather
-from craft.worker.state.module_modes import ModuleModes
+from craft.worker.state.metadata import Conditions
 
 logger = logging.getLogger(__name__)
-
-
-class Conditions(msgspec.Struct, frozen=True):
-    """What must be the same on every worker for the same bits to come out."""
-
-    device: str
-    torch_version: str
-    num_threads: int
-    deterministic: bool
-    settings: dict[str, int | float | str | bool | None]
-    """Of the job: seed, microbatches, batch size and the like."""
-
-    @classmethod
-    def here(cls, device: torch.device, settings: dict[str, int | float | str | bool | None]) -> Conditions:
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        return cls(
-            device=name,
-            torch_version=str(torch.__version__),
-            num_threads=torch.get_num_threads(),
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-            settings=settings,
-        )
-
-
-class TrainingProgress(msgspec.Struct, frozen=True):
-    """What sets this job's course apart from that of one in which every number was finite, and its place in the data."""
-
-    skipped: int = 0
-    """Steps' worth of data that was left out by going back."""
-    lowered_until: int = 0
-    """Up to this step learning rates are lowered."""
-    loop: int = 1
-    """The training loop of the script, from 1."""
-    first_step: int = 0
-    """The number of that loop's first step."""
-    spoiled: bool = False
-    """Whether code after the loop changed the state before a worker could take it that is to run this code again."""
-    recent: tuple[float, ...] = ()
-    """The newest values of the number that is looked at for spikes."""
-    position: Position | None = None
-    """Where reading goes on in data whose passes have no known length."""
-
-
-class Attached(msgspec.Struct, frozen=True):
-    """What travels with the state, beside it: to a worker that joins, and into checkpoints."""
-
-    conditions: Conditions
-    progress: TrainingProgress
-    began: ModuleModes | None = None
-    """What everything was switched to when the loop began, by which a script that was changed since is known."""
-    modes: ModuleModes | None = None
-    """What it is switched to now."""
 
 
 def check_conditions(
     group: Group | None, worker_ids: Sequence[str], conditions: Conditions, start_step: int = 0
 ) -> None:
-    """Compare everybody's conditions with rank 0's; raise ConfigError, on every worker, if they differ.
+    """Compare all workers' conditions with rank 0's; raise ConfigError, on every worker, if they differ.
 
-    ``start_step`` is compared here alone: a worker that joins later may have read a newer file of the script's.
+    ``start_step`` is compared only here: a worker that joins later may have read a newer file of the script.
     """
     conditions = replace(conditions, settings=conditions.settings | {"start_step": start_step})
     everyone = [msgspec.json.decode(data, type=Conditions) for data in gather(group, msgspec.json.encode(conditions))]
@@ -89,13 +36,13 @@ def check_conditions(
 
 
 def compare(first_id: str, first: Conditions, worker_id: str, other: Conditions) -> str | None:
-    """Return the first difference between two workers' conditions as a sentence; None if there is none."""
+    """Return the first difference between two workers' conditions as a sentence; None if they are equal."""
     mine, theirs = msgspec.to_builtins(first), msgspec.to_builtins(other)
     for key in ("device", "torch_version", "num_threads", "deterministic"):
         if theirs[key] != mine[key]:
             return (
                 f"worker {worker_id} has {key}={theirs[key]!r} and {first_id} has {mine[key]!r}:"
-                " bits would depend on who computes what; make them the same"
+                " results would depend on which worker computes what; make them the same"
             )
     for key in sorted(mine["settings"].keys() | theirs["settings"].keys()):
         ours, others = mine["settings"].get(key), theirs["settings"].get(key)
@@ -109,7 +56,7 @@ def compare(first_id: str, first: Conditions, worker_id: str, other: Conditions)
 
 @torch.no_grad()
 def make_equal(group: Group | None, worker_ids: Sequence[str], leaves: Sequence[Leaf]) -> ParametersUnequal | None:
-    """Give every worker the state of rank 0 where it differs; return what was found, or None if nothing was."""
+    """Copy rank 0's state to workers that differ; return what differed, None if nothing did."""
     if group is None:
         return None
     own = digest(list(leaves))
@@ -126,21 +73,21 @@ def make_equal(group: Group | None, worker_ids: Sequence[str], leaves: Sequence[
     if len(set(still)) != 1:
         raise ConfigError(
             f"workers begin with different values of {_first_difference(group, leaves)}, which cannot be copied from"
-            f" {worker_ids[0]}: make it the same in every worker (only tensors that state_dict() gives themselves, not as"
-            " copies, can be)"
+            f" {worker_ids[0]}: make it the same in every worker (CRAFT can copy only tensors that state_dict() returns"
+            " by reference)"
         )
     found = ParametersUnequal(
         worker_ids=tuple(worker_ids[rank] for rank in unequal), source=worker_ids[0], first=differing
     )
     logger.warning(
-        "workers %s began with other parameters than %s (first: %s): all now have those of %s",
+        "initial parameters of %s differ from %s (first: %s): copied those of %s",
         ", ".join(found.worker_ids), found.source, found.first, found.source,
     )  # fmt: skip
     return found
 
 
 def _check_structure(group: Group, worker_ids: Sequence[str], leaves: Sequence[Leaf]) -> None:
-    """Raise ConfigError, on every worker, unless all have entries of the same names, types and shapes."""
+    """Raise ConfigError, on every worker, unless all have the same names, types and shapes."""
     own = [(leaf.name, _kind(leaf.value)) for leaf in leaves]
     everyone = [
         msgspec.json.decode(data, type=list[tuple[str, str]]) for data in gather(group, msgspec.json.encode(own))
@@ -166,7 +113,7 @@ def _kind(value: torch.Tensor | bytes) -> str:
 
 
 def _first_difference(group: Group, leaves: Sequence[Leaf]) -> str:
-    """Name of the first entry that is not the same everywhere; the structure is."""
+    """Return the name of the first entry that differs between workers of equal structure."""
     everyone = [
         msgspec.json.decode(data, type=list[tuple[str, str]])
         for data in gather(group, msgspec.json.encode(digests(list(leaves))))

@@ -12,7 +12,7 @@ from craft.protocol.events import NumbersDiverged
 from craft.worker.monitor.nonfinite import NonFiniteGuard, NotFinite
 from craft.worker.reduce.accumulator import Flats
 from craft.worker.reduce.buckets import BucketLayout
-from craft.worker.state.preflight import TrainingProgress
+from craft.worker.state.metadata import TrainingProgress
 
 MOMENT = Moment(step=0, branch=0, generation=1, members=("w0",))
 

@@ -13,7 +13,8 @@ from craft.groups.gloo import GlooGroup
 from craft.protocol.errors import ConfigError
 from craft.protocol.events import ParametersUnequal
 from craft.snapshots.state.leaves import Leaf, digest, module_leaves, registered_leaves
-from craft.worker.state.preflight import Conditions, check_conditions, make_equal
+from craft.worker.state.metadata import Conditions
+from craft.worker.state.preflight import check_conditions, make_equal
 
 from ..members import together
 
@@ -93,7 +94,7 @@ def test_plain_values_that_differ_are_an_error_that_names_the_first() -> None:
 
     assert sentence(found) == (
         "workers begin with different values of lr, which cannot be copied from w0:"
-        " make it the same in every worker (only tensors that state_dict() gives themselves, not as copies, can be)"
+        " make it the same in every worker (CRAFT can copy only tensors that state_dict() returns by reference)"
     )
 
 
@@ -142,7 +143,7 @@ def test_a_condition_that_differs_is_named_with_both_values(key: str, value: Any
 
     assert sentence(found) == (
         f"worker w1 has {key}={value!r} and w0 has {getattr(HERE, key)!r}:"
-        " bits would depend on who computes what; make them the same"
+        " results would depend on which worker computes what; make them the same"
     )
 
 
