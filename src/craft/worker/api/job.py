@@ -39,8 +39,7 @@ from craft.worker.membership.devices import between_devices, device_of, make_sca
 from craft.worker.membership.participant import Participant
 from craft.worker.report.activity_page import ActivityPage
 from craft.worker.report.channel import Channel
-from craft.worker.report.pauses import paused
-from craft.worker.report.reporter import Reporter
+from craft.worker.report.reporter import Reporter, paused
 from craft.worker.state.carried_state import REGISTERED_AS, CarriedState
 from craft.worker.state.checkpoint_target import CheckpointRequest, check_every, check_tag, choose_target
 from craft.worker.state.loop_context import LoopContext

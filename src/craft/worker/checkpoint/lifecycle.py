@@ -37,7 +37,7 @@ from craft.worker.checkpoint.scheduler import CheckpointScheduler
 from craft.worker.checkpoint.self_resume import forgotten_start_step
 from craft.worker.monitor.agreed_step import AgreedStep
 from craft.worker.monitor.nonfinite import NonFiniteGuard
-from craft.worker.report.pauses import paused
+from craft.worker.report.reporter import paused
 from craft.worker.state.loop_context import LoopContext
 from craft.worker.state.metadata import Attached, ModuleModes, TrainingProgress
 

@@ -29,8 +29,7 @@ from craft.snapshots.store.manifest import name_of
 from craft.telemetry.fault_points import reach
 from craft.worker.membership.client import MembershipClient
 from craft.worker.report.activity_page import ActivityPage
-from craft.worker.report.pauses import paused
-from craft.worker.report.reporter import Reporter
+from craft.worker.report.reporter import Reporter, paused
 from craft.worker.state.checkpoint_target import CheckpointTarget
 
 logger = logging.getLogger(__name__)

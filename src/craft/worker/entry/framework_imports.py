@@ -1,8 +1,7 @@
-"""Brings an adapter in when the script imports the framework that it adapts; costs a look into a dictionary per import.
+"""Import an adapter when the script imports its framework; costs one dictionary look-up per import.
 
-Lightning finds strategies by a registry that a package must be imported to be in, and has no entry point for it. A script
-that CRAFT runs needs no line for that. Adapters are above this room: they are named here, and imported by the script's own
-import.
+Lightning finds strategies in a registry that a package enters when it is imported, and has no entry point for it. This module
+saves the script that import. Adapters are above this package: they are only named here.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ ADAPTERS = {
     "lightning.pytorch": "craft.adapters.lightning.requirements",
     "pytorch_lightning": "craft.adapters.lightning.requirements",
 }
-"""What a script imports, and the module whose ``register(name)`` is called then."""
+"""By framework module, the adapter module whose ``register(name)`` is called after its import."""
 
 
 class FrameworkImports:
-    """A finder that finds nothing itself: it has a module's own loader call the adapter once the module is there."""
+    """A finder that makes a framework's loader call the adapter once the framework is imported."""
 
     def __init__(self) -> None:
         self._awaited = dict(ADAPTERS)
@@ -34,11 +33,11 @@ class FrameworkImports:
             return None
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            _follow(spec, adapter)
+            _register_after_import(spec, adapter)
         return spec
 
 
-def _follow(spec: ModuleSpec, adapter: str) -> None:
+def _register_after_import(spec: ModuleSpec, adapter: str) -> None:
     loader: Any = spec.loader
     execute = loader.exec_module
 
@@ -51,7 +50,7 @@ def _follow(spec: ModuleSpec, adapter: str) -> None:
 
 
 def await_frameworks() -> None:
-    """From now on an adapter comes with its framework; at once with one that is there (``craft run --preload``)."""
+    """Install the finder, and register adapters of frameworks that are already imported (``craft run --preload``)."""
     sys.meta_path.insert(0, FrameworkImports())
     for name in ADAPTERS.keys() & sys.modules.keys():
         importlib.import_module(ADAPTERS[name]).register(name)

@@ -1,6 +1,6 @@
-"""``craft.join()``: become a worker of the job that ``craft run`` started, or a job of one where nobody did.
+"""``craft.join()``: join the job that ``craft run`` started, or become a job of one worker without it.
 
-``craft.attend()``: the same for a loop that is not CRAFT's.
+``craft.attend()`` does the same for another framework's loop.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from craft.protocol.messages import Broken, Directive, WorkerReport
 from craft.protocol.values.activity import Phase
 from craft.protocol.values.inspection import Stacks
 from craft.settings import torchrun
-from craft.settings.rundir import RunDir
 from craft.settings.worker import WorkerSettings
 from craft.snapshots.state.reserved_memory import Reserve
 from craft.snapshots.transfer.donor import Donor
 from craft.telemetry.fault_points import reach
 from craft.worker.api.adapter_access import finish
 from craft.worker.api.job import Job
-from craft.worker.entry import refusal_exit, temporary_files, torchrun_attach
-from craft.worker.entry.malloc_tuning import keep_for_next_step
+from craft.worker.entry import process_setup, torchrun_attach
+from craft.worker.entry.script_errors import exit_with_refusal_code
 from craft.worker.external.external_store import ExternalStore
 from craft.worker.external.external_worker import Guest
 from craft.worker.external.generation_follower import Abort
@@ -48,26 +47,29 @@ _reserve: Reserve | None = None
 def connect() -> Channel | None:
     """Open the channel to the agent; once per process. None outside of ``craft run``."""
     global _channel
-    adopted = _channel is None and torchrun_attach.seek_agent()
+    attached = _channel is None and torchrun_attach.attach_to_agent()
     settings = WorkerSettings.from_environment()
     if _channel is None and settings.socket is not None:
         report = WorkerReport(member=_member(settings), pid=os.getpid())
-        _channel = Channel(settings.socket, report, activity().beat)
-        _channel.look = lambda look: flight_recorder.answer(look.number, settings.worker_id)
-        _channel.stacks = lambda look: Stacks(
-            number=look.number, worker_id=settings.worker_id, text=stacks.of_all_threads()[-stacks.MAX_CHARS :]
+        _channel = Channel(
+            settings.socket,
+            report,
+            activity().beat,
+            stacks=lambda look: Stacks(
+                number=look.number, worker_id=settings.worker_id, text=stacks.of_all_threads()[-stacks.MAX_CHARS :]
+            ),
+            collectives=lambda look: flight_recorder.read_collectives(look.number, settings.worker_id),
         )
-    if adopted:
-        # What is done for those who are forked before their script begins.
-        temporary_files.keep_with_agent(settings.activity)
-        stacks.register(RunDir(settings.run_dir).stacks(settings.worker_id) if settings.run_dir is not None else None)
-        set_aside()
-        torchrun_attach.Ending()
+    if attached:
+        # ``script_runner`` does the same for forked workers.
+        process_setup.prepare(settings)
+        reserve_memory()
+        torchrun_attach.EndReporter()
     return _channel
 
 
-def set_aside() -> None:
-    """Take memory for the state that a worker which comes later will get, while its script starts."""
+def reserve_memory() -> None:
+    """Reserve memory for the state that a late worker will receive, while its script starts."""
     global _reserve
     settings = WorkerSettings.from_environment()
     if settings.carried_bytes:
@@ -75,7 +77,7 @@ def set_aside() -> None:
 
 
 def activity() -> ActivityPage:
-    """Where this process says what it is doing; one per process."""
+    """Return the activity page of this process."""
     global _activity
     if _activity is None:
         _activity = ActivityPage(WorkerSettings.from_environment().activity)
@@ -83,43 +85,43 @@ def activity() -> ActivityPage:
 
 
 def joined() -> Job | None:
-    """The job that this process has joined, if it has."""
+    """Return the job that this process has joined; None if it has not."""
     return _job
 
 
 def join() -> Job:
     """Join the job; blocks until the first generation is made. Called again, it returns the same job.
 
-    In a worker that comes later, as a spare or in the place of a lost one, it returns at once: that one has no rank yet.
+    A late worker (a spare or a replacement) returns at once: it has no rank yet.
     """
     global _job
     if _job is not None:
         return _job
     if _guest is not None:
-        raise ConfigError("craft.join() after craft.attend(): a loop is either CRAFT's or not")
+        raise ConfigError("craft.join() after craft.attend(): a process uses one of them")
     torchrun.check_alone()
     channel = connect()
     settings = WorkerSettings.from_environment()
-    keep_for_next_step()
+    process_setup.reuse_freed_memory()
     membership = _membership(settings, channel)
     reach("join", 0)
     activity().now(Phase.JOINING)
     donor = None
     if channel is None:
-        refusal_exit.install()
+        exit_with_refusal_code()
         alone = Generation(number=1, nonce="alone", members=(_member(settings),))
         membership.direct(Directive(sequence=1, generation=alone))
-        # Under ``craft run`` the end of the script is seen by what runs it.
+        # Under ``craft run`` the script runner sees the end of the script.
         atexit.register(lambda: finish(_job) if _job is not None else None)
     else:
-        donor = _take_part(settings, channel, membership)
+        donor = _follow_directives(settings, channel, membership)
     _job = Job(settings, membership, channel, activity(), donor, _reserve)
     activity().now(Phase.STARTING)
     return _job
 
 
 def join_anew() -> Job:
-    """Become another job of one, for a script that trains more than once; outside of ``craft run`` only."""
+    """Start another job of one worker, for a script that trains more than once; only outside of ``craft run``."""
     global _job
     if connect() is None:
         _job = None
@@ -132,7 +134,7 @@ def _membership(settings: WorkerSettings, channel: Channel | None) -> Membership
             channel.report(broken=broken, progress=membership.progress)
 
     def left() -> None:
-        logger.info("leaves the job, as it was told")
+        logger.info("leaving the job as ordered")
         if channel is not None:
             channel.report(left=True)
 
@@ -140,8 +142,8 @@ def _membership(settings: WorkerSettings, channel: Channel | None) -> Membership
     return membership
 
 
-def _take_part(settings: WorkerSettings, channel: Channel, membership: MembershipClient) -> Donor:
-    """Say where this worker can be found, and follow directives from now on. Returns what gives its state to others."""
+def _follow_directives(settings: WorkerSettings, channel: Channel, membership: MembershipClient) -> Donor:
+    """Report this worker's addresses and follow directives from now on. Returns the donor of its state."""
     store = RendezvousStore(settings.address, settings.state_key_bytes)
     _stores.append(store)
     donor = Donor(settings.address, settings.state_key_bytes)
@@ -162,7 +164,7 @@ def _take_part(settings: WorkerSettings, channel: Channel, membership: Membershi
 
     channel.listen(directed)
     if settings.late:
-        # The others are on their way: they hear of this one when it can take part at once, at its first step.
+        # The others are training: this worker is announced when it can take part at once, at its first step.
         membership.wait_directive()
     else:
         membership.wait_generation()
@@ -170,27 +172,27 @@ def _take_part(settings: WorkerSettings, channel: Channel, membership: Membershi
 
 
 def attending() -> Guest | None:
-    """The guest that this process is, if it is one."""
+    """Return the guest of this process; None if ``craft.attend`` was not called."""
     return _guest
 
 
 def attend(abort: Abort | None = None, *, saves: bool = False, meets: bool = False) -> Guest:
-    """Take part in the job with a loop and groups that are not CRAFT's; blocks until this worker is in a generation.
+    """Join the job with another framework's loop and groups; blocks until this worker is in a generation.
 
-    ``abort(change)`` is called on a thread of its own as soon as somebody is gone, or everybody is to abort. ``saves``:
-    whether the loop saves its state when it is told to leave. ``meets``: whether its groups are to meet at a store in rank 0,
-    by the variables that torchrun sets. Called again, it returns the same guest, which calls the further ``abort``, too.
-    Outside of ``craft run`` nothing ever changes.
+    ``abort(change)`` is called on a separate thread as soon as a member is gone, or every member must abort. ``saves``:
+    whether the loop saves its state when it has to leave. ``meets``: whether its groups rendezvous at a store in rank 0,
+    found by torchrun's variables. Called again, it returns the same guest, which then calls the new ``abort``, too.
+    Outside of ``craft run`` no change ever happens.
     """
     global _guest
     if _job is not None:
-        raise ConfigError("craft.attend() after craft.join(): a loop is either CRAFT's or not")
+        raise ConfigError("craft.attend() after craft.join(): a process uses one of them")
     channel = connect()
     if _guest is None:
         settings = WorkerSettings.from_environment()
         _guest = Guest(settings, channel, activity())
         if abort is not None:
-            # Before anything can change.
+            # Before a directive can arrive.
             _guest.on_change(abort)
         if channel is not None:
             activity().now(Phase.JOINING)
@@ -207,7 +209,7 @@ def attend(abort: Abort | None = None, *, saves: bool = False, meets: bool = Fal
             if not _guest.await_slot():
                 raise Left(0)
             if external_store is not None:
-                _venues.append(external_store)
+                _external_stores.append(external_store)
                 os.environ.update(_guest.variables)
         activity().now(Phase.STARTING)
     elif abort is not None:
@@ -217,9 +219,9 @@ def attend(abort: Abort | None = None, *, saves: bool = False, meets: bool = Fal
     return _guest
 
 
-# A store lives as long as the process: a generation may be meeting there at any time.
+# A store lives as long as the process: a generation may rendezvous there at any time.
 _stores: list[RendezvousStore] = []
-_venues: list[ExternalStore] = []
+_external_stores: list[ExternalStore] = []
 
 
 def _member(settings: WorkerSettings) -> Member:

@@ -1,4 +1,4 @@
-"""Run the user's script in this process, and tell the agent how it ended. Called in the child of the fork server."""
+"""Run the user's script in this process and report how it ended. Called in the child of the fork server."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from collections.abc import Sequence
 
 from craft.protocol.errors import BitsDiffer, CallsDiffer, ConfigError, NewcomerDiffers, Refused, ScriptLeft, StateLost
 from craft.protocol.events import WorkerFailed
-from craft.settings.rundir import RunDir
 from craft.settings.worker import WorkerSettings
 from craft.telemetry.text import logs
 from craft.worker.api.adapter_access import finish as finish_job
 from craft.worker.api.adapter_access import left_in_step, place_of
-from craft.worker.entry import framework_imports, join, temporary_files
-from craft.worker.entry.script_errors import real_error, sentence, story
+from craft.worker.entry import framework_imports, join, process_setup
+from craft.worker.entry.script_errors import real_error, script_traceback, summary
 from craft.worker.membership.devices import is_hardware_fault
-from craft.worker.report import stacks
 from craft.worker.report.channel import Channel
 
 logger = logging.getLogger(__name__)
@@ -34,11 +32,9 @@ def run_script(script: str, arguments: Sequence[str], *, as_module: bool, worker
     logs.begin(logging.INFO, logs.IN_FILES, "craft")
     settings = WorkerSettings.from_environment()
     logs.hide(settings.state_key)
-    temporary_files.keep_with_agent(settings.activity)
-    run_dir = settings.run_dir
-    stacks.register(RunDir(run_dir).stacks(worker_id) if run_dir is not None else None)
+    process_setup.prepare(settings)
     channel = join.connect()
-    join.set_aside()
+    join.reserve_memory()
     framework_imports.await_frameworks()
     sys.argv = [script, *arguments]
     code = 0
@@ -51,7 +47,7 @@ def run_script(script: str, arguments: Sequence[str], *, as_module: bool, worker
             runpy.run_path(script, run_name="__main__")
         if join.joined() is None and join.attending() is None:
             raise ConfigError(
-                f"{script} ended without calling craft.join() or craft.attend(): it is not a training script of CRAFT's"
+                f"{script} ended without calling craft.join() or craft.attend(): it is not a CRAFT training script"
             )
         finish()
     except SystemExit as error:
@@ -59,7 +55,7 @@ def run_script(script: str, arguments: Sequence[str], *, as_module: bool, worker
         if code == 0:
             code = _finish_after_exit(channel, error, worker_id)
         else:
-            # As any exception: a fault where one worker raises it, a bug where the next one does, too.
+            # Like any exception: a fault if one worker raises it, a bug if its replacement does, too.
             _report(channel, error, worker_id)
     except BaseException as error:  # noqa: BLE001  (the edge of a process: it is reported, and decides the exit code)
         code = 1
@@ -69,9 +65,9 @@ def run_script(script: str, arguments: Sequence[str], *, as_module: bool, worker
 
 
 def finish() -> None:
-    """The script came to its end: wait until it has on all workers; of a foreign loop only this end is known.
+    """Wait until the script has ended on all workers; a guest does not wait.
 
-    Raises ScriptLeft if that was in the middle of its training loop.
+    Raises ScriptLeft if it ended in the middle of its training loop.
     """
     job, guest = join.joined(), join.attending()
     if job is not None:
@@ -79,19 +75,19 @@ def finish() -> None:
         step = left_in_step(job)
         if step is not None:
             raise ScriptLeft(
-                f"the script left before its end, in the middle of step {step}, and without an error. A training loop can be"
-                " left between two steps: by break, on all workers in the same step, or by job.stop(reason) on any worker"
+                f"the script left before its end, in the middle of step {step}, without an error. Leave a training loop only"
+                " between two steps: by break, on all workers in the same step, or by job.stop(reason) on any worker"
             )
     if guest is not None:
         guest.finish()
     channel = join.connect()
     if job is None and guest is None and channel is not None:
-        # It ended by itself before it joined: nothing was to be done.
+        # The script ended before it joined: there was nothing to train.
         channel.report(script_ended=True)
 
 
 def _finish_after_exit(channel: Channel | None, error: SystemExit, worker_id: str) -> int:
-    """The script called ``sys.exit(0)``: return the exit code of this process."""
+    """Return the exit code of this process after the script called ``sys.exit(0)``."""
     try:
         finish()
     except ScriptLeft as left:
@@ -110,25 +106,25 @@ def _exit_code(error: SystemExit) -> int:
     return 1
 
 
-def _story(error: BaseException) -> str:
-    """The traceback, from the user's script on."""
-    return story(error, __file__, "<frozen runpy>")
+def _traceback(error: BaseException) -> str:
+    """Return the traceback, from the user's script on."""
+    return script_traceback(error, __file__, "<frozen runpy>")
 
 
 def _report(channel: Channel | None, error: BaseException, worker_id: str) -> None:
     real = real_error(error)
     if isinstance(real, BitsDiffer | StateLost):
-        # The job ends with this sentence; a traceback would only show where in the loop CRAFT found it.
+        # The job ends with this message; a traceback would only show where CRAFT found it.
         logger.info("%s", real)
     else:
-        print(_story(error), file=sys.stderr, end="")
-    tell(channel, error, worker_id)
+        print(_traceback(error), file=sys.stderr, end="")
+    report_failure(channel, error, worker_id)
 
 
-def tell(channel: Channel | None, error: BaseException, worker_id: str) -> None:
-    """Tell the agent by which exception the script ends."""
+def report_failure(channel: Channel | None, error: BaseException, worker_id: str) -> None:
+    """Report to the agent the exception that ends the script."""
     real = real_error(error)
-    # Every worker raises these at the same step, and has said so already.
+    # Every worker raises these at the same step and has already reported them.
     if channel is None or isinstance(real, BitsDiffer | StateLost):
         return
     job = join.joined()
@@ -137,10 +133,10 @@ def tell(channel: Channel | None, error: BaseException, worker_id: str) -> None:
     channel.report(
         failed=WorkerFailed(
             worker_id=worker_id,
-            error=sentence(error)[-2000:],
-            traceback=_story(error)[-_MAX_TRACEBACK_CHARS:],
+            error=summary(error)[-2000:],
+            traceback=_traceback(error)[-_MAX_TRACEBACK_CHARS:],
             step=step,
-            # Where the loop was left is no fault of a microbatch's: the next worker would leave it there, too.
+            # No microbatch is at fault where the script left the loop: a replacement would leave there, too.
             microbatch=None if isinstance(real, ScriptLeft) else microbatch,
             late=WorkerSettings.from_environment().late or isinstance(real, NewcomerDiffers),
             refused=isinstance(real, Refused),
@@ -152,7 +148,7 @@ def tell(channel: Channel | None, error: BaseException, worker_id: str) -> None:
 
 
 def _leave(channel: Channel | None) -> None:
-    """End as an interpreter would, short of tearing down torch: a thread that hangs in Gloo would make that crash."""
+    """Run the interpreter's exit handlers without tearing down torch, which crashes if a thread hangs in Gloo."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     if channel is not None:

@@ -1,7 +1,7 @@
-"""A process that torchrun started becomes a worker: it asks the agent of its torchrun, which the first one to come starts.
+"""Attach a process that torchrun started to the agent of its torchrun; the first process starts that agent.
 
-``craft.join()`` and ``craft.attend()`` call ``seek_agent``. The agent (``agent/torchrun_agent.py``) is a process of its own, in a
-session of its own: it outlives the workers, whom torchrun ends and starts again all together.
+``craft.join()`` and ``craft.attend()`` call ``attach_to_agent``. The agent (``agent/torchrun_agent.py``) is a separate process in
+a separate session: it outlives the workers, which torchrun ends and restarts all together.
 """
 
 from __future__ import annotations
@@ -34,59 +34,59 @@ from craft.telemetry.text.plain_text import one_line
 from craft.wire.activity import memory_folder
 
 _AGENT = "craft.agent.torchrun_agent"
-"""Above this room: named here, and run as a process."""
-_START_S = 120.0
-_AGAIN_S = 0.02
-_LAST_S = 3.0
+"""Above this package: only named here, and run as a process."""
+_START_LIMIT_S = 120.0
+_RETRY_S = 0.02
+_END_LIMIT_S = 3.0
 _MAX_ANSWER_BYTES = 1 << 20
 
 
-def seek_agent() -> bool:
-    """Where torchrun started this process for a lighthouse's job: become a worker of it. Returns whether it was so."""
+def attach_to_agent() -> bool:
+    """Become a worker of a lighthouse's job if torchrun started this process for it; return whether it did."""
     launched = torchrun.launched()
     if launched is None:
         return False
-    with _meet(launched) as line:
-        adopted = _ask(line, launched)
+    with _connect_or_start(launched) as connection:
+        adopted = _request(connection, launched)
     if not adopted.environment:
         print(one_line(f"craft: {adopted.reason}"), file=sys.stderr)
         raise SystemExit(adopted.exit_code)
     if launched.local_rank == 0 and launched.restarts == 0 and (warning := torchrun.hash_seed_warning()):
-        # Once on a host: it is the same for all whom this torchrun starts.
+        # Once per host: it is the same for all workers of this torchrun.
         print(one_line(f"craft: {warning}"), file=sys.stderr, flush=True)
     torchrun.take_over(adopted.environment)
     return True
 
 
 def _folder(launched: Launched) -> Path:
-    """Where the agent of this torchrun is met: known by all whom the same torchrun started, and private."""
-    place = f"{os.getppid()}/{launched.run_id}/{launched.lighthouse}"
-    name = f"craft-torchrun-{os.getuid()}-{hashlib.blake2b(place.encode(), digest_size=8).hexdigest()}"
+    """Return the private folder of this torchrun's agent: its name is the same for all processes of that torchrun."""
+    key = f"{os.getppid()}/{launched.run_id}/{launched.lighthouse}"
+    name = f"craft-torchrun-{os.getuid()}-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}"
     folder = memory_folder() / name
     try:
         make_folder(folder)
     except OSError as error:
-        raise ConfigError(f"workers cannot meet their agent in {folder}: {error.strerror}. Have it removed") from None
+        raise ConfigError(f"cannot use {folder} to reach the agent: {error.strerror}. Have it removed") from None
     return folder
 
 
-def _meet(launched: Launched) -> socket.socket:
-    """Connect to the agent; the first one to come starts it."""
+def _connect_or_start(launched: Launched) -> socket.socket:
+    """Connect to the agent; the first process starts it."""
     folder = _folder(launched)
     with open(open_private(folder / "starting", os.O_WRONLY | os.O_CREAT), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        line = _connect(folder)
-        return line if line is not None else _start(folder, launched)
+        connection = _connect(folder)
+        return connection if connection is not None else _start(folder, launched)
 
 
 def _connect(folder: Path) -> socket.socket | None:
-    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        line.connect(str(folder / "adopt"))
+        connection.connect(str(folder / "adopt"))
     except OSError:
-        line.close()
+        connection.close()
         return None
-    return line
+    return connection
 
 
 def _start(folder: Path, launched: Launched) -> socket.socket:
@@ -100,32 +100,32 @@ def _start(folder: Path, launched: Launched) -> socket.socket:
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            # torchrun ends a worker with all of its session.
+            # torchrun ends a worker with its whole session.
             start_new_session=True,
         )
-    deadline = time.monotonic() + _START_S
-    while (line := _connect(folder)) is None:
+    deadline = time.monotonic() + _START_LIMIT_S
+    while (connection := _connect(folder)) is None:
         if agent.poll() is not None or time.monotonic() > deadline:
             agent.kill()
-            said = log.read_bytes()[before:].decode(errors="replace").strip()
-            raise ConfigError(said.removeprefix("craft: ") or f"the agent did not start: see {log}")
-        time.sleep(_AGAIN_S)
-    return line
+            output = log.read_bytes()[before:].decode(errors="replace").strip()
+            raise ConfigError(output.removeprefix("craft: ") or f"the agent did not start: see {log}")
+        time.sleep(_RETRY_S)
+    return connection
 
 
-def _ask(line: socket.socket, launched: Launched) -> Adopted:
+def _request(connection: socket.socket, launched: Launched) -> Adopted:
     request = Adopt(pid=os.getpid(), local_rank=launched.local_rank)
     try:
-        line.sendall(msgspec.json.encode(request) + b"\n")
-        with line.makefile("rb") as answers:
+        connection.sendall(msgspec.json.encode(request) + b"\n")
+        with connection.makefile("rb") as answers:
             answer = answers.readline(_MAX_ANSWER_BYTES)
         return msgspec.json.decode(answer, type=Adopted)
     except (OSError, msgspec.DecodeError) as error:
         raise Unreachable(f"the agent of this host's workers ended: see {launched.run_dir / 'agent.log'}") from error
 
 
-class Ending:
-    """How the script ends, which is not CRAFT's to run: told where its interpreter says so."""
+class EndReporter:
+    """Reports how a script ends that CRAFT does not run, from hooks of its interpreter."""
 
     def __init__(self) -> None:
         self._code: object = 0
@@ -138,7 +138,7 @@ class Ending:
 
         self._code = 1
         self._hook(kind, error, trace)
-        script_runner.tell(join.connect(), error, WorkerSettings.from_environment().worker_id)
+        script_runner.report_failure(join.connect(), error, WorkerSettings.from_environment().worker_id)
 
     def _exits(self, code: object = None) -> NoReturn:
         self._code = code
@@ -154,17 +154,17 @@ class Ending:
                 script_runner.finish()
             except ScriptLeft as error:
                 print(f"craft: {error}", file=sys.stderr)
-                script_runner.tell(channel, error, WorkerSettings.from_environment().worker_id)
+                script_runner.report_failure(channel, error, WorkerSettings.from_environment().worker_id)
                 self._code, left = 1, True
         if channel is not None:
             channel.flush()
-        # A thread that comes out of a group while the interpreter is taken down would end the process with SIGABRT.
-        deadline = time.monotonic() + _LAST_S
+        # A thread that returns from a group while the interpreter shuts down would end the process with SIGABRT.
+        deadline = time.monotonic() + _END_LIMIT_S
         groups = [thread for thread in threading.enumerate() if thread.name.startswith(THREADS)]
         for thread in groups:
             thread.join(max(0.0, deadline - time.monotonic()))
         if any(thread.is_alive() for thread in groups) or left:
-            # One that hangs, left behind with its group; or torchrun would see 0. What else is done at exit is left out.
+            # A thread still hangs in its group, or torchrun would see 0. Skip the other exit handlers.
             logging.shutdown()
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()

@@ -25,10 +25,9 @@ from craft.worker.external.blocked_tracker import BlockedTracker
 from craft.worker.external.generation_follower import Abort, GenerationFollower
 from craft.worker.report.activity_page import ActivityPage
 from craft.worker.report.channel import Channel
-from craft.worker.report.event_outbox import EventOutbox
 from craft.worker.report.metrics import checked
-from craft.worker.report.step_account import StepAccount
-from craft.worker.report.step_log import Committed
+from craft.worker.report.reporter import EventOutbox
+from craft.worker.report.step_log import Committed, StepAccount
 
 logger = logging.getLogger(__name__)
 

@@ -41,8 +41,7 @@ from craft.worker.reduce.accumulator import GradientAccumulator
 from craft.worker.reduce.buckets import BucketLayout, bitmap, parameters_of, trainable_of
 from craft.worker.reduce.exchange import ExchangeThread
 from craft.worker.reduce.module_buffers import ModuleBuffers
-from craft.worker.report.step_account import StepAccount
-from craft.worker.report.step_log import Committed
+from craft.worker.report.step_log import Committed, StepAccount
 from craft.worker.state.loop_context import LoopContext
 from craft.worker.state.preflight import check_conditions, make_equal
 

@@ -1,1 +1,1 @@
-"""What this worker tells others: channel, reports, step log, activity page, stacks."""
+"""Reports of a worker: channel, reporter, step log, activity page, stacks."""

@@ -1,7 +1,7 @@
-"""Says what this worker's main thread is doing, into a file in memory that its agent reads whenever it likes.
+"""Write what the main thread is doing into a memory-mapped file that the agent reads at any time.
 
-Called by the job and its loops at every change of phase, several times per microbatch. It takes no lock and makes no
-system call. ``craft.wire.activity`` has the format. Without a path (outside of ``craft run``) nothing is written.
+The job and its loops call it at every change of phase, several times per microbatch. It takes no lock and makes no system
+call. ``craft.wire.activity`` has the format. Without a path (outside of ``craft run``) nothing is written.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from craft.wire.activity import (
 
 logger = logging.getLogger(__name__)
 
-_KEPT = 0.98
-"""Of the longest duration, this much is left after each shorter one: half after 34, an eighth after 100."""
+_DECAY = 0.98
+"""Decay of the longest duration with each shorter one: half after 34, an eighth after 100."""
 
 
 class ActivityPage:
@@ -45,7 +45,7 @@ class ActivityPage:
         self._microbatch = NONE
         self._since = monotonic()
         self.spent_s = [0.0] * len(Phase)
-        """How long the main thread was in each phase so far, the current one not counted."""
+        """Seconds that the main thread has spent in each phase, without the current one."""
         self._sequence = 0
         self._reason = ""
         if self._map is not None:
@@ -57,7 +57,7 @@ class ActivityPage:
             self._words[0] = MAGIC
 
     def now(self, phase: Phase, step: int | None = None, microbatch: int | None = None) -> None:
-        """The main thread enters ``phase``; the one before it is completed. ``step`` stays as it was unless it is given."""
+        """Enter ``phase`` and complete the one before. ``step`` stays as it was unless it is given."""
         since = monotonic()
         before, spent = self._phase, since - self._since
         self.spent_s[before] += spent
@@ -67,21 +67,21 @@ class ActivityPage:
         self._microbatch = NONE if microbatch is None else microbatch
         if self._map is None:
             return
-        place = LONGEST_WORD + before
-        longest = self._doubles[place] * _KEPT
-        self._doubles[place] = spent if spent > longest else longest
+        index = LONGEST_WORD + before
+        longest = self._doubles[index] * _DECAY
+        self._doubles[index] = spent if spent > longest else longest
         sequence = self._sequence = self._sequence + 1
         SLOT.pack_into(self._map, SLOT_OFFSETS[sequence & 1], since, phase, self._step, self._microbatch, self._commits)
-        # Last: until here a reader finds the phase before, whole.
+        # Last: until here a reader finds the phase before, complete.
         self._words[SEQUENCE_WORD] = sequence
 
     def committed(self) -> None:
-        """A step was committed; the next ``now`` says so."""
+        """Count a committed step; the next ``now`` writes it."""
         self._commits += 1
 
     @contextmanager
     def paused(self, reason: str) -> Iterator[None]:
-        """Within it the main thread is never overdue. Afterwards it is in the phase that it was in, which begins anew."""
+        """Suspend the watchdog for the block. Afterwards the phase before begins anew."""
         phase, step, microbatch, outer = self._phase, self._step, self._microbatch, self._reason
         self._pause(reason, step)
         try:
@@ -95,14 +95,14 @@ class ActivityPage:
     def _pause(self, reason: str, step: int) -> None:
         self._reason = reason
         if self._map is not None:
-            room = REASON.stop - REASON.start
+            size = REASON.stop - REASON.start
             # Cut between characters, not within one.
-            text = reason.encode()[:room].decode(errors="ignore").encode()
-            self._map[REASON] = text.ljust(room, b"\0")
+            text = reason.encode()[:size].decode(errors="ignore").encode()
+            self._map[REASON] = text.ljust(size, b"\0")
         self.now(Phase.PAUSED, step)
 
     def beat(self) -> None:
-        """Another thread of this process runs: nobody holds the GIL. Called by the thread that reports to the agent."""
+        """Write a heartbeat: no thread holds the GIL. Called by the thread that reports to the agent."""
         if self._map is not None:
             self._doubles[BEAT_WORD] = monotonic()
 
@@ -119,11 +119,11 @@ def _map(path: Path) -> mmap.mmap | None:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         try:
-            # Written, not just made longer: where there is no room for it, that must show here and not as a SIGBUS later.
+            # Written, not only extended: a full disk must fail here and not as a SIGBUS later.
             os.write(fd, bytes(SIZE))
             return mmap.mmap(fd, SIZE)
         finally:
             os.close(fd)
     except OSError as error:
-        logger.warning("cannot say what this worker is doing (%s): if it hangs, nobody will notice", error)
+        logger.warning("cannot write the activity page (%s): a hang of this worker will not be detected", error)
         return None

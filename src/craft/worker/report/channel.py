@@ -1,4 +1,4 @@
-"""A worker's end of the Unix socket to its agent: reports out, directives in, each on a thread of its own.
+"""A worker's end of the Unix socket to its agent: one thread sends reports, another receives directives.
 
 So a directive is handled while the main thread is blocked in an exchange, and no step waits for the agent.
 """
@@ -22,14 +22,26 @@ from craft.wire import codec
 logger = logging.getLogger(__name__)
 
 _PROGRESS_INTERVAL_S = 0.1
-"""Mere progress is reported no oftener than this; anything else at once."""
+"""Progress alone is reported at most this often; everything else at once."""
 
 
 class Channel:
     """Sends the latest report, and hands every directive to ``on_directive``."""
 
-    def __init__(self, path: str, report: WorkerReport, beat: Callable[[], None] = lambda: None) -> None:
-        """``beat`` is called several times a second, by a thread that needs the GIL for it."""
+    def __init__(
+        self,
+        path: str,
+        report: WorkerReport,
+        beat: Callable[[], None] = lambda: None,
+        *,
+        stacks: Callable[[Look], Stacks] | None = None,
+        collectives: Callable[[Look], Collectives] | None = None,
+    ) -> None:
+        """``beat`` is called several times a second, by a thread that needs the GIL for it.
+
+        ``stacks`` answers an inspection at once, before a directive that follows changes anything. ``collectives`` answers it
+        on another thread, since a directive must not wait for it.
+        """
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.connect(path)
@@ -41,36 +53,34 @@ class Channel:
         self._sent = -1
         self._urgent = threading.Event()
         self._idle = threading.Condition(self._lock)
-        # Guards the handler, and that directives are handled one after the other, as they came.
+        # Guards the handler, and keeps directives in order, one at a time.
         self._handling = threading.Lock()
         self._latest: Directive | None = None
         self._on_directive: Callable[[Directive], None] | None = None
         self._beat = beat
-        self.look: Callable[[Look], Collectives] | None = None
-        """Answers what only this process knows; on a thread of its own, since a directive must not wait for it."""
-        self.stacks: Callable[[Look], Stacks] | None = None
-        """Answers the same, at once: what a directive that follows changes is not in it."""
-        # Guards the sending end: reports and such answers come from different threads.
+        self._stacks = stacks
+        self._collectives = collectives
+        # Guards the sending end: reports and answers come from different threads.
         self._sending = threading.Lock()
         threading.Thread(target=self._send_loop, name="craft-report", daemon=True).start()
         threading.Thread(target=self._receive_loop, name="craft-directive", daemon=True).start()
 
     def listen(self, on_directive: Callable[[Directive], None]) -> None:
-        """Hand directives to ``on_directive``, the latest one at once; on the receiving thread from then on."""
+        """Hand the latest directive to ``on_directive`` now, and later ones on the receiving thread."""
         with self._handling:
             self._on_directive = on_directive
             if self._latest is not None:
                 on_directive(self._latest)
 
     def report(self, *, urgent: bool = True, **changes: Any) -> None:
-        """Change the report. It is sent at once if ``urgent``, else with the next one."""
+        """Change the report; send it at once if ``urgent``, else with the next one."""
         with self._lock:
             self._report = replace(self._report, sequence=self._report.sequence + 1, **changes)
         if urgent:
             self._urgent.set()
 
     def flush(self, timeout_s: float = 2.0) -> None:
-        """Wait until the agent has been sent the latest report."""
+        """Wait until the latest report is sent."""
         self._urgent.set()
         with self._idle:
             self._idle.wait_for(lambda: self._sent >= self._report.sequence, timeout_s)
@@ -97,22 +107,24 @@ class Channel:
         with self._sending:
             self._socket.sendall(data)
 
-    def _answer(self, look: Look) -> None:
-        assert self.look is not None
+    def _send_collectives(self, look: Look) -> None:
+        assert self._collectives is not None
         try:
-            self._send(self.look(look))
-        except Exception as error:  # noqa: BLE001  (the edge of a thread: whoever asked goes on without)
-            logger.warning("cannot tell about this worker's collectives: %s", error)
+            self._send(self._collectives(look))
+        except Exception as error:  # noqa: BLE001  (the edge of a thread: the agent continues without an answer)
+            logger.warning("cannot report this worker's collectives: %s", error)
 
     def _receive_loop(self) -> None:
         try:
             while True:
                 size = codec.frame_size(self._read(codec.HEADER_BYTES))
                 message = codec.decode(self._read(size))
-                if isinstance(message, Look) and self.stacks is not None:
-                    self._send(self.stacks(message))
-                if isinstance(message, Look) and self.look is not None:
-                    threading.Thread(target=self._answer, args=(message,), name="craft-look", daemon=True).start()
+                if isinstance(message, Look) and self._stacks is not None:
+                    self._send(self._stacks(message))
+                if isinstance(message, Look) and self._collectives is not None:
+                    threading.Thread(
+                        target=self._send_collectives, args=(message,), name="craft-look", daemon=True
+                    ).start()
                 if isinstance(message, Directive):
                     with self._handling:
                         self._latest = message
@@ -120,7 +132,7 @@ class Channel:
                             self._on_directive(message)
         except (OSError, EOFError, MalformedMessage) as error:
             # Workers do not outlive their agent.
-            logger.error("the agent is gone (%s): this worker ends", error)
+            logger.error("lost the agent (%s); exiting", error)
             logging.shutdown()
             os._exit(1)
 

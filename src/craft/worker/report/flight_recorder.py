@@ -1,7 +1,7 @@
-"""What torch's Flight Recorder knows of the collectives that the script itself started, in groups of its own.
+"""Read torch's Flight Recorder: the collectives that the script itself started.
 
-``answer`` is called when the agent asks, on a thread of its own: a main thread that is blocked in a collective lets others
-run. CRAFT's own groups exchange by send and receive, which is not recorded, and are no part of torch's default group.
+``read_collectives`` runs on a separate thread when the agent asks: a main thread that is blocked in a collective lets others
+run. CRAFT's groups use send and receive, which the recorder skips, and are not part of torch's default group.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ c10d: Any = torch._C._distributed_c10d
 
 
 class _RecorderEntry(msgspec.Struct):
-    """One entry of the recorder, as far as it is of use."""
+    """The fields used of one entry of the recorder."""
 
     process_group: tuple[str, str]
     profiling_name: str
@@ -34,12 +34,12 @@ class _Trace(msgspec.Struct):
     entries: tuple[_RecorderEntry, ...] = ()
 
 
-def answer(number: int, worker_id: str) -> Collectives:
-    """Return the latest collectives of the script's own; none where it has no default group."""
+def read_collectives(number: int, worker_id: str) -> Collectives:
+    """Return the script's latest collectives; none if it has no default group."""
     if not (dist.is_available() and dist.is_initialized()):
         return Collectives(number=number, worker_id=worker_id)
     trace = msgspec.json.decode(c10d._dump_fr_trace_json(), type=_Trace)
-    groups = own_groups()
+    groups = script_groups()
     entries = [_collective(each) for each in trace.entries if each.process_group[0] in groups and not each.is_p2p]
     return Collectives(
         number=number,
@@ -50,8 +50,8 @@ def answer(number: int, worker_id: str) -> Collectives:
     )
 
 
-def own_groups() -> dict[str, tuple[int, ...]]:
-    """The ranks of each group that the script made."""
+def script_groups() -> dict[str, tuple[int, ...]]:
+    """Return the ranks of each group that the script made."""
     made: dict[Any, str] = dist.distributed_c10d._world.pg_names
     return {name: tuple(sorted(dist.get_process_group_ranks(group))) for group, name in made.items()}
 

@@ -1,4 +1,4 @@
-"""What a script may log: numbers, under names of its own. What cannot be is refused with the name of the metric."""
+"""Check what a script logs: real numbers, under names that CRAFT does not use."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from craft.protocol.errors import ConfigError
 
 RESERVED = frozenset({"step", "branch", "time", "checksum"})
-"""Names of what ``metrics.jsonl`` itself says of every step."""
+"""Keys that CRAFT writes in every line of ``metrics.jsonl``."""
 
 
 def checked(call: str, scalars: Mapping[str, Any]) -> dict[str, float | torch.Tensor]:
-    """Return what ``call`` was given; ConfigError if it cannot be logged.
+    """Return the metrics given to ``call``; raise ConfigError if one cannot be logged.
 
-    The value of a tensor is not looked at: that would wait for its device.
+    The value of a tensor is not read: that would wait for its device.
     """
     for name in scalars:
         if name in RESERVED:
             raise ConfigError(
-                f"{call}({name}=...): {name} is a name of CRAFT's own in metrics.jsonl; call the metric something else"
+                f"{call}({name}=...): {name} is reserved: CRAFT writes it to metrics.jsonl; give the metric another name"
             )
     return {name: _number(call, name, value) for name, value in scalars.items()}
 

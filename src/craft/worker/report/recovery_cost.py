@@ -1,7 +1,7 @@
-"""What losses cost, as a worker sees it: from the settlement after one to the next commit.
+"""Measure what a loss costs a worker: from the settlement after it to the next commit.
 
-Called by the main thread. Every member keeps count; the first one that was there before tells it, for the journal. If
-that one is lost, too, the next one tells what it may not have told: the lighthouse takes each in once.
+Every member measures; the first one that was there before the loss reports it for the journal. If that one is lost, too, the
+next one reports again what may not have arrived: the lighthouse counts each loss once.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ class RecoveryCosts:
     def __init__(
         self, worker_id: str, note: Callable[[Recovered], None], samples: Callable[[int, int], int | None]
     ) -> None:
-        """``samples(step, microbatch)``: how many there are in it, if that is known."""
+        """``samples(step, microbatch)``: the samples of a microbatch, None if unknown."""
         self._worker_id = worker_id
         self._note = note
         self._samples = samples
         self._since = 0
         """The generation of the last commit."""
         self._undisturbed: deque[float] = deque(maxlen=_REMEMBERED)
-        """How long the last steps took from commit to commit."""
+        """Seconds from commit to commit of the last steps without a loss."""
         self._open: Setback | None = None
         self._last: tuple[str, Recovered] | None = None
-        """What this worker found when something was lost before, and who was to tell it."""
+        """The worker that reports the last loss, and what this worker measured of it."""
 
     def settled(self, entered: Entered) -> None:
-        """A generation is settled; one that all had agreed on is no setback."""
+        """Begin to measure, unless the settled generation was announced."""
         if not entered.agreed:
             self._open = set_back(self._open, self._since, entered)
 
     def committed(self, step: int, generation: int, elapsed_s: float, now: float) -> None:
-        """``step`` was committed, ``elapsed_s`` after the one before."""
+        """Record that ``step`` was committed ``elapsed_s`` after the one before."""
         setback, self._open, self._since = self._open, None, generation
         if setback is None:
             self._undisturbed.append(elapsed_s)
@@ -58,7 +58,7 @@ class RecoveryCosts:
         )
         if setback.teller == self._worker_id:
             if self._last is not None and self._last[0] in setback.lost:
-                # It may have died before anybody heard.
+                # That worker may have died before its report arrived.
                 self._note(self._last[1])
             self._note(found)
         self._last = (setback.teller, found)

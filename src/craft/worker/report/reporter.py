@@ -1,14 +1,17 @@
-"""What this worker has to say: to the lighthouse, through its agent, and to the script, through the handlers of ``job.on``."""
+"""Report to the lighthouse, through the agent, and to the script, through the handlers of ``job.on``."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 from craft.protocol.errors import BitsDiffer, GroupError
 from craft.protocol.events import (
     AnyNote,
+    ConditionSeen,
     Event,
     GenerationEntered,
     ParametersUnequal,
@@ -19,12 +22,42 @@ from craft.protocol.events import (
 )
 from craft.protocol.membership import DROPPED, Settlement
 from craft.worker.membership.client import MembershipClient
+from craft.worker.report.activity_page import ActivityPage
 from craft.worker.report.channel import Channel
-from craft.worker.report.event_outbox import EventOutbox
+
+_MAX_NOTES = 16
+_MIN_PAUSE_S = 1.0
+"""A shorter pause is not worth a line in the journal."""
+
+
+class ReportUpdate(Protocol):
+    """Sets the notes in this worker's report."""
+
+    def __call__(self, *, notes: tuple[AnyNote, ...]) -> None: ...
+
+
+class EventOutbox:
+    """The latest events for the journal, repeated in every report, since a report may get lost. Any thread may add one."""
+
+    def __init__(self, report: ReportUpdate) -> None:
+        self._report = report
+        # Guards the two below, and the order of reports.
+        self._lock = threading.Lock()
+        self._notes: tuple[AnyNote, ...] = ()
+        self._conditions: tuple[AnyNote, ...] = ()
+        """Events of other packages' techniques: however many there are, they displace no others."""
+
+    def add(self, event: AnyNote) -> None:
+        with self._lock:
+            if isinstance(event, ConditionSeen):
+                self._conditions = (*self._conditions, event)[-_MAX_NOTES:]
+            else:
+                self._notes = (*self._notes, event)[-_MAX_NOTES:]
+            self._report(notes=(*self._notes, *self._conditions))
 
 
 class Reporter:
-    """``report`` and what broke may be said by any thread; what the script hears is said on the main thread only."""
+    """Any thread may call ``report``, ``note`` and ``broke``; ``emit`` belongs to the main thread."""
 
     def __init__(
         self, worker_id: str, membership: MembershipClient, channel: Channel | None, emit: Callable[[Event], None]
@@ -33,21 +66,21 @@ class Reporter:
         self._membership = membership
         self._channel = channel
         self.emit = emit
-        """Tells the script."""
+        """Calls the script's handlers."""
         self._notes = EventOutbox(self.report)
 
     @property
     def is_heard(self) -> bool:
-        """Whether there is anybody to report to: not outside of ``craft run``."""
+        """Whether there is an agent to report to: False outside of ``craft run``."""
         return self._channel is not None
 
     def report(self, *, urgent: bool = True, **changes: Any) -> None:
-        """Change what the lighthouse knows of this worker."""
+        """Change this worker's report to the lighthouse."""
         if self._channel is not None:
             self._channel.report(urgent=urgent, **changes)
 
     def settled(self, settlement: Settlement, generation: int) -> StepRetried | None:
-        """A generation is settled: tell the lighthouse, and return what was lost by it, if anything was."""
+        """Report a settled generation; return the microbatches that it lost, None if it lost none."""
         dropped = tuple(index for index, owner in enumerate(settlement.owners) if owner == DROPPED)
         changes: dict[str, Any] = {"generation": generation, "broken": None, "progress": self._membership.progress}
         retried = None
@@ -58,7 +91,7 @@ class Reporter:
         return retried
 
     def entered(self, settlement: Settlement, generation: int, lost: tuple[str, ...]) -> None:
-        """The same, and tell the script, too."""
+        """Report a settled generation to the lighthouse and to the script."""
         retried = self.settled(settlement, generation)
         if retried is not None:
             self.emit(retried)
@@ -67,11 +100,11 @@ class Reporter:
         self.emit(GenerationEntered(worker_id=self._worker_id, generation=generation))
 
     def note(self, event: AnyNote) -> None:
-        """Tell of something, for the journal; any thread may."""
+        """Report an event for the journal; any thread may call it."""
         self._notes.add(event)
 
     def paused(self, reason: str, seconds: float) -> None:
-        """This worker was paused for so long, until now."""
+        """Report a pause of ``seconds`` that ends now."""
         self.note(
             WorkerPaused(
                 worker_id=self._worker_id, reason=reason, seconds=round(seconds, 3), time=round(time.time(), 6)
@@ -79,20 +112,33 @@ class Reporter:
         )
 
     def unwritten(self, trouble: str) -> None:
-        """What is written down of this worker cannot be, and why; or all can be again."""
+        """Report why this worker's files cannot be written; empty: they can again."""
         self.report(unwritten=trouble)
 
     def unequal(self, found: ParametersUnequal) -> None:
         self.report(unequal=found)
 
     def broke(self, generation: int, error: GroupError) -> None:
-        """Report at once that the group broke; the exchange thread calls this too, as the main thread may compute for long."""
+        """Report at once that the group broke; the exchange thread calls it, too, while the main thread computes."""
         self._membership.broke(generation, error)
 
     def diverged(self, error: BitsDiffer, step: int, members: tuple[str, ...]) -> None:
-        """Every worker says it before it raises ``error``: it ends the job."""
+        """Report that states differ, which ends the job; every worker does so before it raises ``error``."""
         self.report(diverged=StateDiverged(step=step, detail=str(error), worker_ids=members))
 
     def state_lost(self, generation: int) -> None:
-        """Every member of ``generation`` says it: there is nothing to go on from."""
+        """Report that no state is left to continue from; every member of ``generation`` does."""
         self.report(state_gone=generation)
+
+
+@contextmanager
+def paused(activity: ActivityPage, reporter: Reporter, reason: str) -> Iterator[None]:
+    """Suspend the watchdog for the block, and report the pause if it was long."""
+    began = time.monotonic()
+    try:
+        with activity.paused(reason):
+            yield
+    finally:
+        seconds = time.monotonic() - began
+        if seconds >= _MIN_PAUSE_S:
+            reporter.paused(reason, seconds)

@@ -1,8 +1,8 @@
 """The stacks of this process's threads, for the agent.
 
-``of_all_threads`` is what a thread of this process answers with. Where none can answer, the agent sends a signal, for which
-``register`` is called once at the start of a worker's process. Its handler is C and needs no GIL: it answers while an extension
-keeps the GIL. But it looks at frames that may be changing at that very moment, which can end the process: it is the last resort.
+A thread of this process answers with ``of_all_threads``. If none can, the agent sends a signal; ``register`` installs its
+handler once, at the start of the process. The handler is C code and needs no GIL, so it answers while an extension holds the
+GIL. It is the last resort: it reads frames that may change meanwhile, which can crash the process.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ MAX_CHARS = 16 * 1024
 
 
 def register(path: Path | None) -> None:
-    """Write the stacks of all threads to the end of ``path`` whenever the signal comes; None: do nothing.
+    """Append the stacks of all threads to ``path`` at each signal; None: do nothing.
 
-    What this process forks answers as well, into the same file: data-loader processes, for example.
+    Forked processes, such as data loaders, append to the same file.
     """
     if path is None:
         return
-    # Kept open for the life of the process: the handler can open nothing.
+    # Stays open for the life of the process: the handler cannot open files.
     try:
         fd = append_private(path)
     except OSError as error:
-        logger.error("stacks of this worker cannot be written: %s", error)
+        logger.error("cannot write the stacks of this worker: %s", error)
         return
     faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True, chain=False)
 
 
 def of_all_threads() -> str:
-    """The stacks of all threads, in the form in which the handler writes them; the main thread's last, this one's left out."""
+    """Return the stacks of all other threads, formatted as the handler writes them; the main thread's last."""
     frames = sys._current_frames()
     main = threading.main_thread().ident
     others = [ident for ident in frames if ident not in (main, threading.get_ident())]
-    return "\n".join(_described(ident, frames[ident]) for ident in (*others, main) if ident in frames)
+    return "\n".join(_format(ident, frames[ident]) for ident in (*others, main) if ident in frames)
 
 
-def _described(ident: int | None, frame: FrameType | None) -> str:
+def _format(ident: int | None, frame: FrameType | None) -> str:
     lines = [f"Thread 0x{ident or 0:016x} (most recent call first):"]
     while frame is not None:
         lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')

@@ -1,6 +1,6 @@
-"""What a worker writes down: one line per commit and per generation, and the metrics of every step, once.
+"""Write a worker's records: one line per commit and per generation, and the metrics of every step once.
 
-Steps hand lines over, and a thread writes them: no step takes as long as a slow disk.
+A background thread writes the lines, so that no step waits for a slow disk.
 """
 
 from __future__ import annotations
@@ -17,45 +17,48 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from craft.protocol.events import Recovered
 from craft.protocol.generation_log import Entered
 from craft.settings.rundir import RunDir
 from craft.telemetry.records import metric_lines
 from craft.telemetry.records.background_writer import BackgroundWriter
 from craft.telemetry.records.jsonl_file import MAX_WAITING, JsonlFile, append_to, say_once, trouble_of
+from craft.worker.report.recovery_cost import RecoveryCosts
 
 _STALLED_S = 5.0
-"""A disk that has taken nothing for so long is told of, as one that fails is."""
-_LAST_S = 10.0
-"""So long a job that is over waits for a slow disk."""
+"""A disk that has accepted nothing for this long is reported like one that fails."""
+_LAST_WRITE_S = 10.0
+"""How long a finished job waits for a slow disk."""
+_SMOOTHING = 0.1
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True):
-    """A step that was committed just now."""
+    """A committed step."""
 
     step: int
     branch: int
     generation: int
-    """Under which it was committed."""
+    """The generation that committed it."""
     members: tuple[str, ...]
-    """Of that generation, in the order of their ranks."""
+    """Members of that generation, in the order of their ranks."""
     plan: tuple[str | None, ...]
-    """Who computed which microbatch; None for one that was dropped."""
+    """The worker that computed each microbatch; None for one that was dropped."""
     metrics: Mapping[str, float]
 
 
 class StepLog:
     """``steps.jsonl`` and ``generations.jsonl`` of a worker and, on the leader, ``metrics.jsonl``.
 
-    Without a run directory it writes nothing. Where that has no room or is slow, training goes on, and lines wait.
+    Without a run directory it writes nothing. If its disk is full or slow, training continues, and lines wait.
     """
 
     def __init__(
-        self, run_dir: Path | None, worker_id: str, tell: Callable[[str], None] = lambda trouble: None
+        self, run_dir: Path | None, worker_id: str, unwritten: Callable[[str], None] = lambda trouble: None
     ) -> None:
-        """``tell`` is called when something cannot be written, with why, and with nothing when all can be again."""
+        """``unwritten`` is called with the reason when a file cannot be written, and with "" when all can be again."""
         self._worker_id = worker_id
-        self._tell = tell
-        self._told = ""
+        self._unwritten = unwritten
+        self._reported = ""
         self._files = _Files(RunDir(run_dir), worker_id) if run_dir is not None else None
         self._writer = BackgroundWriter("craft-records", MAX_WAITING)
 
@@ -74,36 +77,85 @@ class StepLog:
             "plan": dict(enumerate(committed.plan)),
         }
         values = {"step": step, **({"branch": branch} if branch else {}), "time": line["time"], **committed.metrics}
-        self._files.metrics.keep((branch, step), metric_lines.encode(values))
+        self._files.metrics.add((branch, step), metric_lines.encode(values))
         leads = committed.members[0] == self._worker_id
         self._writer.submit(functools.partial(self._files.write, msgspec.json.encode(line), leads=leads))
-        self._tell_trouble()
+        self._report_trouble()
 
     def entered(self, entered: Entered) -> None:
-        """Write the line of a generation; whichever thread follows generations calls it."""
+        """Write the line of a generation; called by the thread that follows generations."""
         if self._files is not None:
             self._writer.submit(functools.partial(self._files.enter, entered))
 
     def complete(self) -> None:
-        """The job is over, and the leader may be gone: write what it did not, and what waits."""
+        """Write what waits at the end of the job, and what a lost leader did not write."""
         if self._files is None:
             return
         self._writer.submit(self._files.complete)
-        self._writer.wait(_LAST_S)
-        self._tell_trouble()
+        self._writer.wait(_LAST_WRITE_S)
+        self._report_trouble()
 
-    def _tell_trouble(self) -> None:
+    def _report_trouble(self) -> None:
         assert self._files is not None
         trouble = self._files.trouble
         if not trouble and self._writer.behind_s() > _STALLED_S:
             trouble = f"{self._files.folder} cannot be written: its disk has taken nothing for {_STALLED_S:g} s"
-        if bool(trouble) != bool(self._told):
-            self._told = trouble
-            self._tell(trouble)
+        if bool(trouble) != bool(self._reported):
+            self._reported = trouble
+            self._unwritten(trouble)
+
+
+class StepAccount:
+    """Records each step, its duration and the cost of losses.
+
+    Belongs to the main thread, except ``entered``, which the thread that follows generations calls.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path | None,
+        worker_id: str,
+        note: Callable[[Recovered], None],
+        samples: Callable[[int, int], int | None],
+        unwritten: Callable[[str], None],
+    ) -> None:
+        """``samples(step, microbatch)``: the samples of a microbatch, None if unknown; ``unwritten``: see ``StepLog``."""
+        self.step_s = 0.0
+        """Seconds from commit to commit, smoothed."""
+        self._step_log = StepLog(run_dir, worker_id, unwritten)
+        self._recovery_costs = RecoveryCosts(worker_id, note, samples)
+        self._last_commit: float | None = None
+
+    def begin(self) -> None:
+        """Mark the begin of the first step."""
+        self._last_commit = time.monotonic()
+
+    def entered(self, entered: Entered) -> None:
+        """Record that this worker entered a generation."""
+        self._step_log.entered(entered)
+
+    def settled(self, entered: Entered) -> None:
+        """Record that the members of a generation have agreed on how to continue."""
+        self._recovery_costs.settled(entered)
+
+    def committed(self, committed: Committed) -> None:
+        """Record a step that was committed just now."""
+        self._step_log.committed(committed)
+        # Monotonic: the wall clock may be set meanwhile.
+        now = time.monotonic()
+        if self._last_commit is not None:
+            elapsed = now - self._last_commit
+            self._recovery_costs.committed(committed.step, committed.generation, elapsed, time.time())
+            self.step_s = elapsed if not self.step_s else self.step_s + _SMOOTHING * (elapsed - self.step_s)
+        self._last_commit = now
+
+    def complete(self) -> None:
+        """Write the last lines: there are no more steps."""
+        self._step_log.complete()
 
 
 class _Files:
-    """What the thread writes to. The others look at ``trouble``, and hand over metrics."""
+    """The files of the background thread. The main thread reads ``trouble`` and hands over metrics."""
 
     def __init__(self, run: RunDir, worker_id: str) -> None:
         self.folder = run.path
@@ -114,7 +166,7 @@ class _Files:
 
     @property
     def trouble(self) -> str:
-        """Why one of them cannot be written now; empty: all can."""
+        """Why a file cannot be written now; empty: all can."""
         return self._steps.trouble or self._generations.trouble or self.metrics.trouble
 
     def write(self, step: bytes, *, leads: bool) -> None:
@@ -140,7 +192,7 @@ def _size(path: Path | None) -> int:
 
 
 class _Metrics:
-    """``metrics.jsonl``, which every worker keeps and the leader writes."""
+    """``metrics.jsonl``: every worker buffers its lines, the leader writes them."""
 
     def __init__(self, path: Path) -> None:
         self.trouble = ""
@@ -149,28 +201,27 @@ class _Metrics:
         self._fd: int | None = None
         self._written = -1
         """Its size when this worker last wrote to it."""
-        # What was not written by a leader that is gone is written by the next one. One thread adds at the end, and another
-        # takes from the beginning.
+        # The next leader writes what a lost one did not. One thread adds at the end, another takes from the beginning.
         self._recent: deque[tuple[tuple[int, int], bytes]] = deque(maxlen=MAX_WAITING)
 
-    def keep(self, place: tuple[int, int], line: bytes) -> None:
-        """Keep a line that is to be written, by this worker or another; ``place`` is its (branch, step)."""
-        self._recent.append((place, line))
+    def add(self, branch_step: tuple[int, int], line: bytes) -> None:
+        """Buffer a line until this worker or another has written it."""
+        self._recent.append((branch_step, line))
 
     def write(self) -> None:
-        """Write what is kept and not there yet."""
+        """Write the buffered lines that the file lacks."""
         trouble = ""
         try:
             if self._fd is None:
                 self._fd = append_to(self._path)
-            # A leader that is declared lost, and may still live, must not write what the next one writes; nor must two who end.
+            # A leader that was declared lost may still run: it must not write what the next one writes.
             fcntl.lockf(self._fd, fcntl.LOCK_EX)
             try:
                 self._append(self._fd)
             finally:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
         except OSError as error:
-            # Whatever came of it: look at the file again before the next line.
+            # Read the file again before the next line.
             self._written = -1
             trouble = trouble_of(self._path, error)
         say_once(self._path, self.trouble, trouble)
@@ -178,12 +229,12 @@ class _Metrics:
 
     def _append(self, fd: int) -> None:
         if os.fstat(fd).st_size != self._written:
-            last, torn = _last_place(fd)
+            last, torn = _last_line(fd)
             if torn:
-                # A full disk cut the last line short: end it, so that it does not swallow the next one.
+                # A full disk cut the last line short: end it, so that the next one stays separate.
                 os.write(fd, b"\n")
-                # Perhaps it lacked nothing but its end.
-                last, _ = _last_place(fd)
+                # It may have lacked only its newline.
+                last, _ = _last_line(fd)
             while self._recent and self._recent[0][0] <= last:
                 self._recent.popleft()
         while self._recent:
@@ -191,16 +242,16 @@ class _Metrics:
             line = entry[1] + b"\n"
             if os.write(fd, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            # Where too many wait, it may have been left out meanwhile.
+            # If too many wait, the deque may have dropped it meanwhile.
             if self._recent[0] is entry:
                 self._recent.popleft()
         self._written = os.fstat(fd).st_size
 
 
-def _last_place(fd: int) -> tuple[tuple[int, int], bool]:
-    """(branch, step) of the last whole line of ``metrics.jsonl``, and whether something follows that."""
+def _last_line(fd: int) -> tuple[tuple[int, int], bool]:
+    """Return (branch, step) of the last complete line of ``metrics.jsonl``, and whether an incomplete one follows."""
     size = os.fstat(fd).st_size
     begin = max(0, size - 65536)
-    *whole, rest = os.pread(fd, size - begin, begin).split(b"\n")
-    found = [values for values in metric_lines.whole(whole) if values is not None]
+    *complete, rest = os.pread(fd, size - begin, begin).split(b"\n")
+    found = [values for values in metric_lines.whole(complete) if values is not None]
     return (found[-1].get("branch", 0), found[-1]["step"]) if found else (0, -1), bool(rest)

@@ -68,7 +68,7 @@ def test_a_metric_of_an_attempt_has_a_name_of_its_own() -> None:
         with attempt:
             for microbatch in attempt.microbatches(net.parameters()):
                 (net(torch.ones(1, 3)) * microbatch).sum().backward()
-                with pytest.raises(ConfigError, match=r"attempt.log\(step=...\): step is a name of CRAFT's own"):
+                with pytest.raises(ConfigError, match=r"attempt.log\(step=...\): step is reserved"):
                     attempt.log(step=1)
 
 

@@ -89,7 +89,7 @@ def call_again(job: Job, call: str) -> None:
 
 
 NOT_ENDED = "step 0 was not iterated to its end: `for batch in step` must run until it stops by itself"
-OUR_NAME = "is a name of CRAFT's own in metrics.jsonl; call the metric something else"
+OUR_NAME = "is reserved: CRAFT writes it to metrics.jsonl; give the metric another name"
 IN_LOOP = "in the loop over job.steps: it belongs before that loop, or after it"
 
 

@@ -12,7 +12,7 @@ import hydra
 import pytest
 
 from craft.protocol.errors import Refused
-from craft.worker.entry.script_errors import real_error, sentence, story
+from craft.worker.entry.script_errors import exit_with_refusal_code, real_error, script_traceback, summary
 
 
 def ended(script: Callable[[], object]) -> BaseException:
@@ -33,8 +33,8 @@ def test_the_error_behind_the_exit_of_hydra(monkeypatch: pytest.MonkeyPatch, tmp
 
     raised = ended(main)
     assert isinstance(raised, SystemExit)
-    assert sentence(raised) == "ValueError: the learning rate is negative (the script then exited with code 1)"
-    assert story(raised).endswith("ValueError: the learning rate is negative\n")
+    assert summary(raised) == "ValueError: the learning rate is negative (the script then exited with code 1)"
+    assert script_traceback(raised).endswith("ValueError: the learning rate is negative\n")
 
 
 def test_the_error_behind_the_exit_of_click() -> None:
@@ -44,14 +44,14 @@ def test_the_error_behind_the_exit_of_click() -> None:
 
     raised = ended(lambda: main([]))
     assert isinstance(raised, SystemExit)
-    assert sentence(raised).startswith("click.exceptions.ClickException: there is no data set (the script then exited")
+    assert summary(raised).startswith("click.exceptions.ClickException: there is no data set (the script then exited")
 
 
 def test_the_error_behind_the_exit_of_argparse() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--lr", type=float)
     raised = ended(lambda: parser.parse_args(["--lr", "fast"]))
-    assert "invalid float value: 'fast' (the script then exited with code 2)" in sentence(raised)
+    assert "invalid float value: 'fast' (the script then exited with code 2)" in summary(raised)
 
 
 def exits(code: object, behind: BaseException | None = None) -> None:
@@ -62,9 +62,9 @@ def exits(code: object, behind: BaseException | None = None) -> None:
 
 
 def test_an_exit_with_a_message_or_without_a_cause_speaks_for_itself() -> None:
-    assert sentence(ended(lambda: exits("no data"))) == "SystemExit: no data"
-    assert sentence(ended(lambda: sys.exit(7))) == "SystemExit: 7"
-    assert sentence(SystemExit(1)) == "SystemExit: 1"
+    assert summary(ended(lambda: exits("no data"))) == "SystemExit: no data"
+    assert summary(ended(lambda: sys.exit(7))) == "SystemExit: 7"
+    assert summary(SystemExit(1)) == "SystemExit: 1"
 
 
 def test_an_exit_that_says_from_where_it_comes() -> None:
@@ -77,11 +77,26 @@ def test_an_exit_that_says_from_where_it_comes() -> None:
     def names() -> None:
         raise SystemExit(1) from KeyError("lr")
 
-    assert sentence(ended(hides)) == "SystemExit: 1"
-    assert sentence(ended(names)) == "KeyError: 'lr' (the script then exited with code 1)"
+    assert summary(ended(hides)) == "SystemExit: 1"
+    assert summary(ended(names)) == "KeyError: 'lr' (the script then exited with code 1)"
 
 
 def test_an_error_of_crafts_own_is_found_behind_an_exit() -> None:
     raised = ended(lambda: exits(1, Refused("started with the wrong option")))
     assert isinstance(real_error(raised), Refused)
-    assert sentence(raised) == "started with the wrong option"
+    assert summary(raised) == "started with the wrong option"
+
+
+def test_outside_of_craft_run_a_refusal_exits_with_2_and_another_error_as_usual(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    printed: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: printed.append(error))
+    exit_with_refusal_code()
+    refusal, bug = Refused("no data"), ValueError("a bug")
+
+    sys.excepthook(ValueError, bug, None)
+    with pytest.raises(SystemExit) as raised:
+        sys.excepthook(Refused, refusal, None)
+
+    assert raised.value.code == 2 and printed == [bug, refusal]

@@ -76,13 +76,13 @@ def recovers(one: Guest, reports: Reports) -> list[Recovered]:
 
 def test_outside_of_a_job_a_guest_is_nobodys_and_does_no_harm() -> None:
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120, check=True)
-    assert "a loop is either CRAFT's or not" in done.stdout
+    assert "a process uses one of them" in done.stdout
 
 
 def test_metrics_of_a_guest_have_names_of_their_own() -> None:
     reports = Reports()
     one = member(reports, lambda _: None)
-    with pytest.raises(ConfigError, match=r"guest.step\(time=...\): time is a name of CRAFT's own in metrics.jsonl"):
+    with pytest.raises(ConfigError, match=r"guest.step\(time=...\): time is reserved"):
         one.step(1, time=2.0)
     one.step(1, committed=3, self=4.0)
     assert reports.latest["metrics"] == {"committed": 3.0, "self": 4.0}

@@ -1,8 +1,9 @@
-"""What a worker writes down: its own commits, and as the leader the metrics of every step, once."""
+"""Records of a worker: its commits and, on the leader, the metrics of every step once."""
 
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from tests.small_disk import fill, mounted
 
 from craft.settings.rundir import RunDir
 from craft.telemetry.records.journal import read_lines
-from craft.worker.report.step_log import Committed, StepLog
+from craft.worker.report.step_log import Committed, StepAccount, StepLog
 
 MEMBERS = ("w0", "w1", "w2")
 
@@ -20,8 +21,8 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def commit(chronicle: StepLog, step: int, members: tuple[str, ...] = MEMBERS) -> None:
-    chronicle.committed(
+def commit(log: StepLog, step: int, members: tuple[str, ...] = MEMBERS) -> None:
+    log.committed(
         Committed(
             step=step,
             branch=0,
@@ -56,8 +57,8 @@ def test_only_the_leader_writes_metrics(tmp_path: Path) -> None:
     workers = {worker_id: StepLog(tmp_path, worker_id) for worker_id in MEMBERS}
 
     for step in range(3):
-        for chronicle in workers.values():
-            commit(chronicle, step)
+        for log in workers.values():
+            commit(log, step)
 
     assert metrics(tmp_path) == [(0, 0.0), (1, 0.5), (2, 1.0)]
 
@@ -67,9 +68,9 @@ def test_a_new_leader_writes_what_the_old_one_did_not(tmp_path: Path, behind: in
     """The old one may have died between its commit and its line, or been slow for a few steps."""
     workers = {worker_id: StepLog(tmp_path, worker_id) for worker_id in MEMBERS}
     for step in range(5):
-        for worker_id, chronicle in workers.items():
+        for worker_id, log in workers.items():
             if worker_id != "w0" or step < 5 - behind:
-                commit(chronicle, step)
+                commit(log, step)
 
     for step in range(5, 8):
         for worker_id in ("w1", "w2"):
@@ -136,18 +137,29 @@ def test_files_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_once_and_nothing_is_missing_in_the_end(tmp_path: Path) -> None:
     told: list[str] = []
     with mounted(tmp_path / "disk", "256k") as disk:
-        chronicle = StepLog(RunDir(disk).create().path, "w0", told.append)
-        commit(chronicle, 0)
+        log = StepLog(RunDir(disk).create().path, "w0", told.append)
+        commit(log, 0)
         filler = fill(disk)
         for step in range(1, 300):
-            commit(chronicle, step)
+            commit(log, step)
         (trouble,) = told
         assert "cannot be written: No space left on device" in trouble
         filler.unlink()
         for step in range(300, 310):
-            commit(chronicle, step)
-        chronicle.complete()
+            commit(log, step)
+        log.complete()
         assert told == [trouble, ""]
         steps = [line["step"] for line in read_lines(disk / "workers" / "w0" / "steps.jsonl")]
         assert steps == list(range(310))
         assert [line["step"] for line in read_lines(disk / "metrics.jsonl")] == list(range(310))
+
+
+def test_a_step_never_takes_negative_time_when_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    account = StepAccount(None, "w0", lambda _: None, lambda step, microbatch: None, lambda trouble: None)
+    account.begin()
+    clock = time.time() - 3600.0
+    monkeypatch.setattr(time, "time", lambda: clock)
+    account.committed(
+        Committed(step=0, branch=0, generation=1, members=("w0",), plan=("w0",), metrics={}),
+    )
+    assert 0.0 <= account.step_s < 60.0
