@@ -35,7 +35,7 @@ from craft.worker.checkpoint.resumed_steps import ResumedSteps
 from craft.worker.checkpoint.rollback import Rollback, begin_from
 from craft.worker.checkpoint.scheduler import CheckpointScheduler
 from craft.worker.checkpoint.self_resume import forgotten_start_step
-from craft.worker.monitor.agreed_step import AgreedStep
+from craft.worker.monitor.consistency import AgreedStep
 from craft.worker.monitor.nonfinite import NonFiniteGuard
 from craft.worker.report.reporter import paused
 from craft.worker.state.loop_context import LoopContext

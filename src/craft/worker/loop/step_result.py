@@ -65,7 +65,7 @@ class StepResult:
         hand_out(layout, attempt.result, combined.present, scale)
         # Where nothing weighs anything, what was logged is for people only.
         metrics = combined.metrics if combined.total_weight else ()
-        if self._numbers.look(attempt.step, metrics, layout, attempt.result.tensors):
+        if self._numbers.check(attempt.step, metrics, layout, attempt.result.tensors):
             self._buffers.commit(combined.buffers, attempt.buffers)
             self._lanes.commit(combined.carried, attempt.carried)
         else:

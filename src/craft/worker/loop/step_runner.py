@@ -121,7 +121,7 @@ class StepRunner:
         self.gathering.clear()
         self.keep_pace()
         if saved:
-            self._consistency.look_at_every_byte()
+            self._consistency.hash_whole_state()
 
     def keep_pace(self) -> None:
         """Do at a step boundary what all do there, and take part in the step that begins."""
@@ -136,7 +136,7 @@ class StepRunner:
 
     def take_up(self) -> None:
         """Look at the state as of the last commit, and take part in the exchange from here on."""
-        self._consistency.look(self.step)
+        self._consistency.begin_step(self.step)
         self._participant.begin_step(self._size_of(self.step))
         self._look_at_newcomers()
         self._start_attempt()
@@ -150,7 +150,7 @@ class StepRunner:
         ledger = self._participant.ledger
         self._computing = frozenset(ledger.members) - ledger.idle
         if self._consistency.newcomer or (self._counted and not self._computing <= self._counted):
-            self._consistency.look_at_all(self.gathering.expected)
+            self._consistency.sample_state(self.gathering.expected)
 
     def next_microbatch(self) -> int | None:
         """Return what to compute next (or PROBE), or None once the step is committed. A safe point."""
@@ -402,7 +402,7 @@ class StepRunner:
             buffers=changed,
             rewinds=self._participant.ledger.rewinds,
             touched=self._buffers.touched,
-            **self._consistency.told(),
+            **self._consistency.word_fields(),
             **self._extra_word(self.step),
         )
 

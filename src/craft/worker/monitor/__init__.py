@@ -1,1 +1,1 @@
-"""Compare and watch while training: bits, numbers, speed, the GPU."""
+"""Checks while training: equal bits, finite numbers, speed, the GPU."""

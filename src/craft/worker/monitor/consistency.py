@@ -1,7 +1,7 @@
-"""Whether all members have the same bits: of microbatches' gradients, and of the state.
+"""Compare the bits of gradients and of the state between all members.
 
-Enters: gradients and the state as the step in flight has them here. Leaves: digests for this worker's word, and a refusal
-if the others' words say that theirs differ.
+Enters: gradients and the state of the step in flight. Leaves: digests for this worker's control word, and an error if the
+combined words say that the others' digests differ.
 """
 
 from __future__ import annotations
@@ -14,19 +14,52 @@ from blake3 import blake3
 from craft.decide.step.ledger import Ledger
 from craft.protocol.control_word import Combined
 from craft.snapshots.state.leaves import Leaf, RotatingDigest, sample_digest, tensor_bytes, whole_digest
-from craft.worker.monitor.agreed_step import AgreedStep
 from craft.worker.monitor.consistency_errors import check_bits, check_newcomer, check_sample, repeated_alone
 from craft.worker.monitor.repeated_microbatch import PROBE, RepeatedMicrobatch, is_repeat
 from craft.worker.reduce.accumulator import Flats
 
 _SAMPLED = 1 << 14
-"""Of each bucket."""
+"""Elements sampled of each bucket."""
 
 Hasher = Callable[[Flats], bytes]
 
 
+class AgreedStep:
+    """The last step whose whole state is known to be the same on all workers. Belongs to the main thread.
+
+    Each step compares one slice of the state, and every slice has its turn within a period. A difference stays: after as many
+    equal comparisons in a row as there are slices, the whole state was equal before the first of them. The state of a
+    checkpoint is compared as a whole. Workers share the step in their words; it decides which checkpoints are suspect when
+    bits differ.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        """Committed steps of the last state that is known to be equal."""
+        self._in_a_row = 0
+
+    def begin(self, step: int) -> None:
+        """Begin at ``step``, where all are equal: a checkpoint was verified, or the job begins there."""
+        self.step, self._in_a_row = step, 0
+
+    def interrupt(self) -> None:
+        """Restart the count: other slices are compared from now on."""
+        self._in_a_row = 0
+
+    def compared(self, step: int, period: int) -> None:
+        """Count an equal slice, one of ``period``, of the state after ``step`` steps."""
+        self._in_a_row += 1
+        if self._in_a_row >= period:
+            # One less: what is in no slice (counters, rates) shows in the slices one step later.
+            self.raise_to(step - period)
+
+    def raise_to(self, step: int) -> None:
+        """Take over that the whole state of ``step`` is equal: it was compared at once, or another member knows it."""
+        self.step = max(self.step, step)
+
+
 class ConsistencyCheck:
-    """Those of this worker, in the step in flight. Belongs to the main thread."""
+    """The comparisons of this worker in the step in flight. Belongs to the main thread."""
 
     def __init__(
         self,
@@ -36,9 +69,9 @@ class ConsistencyCheck:
         warn: Callable[[str], None] = lambda _: None,
         is_lenient: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``compares``: whether gradients are compared; of the state, ``slice_bytes`` are in each step.
+        """``compares``: whether gradients are compared; each step compares ``slice_bytes`` of the state.
 
-        ``is_lenient``: a microbatch that gives other bits when it is repeated here is only warned of.
+        ``is_lenient``: only warn of a microbatch that gives other bits when this worker repeats it.
         """
         self._warn = warn
         self._is_lenient = is_lenient
@@ -53,27 +86,27 @@ class ConsistencyCheck:
         self.agreement = AgreedStep()
         self._state: Callable[[], bytes] = bytes
         self._sampled = b""
-        """Of a sample of the whole state, where a newcomer computes for the first time."""
+        """Digest of a sample of the whole state, when a newcomer computes for the first time."""
         self._whole: Callable[[], bytes] = bytes
-        """Of the whole state, after a checkpoint was taken."""
+        """Digest of the whole state, after a checkpoint was taken."""
         self._probe = b""
         self._sample = b""
-        """Of microbatch 0, its gradient or the rows that it gathers, if it was computed here: what workers that catch up
-        are told, or found while catching up.
+        """Digest of microbatch 0 (its gradient, or the rows that it gathers) if it was computed here: workers that catch up
+        compare it.
         """
 
     def restart(self, step: int) -> None:
-        """From ``step`` on all look at the same slices of the state, whenever each of them came."""
+        """Align the slices: from ``step`` on all workers compare the same ones, whenever each of them joined."""
         self._rotating.restart(step)
         self.agreement.interrupt()
 
     def joins(self) -> None:
-        """This worker joined a job that is on its way."""
+        """Skip the comparisons of the first steps: this worker joins a running job."""
         self.probe_wanted = False
         self.repeats.give_up()
 
-    def look(self, step: int) -> None:
-        """Look at the state while it is that of the last commit: forward changes buffers."""
+    def begin_step(self, step: int) -> None:
+        """Take the digest while the state is that of the last commit: forward changes buffers."""
         if self._rotating.due(step):
             self._refresh()
         self._state = self._rotating.take(step)
@@ -85,38 +118,39 @@ class ConsistencyCheck:
         if self._rotating.refresh(self._leaves()):
             self.agreement.interrupt()
 
-    def look_at_all(self, gathers: bool = False) -> None:
-        """A worker computes for the first time in this step: have the whole state compared, as far as a sample shows it.
+    def sample_state(self, gathers: bool = False) -> None:
+        """Compare a sample of the whole state: a worker computes for the first time in this step.
 
-        ``gathers``: and the gradient of microbatch 0, too.
+        ``gathers``: compare the gradient of microbatch 0, too.
         """
         self.probe_wanted = self.probe_wanted or (gathers and self._compares)
         if self._rotating.is_on and not self._sampled:
             self._sampled = sample_digest(self._leaves())
 
-    def look_at_every_byte(self) -> None:
-        """A checkpoint was taken as this step begins: have the whole state compared."""
+    def hash_whole_state(self) -> None:
+        """Compare the whole state: a checkpoint was taken as this step begins."""
         if self._rotating.is_on:
             self._whole = whole_digest(self._leaves())
 
     def probe_due(self, ledger: Ledger) -> bool:
+        """Whether this worker computes microbatch 0 of the step only to compare it."""
         alone = len(ledger.members) == 1
-        # The owner of microbatch 0 computes it anyway; a retry has no use for the comparison.
+        # The owner of microbatch 0 computes it anyway; a retry needs no comparison.
         return self.probe_wanted and not (self._probe or ledger.held or alone or 0 in ledger.share)
 
     def wants(self, extra: int) -> bool:
-        """Whether a microbatch that is computed for comparison only is still wanted."""
+        """Whether a microbatch that is computed only for comparison is still needed."""
         return self.probe_wanted if extra == PROBE else self.repeats.active
 
     def leave_out(self, extra: int) -> None:
-        """It cannot be computed in this step."""
+        """Drop such a microbatch: it cannot be computed in this step."""
         if extra == PROBE:
             self.probe_wanted = False
         else:
             self.repeats.disturbed()
 
     def hasher(self, microbatch: int, ledger: Ledger) -> Hasher | None:
-        """What is to be known of the gradient of ``microbatch``, if anything is. A joiner that warms up computes PROBE."""
+        """Return how to hash the gradient of ``microbatch``; None: not at all. A joiner that warms up computes PROBE."""
         if self.probe_wanted and microbatch in (0, PROBE):
             return hash_of
         if self.repeats.active or is_repeat(microbatch):
@@ -126,7 +160,7 @@ class ConsistencyCheck:
         return sample_of if self._compares and (microbatch == PROBE or ledger.idle) else None
 
     def found(self, microbatch: int, hasher: Hasher | None, digest: bytes) -> None:
-        """That is known now."""
+        """Take the digest that ``hasher`` gave."""
         if hasher is hash_of:
             self._probe = digest
         elif hasher is sample_of:
@@ -135,12 +169,12 @@ class ConsistencyCheck:
                 self._sample = digest
 
     def found_rows(self, digest: bytes) -> None:
-        """Microbatch 0 gathers. A worker that catches up cannot compute its gradient, and compares the rows that it gives."""
+        """Take the digest of the rows that microbatch 0 gathers: a worker that catches up cannot compute its gradient."""
         if self._compares:
             self._sample = digest
 
-    def told(self) -> dict[str, Any]:
-        """What this worker's word says of them."""
+    def word_fields(self) -> dict[str, Any]:
+        """Return the fields of this worker's control word."""
         if self.repeats.repeated and self._is_lenient():
             self._warn_of_repeated()
         return {
@@ -163,9 +197,9 @@ class ConsistencyCheck:
         self.repeats.disturbed()
 
     def check(self, combined: Combined, ledger: Ledger, buffer_name: Callable[[int], str]) -> bool:
-        """Return whether the step counts; False: newcomers leave, and it is done again without them.
+        """Return whether the step counts; False: newcomers leave, and the others redo it.
 
-        Raises BitsDiffer if all are to end, NewcomerDiffers if this worker is.
+        Raises BitsDiffer if all must end, NewcomerDiffers if only this worker must.
         """
         if not combined.differs:
             return True
@@ -176,17 +210,17 @@ class ConsistencyCheck:
         return True
 
     def check_replayed(self, combined: Combined) -> None:
-        """Of one that catches up: raise NewcomerDiffers if the others, who committed this step, have another microbatch 0."""
+        """Raise NewcomerDiffers if this worker, catching up, got other bits in microbatch 0 than those that committed it."""
         own, self._sample = self._sample, b""
         check_sample(own, combined.sample, combined.step)
 
     def regrouped(self) -> None:
-        """Under another membership the step is tried again: what is compared of the state begins anew with the next one."""
+        """Drop the digests of the state: the step is retried under another membership."""
         self._state = self._whole = bytes
         self.repeats.disturbed()
 
     def committed(self, combined: Combined | None = None, computed: bool = True) -> None:
-        """The step is committed: all computed the same, and need not be asked again. ``computed``: so did this worker."""
+        """Record that the step is committed: all digests were equal. ``computed``: whether this worker computed in it."""
         self.probe_wanted = False
         self._probe = self._sample = self._sampled = b""
         self._whole = bytes
@@ -203,12 +237,12 @@ class ConsistencyCheck:
         elif self._rotating.is_whole(combined.step):
             self.agreement.compared(combined.step, self._rotating.period)
         if combined.compared_whole:
-            self.agreement.hear(combined.step)
-        self.agreement.hear(combined.agreed)
+            self.agreement.raise_to(combined.step)
+        self.agreement.raise_to(combined.agreed)
 
 
 def hash_of(flats: Flats) -> bytes:
-    """A digest of a gradient."""
+    """Return a digest of a gradient."""
     hasher = blake3()
     for tensor in flats.tensors:
         hasher.update(memoryview(tensor_bytes(tensor)))
@@ -216,7 +250,7 @@ def hash_of(flats: Flats) -> bytes:
 
 
 def sample_of(flats: Flats) -> bytes:
-    """A digest of some elements of a gradient, from all over each bucket: it takes no time that shows in a step."""
+    """Return a digest of elements spread over each bucket of a gradient; its cost does not show in a step."""
     hasher = blake3()
     for tensor in flats.tensors:
         hasher.update(memoryview(tensor_bytes(tensor[:: max(1, tensor.numel() // _SAMPLED)])))

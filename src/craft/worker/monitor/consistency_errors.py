@@ -1,4 +1,4 @@
-"""What is said, and raised, where workers have different bits."""
+"""Errors and messages for workers with different bits."""
 
 from __future__ import annotations
 
@@ -11,38 +11,34 @@ Names = Callable[[int], Sequence[str]]
 
 
 def check_sample(own: bytes, theirs: bytes, step: int) -> None:
-    """Raise NewcomerDiffers if a worker that has only just joined computes other bits than those who trained all the time.
+    """Raise NewcomerDiffers if a worker that has just joined computes other bits than the others.
 
-    Nothing that it computed counts yet. Either is empty where it was not taken.
+    Nothing that it computed counts yet. An empty digest was not taken.
     """
     if own and theirs and own != theirs:
         raise NewcomerDiffers(
             f"microbatch 0 of step {step} has other bits here than on those who have trained so far, though this"
-            " worker has their state: the script changes something in its loop that is neither replicated nor registered"
+            " worker has their state: the script's loop changes something that is neither replicated nor registered"
             " (an attribute, such as a dropout rate; a counter), or this host has other data or another kind of device."
             " Register it (job.register_state), or set it from step.number in every step; --no-check-bits lets such workers in"
         )
 
 
 def check_newcomer(combined: Combined, rank: int, members: Sequence[str]) -> None:
-    """Raise NewcomerDiffers if this worker, of ``rank``, is one of those that joined and have another state than the others."""
+    """Raise NewcomerDiffers if the worker of ``rank`` joined and has another state than the others."""
     if rank not in combined.outcasts:
         return
     others = ", ".join(each for other, each in enumerate(members) if other not in combined.outcasts)
+    what = "other bits in microbatch 0" if combined.unequal_probes else "another state"
     raise NewcomerDiffers(
-        f"after it joined, {members[rank]} has {_what(combined)} at step {combined.step} than {others}, who train on without"
-        " it: its code does not do the same as theirs, since something that it uses is not registered (an optimizer,"
-        " a scheduler, a moving average, a counter). Register it with job.register or job.register_state, or set it from"
-        " step.number in every step"
+        f"after it joined, {members[rank]} has {what} at step {combined.step} than {others}, who train on without it: its code"
+        " does not do the same as theirs, since something that it uses is not registered (an optimizer, a scheduler, a moving"
+        " average, a counter). Register it with job.register or job.register_state, or set it from step.number in every step"
     )
 
 
-def _what(combined: Combined) -> str:
-    return "other bits in microbatch 0" if combined.unequal_probes else "another state"
-
-
 def check_bits(combined: Combined, members: Sequence[str], names: Names, buffer_name: Callable[[int], str]) -> None:
-    """Raise BitsDiffer if the words of a step say so; ``names(step)`` are those of what was compared of the state."""
+    """Raise BitsDiffer if the combined words of a step show a difference; ``names(step)`` lists what was compared."""
     if combined.unequal_probes:
         raise BitsDiffer(
             f"microbatch 0 of step {combined.step} gave different bits on {_groups(members, combined.unequal_probes)}:"
@@ -86,7 +82,7 @@ def _repeated(found: Repeated, step: int, members: Sequence[str]) -> str:
 
 
 def repeated_alone(microbatch: int) -> str:
-    """What to say where one worker computes alone, on a device whose kernels need not be deterministic."""
+    """Return the warning for a worker alone, on a device whose kernels need not be deterministic."""
     return (
         f"microbatch {microbatch} gave other bits when it was computed again: this run cannot be repeated bit for bit. Either"
         " kernels are not deterministic (torch.use_deterministic_algorithms(True) makes them so), or the microbatch depends on"

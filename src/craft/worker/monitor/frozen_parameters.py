@@ -1,6 +1,6 @@
-"""Whether code between the steps froze or unfroze the same parameters on every worker.
+"""Check that code between the steps freezes the same parameters on every worker.
 
-Gradients travel without their lengths. If workers laid them out differently, Gloo would end one of them.
+Gradients travel without their lengths. If workers laid them out differently, Gloo would crash one of them.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from craft.protocol.errors import ConfigError
 from craft.worker.reduce.buckets import bitmap
 
 CALL = "a change of requires_grad"
-"""How a message names the call in which the workers compare them."""
+"""How messages name the call that compares them."""
 _SHOWN = 3
 
 
 def encode(worker_id: str, trainable: Sequence[bool]) -> bytes:
-    """What a worker tells the others."""
+    """Return the message of one worker: which parameters it trains."""
     return msgspec.msgpack.encode((worker_id, bitmap(trainable)))
 
 
 def compare(parts: Sequence[bytes], step: int, modules: Mapping[str, torch.nn.Module]) -> None:
     """Raise ConfigError if workers train different parameters from ``step`` on."""
-    told = dict(msgspec.msgpack.decode(part, type=tuple[str, bytes]) for part in parts)
-    if len(set(told.values())) < 2:
+    masks = dict(msgspec.msgpack.decode(part, type=tuple[str, bytes]) for part in parts)
+    if len(set(masks.values())) < 2:
         return
     trains = {
-        name: tuple(worker_id for worker_id, each in told.items() if each[index // 8] >> index % 8 & 1)
+        name: tuple(worker_id for worker_id, each in masks.items() if each[index // 8] >> index % 8 & 1)
         for index, name in enumerate(_names(modules))
     }
-    some = next(each for each in trains.values() if 0 < len(each) < len(told))
+    some = next(each for each in trains.values() if 0 < len(each) < len(masks))
     differing = [name for name, each in trains.items() if each == some]
     more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
     raise ConfigError(
         f"before step {step} the script freezes other parameters on some workers than on others: {', '.join(some)}"
         f" {'trains' if len(some) == 1 else 'train'} {', '.join(differing[:_SHOWN])}{more},"
-        f" {', '.join(each for each in told if each not in some)} not. Set requires_grad on every worker at the same step"
+        f" {', '.join(each for each in masks if each not in some)} not. Set requires_grad on every worker at the same step"
     )
 
 
 def _names(modules: Mapping[str, torch.nn.Module]) -> list[str]:
-    """Of all parameters, shared ones once, in the order in which they are exchanged."""
+    """Return the names of all parameters, shared ones once, in the order of the exchange."""
     named: dict[torch.nn.Parameter, str] = {}
     for key, module in modules.items():
         for name, param in module.named_parameters():

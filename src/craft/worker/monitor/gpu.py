@@ -1,7 +1,7 @@
-"""Watches the GPU of this worker while its loop over the steps goes on: on a thread of its own, which waits for the driver.
+"""Watch the GPU of this worker while its loop runs, on a separate thread that waits for the driver.
 
-Enters: readings of ``telemetry/nvml.py``. Leaves: ``ConditionSeen`` with worker and device. No GPU: nothing is watched. A
-GPU whose driver cannot be asked: that is told once, as ``not available``.
+Enters: readings of ``telemetry/nvml.py``. Leaves: ``ConditionSeen`` with worker and device. Without a GPU there is no watch. A
+driver that cannot be queried is reported once, as ``not available``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class GpuReader(Protocol):
-    """A GPU that can be asked."""
+    """A GPU that can be queried."""
 
     @property
     def hears(self) -> bool: ...
@@ -35,7 +35,7 @@ class GpuReader(Protocol):
 
 
 class GpuWatch(Hooks):
-    """Made by the main thread when the loop begins; ``close`` ends it."""
+    """Created by the main thread when the loop begins; ``close`` ends it."""
 
     def __init__(self, source: GpuReader, settings: HealthSettings, surroundings: Surroundings) -> None:
         self._source = source
@@ -54,13 +54,13 @@ class GpuWatch(Hooks):
                 for each in seen:
                     self._surroundings.tell(each.what, each.value, each.detail)
         except Exception:
-            # The edge of a thread. Training goes on without being watched.
-            logger.exception("the GPU of this worker is not watched any more")
+            # The edge of a thread: training continues without the watch.
+            logger.exception("GPU watch failed: this worker's GPU is no longer watched")
         finally:
             self._source.close()
 
     def _wait(self) -> tuple[int, ...]:
-        """Until the next look; an XID ends it early."""
+        """Wait for the next reading; an XID ends the wait early."""
         if self._source.hears:
             return self._source.xids(self._settings.every_s)
         self._closed.wait(self._settings.every_s)
@@ -72,7 +72,7 @@ class GpuWatch(Hooks):
 
 
 def watch_gpu(settings: HealthSettings, surroundings: Surroundings) -> GpuWatch | None:
-    """Watch the GPU that this process uses; None if it uses none, or the driver cannot be asked."""
+    """Watch the GPU that this process uses; None without a GPU, or if the driver cannot be queried."""
     if not torch.cuda.is_initialized():
         return None
     uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)

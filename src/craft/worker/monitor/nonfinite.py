@@ -1,6 +1,6 @@
-"""Numbers that are not finite, or spikes: every worker sees them in the same step and does the same, by the same result.
+"""Detect non-finite numbers and spikes; every worker finds the same in the same step, since all have the same result.
 
-``Flight`` looks at each result before it hands it to the script; ``Training`` does what is left to do at the step boundary.
+``StepResult`` checks each result before it reaches the script; ``CheckpointLifecycle`` acts on it at the step boundary.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 _LOWER_BY = 0.1
 _LOWER_STEPS = 100
 _MOST_ROLLBACKS = 3
-"""To one and the same checkpoint."""
+"""To the same checkpoint."""
 
-_WORDS: dict[DivergenceAnswer, str] = {
+_ANSWERS: dict[DivergenceAnswer, str] = {
     "report": "nothing is done about it",
     "skip": "the step changes nothing",
     "lower-lr": f"the step changes nothing, and learning rates are lowered to {_LOWER_BY:g} for {_LOWER_STEPS} steps",
@@ -37,39 +37,39 @@ _WORDS: dict[DivergenceAnswer, str] = {
 
 
 class NotFinite(CraftError):
-    """A loss or a gradient is not finite, or a spike, and the job is to end then. Raised on every worker in the same step."""
+    """A loss or gradient is not finite or a spike, and the job must end. Raised on every worker in the same step."""
 
 
 class NonFiniteGuard(Hooks):
-    """The hooks of the technique ``divergence``; it also has a say in what a result may change."""
+    """Hooks of the technique ``divergence``; it also decides whether a result may change the state."""
 
     def __init__(
         self,
         answer: DivergenceAnswer | None,
         registered: Iterable[Any],
-        tell: Callable[[NumbersDiverged], None],
+        report: Callable[[NumbersDiverged], None],
         spikes: SpikeRule | None = None,
     ) -> None:
-        """Without an answer, no number is looked at. ``spikes``: which finite ones count, too."""
-        self._tell = tell
+        """Without an answer, no number is checked. ``spikes``: which finite numbers count, too."""
+        self._report = report
         self._spikes = spikes
         self._warned = False
-        """Whether it was said that the number is missing that is to be looked at for spikes."""
+        """Whether it has warned that the metric to check for spikes is missing."""
         self.recent: tuple[float, ...] = ()
-        """Its newest values, the same on every worker."""
+        """Newest values of that metric, the same on every worker."""
         items = list(registered)
         self._answer = answer
-        # A gradient scaler tries how large gradients may become: those that are not finite are its daily business.
+        # A gradient scaler tries how large gradients may become: it expects and handles non-finite ones.
         self._scales = any(isinstance(item, torch.amp.GradScaler) for item in items)
         self._optimizers = [item for item in items if isinstance(item, torch.optim.Optimizer)]
         self._step = 0
         self._bad = False
-        """Whether the step before was not finite either."""
+        """Whether the step before was not finite."""
         self._rates: list[list[Any]] = []
         self._rollbacks: tuple[int, int] = (0, 0)
         self.lowered_until = 0
         self.due: NumbersDiverged | None = None
-        """What was found in the step that was committed last."""
+        """What was found in the last committed step."""
         for optimizer in self._optimizers:
             optimizer.register_step_pre_hook(self._lower)
             optimizer.register_step_post_hook(self._restore)
@@ -78,20 +78,20 @@ class NonFiniteGuard(Hooks):
         self.lowered_until = progress.lowered_until
         self.recent = progress.recent
 
-    def look(
+    def check(
         self, step: int, metrics: Sequence[tuple[str, float]], layout: BucketLayout, flats: Sequence[torch.Tensor]
     ) -> bool:
-        """Look at the result of ``step``; return whether it may change the state."""
+        """Check the result of ``step``; return whether it may change the state."""
         self._step = step
         if self._answer is None:
             return True
         what = self._found(metrics, layout, flats) or self._spike(step, dict(metrics))
         again, self._bad = self._bad, what is not None
         self.due = None
-        # Where nothing is done about it, it is told once: weights that are gone stay so.
+        # With "report" it is reported once: weights that are not finite stay so.
         if what is None or (again and self._answer == "report"):
             return True
-        self.due = NumbersDiverged(step=step, what=what, answer=_WORDS[self._answer])
+        self.due = NumbersDiverged(step=step, what=what, answer=_ANSWERS[self._answer])
         if self._answer == "lower-lr":
             self.lowered_until = step + 1 + _LOWER_STEPS
         return self._answer == "report"
@@ -104,8 +104,8 @@ class NonFiniteGuard(Hooks):
                 return f"{name} is {value}"
         if self._scales:
             return None
-        # The sums first: they are fast, and finite unless something is wrong. Then for sure. All before any is looked at: a
-        # look waits for the device.
+        # First all sums, read at once since reading waits for the device: they are fast, and finite unless something is wrong.
+        # An infinite sum may be an overflow: then check each element.
         sums = torch.stack([_parts(flat).sum().double() for flat in flats]).tolist() if flats else []
         for bucket, flat, total in zip(layout.buckets, flats, sums, strict=True):
             if not math.isfinite(total) and not bool(torch.isfinite(_parts(flat)).all()):
@@ -113,15 +113,15 @@ class NonFiniteGuard(Hooks):
         return None
 
     def _spike(self, step: int, metrics: dict[str, float]) -> str | None:
-        """Whether the number that is looked at is a spike, in words; from here on it is one of the recent ones."""
+        """Describe a spike of the watched metric, None if there is none; add its value to the recent ones."""
         rule = self._spikes
         if rule is None:
             return None
         if (value := metrics.get(rule.metric)) is None:
             if not self._warned:
                 logger.warning(
-                    "step %d: spikes are looked for in %r, which the script did not log in it (it logged: %s): give its name to"
-                    " --set divergence.spike_metric=NAME", step, rule.metric, ", ".join(metrics) or "nothing",
+                    "step %d: cannot check for spikes in %r, which the script did not log in it (it logged: %s): choose a metric"
+                    " with --set divergence.spike_metric=NAME", step, rule.metric, ", ".join(metrics) or "nothing",
                 )  # fmt: skip
             self._warned = True
             return None
@@ -130,10 +130,10 @@ class NonFiniteGuard(Hooks):
         return found
 
     def leave_out(self, params: Iterable[torch.nn.Parameter]) -> None:
-        """Make the script's update change nothing: without gradients, no optimizer does."""
+        """Remove the gradients, so that the script's update changes nothing."""
         for param in params:
             if self._scales and param.grad is not None:
-                # A scaler wants some to look at; it leaves a step out in which it finds one like this.
+                # A scaler needs gradients to check, and skips a step in which it finds infinite ones.
                 param.grad.fill_(float("inf"))
             else:
                 param.grad = None
@@ -143,15 +143,15 @@ class NonFiniteGuard(Hooks):
         return self.due is not None and self._answer == "rollback"
 
     def after_commit(self, moment: Moment) -> None:
-        """Tell what was found; raise NotFinite if the job is to end."""
+        """Report what was found; raise NotFinite if the job must end."""
         if self.due is None:
             return
-        self._tell(self.due)
+        self._report(self.due)
         if self._answer == "stop":
             raise NotFinite(f"{self.due.what} in step {self.due.step}: the job ends, as --on-divergence stop says")
 
     def went_back(self, step: int) -> None:
-        """Count how often the job went back to the checkpoint of ``step``; raise NotFinite where that leads nowhere."""
+        """Count rollbacks to the checkpoint of ``step``; raise NotFinite after too many."""
         last, times = self._rollbacks
         self._rollbacks = (step, times + 1 if step == last else 1)
         if self._rollbacks[1] > _MOST_ROLLBACKS:
@@ -161,7 +161,7 @@ class NonFiniteGuard(Hooks):
             )
 
     def _lower(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Before the script's ``optimizer.step()``. Schedulers never see the lowered rate."""
+        """Lower the rates before the script's ``optimizer.step()``. Schedulers never see the lowered rate."""
         if self._step < self.lowered_until:
             self._rates.append([group["lr"] for group in optimizer.param_groups])
             for group in optimizer.param_groups:
@@ -174,5 +174,5 @@ class NonFiniteGuard(Hooks):
 
 
 def _parts(values: torch.Tensor) -> torch.Tensor:
-    """Real numbers; of complex ones both parts."""
+    """Return ``values`` as real numbers: both parts of complex ones."""
     return torch.view_as_real(values) if values.is_complex() else values

@@ -1,7 +1,7 @@
-"""Whether the replicated modules are still made of the parameters that the loop began with.
+"""Check that replicated modules still have the parameters that the loop began with.
 
-Others would be neither exchanged nor given to those who join. torch tells of every parameter and module that is registered
-anywhere, so that a step in which nothing was costs nothing.
+Others would be neither exchanged nor sent to joiners. torch calls a hook for every parameter or module that is registered
+anywhere, so that a step without one costs nothing.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from craft.protocol.errors import ConfigError
 
 
 class ParameterSet:
-    """Of the modules of one loop. The main thread asks; whoever registers something is heard on any."""
+    """The parameters of one loop's modules. The main thread calls ``check``; the hooks run on any thread."""
 
     def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
         self._modules = modules
-        # Under whatever name: pruning and parametrizations move them.
+        # Without names: pruning and parametrizations change them.
         self._params = frozenset(self._now().values())
         self._stale = False
         self._hooks = [
-            register_module_parameter_registration_hook(self._heard),
-            register_module_module_registration_hook(self._heard),
+            register_module_parameter_registration_hook(self._on_registration),
+            register_module_module_registration_hook(self._on_registration),
         ]
 
-    def _heard(self, module: torch.nn.Module, name: str, registered: Any) -> None:
+    def _on_registration(self, module: torch.nn.Module, name: str, registered: Any) -> None:
         self._stale = True
 
     def _now(self) -> dict[str, torch.nn.Parameter]:
@@ -40,7 +40,7 @@ class ParameterSet:
         }
 
     def check(self) -> None:
-        """Raise ConfigError if a parameter is there that was not when the loop began."""
+        """Raise ConfigError if a parameter was added since the loop began."""
         if not self._stale:
             return
         self._stale = False

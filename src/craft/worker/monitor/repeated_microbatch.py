@@ -1,9 +1,8 @@
-"""Compute one microbatch twice, once in a job's life: its bits must not depend on what was computed before it.
+"""Compute one microbatch twice, once per job: its bits must not depend on what was computed before it.
 
-Some steps in, each worker first computes a microbatch of another worker (a worker alone: its first one), and then its own.
-So every microbatch is computed once with one more before it than the other time. It comes first since nothing is held yet:
-it takes no more memory than any microbatch. Both digests travel in the words of that step. If the step is disturbed, a later
-one is tried.
+After some steps, each worker first computes a microbatch of another worker (a worker alone: its first one), and then its own.
+So the same microbatch is computed at two different positions. The repeat comes first, when no gradient is held yet: it takes
+no extra memory. Both digests travel in the words of that step. If the step is disturbed, a later one is tried.
 """
 
 from __future__ import annotations
@@ -13,52 +12,52 @@ from craft.decide.step.plan import share_of
 from craft.protocol.control_word import Combined
 
 PROBE = -1
-"""In place of a microbatch: microbatch 0 is computed once more, only to compare its bits."""
+"""Stands for microbatch 0, computed once more only to compare its bits."""
 _AFTER_STEPS = 3
-"""Late enough that what is carried along differs from what it was at first."""
+"""Late enough that carried state differs from its initial value."""
 _MOST_TRIES = 5
 
 
 def is_extra(microbatch: int) -> bool:
-    """Whether this stands for a microbatch that is computed for comparison only."""
+    """Whether this number stands for a microbatch that is computed only for comparison."""
     return microbatch < 0
 
 
 def is_repeat(microbatch: int) -> bool:
-    """Whether this stands for one that is computed a second time in the same step."""
+    """Whether this number stands for a microbatch that is computed a second time in its step."""
     return microbatch < PROBE
 
 
 def place_of(microbatch: int) -> int:
-    """The microbatch whose data it has."""
+    """Return the microbatch whose data this number stands for."""
     if is_repeat(microbatch):
         return -microbatch - 2
     return 0 if microbatch == PROBE else microbatch
 
 
 def repeat_of(microbatch: int) -> int:
-    """What stands for ``microbatch``, computed a second time."""
+    """Return the number that stands for ``microbatch``, computed a second time."""
     return -microbatch - 2
 
 
 class RepeatedMicrobatch:
-    """Of one worker and loop. Belongs to the main thread."""
+    """The repeat of one worker in one loop. Belongs to the main thread."""
 
     def __init__(self, wanted: bool) -> None:
         self._wanted = wanted
         self._first: int | None = None
         self._tries = 0
         self.active = False
-        """Whether it is done in the step in flight."""
+        """Whether the step in flight has a repeat."""
         self.computed: dict[int, bytes] = {}
         self.repeated: dict[int, bytes] = {}
 
     def give_up(self) -> None:
-        """This worker joined later: the others have done it, or do it without this one."""
+        """Never repeat: this worker joined late, and the others do it without it."""
         self._wanted = self.active = False
 
     def begin(self, step: int) -> None:
-        """Step ``step`` begins."""
+        """Begin ``step``: decide whether it has a repeat."""
         if self._first is None:
             self._first = step
         self.computed, self.repeated = {}, {}
@@ -66,19 +65,19 @@ class RepeatedMicrobatch:
         self._tries += self.active
 
     def disturbed(self) -> None:
-        """Members changed, or the data has ended: not in this step."""
+        """Give up the repeat of this step: members changed, or the data has ended."""
         self.active = False
         self.computed, self.repeated = {}, {}
 
     def due(self, ledger: Ledger) -> int | None:
-        """What to compute now for comparison, if anything."""
+        """Return what to compute now for comparison; None: nothing."""
         if not self.active or self.repeated or ledger.held or ledger.worker_id in ledger.idle:
             return None
         target = self._target(ledger)
         return None if target is None else repeat_of(target)
 
     def _target(self, ledger: Ledger) -> int | None:
-        """The first microbatch of the next worker that has one; in every second try, or alone, one of this worker's."""
+        """Return the first microbatch of the next worker that has one; in every second try, or alone, of this worker."""
         size = len(ledger.members)
         if self._tries % 2 == 1:
             for rank in ((ledger.rank + offset) % size for offset in range(1, size)):
@@ -87,17 +86,17 @@ class RepeatedMicrobatch:
         return min(ledger.share, default=None)
 
     def found(self, microbatch: int, digest: bytes) -> None:
-        """The digest of a gradient is known."""
+        """Take the digest of a gradient."""
         if self.active:
             (self.repeated if is_repeat(microbatch) else self.computed)[place_of(microbatch)] = digest
 
     def differing(self) -> int | None:
-        """A microbatch that this worker computed twice, with different bits."""
+        """Return a microbatch that this worker computed twice with different bits; None: there is no such one."""
         twice = self.repeated.keys() & self.computed.keys()
         return next((each for each in sorted(twice) if self.repeated[each] != self.computed[each]), None)
 
     def committed(self, combined: Combined | None) -> None:
-        """The step is committed: if something was compared in it, it was equal, and that is enough."""
+        """End the step: if it compared a repeat, that was equal, and no other is needed."""
         if combined is not None and combined.repeated:
             self._wanted = False
         self.active = False

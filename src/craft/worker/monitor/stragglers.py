@@ -1,7 +1,7 @@
-"""How fast this worker is, and which members are slow: measured on the way, told to the others, to lighthouse and script.
+"""Measure this worker's speed and report slow members to the lighthouse and the script.
 
-Enters: how long the main thread was in each phase (``activity``), and how long it waited for others. Leaves: what this worker
-adds to its word, the ``StepTimes`` of its report, ``StragglerFound`` and ``StragglerGone``. ``Training`` calls it.
+Enters: seconds per phase (``activity``) and the wait for others. Leaves: the speed in this worker's word, the ``StepTimes`` of
+its report, ``StragglerFound`` and ``StragglerGone``. ``TrainingLoop`` calls it.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from craft.worker.report.activity_page import ActivityPage
 
 _SMOOTHING = 0.1
 
-Told = StragglerFound | StragglerGone
+StragglerEvent = StragglerFound | StragglerGone
 
 
 class SpeedTracker(Hooks):
-    """Owned by the main thread. Measures in any case; who is slow is told where the technique ``stragglers`` is on."""
+    """Belongs to the main thread. Always measures; reports slow members if the technique ``stragglers`` is on."""
 
     def __init__(
         self,
         techniques: Chosen,
         activity: ActivityPage,
         ledger: Callable[[], Ledger],
-        note: Callable[[Told], None],
-        emit: Callable[[Told], None],
+        note: Callable[[StragglerEvent], None],
+        emit: Callable[[StragglerEvent], None],
     ) -> None:
-        """``note`` tells the lighthouse, ``emit`` the script."""
+        """``note`` reports to the lighthouse, ``emit`` to the script."""
         stragglers = techniques.get(Stragglers)
         self._answer = stragglers.settings.answer if stragglers is not None else ""
         self._activity = activity
@@ -41,26 +41,26 @@ class SpeedTracker(Hooks):
         self._note = note
         self._emit = emit
         self._marks = list(activity.spent_s)
-        """What was spent in each phase when the last step was committed."""
+        """Seconds spent in each phase when the last step was committed."""
         self._busy_s = 0.0
-        """Of one microbatch, as it was told to the others last."""
+        """Seconds per microbatch, as last sent to the others."""
         self._smoothed: tuple[float, ...] = ()
         self._found: dict[str, SlowEvidence] = {}
         self._generation = 0
 
     def busy_us(self, num_computed: int) -> int:
-        """How long a microbatch took in the step in flight, for the word; 0 if there was none."""
+        """Return how long a microbatch of the step in flight took, for the word; 0 if there was none."""
         if num_computed == 0:
             return 0
         self._busy_s = (self._spent(Phase.LOADING) + self._spent(Phase.COMPUTING)) / num_computed
-        # At least 1: 0 would say that nothing was measured.
+        # At least 1: 0 means that nothing was measured.
         return max(1, round(self._busy_s * 1e6))
 
     def _spent(self, phase: Phase) -> float:
         return self._activity.spent_s[phase] - self._marks[phase]
 
     def committed(self, waited_s: float) -> StepTimes:
-        """A step was committed, and the phase ``updating`` has begun; returns where the time goes, smoothed."""
+        """Return where the time goes, smoothed; call it after a commit, when the phase ``updating`` has begun."""
         loading, computing, exchanging, updating = map(
             self._spent, (Phase.LOADING, Phase.COMPUTING, Phase.EXCHANGING, Phase.UPDATING)
         )
@@ -79,24 +79,24 @@ class SpeedTracker(Hooks):
         )
 
     def after_commit(self, moment: Moment) -> None:
-        """Say who was found since the last step, and who is fast again. All know it; rank 0 tells the lighthouse."""
+        """Report new stragglers and those that are fast again. All members know them; rank 0 tells the lighthouse."""
         ledger = self._ledger()
         if ledger.generation != self._generation:
-            # Everybody begins anew: whoever is still slow is found again.
+            # All members measure anew: a member that is still slow is found again.
             self._generation, self._found = ledger.generation, {}
         if not self._found and not ledger.pace.suspicions:
             return
         found = {ledger.members[each.rank]: each for each in ledger.pace.found}
-        told: list[Told] = [
+        events: list[StragglerEvent] = [
             self._found_event(worker_id, found[worker_id], moment.step)
             for worker_id in found.keys() - self._found.keys()
         ]
-        told += [
+        events += [
             StragglerGone(worker_id=worker_id, generation=ledger.generation, step=moment.step)
             for worker_id in self._found.keys() - found.keys()
         ]
         self._found = found
-        for event in sorted(told, key=lambda each: each.worker_id):
+        for event in sorted(events, key=lambda each: each.worker_id):
             if ledger.rank == 0:
                 self._note(event)
             self._emit(event)

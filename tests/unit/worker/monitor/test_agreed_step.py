@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from craft.snapshots.state.leaves import STATE_IS_BUILT, Leaf, RotatingDigest
-from craft.worker.monitor.agreed_step import AgreedStep
+from craft.worker.monitor.consistency import AgreedStep
 
 
 @given(
@@ -20,7 +20,7 @@ from craft.worker.monitor.agreed_step import AgreedStep
 def test_what_is_trusted_was_the_same_P3(
     num_bytes: int, slice_bytes: int, began: int, restarts: set[int], data: st.DataObject
 ) -> None:
-    """Two workers, one of which has a byte flipped in the state of some step; all look as ``Bits`` does."""
+    """Two workers, one of which has a byte flipped in the state of some step; all compare as ``ConsistencyCheck`` does."""
     flipped = data.draw(st.integers(began + 1, began + 100), label="flipped")
     position = data.draw(st.integers(0, num_bytes - 1), label="position")
     mine, other = (torch.zeros(num_bytes, dtype=torch.uint8) for _ in range(2))
@@ -54,8 +54,8 @@ def test_what_is_trusted_was_the_same_P3(
 
 def test_who_joins_hears_it_from_the_others() -> None:
     agreement = AgreedStep()
-    agreement.hear(35)
-    agreement.hear(20)
+    agreement.raise_to(35)
+    agreement.raise_to(20)
     assert agreement.step == 35
     agreement.begin(10)
     assert agreement.step == 10, "all went back"

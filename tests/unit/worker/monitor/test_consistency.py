@@ -65,10 +65,10 @@ def test_in_the_first_step_everybody_computes_microbatch_0_and_later_nobody_else
     assert not bits.probe_due(replace(OTHER, members=("w1",)))
     assert bits.hasher(PROBE, OTHER) is bits.hasher(0, OWNER) is hash_of
     bits.found(PROBE, hash_of, b"probe")
-    assert not bits.probe_due(OTHER) and bits.told()["probe"] == b"probe"
+    assert not bits.probe_due(OTHER) and bits.word_fields()["probe"] == b"probe"
 
     bits.committed()
-    assert not bits.probe_due(OTHER) and not any(bits.told().values())
+    assert not bits.probe_due(OTHER) and not any(bits.word_fields().values())
 
 
 def test_a_sample_is_taken_only_while_somebody_catches_up() -> None:
@@ -101,12 +101,12 @@ def test_without_the_check_nothing_of_a_gradient_is_hashed() -> None:
 def test_what_is_told_of_the_state_is_as_it_was_before_forward_changed_it() -> None:
     tensor = torch.zeros(4)
     bits = ConsistencyCheck(False, 1 << 10, lambda: [Leaf("a", tensor)])
-    bits.look(0)
-    before = bits.told()["digest"]
+    bits.begin_step(0)
+    before = bits.word_fields()["digest"]
     tensor.fill_(1.0)
-    assert bits.told()["digest"] == before != b""
+    assert bits.word_fields()["digest"] == before != b""
 
     bits.regrouped()
-    assert bits.told()["digest"] == b""
-    bits.look(0)
-    assert bits.told()["digest"] not in (before, b"")
+    assert bits.word_fields()["digest"] == b""
+    bits.begin_step(0)
+    assert bits.word_fields()["digest"] not in (before, b"")

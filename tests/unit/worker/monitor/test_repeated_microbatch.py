@@ -69,10 +69,10 @@ def test_where_kernels_may_vary_a_difference_is_only_warned_of() -> None:
     told: list[str] = []
     bits = ConsistencyCheck(True, 0, list, told.append, lambda: True)
     for step in range(4):
-        bits.look(step)
+        bits.begin_step(step)
         bits.found(0, sample_of, b"one")
         bits.found(repeat_of(0), sample_of, b"other")
-        assert not (bits.told()["repeated"] or bits.told()["computed"])
+        assert not (bits.word_fields()["repeated"] or bits.word_fields()["computed"])
         bits.committed()
     (text,) = told
     assert "torch.use_deterministic_algorithms(True)" in text
