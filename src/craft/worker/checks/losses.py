@@ -1,8 +1,8 @@
-"""Warn of losses that were scaled for another kind of loop: look at what ``backward()`` is called on, in the first step.
+"""Warn of losses that are scaled for another kind of loop, by the graph behind ``backward()`` in the first step.
 
-Two things can be told for certain from autograd's graph: that a mean is divided by the number of microbatches, as scripts do
-that accumulate gradients, and that a loss is a sum where microbatches have different numbers of samples. Other scales are
-not looked for: whether they are meant cannot be known.
+Autograd's graph shows two mistakes for certain: a mean that is divided by the number of microbatches, as in scripts that
+accumulate gradients, and a loss that is a sum although microbatches have different numbers of samples. Other scales may be
+intended.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 import torch
 
 _MEAN, _SUM = 1, 2
-"""torch's numbers for reductions."""
+"""torch's codes for reductions."""
 _SCALED = 256.0
 """A factor of at least this is a gradient scaler's."""
 
 
 class LossChecks:
-    """Wraps ``Tensor.backward`` until it is closed, or another loop's begin. Belongs to the main thread."""
+    """Wraps ``Tensor.backward`` until it is closed, or those of another loop begin. Belongs to the main thread."""
 
     _current: LossChecks | None = None
-    """The one that wraps it now. A loop that an error ended may never have closed its own."""
+    """The instance that wraps it now: a loop that ended by an error may not have closed its checks."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         if LossChecks._current is not None:
@@ -36,28 +36,28 @@ class LossChecks:
         torch.Tensor.backward = self._wrap(self._original)  # type: ignore[method-assign]
 
     def close(self) -> None:
-        """Put ``Tensor.backward`` back."""
+        """Restore ``Tensor.backward``."""
         if LossChecks._current is self:
             LossChecks._current = None
             torch.Tensor.backward = self._original  # type: ignore[method-assign]
 
     def microbatch(self, divisors: Iterable[int], samples: int | None, uneven: str) -> None:
-        """A microbatch of ``samples`` begins. ``uneven``: sizes of microbatches that differ, in words, or empty."""
+        """Begin a microbatch of ``samples``. ``uneven`` describes the sizes of microbatches if they differ, else is empty."""
         self._divisors = frozenset(each for each in divisors if each > 1)
         self._samples, self._uneven = samples, uneven
 
     def weighed(self) -> None:
-        """The script weighs its microbatches itself: it knows that they differ."""
+        """Do not warn of uneven microbatches: the script weighs them itself."""
         self._uneven = ""
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(loss: torch.Tensor, *args: Any, **named: Any) -> Any:
-            self._look(loss)
+            self._check(loss)
             return original(loss, *args, **named)
 
         return backward
 
-    def _look(self, loss: torch.Tensor) -> None:
+    def _check(self, loss: torch.Tensor) -> None:
         node = _unscaled(loss.grad_fn)
         if node is None or loss.numel() != 1:
             return
@@ -77,7 +77,7 @@ class LossChecks:
 
 
 def divided_by(node: Any) -> int | None:
-    """Return the whole number by which ``node`` divides a mean; None if it does something else."""
+    """Return the integer by which ``node`` divides a mean; None if it does something else."""
     operand = _next(node)
     factor = _number(node)
     if operand is None or factor is None or not _is_mean(operand):
@@ -94,7 +94,7 @@ def is_sum(node: Any, samples: int | None) -> bool:
     if node.name() == "SumBackward0":
         sizes: tuple[int, ...] = getattr(node, "_saved_self_sym_sizes", ())
         operand = _next(node)
-        # Several losses that are added up, each of them a mean perhaps, are no losses of samples.
+        # A sum of several losses, each perhaps a mean, is not a sum over samples.
         parts = operand is not None and operand.name() in ("StackBackward0", "CatBackward0")
         return bool(sizes) and sizes[0] == samples and not parts
     return getattr(node, "_saved_reduction", None) == _SUM
@@ -105,7 +105,7 @@ def _is_mean(node: Any) -> bool:
 
 
 def _unscaled(node: Any) -> Any:
-    """``node`` without a gradient scaler's factor and without a change of type."""
+    """Return the node below a gradient scaler's factor and changes of type."""
     while node is not None:
         factor = _number(node) if node.name() == "MulBackward0" else None
         if node.name() != "ToCopyBackward0" and (factor is None or factor < _SCALED):

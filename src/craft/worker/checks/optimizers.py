@@ -1,12 +1,11 @@
 """Refuse optimizers whose updates or state would not be the same on every worker.
 
-torch calls a hook around every ``optimizer.step()`` of the process. An optimizer that is found in order is known from then
-on, and costs one look-up per step. The loop's owner (``ScriptChecks``) switches the hooks on and off.
+torch calls a hook around every ``optimizer.step()`` of the process. An optimizer that passed the checks costs one look-up per
+step from then on. ``ScriptChecks`` switches the hooks on and off.
 """
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -17,14 +16,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from craft.protocol.errors import UnsafeScript
 from craft.snapshots.state.leaves import Stateful, registered_leaves
-from craft.worker.checks.object_search import name_in_script, reaches, script_line
+from craft.worker.checks.object_search import name_in_script, objects_alive, reaches, script_line
 
 _NAMED = 3
-"""Parameters that are named in a message; of the rest, their number."""
+"""Parameters that a message names; it counts the rest."""
 
 
 class OptimizerChecks:
-    """Looks at every optimizer that steps while the loop runs. Belongs to the main thread."""
+    """Checks every optimizer that steps while the loop runs. Belongs to the main thread."""
 
     def __init__(
         self,
@@ -33,7 +32,7 @@ class OptimizerChecks:
         own_loop: bool,
         in_microbatch: Callable[[], bool],
     ) -> None:
-        """``in_microbatch``: whether the script computes a microbatch now. ``own_loop``: parameters may be registered state."""
+        """``own_loop``: parameters may be registered state. ``in_microbatch``: whether the script computes a microbatch."""
         self.step = 0
         """The step that the script is in."""
         self._names = {
@@ -44,36 +43,36 @@ class OptimizerChecks:
         self._in_microbatch = in_microbatch
         self._known: WeakSet[Optimizer] = WeakSet()
         self._made: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
-        """Those that were made while the loop ran, and in which step."""
+        """By optimizer that was made while the loop ran, the step."""
         self._hooks = [
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
         ]
         self._original = Optimizer._patch_step_function
-        self._notice = self._noticing(self._original)
-        Optimizer._patch_step_function = self._notice  # type: ignore[method-assign, assignment]
+        self._patched = self._patch(self._original)
+        Optimizer._patch_step_function = self._patched  # type: ignore[method-assign, assignment]
 
     def close(self) -> None:
         """Remove every hook."""
         for hook in self._hooks:
             hook.remove()
-        if Optimizer._patch_step_function is self._notice:
+        if Optimizer._patch_step_function is self._patched:
             Optimizer._patch_step_function = self._original  # type: ignore[method-assign]
 
     @property
     def known(self) -> Sequence[Optimizer]:
-        """Those that have stepped and are in order."""
+        """Optimizers that have stepped and passed the checks."""
         return tuple(self._known)
 
     def is_replicated(self, param: torch.Tensor) -> bool:
         return id(param) in self._names
 
     def is_followed(self, thing: Any) -> bool:
-        """Whether ``thing`` is registered, by itself or within something that is."""
+        """Whether ``thing`` is registered, itself or within a registered object."""
         return reaches(self._registered.values(), thing)
 
-    def _noticing(self, original: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
-        """Every optimizer goes through this as it is made, copied or unpickled."""
+    def _patch(self, original: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
+        """Wrap what every optimizer calls when it is made, copied or unpickled."""
 
         def patched(optimizer: Optimizer) -> None:
             original(optimizer)
@@ -86,7 +85,7 @@ class OptimizerChecks:
             where = "attempt.microbatches(...)" if self._own_loop else "`for batch in step`"
             raise UnsafeScript(
                 f"{_called(optimizer)} steps inside the loop over microbatches ({script_line()}): there it would use the"
-                f" gradient of one microbatch, and other ones on every worker. Call optimizer.step() once per step, after {where}"
+                f" gradient of one microbatch, another one on every worker. Call optimizer.step() once per step, after {where}"
                 " has ended: then p.grad is the mean over the global batch"
             )
 
@@ -122,7 +121,7 @@ class OptimizerChecks:
 
 
 class _Addresses:
-    """Where the tensors are in memory that the state of registered objects is made of."""
+    """The memory addresses of the tensors in the state of registered objects."""
 
     def __init__(self, registered: Mapping[str, Stateful]) -> None:
         self._registered = registered
@@ -153,30 +152,21 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _owners(params: Sequence[torch.Tensor]) -> str:
-    """Parameters by the classes of the modules that have them."""
+    """Name parameters by the classes of their modules."""
     found = {id(param): f"a parameter of shape {tuple(param.shape)}" for param in params}
-    for module in modules_alive():
+    for module in objects_alive(torch.nn.Module)[torch.nn.Module]:
         for name, param in module._parameters.items():
             if id(param) in found:
-                found[id(param)] = f"{type(module).__name__}.{name} of shape {tuple(param.shape)}"  # type: ignore[union-attr]
+                found[id(param)] = f"{type(module).__name__}.{name} of shape {tuple(param.shape)}"
     return _some(list(found.values()))
 
 
 def _replicate(params: Sequence[torch.Tensor]) -> str:
-    """The line that is missing, with the script's name for the outermost module that has ``params``."""
+    """Return the missing line, with the script's name for the outermost module that has ``params``."""
     wanted = {id(param) for param in params}
-    having = [each for each in modules_alive() if wanted <= {id(param) for param in each.parameters()}]
+    modules: list[torch.nn.Module] = objects_alive(torch.nn.Module)[torch.nn.Module]
+    having = [each for each in modules if wanted <= {id(param) for param in each.parameters()}]
     for module in sorted(having, key=lambda each: sum(1 for _ in each.modules()), reverse=True):
         if name := name_in_script(module):
             return f"{name} = job.replicate({name})"
     return "module = job.replicate(module), with the module that has it"
-
-
-def modules_alive() -> list[torch.nn.Module]:
-    """Every module of this process. Looks at all objects: some tens of milliseconds."""
-    return [each for each in gc.get_objects() if _is_a(each, torch.nn.Module)]
-
-
-def _is_a(thing: Any, kind: type) -> bool:
-    # Not isinstance: proxies and lazily loaded modules may answer that by running code.
-    return issubclass(type(thing), kind)

@@ -1,6 +1,6 @@
-"""Checks of the script's own loop in its first steps: what would go wrong unseen is refused, or warned of once.
+"""Check the script's loop in its first steps: refuse or warn once of what would silently go wrong.
 
-``Training`` makes one per loop and tells it of steps and microbatches; adapters' loops are checked in the same way.
+``TrainingLoop`` makes one per loop and reports steps and microbatches to it; adapters' loops are checked in the same way.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from craft.worker.state.carried_state import REGISTERED_AS as CARRIED
 logger = logging.getLogger(__name__)
 
 _HASHED = 1 << 20
-"""Bytes of a tensor up to which its values are looked at; of a larger one, whether it was changed in place."""
+"""A tensor of up to so many bytes is hashed; of a larger one only in-place changes are seen."""
 
 
 class ScriptChecks:
-    """Of one loop of a script. Belongs to the main thread."""
+    """The checks of one loop of a script. Belongs to the main thread."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class ScriptChecks:
         *,
         is_heard: bool = False,
     ) -> None:
-        """``wanted``: whether the loop is looked at; if not, only what is given to ``warn`` is told.
+        """``wanted``: whether the loop is checked; if not, only ``warn`` has an effect.
 
-        ``is_heard``: what is noted is on the terminal already.
+        ``is_heard``: whether ``note`` already prints on the terminal.
         """
         self._level = logging.INFO if is_heard else logging.WARNING
         self._wanted = wanted
@@ -51,50 +51,50 @@ class ScriptChecks:
         self._own_loop = own_loop
         self._in_microbatch = in_microbatch
         self._note = note
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._summed_over = 0
         """Workers in the last ``job.all_reduce`` of the loop."""
         self._warned_of_sums = False
         self._first: int | None = None
-        """The step that this worker's loop began with."""
+        """The first step of this worker's loop."""
         self._optimizers: OptimizerChecks | None = None
-        self._forgotten: UnregisteredChecks | None = None
+        self._unregistered: UnregisteredChecks | None = None
         self._losses: LossChecks | None = None
         self._before: dict[str, str] | None = None
-        """Digests of what is registered, as the inner loop of the first step began."""
+        """Digests of registered objects at the begin of the first step's inner loop."""
         self._driven = False
 
     def warn(self, text: str) -> None:
         """Warn once: in this worker's log, in the journal and on the terminal."""
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             logger.log(self._level, "%s", text)
             self._note(ScriptWarned(text=text))
 
     def at_boundary(self, step: int) -> None:
-        """Step ``step`` is about to begin; the one before it is over, its update included."""
+        """Run the checks between two steps: ``step`` is about to begin, the update of the one before is done."""
         if not self._wanted:
             return
         if self._optimizers is None:
             self._begin(step)
             return
-        assert self._first is not None and self._forgotten is not None
+        assert self._first is not None and self._unregistered is not None
         self._optimizers.step = step
         if step == self._first + 1:
             self._end_losses()
-            self._forgotten.look()
-            self._look_for_groups()
+            self._unregistered.search()
+            self._warn_of_groups()
         elif step > self._first:
-            self._forgotten.check()
+            self._unregistered.check()
 
     def _begin(self, step: int) -> None:
         self._first = step
         self._optimizers = OptimizerChecks(self._modules, self._registered, self._own_loop, self._in_microbatch)
         self._optimizers.step = step
-        self._forgotten = UnregisteredChecks(self._optimizers, not self._own_loop, self.warn)
+        self._unregistered = UnregisteredChecks(self._optimizers, not self._own_loop, self.warn)
         if not self._own_loop:
             self._losses = LossChecks(self.warn)
-        self._look_for_groups()
+        self._warn_of_groups()
 
     @property
     def looks_at_losses(self) -> bool:
@@ -102,7 +102,7 @@ class ScriptChecks:
         return self._losses is not None
 
     def microbatch(self, sizes: Mapping[int, int | None], microbatch: int, share: int, slots: int) -> None:
-        """The script computes ``microbatch`` now; ``sizes`` are those of all microbatches of the step."""
+        """Begin ``microbatch``; ``sizes`` are those of all microbatches of the step."""
         if self._losses is None:
             return
         known = sorted({size for size in sizes.values() if size})
@@ -111,16 +111,16 @@ class ScriptChecks:
         self._losses.microbatch(divisors, sizes.get(microbatch), uneven)
 
     def driven(self) -> None:
-        """A framework drives the loop, and keeps its own books while microbatches are computed."""
+        """Allow changes of registered state in the inner loop: a framework drives it and keeps counters there."""
         self._driven = True
 
     def inner_loop_begins(self) -> None:
-        """The script is about to compute its microbatches: in the first step, look at what is registered."""
+        """Hash the registered objects before the microbatches of the first step."""
         if self._losses is not None and not self._driven:
             self._before = self._registered_now()
 
     def inner_loop_ended(self) -> None:
-        """They are computed: warn of what is registered and changed meanwhile."""
+        """Warn of registered objects that changed while microbatches were computed."""
         before, self._before = self._before, None
         if before is None or before == (now := self._registered_now()):
             return
@@ -134,7 +134,7 @@ class ScriptChecks:
 
     def _registered_now(self) -> dict[str, str]:
         with rng.preserved():
-            # A registered function may save the state of a random generator, which microbatches change, and CRAFT rng.
+            # A registered function may save the state of a random generator, which microbatches change, and CRAFT seeds.
             rng.seed_host(0)
             return {
                 name: digest([_mark(leaf) for leaf in registered_leaves({name: item})])
@@ -143,12 +143,12 @@ class ScriptChecks:
             }
 
     def weighed(self) -> None:
-        """The script gave a microbatch a weight of its choice."""
+        """Record that the script weighs its microbatches itself."""
         if self._losses is not None:
             self._losses.weighed()
 
     def summed(self, num_workers: int, step: int) -> None:
-        """``job.all_reduce`` summed over so many workers: warn once if there were more or fewer before."""
+        """Warn once if ``job.all_reduce`` sums over another number of workers than before."""
         before, self._summed_over = self._summed_over, num_workers
         if self._wanted and before not in (0, num_workers) and not self._warned_of_sums:
             self._warned_of_sums = True
@@ -158,8 +158,8 @@ class ScriptChecks:
                 " there are. step.metrics and job.evaluate(...) do not: they are means over samples"
             )
 
-    def _look_for_groups(self) -> None:
-        if not self._own_loop and (text := own_group()):
+    def _warn_of_groups(self) -> None:
+        if not self._own_loop and (text := script_group_warning()):
             self.warn(text)
 
     def _end_losses(self) -> None:
@@ -168,22 +168,22 @@ class ScriptChecks:
             self._losses = None
 
     def close(self) -> None:
-        """The loop is over: remove what is left of the hooks."""
+        """Remove the hooks: the loop is over."""
         self._end_losses()
         if self._optimizers is not None:
             self._optimizers.close()
 
 
 def _mark(leaf: Leaf) -> Leaf:
-    """What shows that a value was changed; that takes no time that counts."""
+    """Return what shows, at little cost, that a value was changed."""
     value = leaf.value
     if isinstance(value, bytes) or value.nbytes <= _HASHED or value.is_inference():
         return leaf
     return Leaf(leaf.name, f"{value.data_ptr()}/{value._version}".encode())
 
 
-def own_group() -> str:
-    """What to say of a process group that the script opened over several workers; empty if there is none."""
+def script_group_warning() -> str:
+    """Return a warning of a process group that the script opened over several workers; empty without one."""
     dist = torch.distributed
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return ""
@@ -195,7 +195,7 @@ def own_group() -> str:
 
 
 def ignored_sampler(data: object) -> str:
-    """What to say of a sampler that gives each rank its part of ``data``; empty if there is none."""
+    """Return a warning of a sampler that gives each rank its part of ``data``; empty without one."""
     sampler = getattr(data, "sampler", None)
     if not isinstance(sampler, DistributedSampler) or sampler.num_replicas == 1:
         return ""

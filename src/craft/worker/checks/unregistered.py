@@ -1,12 +1,11 @@
-"""Find what a loop trains or steps without the job knowing of it: schedulers, gradient scalers, averages and modules.
+"""Find what a loop trains or steps without registering it: schedulers, gradient scalers, averages and modules.
 
-Nothing tells of them, so after the first step all objects of the process are looked at, once. What is found there is
-watched from then on by comparing a number or two per step; usually nothing is.
+No hook shows them, so all objects of the process are searched once, after the first step. What is found (usually nothing) is
+then checked by comparing a number or two per step.
 """
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 from weakref import ref
@@ -17,33 +16,33 @@ from torch.optim.swa_utils import AveragedModel
 
 from craft.protocol.errors import UnsafeScript
 from craft.snapshots.state.leaves import Leaf, digest
-from craft.worker.checks.object_search import name_in_script
+from craft.worker.checks.object_search import name_in_script, objects_alive
 from craft.worker.checks.optimizers import OptimizerChecks
 
 Position = tuple[Any, Any]
 
 
 class UnregisteredChecks:
-    """Of one loop. The main thread calls ``look`` after the first step and ``check`` after each later one."""
+    """The checks of one loop. The main thread calls ``search`` after the first step and ``check`` after each later one."""
 
     def __init__(self, optimizers: OptimizerChecks, modules_too: bool, warn: Callable[[str], None]) -> None:
         self._optimizers = optimizers
         self._modules_too = modules_too
         self._warn = warn
         self._schedulers: list[tuple[ref[LRScheduler], Position, str]] = []
-        """Of optimizers of this loop, not registered: with where each was after the first step, and its name in the script."""
+        """Unregistered schedulers of this loop's optimizers, their positions after the first step, their names in the script."""
         self._scalers: list[tuple[ref[torch.amp.GradScaler], Position, str]] = []
-        """Gradient scalers that are not registered, likewise."""
+        """Unregistered gradient scalers, likewise."""
         self._averages: list[tuple[ref[AveragedModel], int, str]] = []
-        """Averaged models that are not registered: with how often each had changed, and its name in the script."""
+        """Unregistered averaged models, how often each had changed, their names in the script."""
         self._warned = False
         self._modules: list[tuple[ref[torch.nn.Module], str, str]] = []
-        """Modules outside of the job that have gradients, with digests of their parameters and of those after the first step."""
+        """Modules outside of the job that have gradients, with digests of their parameters and gradients after the first step."""
 
-    def look(self) -> None:
-        """The first step is over, its update included."""
+    def search(self) -> None:
+        """Search all objects; call it after the update of the first step."""
         known = {id(each) for each in self._optimizers.known}
-        alive = _alive(LRScheduler, torch.amp.GradScaler, torch.nn.Module)
+        alive = objects_alive(LRScheduler, torch.amp.GradScaler, torch.nn.Module)
         schedulers = alive[LRScheduler]
         parts = {id(part) for each in schedulers for part in getattr(each, "_schedulers", ())}
         for each in schedulers:
@@ -69,7 +68,7 @@ class UnregisteredChecks:
         return any(param.grad is not None and not self._optimizers.is_replicated(param) for param in own)
 
     def check(self) -> None:
-        """A later step is over: raise UnsafeScript if a scheduler or a scaler stepped that does not follow the job."""
+        """Raise UnsafeScript if an unregistered scheduler, scaler or average stepped; call it after each later step."""
         if self._schedulers:
             self._check_schedulers()
         if self._scalers:
@@ -118,24 +117,14 @@ class UnregisteredChecks:
         modules, self._modules = self._modules, []
         for found, params, grads in modules:
             module = found()
-            # One that was trained before the loop has gradients as well: they do not change. A copy for an evaluation may
-            # get other parameters and gradients in every step, so that this is no proof.
+            # A module that was trained before the loop has gradients as well, but they do not change. This is no proof: a copy
+            # for an evaluation may get other parameters and gradients in every step.
             if module is None or _digest(module, of_grads=True) == grads or _digest(module) == params:
                 continue
             self._warn(
                 f"{_called(module)} gets gradients and changes in the loop, and was not given to job.replicate: if the loop"
                 " trains it, every worker trains its own. Before job.steps add: module = job.replicate(module)"
             )
-
-
-def _alive(*kinds: type) -> dict[type, list[Any]]:
-    """All objects of these kinds, in one pass over those of the process."""
-    found: dict[type, list[Any]] = {kind: [] for kind in kinds}
-    for each in gc.get_objects():
-        for kind in kinds:
-            if issubclass(type(each), kind):
-                found[kind].append(each)
-    return found
 
 
 def _position(scheduler: LRScheduler) -> Position:
@@ -147,7 +136,7 @@ def _scale_of(scaler: torch.amp.GradScaler) -> Position:
 
 
 def _changes(average: AveragedModel) -> int:
-    """How often its counter was changed in place; to read the counter itself would wait for a GPU."""
+    """Return how often its counter was changed in place; reading the counter would wait for a GPU."""
     return average.n_averaged._version
 
 
