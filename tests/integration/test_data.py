@@ -64,9 +64,9 @@ def assert_in_order(result: Result, order: SampleOrder, steps: int) -> None:
     assert all(sorted(plan) == list(range(order.size_of(step))) for step, plan in by_plan.items())
     for (step, microbatch), said in used(result).items():
         # Microbatch 0 of the first step is computed once more, to compare bits.
-        assert set(said) == {str(list(order.place(step, microbatch).indices))}, (step, microbatch)
+        assert set(said) == {str(list(order.samples_of(step, microbatch).indices))}, (step, microbatch)
     samples = [
-        [index for microbatch in plan for index in order.place(step, microbatch).indices]
+        [index for microbatch in plan for index in order.samples_of(step, microbatch).indices]
         for step, plan in sorted(by_plan.items())
     ]
     assert means(result) == pytest.approx([fmean(indices) for indices in samples])
@@ -87,7 +87,7 @@ def test_every_sample_is_in_exactly_one_committed_step_of_a_pass_in_spite_of_a_l
             index
             for step, microbatch in places
             if step // 3 == number
-            for index in order.place(step, microbatch).indices
+            for index in order.samples_of(step, microbatch).indices
         )
         assert samples == Counter(range(22))
 

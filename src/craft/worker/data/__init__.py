@@ -1,1 +1,1 @@
-"""Where microbatches come from, and in which order."""
+"""Sources of microbatches, and the order of their samples."""

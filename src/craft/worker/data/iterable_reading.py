@@ -1,6 +1,6 @@
-"""Reads an ``IterableDataset`` in global batches, one pass after the other, the same on every worker.
+"""Read an ``IterableDataset`` in global batches, pass after pass, the same on every worker.
 
-Enters: the dataset, and where to begin. Leaves: ``Batch`` after ``Batch``. Runs in the worker, or in its loader process.
+Enters: the dataset, and where to begin. Leaves: a ``Batch`` per step. Runs in the worker, or in its loader process.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Plan(NamedTuple):
     microbatches: int
     seed: int
     drop_last: bool = False
-    """Whether what is left at the end of a pass, less than a global batch, is left out."""
+    """Whether an incomplete global batch at the end of a pass is left out."""
     epochs: int | None = None
-    """How many passes; None: as many as it takes."""
+    """Number of passes; None: as many as the steps need."""
     steps_per_epoch: int | None = None
-    """A pass ends after so many steps at the latest."""
+    """Most steps in a pass."""
     snapshot_every: int = 1
-    """The state of a dataset that has one is taken after so many steps, from the beginning of each pass."""
+    """Steps between two snapshots of the dataset's state, counted from the begin of each pass."""
 
 
 class Batch(NamedTuple):
@@ -43,18 +43,18 @@ class Batch(NamedTuple):
     step: int
     epoch: int
     first_step: int
-    """Of its pass."""
+    """First step of its pass."""
     items: list[Any]
-    """In the order of the iteration; or, where ``collated`` says so, one for each microbatch that has samples."""
+    """In the order of the iteration; if ``collated``, one for each microbatch that has samples."""
     size: int
-    """How many items were read."""
+    """Number of items that were read."""
     state: Any = None
-    """Of the dataset, before they were read; None: not taken."""
+    """State of the dataset before they were read; None: not taken."""
     collated: bool = False
 
 
 def read(dataset: Any, plan: Plan, begin: Position) -> Iterator[Batch]:
-    """Yield the batches from ``begin`` on, until the last pass is over."""
+    """Yield the batches from ``begin`` to the end of the last pass."""
     epoch, first, step = begin.epoch, begin.first_step, begin.step
     state = unpack(NAME, begin.state) if begin.state else None
     while plan.epochs is None or epoch < plan.epochs:
@@ -63,7 +63,7 @@ def read(dataset: Any, plan: Plan, begin: Position) -> Iterator[Batch]:
         while plan.steps_per_epoch is None or step - first < plan.steps_per_epoch:
             due = step > first and (step - first) % plan.snapshot_every == 0
             before = _state_of(dataset, items) if due else None
-            # Here, too: a worker that begins from a state has not drawn what came before.
+            # Seed every step: a worker that begins from a state has not drawn what came before.
             rng.seed_all(rng.derive(plan.seed, rng.ITERATE, epoch, step))
             found = list(itertools.islice(items, plan.global_batch))
             if not found or (plan.drop_last and len(found) < plan.global_batch):
@@ -93,7 +93,7 @@ def _too_short(dataset: Any, epoch: int, first: int, step: int, plan: Plan) -> s
 
 
 def _open(dataset: Any, epoch: int, state: Any, seed: int) -> Any:
-    """Begin a pass, or go on in it from ``state``."""
+    """Begin a pass, or continue it from ``state``."""
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(epoch)
     rng.seed_all(rng.derive(seed, rng.ITERATE, epoch))
@@ -106,23 +106,23 @@ def _open(dataset: Any, epoch: int, state: Any, seed: int) -> Any:
 
 
 def is_stateful(item: Any) -> bool:
-    """Whether ``item`` can say where it is in its iteration, and go on there."""
+    """Whether ``item`` can save and load its place in an iteration."""
     return callable(getattr(item, "state_dict", None)) and callable(getattr(item, "load_state_dict", None))
 
 
 def _state_of(dataset: Any, items: Any) -> dict[str, Any] | None:
-    """Where the iteration is; None: the dataset cannot say."""
+    """Return the place of the iteration; None: the dataset cannot save it."""
     found: dict[str, Any] = {}
     if is_stateful(items):
         found["iterator"] = items.state_dict()
     if is_stateful(dataset) and items is not dataset:
         found["dataset"] = dataset.state_dict()
-    # The dataset goes on to change what it gave.
+    # A copy: the dataset may change what it returned.
     return copy.deepcopy(found) or None
 
 
 class ReadAhead(IterableDataset[Batch]):
-    """Reads in a loader process, and collates every microbatch there: after a loss, any of them may be wanted."""
+    """Reads and collates every microbatch in a loader process: after a loss, any of them may be needed."""
 
     def __init__(self, dataset: Any, plan: Plan, begin: Position, make: Callable[[Batch, int], Any]) -> None:
         self._dataset = dataset
@@ -139,15 +139,14 @@ class ReadAhead(IterableDataset[Batch]):
 class Maker:
     """Makes the data of a microbatch from the items of its step."""
 
-    def __init__(self, plan: Plan, collate: Callable[[Any], Any], whole: bool) -> None:
-        """``whole``: an item is a microbatch already."""
+    def __init__(self, plan: Plan, collate: Callable[[Any], Any], item_is_microbatch: bool) -> None:
         self._plan = plan
         self._collate = collate
-        self._whole = whole
+        self._item_is_microbatch = item_is_microbatch
 
     def __call__(self, batch: Batch, microbatch: int) -> Any:
         rng.seed_all(rng.derive(self._plan.seed, rng.DATA, batch.step, microbatch))
-        if self._whole:
+        if self._item_is_microbatch:
             return self._collate(batch.items[microbatch])
         begin, count = cut(batch.size, self._plan.microbatches, microbatch)
         return self._collate(batch.items[begin : begin + count])

@@ -1,7 +1,7 @@
-"""Microbatches of an ``IterableDataset``: every worker reads all of it, and uses what it computes.
+"""Microbatches of an ``IterableDataset``: every worker reads all of it and uses its share.
 
-The first global batch of the iteration is step 0, cut into microbatches like that of any dataset. Where reading can begin
-travels with the state: the beginning of the pass, or what the dataset's ``state_dict`` gave since.
+The first global batch of the iteration is step 0, cut into microbatches like that of any dataset. The place to begin reading
+travels with the state: the begin of the pass, or a later ``state_dict`` of the dataset.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from craft.snapshots.state.packed_value import pack
 from craft.worker.data import rng
 from craft.worker.data.iterable_reading import NAME, Batch, Maker, Plan, ReadAhead, is_stateful, read
 from craft.worker.data.sample_order import Position, cut
-from craft.worker.data.sources import ENDED, as_it_is
+from craft.worker.data.sources import ENDED, identity
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class IterableSource:
         loader_options: dict[str, Any] | None,
         pins: bool = False,
     ) -> None:
-        """``loader_options``: of the process that reads ahead; None: the main thread reads."""
+        """``loader_options``: options of the process that reads ahead; None: the main thread reads."""
         self._dataset = dataset
         self._plan = plan
         self._make = make
@@ -46,16 +46,16 @@ class IterableSource:
         self._loader_options = loader_options
         self._pins = pins
         self._batches: dict[int, Batch] = {}
-        """Read, and of a step that is not over."""
+        """Batches of steps that are not over, by step."""
         self._items: Iterator[Batch] | None = None
         self._next = 0
         """The step that is read next."""
         self._end: int | None = None
-        """The number of steps, once that is known."""
+        """The number of steps, once it is known."""
         self._passes: list[tuple[int, int]] = []
-        """(first step, pass) of those that were read from."""
+        """(first step, pass) of passes that were read."""
         self._marks: list[tuple[Position, Any]] = [(Position(), None)]
-        """Where reading can begin, the oldest first, each with the dataset's state there, not yet packed."""
+        """Positions where reading can begin, the oldest first, each with the dataset's state there, not yet packed."""
 
     # Reading.
 
@@ -67,7 +67,9 @@ class IterableSource:
             return None
         mark = next((each for each in reversed(self._marks) if each[0].step <= step), None)
         if mark is None:
-            raise ConfigError(f"step {step} of the data was left behind: reading goes on from {self._marks[0][0].step}")
+            raise ConfigError(
+                f"the data of step {step} cannot be read again: reading continues from {self._marks[0][0].step}"
+            )
         if self._items is None or not mark[0].step <= self._next <= step:
             self._open(_packed(mark))
         while self._next <= step:
@@ -76,7 +78,7 @@ class IterableSource:
             if batch is None:
                 self._end = self._next
                 return None
-            self._took(batch)
+            self._record(batch)
             if batch.step >= step:
                 self._batches[batch.step] = batch
         return self._batches[step]
@@ -84,10 +86,10 @@ class IterableSource:
     def _open(self, begin: Position) -> None:
         if self._items is not None and self._loader_options is None and not begin.state and is_stateful(self._dataset):
             raise ConfigError(
-                f"{type(self._dataset).__qualname__} has been read beyond step {begin.step}, and has no state to go back to"
+                f"{type(self._dataset).__qualname__} was read beyond step {begin.step}, and has no state to return to"
             )
         if begin.step:
-            logger.info("reads the dataset from step %d on, in pass %d", begin.step, begin.epoch)
+            logger.info("reading the dataset from step %d on, in pass %d", begin.step, begin.epoch)
         self._next = begin.step
         if self._loader_options is None:
             self._items = read(self._dataset, self._plan, begin)
@@ -95,15 +97,16 @@ class IterableSource:
         loader: DataLoader[Any] = DataLoader(
             ReadAhead(self._dataset, self._plan, begin, self._make),
             batch_size=None,
-            collate_fn=as_it_is,
+            collate_fn=identity,
             num_workers=1,
-            # What a loader process may ask for its seed is the same wherever it begins.
+            # The base seed of a loader process must not depend on where it begins.
             generator=torch.Generator().manual_seed(rng.derive(self._plan.seed, rng.ITERATE)),
             **self._loader_options,
         )
         self._items = iter(loader)
 
-    def _took(self, batch: Batch) -> None:
+    def _record(self, batch: Batch) -> None:
+        """Record the pass of a batch that was read, and the position if reading can begin there."""
         self._next = batch.step + 1
         if not self._passes or self._passes[-1][1] < batch.epoch:
             self._passes.append((batch.first_step, batch.epoch))
@@ -111,15 +114,15 @@ class IterableSource:
             position = Position(epoch=batch.epoch, first_step=batch.first_step, step=batch.step)
             if position.step > self._marks[-1][0].step:
                 self._marks.append((position, batch.state))
-        # On the way to a step that is far ahead; the state of a step may be wanted while the next one is read already.
-        self._forget_marks(batch.step - 2)
+        # Two less: the position of a step may be needed after the next one is read.
+        self._drop_marks(batch.step - 2)
 
-    def _forget_marks(self, step: int) -> None:
-        """Keep what ``position(step)`` needs, and what is newer."""
+    def _drop_marks(self, step: int) -> None:
+        """Drop marks that are older than what ``position(step)`` needs."""
         while len(self._marks) > 1 and self._marks[1][0].step < step:
             del self._marks[0]
 
-    # What a worker asks.
+    # The role ``Source``.
 
     def size_of(self, step: int) -> int:
         return self._plan.microbatches if self._total_steps is None or step < self._total_steps else 0
@@ -137,7 +140,7 @@ class IterableSource:
 
     def expect(self, step: int, share: tuple[int, ...]) -> None:
         self._batches = {each: batch for each, batch in self._batches.items() if each >= step}
-        self._forget_marks(step)
+        self._drop_marks(step)
         while len(self._passes) > 1 and self._passes[1][0] < step:
             del self._passes[0]
 
@@ -147,7 +150,7 @@ class IterableSource:
             return ENDED
         if not batch.collated:
             return self._make(batch, microbatch)
-        # It may be asked for again, and the script may change what it gets.
+        # A copy: it may be fetched again, and the script may change what it gets.
         data = batch.items[microbatch]
         return pin_memory(data) if self._pins else copy.deepcopy(data)
 
@@ -169,7 +172,7 @@ class IterableSource:
         return self._passes[-1][1] if self._end == step + 1 else None
 
     def position(self, step: int) -> Position | None:
-        """The newest place before ``step`` from which there is something to read in the same pass."""
+        """Return the newest position before ``step`` that has data to read in the same pass."""
         if step <= 0:
             return None
         if self._next < step:

@@ -1,4 +1,4 @@
-"""What a ``DataLoader`` was built with, used for microbatches instead of its own batches."""
+"""Take over the settings of a ``DataLoader`` for microbatches, in place of its batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from craft.worker.data.sources import Collate
 
 
 class LoaderSettings(NamedTuple):
-    """What ``job.steps`` was given and what a ``DataLoader`` was built with, put together."""
+    """The arguments of ``job.steps``, completed by the settings of a ``DataLoader``."""
 
     data: Any
     collate_fn: Collate | None
@@ -24,18 +24,18 @@ class LoaderSettings(NamedTuple):
     global_batch: int | None
     drop_last: bool = False
     loader_options: Mapping[str, Any] = MappingProxyType({})
-    """Of the loader process."""
+    """Options of the loader processes."""
     sampler: Any = None
     """Draws single samples; None: by ``shuffle``."""
     batch_sampler: Any = None
     """Draws global batches."""
-    whole: bool = False
-    """Whether an item of the data is a microbatch already."""
+    item_is_microbatch: bool = False
+    """Whether an item of the data is already a microbatch."""
     snapshot_every: int = 1
 
 
 def take_over(loader: DataLoader[Any], given: LoaderSettings) -> LoaderSettings:
-    """What a DataLoader was built with, used for microbatches instead of its own batches; ``given`` comes before it."""
+    """Complete ``given``, which takes precedence, by the settings of ``loader``."""
     if getattr(loader, "next_iter_state", None) is not None:
         raise ConfigError(
             f"load_state_dict was called on the {type(loader).__qualname__} that job.steps got: CRAFT keeps the place in the"
@@ -55,14 +55,14 @@ def take_over(loader: DataLoader[Any], given: LoaderSettings) -> LoaderSettings:
         return taken._replace(
             global_batch=given.global_batch if given.global_batch is not None else loader.batch_size,
             drop_last=loader.drop_last,
-            whole=loader.batch_size is None,
+            item_is_microbatch=loader.batch_size is None,
             snapshot_every=max(1, getattr(loader, "snapshot_every_n_steps", None) or 1),
         )
     return _take_over_order(loader, taken)
 
 
 def _take_over_order(loader: DataLoader[Any], taken: LoaderSettings) -> LoaderSettings:
-    """In which order a loader gives the samples of a dataset that has them by number."""
+    """Take over the order in which a loader draws the samples of a map-style dataset."""
     batches = loader.batch_sampler
     if batches is None:
         raise ConfigError(
@@ -89,7 +89,7 @@ def _take_over_order(loader: DataLoader[Any], taken: LoaderSettings) -> LoaderSe
 
 
 def _shuffles(sampler: object, length: int) -> bool | None:
-    """Whether a sampler that goes over the whole dataset shuffles; None: it is another one."""
+    """Whether a sampler of the whole dataset shuffles; None: another kind of sampler."""
     if type(sampler) is SequentialSampler:
         return False
     if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == length:
@@ -100,7 +100,7 @@ def _shuffles(sampler: object, length: int) -> bool | None:
 
 
 def samples_in_pass(loader: DataLoader[Any]) -> int:
-    """How many samples of a dataset with numbers a pass has, in the order that is taken over from ``loader``."""
+    """Return the samples in a pass over a map-style dataset, in the order that is taken over from ``loader``."""
     length = len(loader.dataset)  # type: ignore[arg-type]
     sampler = getattr(loader.batch_sampler, "sampler", None)
     if sampler is None or _shuffles(sampler, length) is not None or not hasattr(sampler, "__len__"):

@@ -1,4 +1,4 @@
-"""Random numbers that depend on the place in the job, not on who computes there."""
+"""Seeds that depend on the step and microbatch, not on the worker that computes it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ ITERATE = "iterate"
 
 
 def derive(seed: int, purpose: str, *place: int) -> int:
-    """Return 63 bits that are set by ``seed``, ``purpose`` and ``place`` alone."""
+    """Return 63 bits that depend only on ``seed``, ``purpose`` and ``place``."""
     text = f"{seed}/{purpose}/" + "/".join(map(str, place))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def seed_all(value: int) -> None:
-    """Seed every generator that user code commonly draws from: torch (CPU and CUDA), numpy and random."""
+    """Seed every generator that scripts commonly use: torch (CPU and CUDA), numpy and random."""
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(value)
     seed_host(value)
 
 
 def seed_host(value: int) -> None:
-    """Seed the generators of the CPU: torch, numpy and random."""
+    """Seed the CPU generators: torch, numpy and random."""
     torch.default_generator.manual_seed(value)
     random.seed(value)
-    # Seeded only if something has imported it: importing numpy for a script that does without would be a waste.
+    # Only if it is imported: importing numpy for a script that does not use it would waste time.
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(value & 0xFFFFFFFF)
@@ -39,7 +39,7 @@ def seed_host(value: int) -> None:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Put the generators of the CPU back afterwards to what they were before."""
+    """Restore the states of the CPU generators afterwards."""
     numpy = sys.modules.get("numpy")
     torch_state, random_state = torch.default_generator.get_state(), random.getstate()
     numpy_state = numpy.random.get_state() if numpy is not None else None

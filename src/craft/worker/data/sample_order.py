@@ -1,4 +1,4 @@
-"""Which samples are in which microbatch of which step: a function of the settings alone."""
+"""Map steps and microbatches to samples: a function of the settings alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from craft.worker.data import rng
 
 
 class MicrobatchSamples(msgspec.Struct, frozen=True):
-    """A microbatch, and the samples in it."""
+    """The samples of one microbatch."""
 
     step: int
     microbatch: int
@@ -17,25 +17,25 @@ class MicrobatchSamples(msgspec.Struct, frozen=True):
 
 
 class Position(msgspec.Struct, frozen=True):
-    """Where reading can begin in data whose passes have no known length; it travels with the state."""
+    """A place to begin reading in data whose passes have no known length; it travels with the state."""
 
     epoch: int = 0
     first_step: int = 0
     """The first step of that pass."""
     step: int = 0
-    """The step whose data comes next there."""
+    """The step whose data comes next."""
     state: bytes = b""
-    """What the data's ``state_dict`` gave there, packed; empty: the beginning of the pass."""
+    """The data's ``state_dict`` there, packed; empty: the begin of the pass."""
 
 
 def cut(samples: int, parts: int, part: int) -> tuple[int, int]:
-    """Return where a part of ``samples`` begins and how many it has: they differ by at most one, larger ones first."""
+    """Return the begin and length of a part of ``samples``: lengths differ by at most one, larger parts first."""
     share, extra = divmod(samples, parts)
     return part * share + min(part, extra), share + (1 if part < extra else 0)
 
 
 class SampleOrder:
-    """The data order over a dataset of ``length`` samples: pass after pass, each with its own seeded shuffle."""
+    """The order of a dataset of ``length`` samples: pass after pass, each with another seeded shuffle."""
 
     def __init__(
         self,
@@ -50,10 +50,9 @@ class SampleOrder:
         batch: int | None = None,
         samples_per_pass: int | None = None,
     ) -> None:
-        """``steps_per_pass``: a pass ends after so many steps at the latest; what is left of it is left out.
+        """``steps_per_pass`` and ``samples_per_pass``: limits after which the rest of a pass is left out.
 
-        ``batch``: every microbatch has so many samples, and the last step of a pass has fewer microbatches rather than smaller
-        ones. ``samples_per_pass``: a pass ends after so many samples at the latest.
+        ``batch``: the samples of every microbatch; the last step of a pass then has fewer microbatches, not smaller ones.
         """
         self._length = length
         self._used = length if samples_per_pass is None else min(length, samples_per_pass)
@@ -62,61 +61,61 @@ class SampleOrder:
         self._microbatches = microbatches
         self._seed = seed
         self._shuffle = shuffle
-        whole = self._used // global_batch if drop_last else -(-self._used // global_batch)
-        self.steps_per_pass = whole if steps_per_pass is None else min(whole, steps_per_pass)
+        steps = self._used // global_batch if drop_last else -(-self._used // global_batch)
+        self.steps_per_pass = steps if steps_per_pass is None else min(steps, steps_per_pass)
         self._cached: tuple[int, list[int]] | None = None
 
     def epoch_of(self, step: int) -> int:
         return step // self.steps_per_pass
 
     def batch_size(self, step: int) -> int:
-        """Samples in the global batch of ``step``: fewer at the end of a pass."""
+        """Return the samples in the global batch of ``step``: fewer at the end of a pass."""
         begin = (step % self.steps_per_pass) * self._global_batch
         return min(self._global_batch, self._used - begin)
 
     def size_of(self, step: int) -> int:
-        """Microbatches of ``step`` that have any samples."""
+        """Return the number of microbatches of ``step`` that have samples."""
         samples = self.batch_size(step)
         return min(self._microbatches, samples) if self._batch is None else -(-samples // self._batch)
 
     def count(self, step: int, microbatch: int) -> int:
-        """Samples of a microbatch."""
+        """Return the number of samples of a microbatch."""
         return self._cut(step, microbatch)[1]
 
     def _cut(self, step: int, microbatch: int) -> tuple[int, int]:
-        """Where a microbatch begins in its step, and how many samples it has."""
+        """Return where a microbatch begins in its step, and its number of samples."""
         if self._batch is None:
             return cut(self.batch_size(step), self._microbatches, microbatch)
         begin = microbatch * self._batch
         return begin, max(0, min(self._batch, self.batch_size(step) - begin))
 
     def weight(self, step: int, microbatch: int) -> float:
-        """A microbatch's weight in the mean over the global batch: exactly 1.0 where all are of one size."""
+        """Return a microbatch's weight in the mean over the global batch: exactly 1.0 if all have one size."""
         return self.count(step, microbatch) / self.count(step, 0)
 
-    def place(self, step: int, microbatch: int) -> MicrobatchSamples:
+    def samples_of(self, step: int, microbatch: int) -> MicrobatchSamples:
         offset, count = self._cut(step, microbatch)
         begin = (step % self.steps_per_pass) * self._global_batch + offset
         return MicrobatchSamples(step, microbatch, tuple(self._pass(self.epoch_of(step))[begin : begin + count]))
 
     def has(self, step: int) -> bool:
-        """Whether there is data for ``step``: one pass follows the other."""
+        """Whether there is data for ``step``: always, passes have no end."""
         return True
 
     def ends_epoch(self, step: int) -> int | None:
-        """The pass that ends with ``step``; None: it goes on."""
+        """Return the pass that ends with ``step``; None: none does."""
         epoch = self.epoch_of(step)
         return epoch if self.epoch_of(step + 1) != epoch else None
 
-    def leave_behind(self, step: int) -> None:
-        """Nothing before ``step`` is asked for any more."""
+    def forget_before(self, step: int) -> None:
+        """Drop what only steps before ``step`` need."""
 
     def position(self, step: int) -> Position | None:
-        """What a worker that joins at ``step`` has to know besides the settings: nothing."""
+        """Return what a worker that joins at ``step`` needs besides the settings: nothing."""
         return None
 
     def seek(self, position: Position) -> None:
-        """Take a position that ``position`` gave on another worker."""
+        """Continue from what ``position`` gave on another worker."""
 
     def _pass(self, number: int) -> list[int]:
         if self._cached is None or self._cached[0] != number:

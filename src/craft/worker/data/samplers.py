@@ -1,7 +1,7 @@
-"""Orders that a sampler draws: the draw of pass e is set by (job seed, e), whichever worker makes it.
+"""Orders that a sampler draws: the draw of pass e depends on (job seed, e), not on the worker.
 
-Enters: the sampler or batch sampler of a ``DataLoader``. Leaves: which samples are in which microbatch of which step.
-Only the main thread draws; ``size_of`` is asked on other threads, too, and never leads to a draw.
+Enters: the sampler or batch sampler of a ``DataLoader``. Leaves: the samples of each microbatch of each step. Only the main
+thread draws; other threads may call ``size_of``, which never draws.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from craft.worker.data import rng
 from craft.worker.data.sample_order import MicrobatchSamples, Position, SampleOrder, cut
 
 _BY_GENERATOR = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
-"""Samplers of torch: what they draw follows from their generator alone."""
+"""Samplers of torch whose draw depends only on their generator."""
 
 
 class Draws:
-    """Draws one pass after the other from a sampler."""
+    """The draws of a sampler, by pass."""
 
     def __init__(self, sampler: Iterable[Any], seed: int) -> None:
         self._sampler = sampler
         self._seed = seed
         self._drawn: dict[int, list[Any]] = {}
         self._next = 0
-        # Any other sampler may keep state from pass to pass: it is iterated pass by pass, as in a run of one process.
+        # Any other sampler may keep state between passes: it must draw every pass in turn, as in a run of one process.
         self._by_number = hasattr(sampler, "set_epoch") or all(type(each) in _BY_GENERATOR for each in _nested(sampler))
 
     @property
@@ -44,25 +44,25 @@ class Draws:
         return type(self._sampler).__qualname__
 
     def __getitem__(self, number: int) -> list[Any]:
-        """What the sampler draws in pass ``number``."""
+        """Return what the sampler draws in pass ``number``."""
         if number not in self._drawn:
             while not self._by_number and self._next < number:
                 drawn = self._draw(self._next)
                 if self._next == number:
-                    # What is redone after a loss may be in the pass before.
+                    # A step that is redone after a loss may be in the pass before.
                     self._drawn[number - 1] = drawn
             self._drawn[number] = self._draw(number)
         return self._drawn[number]
 
-    def leave_behind(self, number: int) -> None:
-        """No pass before ``number`` is asked for any more."""
+    def forget_before(self, number: int) -> None:
+        """Drop the passes before ``number``."""
         if len(self._drawn) > 1:
             self._drawn = {each: drawn for each, drawn in self._drawn.items() if each >= number}
 
     def _draw(self, number: int) -> list[Any]:
         if number < self._next and not self._by_number:
             raise ConfigError(
-                f"the order of pass {number} is asked for again, and {self.name} cannot draw it again: give it a method"
+                f"the order of pass {number} is needed again, and {self.name} cannot draw it again: give it a method"
                 " set_epoch(epoch) on which its draw depends"
             )
         self._next = number + 1
@@ -85,7 +85,7 @@ class Draws:
 
 @contextmanager
 def reseeded(sampler: Any, seed: int) -> Iterator[None]:
-    """Give a sampler, and those that it draws from, other generators in the place of their own, seeded from ``seed``."""
+    """Replace the generators of a sampler and its inner samplers by ones that are seeded from ``seed``."""
     own = [each for each in _nested(sampler) if isinstance(getattr(each, "generator", None), torch.Generator)]
     before = [each.generator for each in own]
     for place, each in enumerate(own):
@@ -98,7 +98,7 @@ def reseeded(sampler: Any, seed: int) -> Iterator[None]:
 
 
 def _nested(sampler: Any) -> Iterator[Any]:
-    """A sampler, and those that it draws from."""
+    """Yield a sampler and its inner samplers."""
     yield sampler
     for value in vars(sampler).values() if hasattr(sampler, "__dict__") else ():
         if isinstance(value, Sampler) and value is not sampler:
@@ -112,21 +112,21 @@ class SampledOrder(SampleOrder):
         super().__init__(length=len(sampler), seed=seed, shuffle=False, **more)
         self._draws = Draws(sampler, seed)
 
-    def leave_behind(self, step: int) -> None:
-        self._draws.leave_behind(self.epoch_of(step))
+    def forget_before(self, step: int) -> None:
+        self._draws.forget_before(self.epoch_of(step))
 
     def _pass(self, number: int) -> list[int]:
         drawn = self._draws[number]
         if len(drawn) != self._length:
             raise ConfigError(
                 f"{self._draws.name} has a length of {self._length} and drew {len(drawn)} samples in pass {number}: its"
-                " __len__ must say how many it draws, or be left out"
+                " __len__ must return how many it draws, or be left out"
             )
         return drawn
 
 
 class BatchOrder:
-    """Each batch of a batch sampler is a global batch, cut into microbatches. How many a pass has shows when it is drawn."""
+    """The order of a batch sampler: each of its batches is a global batch. A pass has a known length once it is drawn."""
 
     def __init__(self, draws: Draws, *, microbatches: int, epochs: int | None, steps_per_pass: int | None) -> None:
         self._draws = draws
@@ -134,10 +134,10 @@ class BatchOrder:
         self._epochs = epochs
         self._steps_per_pass = steps_per_pass
         self._starts = [(0, 0)]
-        """(first step, pass) of passes in a row; the last one may not be drawn yet."""
+        """(first step, pass) of consecutive passes; the last one may not be drawn yet."""
 
     def _find(self, step: int) -> tuple[int, int, list[Any]] | None:
-        """(first step, number, batches) of the pass that ``step`` is in; None past the last one."""
+        """Return (first step, number, batches) of the pass that ``step`` is in; None past the last one."""
         while True:
             first, number = next(each for each in reversed(self._starts) if each[0] <= step)
             if self._epochs is not None and number >= self._epochs:
@@ -173,15 +173,15 @@ class BatchOrder:
     def weight(self, step: int, microbatch: int) -> float:
         return self.count(step, microbatch) / self.count(step, 0)
 
-    def place(self, step: int, microbatch: int) -> MicrobatchSamples:
+    def samples_of(self, step: int, microbatch: int) -> MicrobatchSamples:
         batch = self._batch(step)
         begin, count = cut(len(batch), self._microbatches, microbatch)
         return MicrobatchSamples(step, microbatch, tuple(batch[begin : begin + count]))
 
-    def leave_behind(self, step: int) -> None:
+    def forget_before(self, step: int) -> None:
         while len(self._starts) > 1 and self._starts[1][0] < step:
             del self._starts[0]
-        self._draws.leave_behind(self._starts[0][1])
+        self._draws.forget_before(self._starts[0][1])
 
     def position(self, step: int) -> Position | None:
         if step <= 0:
@@ -191,13 +191,13 @@ class BatchOrder:
         return Position(epoch=number, first_step=first, step=first)
 
     def seek(self, position: Position) -> None:
-        # After a roll-back the data goes on where it was.
+        # Not backwards: after a rollback the data continues where it was.
         if position.first_step > self._starts[-1][0]:
             self._starts = [(position.first_step, position.epoch)]
 
 
 class Chunked:
-    """Draws of a sampler without a length, as batches of ``size``."""
+    """Batches of ``size`` from a sampler without a length."""
 
     def __init__(self, sampler: Iterable[int], size: int, drop_last: bool) -> None:
         self.sampler = sampler

@@ -1,6 +1,6 @@
-"""Maps the numbers of the job's steps to those of a source of microbatches.
+"""Map the job's step numbers to those of a source of microbatches.
 
-They differ where a loop is not the first one of its script, and after a roll-back, when the job goes on with new data.
+They differ if a loop is not the first one of its script, and after a rollback, when the job continues with new data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class SkippingSource:
     def __init__(
         self, source: Source, total_steps: int | None, by_passes: bool, first_step: Callable[[], int] = lambda: 0
     ) -> None:
-        """``by_passes``: the loop ends with the data, and not after a number of steps; ``first_step``: where it began."""
+        """``by_passes``: the loop ends with the data, not after a number of steps; ``first_step``: where it began."""
         self._source = source
         self._total_steps = total_steps
         self._by_passes = by_passes
@@ -28,7 +28,7 @@ class SkippingSource:
 
     @property
     def total_steps(self) -> int | None:
-        """The number of the job's steps when the loop is over; None: until the streams end."""
+        """The job's steps at the end of the loop; None: until the data ends."""
         if self._total_steps is None:
             return None
         return self._total_steps + self._first_step() - (self.skipped if self._by_passes else 0)
@@ -37,7 +37,7 @@ class SkippingSource:
         return step - self._first_step() + self.skipped
 
     def skip(self, skipped: int) -> None:
-        """From now on leave ``skipped`` steps' worth of data out."""
+        """Leave out ``skipped`` steps' worth of data from now on."""
         if not self._by_passes:
             self._source.extend(skipped - self.skipped)
         self.skipped = skipped
@@ -58,7 +58,7 @@ class SkippingSource:
         return self._source.fetch(self._at(step), microbatch)
 
     def again(self, step: int, microbatch: int) -> Any:
-        """The same data once more, read anew: what is open for the steps to come stays where it is."""
+        """Read the same data once more, without moving what is open for the next steps."""
         if isinstance(self._source, StreamSource):
             return self._source.again(self._at(step), microbatch)
         return self._source.fetch(self._at(step), microbatch)
@@ -70,7 +70,7 @@ class SkippingSource:
         return self._source.epoch_of(self._at(step))
 
     def is_last_of_epoch(self, step: int) -> bool:
-        """Whether the next step is in another pass over the data, or there is none."""
+        """Whether the next step is in another pass over the data, or past the end."""
         if self.total_steps is not None and step + 1 >= self.total_steps and self._by_passes:
             return True
         return self.epoch_of(step + 1) != self.epoch_of(step)

@@ -1,4 +1,4 @@
-"""From the arguments of ``job.steps`` to a source of microbatches; what cannot work is refused with a sentence."""
+"""Build a source of microbatches from the arguments of ``job.steps``; raise ConfigError for what cannot work."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ logger = logging.getLogger(__name__)
 
 Settings = dict[str, int | float | str | bool | None]
 
+_NO_GLOBAL_BATCH = "job.steps(global_batch=...) is missing: the number of samples in one step, over all workers"
+
 
 class SourceArgs(NamedTuple):
-    """When the job is finished, and how a step is cut."""
+    """When the job is finished, and how a step is cut into microbatches."""
 
     microbatches: int
     steps: int | None
@@ -52,7 +54,8 @@ def make_source(
     samples_per_epoch: int | None = None,
 ) -> Made:
     """Return the source, the number of steps (None: until the data ends), and the settings all workers must share."""
-    _check_numbers(microbatches, steps, epochs, num_workers, seed)
+    wanted = SourceArgs(microbatches, steps, epochs, seed, steps_per_epoch, batch, samples_per_epoch)
+    _check_numbers(wanted, num_workers)
     settings: Settings = {"microbatches": microbatches, "steps": steps, "epochs": epochs, "seed": seed}
     if steps_per_epoch is not None:
         _check_number("steps_per_epoch", steps_per_epoch)
@@ -61,10 +64,9 @@ def make_source(
         if collate_fn is not None or num_workers or shuffle:
             raise ConfigError(
                 "job.steps(collate_fn=..., num_workers=..., shuffle=...) with a stream: it gives whole microbatches, in its"
-                " own order and from where it likes; leave these out"
+                " order and from any place; leave these out"
             )
-        return _stream(data, microbatches, steps, epochs, seed, global_batch, settings)
-    wanted = SourceArgs(microbatches, steps, epochs, seed, steps_per_epoch, batch, samples_per_epoch)
+        return _stream(data, wanted, settings | {"global_batch": global_batch})
     taken = LoaderSettings(data, collate_fn, num_workers or 0, shuffle, global_batch)
     if isinstance(data, DataLoader):
         taken = take_over(data, taken._replace(num_workers=data.num_workers if num_workers is None else num_workers))
@@ -76,10 +78,10 @@ def make_source(
 
 
 def _mapped(taken: LoaderSettings, wanted: SourceArgs, settings: Settings) -> Made:
-    """A dataset with samples by number, in an order of CRAFT's or in that of a sampler of known length."""
+    """Build the source of a map-style dataset, in CRAFT's order or in that of a sampler of known length."""
     data = taken.data
     num_samples = len(taken.sampler) if taken.sampler is not None else None
-    # By batches of one size, what is dropped of the last one is left out of the samples.
+    # With microbatches of one size, ``samples_per_epoch`` already leaves out an incomplete last batch.
     drop_last = taken.drop_last and wanted.batch is None
     batch = _check_dataset(data, taken.global_batch, drop_last, wanted.steps, wanted.epochs, num_samples)
     more: dict[str, Any] = {
@@ -104,7 +106,7 @@ def _mapped(taken: LoaderSettings, wanted: SourceArgs, settings: Settings) -> Ma
 
 
 def _batched(taken: LoaderSettings, wanted: SourceArgs, settings: Settings) -> Made:
-    """A dataset with samples by number, in the batches of a batch sampler."""
+    """Build the source of a map-style dataset, in the batches of a batch sampler."""
     _check_dataset(taken.data, 1, False, wanted.steps, wanted.epochs)
     draws = Draws(taken.batch_sampler, wanted.seed)
     order = BatchOrder(
@@ -115,7 +117,7 @@ def _batched(taken: LoaderSettings, wanted: SourceArgs, settings: Settings) -> M
 
 
 def _passes(wanted: SourceArgs) -> int | None:
-    """How many passes there are; None: as many as the steps take."""
+    """Return the number of passes; None: as many as the steps need."""
     return wanted.epochs if wanted.steps is None else None
 
 
@@ -139,9 +141,9 @@ def _iterable(taken: LoaderSettings, wanted: SourceArgs, settings: Settings) -> 
             "job.steps(shuffle=True) with an IterableDataset: its samples come in its own order; shuffle in its __iter__,"
             " from a seed that set_epoch(epoch) changes"
         )
-    if not taken.whole and taken.global_batch is None:
-        raise ConfigError("job.steps(global_batch=...) is missing: the number of samples in one step, over all workers")
-    if taken.whole and taken.global_batch is not None:
+    if not taken.item_is_microbatch and taken.global_batch is None:
+        raise ConfigError(_NO_GLOBAL_BATCH)
+    if taken.item_is_microbatch and taken.global_batch is not None:
         raise ConfigError(
             f"job.steps(global_batch={taken.global_batch}) with a DataLoader that has batch_size=None: each item of its"
             " dataset is a microbatch, and a step has `microbatches` of them; leave global_batch out"
@@ -160,39 +162,37 @@ def _iterable(taken: LoaderSettings, wanted: SourceArgs, settings: Settings) -> 
         snapshot_every=taken.snapshot_every,
     )
     if taken.num_workers > 1:
-        logger.info("num_workers=%d: an IterableDataset is read ahead by one loader process", taken.num_workers)
+        logger.info("num_workers=%d: one loader process reads an IterableDataset ahead", taken.num_workers)
     options = {name: value for name, value in taken.loader_options.items() if name != "pin_memory"}
     source = IterableSource(
         taken.data,
         plan,
-        Maker(plan, taken.collate_fn or default_collate, taken.whole),
+        Maker(plan, taken.collate_fn or default_collate, taken.item_is_microbatch),
         total_steps=wanted.steps,
         loader_options=options if taken.num_workers else None,
         pins=bool(taken.loader_options.get("pin_memory")),
     )
-    told: Settings = {"global_batch": batch, "drop_last": taken.drop_last, "dataset": type(taken.data).__qualname__}
-    if taken.whole:
-        told["whole"] = True
-    return source, wanted.steps, settings | told
+    settings |= {"global_batch": batch, "drop_last": taken.drop_last, "dataset": type(taken.data).__qualname__}
+    if taken.item_is_microbatch:
+        settings["whole"] = True
+    return source, wanted.steps, settings
 
 
 def is_stream(data: Any) -> bool:
-    """Whether ``data`` is a function that gives the batches of a microbatch, and not a dataset."""
+    """Whether ``data`` is a stream function and not a dataset."""
     return callable(data) and not hasattr(data, "__getitem__") and not isinstance(data, DataLoader | IterableDataset)
 
 
-def _check_numbers(
-    microbatches: int, steps: int | None, epochs: int | None, num_workers: int | None, seed: int
-) -> None:
-    _check_number("microbatches", microbatches)
-    for name, value in (("steps", steps), ("epochs", epochs)):
+def _check_numbers(wanted: SourceArgs, num_workers: int | None) -> None:
+    _check_number("microbatches", wanted.microbatches)
+    for name, value in (("steps", wanted.steps), ("epochs", wanted.epochs)):
         if value is not None:
             _check_number(name, value)
     if num_workers is not None:
         _check_number("num_workers", num_workers, at_least=0)
-    if not isinstance(seed, int):
-        raise ConfigError(f"job.steps(seed={seed!r}): seed is a whole number")
-    if steps is not None and epochs is not None:
+    if not isinstance(wanted.seed, int):
+        raise ConfigError(f"job.steps(seed={wanted.seed!r}): seed is a whole number")
+    if wanted.steps is not None and wanted.epochs is not None:
         raise ConfigError("job.steps(steps=..., epochs=...): give one of them, not both")
 
 
@@ -204,7 +204,7 @@ def _check_dataset(
     epochs: int | None,
     num_samples: int | None = None,
 ) -> int:
-    """Raise ConfigError unless ``data`` is a dataset that is enough for a step; return the size of a step.
+    """Return the size of a step; raise ConfigError unless ``data`` is a dataset with enough samples for one.
 
     ``num_samples``: how many a sampler draws of it.
     """
@@ -214,7 +214,7 @@ def _check_dataset(
             " IterableDataset, a DataLoader, or a function"
         )
     if global_batch is None:
-        raise ConfigError("job.steps(global_batch=...) is missing: the number of samples in one step, over all workers")
+        raise ConfigError(_NO_GLOBAL_BATCH)
     _check_number("global_batch", global_batch)
     length = len(data) if num_samples is None else num_samples
     if length == 0 or (drop_last and length < global_batch):
@@ -242,16 +242,8 @@ def check_start_step(start_step: object, total_steps: int | None) -> int:
     return start_step
 
 
-def _stream(
-    stream: Any,
-    microbatches: int,
-    steps: int | None,
-    epochs: int | None,
-    seed: int,
-    global_batch: int | None,
-    settings: Settings,
-) -> tuple[Source, int | None, Settings]:
-    if epochs is not None:
+def _stream(stream: Any, wanted: SourceArgs, settings: Settings) -> Made:
+    if wanted.epochs is not None:
         raise ConfigError("job.steps(epochs=...) with a stream: a stream has one pass; leave epochs out, or give steps")
-    source = StreamSource(stream, microbatches=microbatches, seed=seed, total_steps=steps)
-    return source, steps, settings | {"global_batch": global_batch}
+    source = StreamSource(stream, microbatches=wanted.microbatches, seed=wanted.seed, total_steps=wanted.steps)
+    return source, wanted.steps, settings

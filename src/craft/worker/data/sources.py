@@ -1,7 +1,7 @@
-"""Where microbatches come from: a map-style dataset (with or without loader processes), or streams.
+"""The role ``Source`` of microbatches, and ``MapSource`` for map-style datasets, with or without loader processes.
 
-A microbatch's data depends on its place alone: generators are seeded from (job seed, step, microbatch) before it is
-fetched, whoever fetches it and in whichever process.
+A microbatch's data depends only on its step and number: generators are seeded from (job seed, step, microbatch) before it is
+fetched, in whichever worker and process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from craft.worker.data.samplers import BatchOrder
 Collate = Callable[[list[Any]], Any]
 
 ENDED = object()
-"""What a stream gives once it has nothing more."""
+"""Returned for a microbatch past the end of the data."""
 
 
 class Source(Protocol):
@@ -29,57 +29,60 @@ class Source(Protocol):
         """Number of microbatches of ``step``; 0 past the end."""
 
     def weight(self, step: int, microbatch: int) -> float:
-        """A microbatch's weight in the mean, unless the user sets one."""
+        """Weight of a microbatch in the mean, unless the script sets one."""
 
     def samples(self, step: int, microbatch: int) -> int | None:
-        """How many samples are in a microbatch; None where only the script knows."""
+        """Number of samples in a microbatch; None if only the script knows."""
 
     def expect(self, step: int, share: tuple[int, ...]) -> None:
-        """``share`` is this worker's part of ``step``, and most likely of the steps that follow."""
+        """Prepare ``share``, this worker's part of ``step`` and most likely of the following steps."""
 
     def fetch(self, step: int, microbatch: int) -> Any:
         """Return the data of a microbatch, or ENDED."""
 
     def more(self, step: int, microbatch: int) -> bool:
-        """Whether the microbatch has data in ``step``; for streams, by looking ahead."""
+        """Whether the microbatch has data in ``step``; a stream reads ahead to find out."""
 
     def epoch_of(self, step: int) -> int:
         """The pass over the data that ``step`` is in."""
 
     def ends_epoch(self, step: int) -> int | None:
-        """The pass that ends with ``step``; None: it goes on, or that is not known here. Called for steps that are computed."""
+        """The pass that ends with ``step``, a computed one; None: none does, or it is not known here."""
 
     def position(self, step: int) -> Position | None:
-        """Where a worker that joins at ``step`` begins to read; the same on every worker. None: the settings say it all."""
+        """Where a worker that joins at ``step`` begins to read, the same on every worker; None: by the settings alone."""
 
     def seek(self, position: Position) -> None:
-        """Take what ``position`` gave on another worker, or earlier."""
+        """Continue from what ``position`` gave on another worker, or earlier."""
 
     def extend(self, steps: int) -> None:
-        """There are so many more steps than was said."""
+        """Add so many steps to the total."""
 
     def close(self) -> None:
         """End loader processes."""
 
 
 class Fetcher(Dataset[Any]):
-    """Fetches a whole microbatch as one item, so that a loader process can do it, with its own seed."""
+    """Fetches a microbatch as one item, so that a loader process can do it, with its seed."""
 
     def __init__(self, dataset: Any, collate: Collate, seed: int) -> None:
         self._dataset = dataset
         self._collate = collate
         self._seed = seed
 
-    def __getitem__(self, place: MicrobatchSamples) -> tuple[tuple[int, int], Any]:
-        rng.seed_all(rng.derive(self._seed, rng.DATA, place.step, place.microbatch))
+    def __getitem__(self, wanted: MicrobatchSamples) -> tuple[tuple[int, int], Any]:
+        if wanted.step < 0:
+            # Nothing to fetch ahead, see ``Prefetch``.
+            return (-1, -1), None
+        rng.seed_all(rng.derive(self._seed, rng.DATA, wanted.step, wanted.microbatch))
         if hasattr(self._dataset, "__getitems__"):
-            samples = self._dataset.__getitems__(list(place.indices))
+            samples = self._dataset.__getitems__(list(wanted.indices))
         else:
-            samples = [self._dataset[index] for index in place.indices]
-        return (place.step, place.microbatch), self._collate(samples)
+            samples = [self._dataset[index] for index in wanted.indices]
+        return (wanted.step, wanted.microbatch), self._collate(samples)
 
 
-class Ahead(Sampler[MicrobatchSamples]):
+class Prefetch(Sampler[MicrobatchSamples]):
     """Feeds loader processes with the microbatches that this worker will most likely need, urgent ones first."""
 
     def __init__(self, order: SampleOrder | BatchOrder, total_steps: int | None) -> None:
@@ -89,11 +92,11 @@ class Ahead(Sampler[MicrobatchSamples]):
         self._share: tuple[int, ...] = ()
         self._next = (0, 0)
         self.issued: set[tuple[int, int]] = set()
-        """What was given to the loader processes and not been used yet."""
+        """Microbatches that were given to loader processes and are not used yet."""
         self._used: set[tuple[int, int]] = set()
 
     def expect(self, step: int, share: tuple[int, ...]) -> None:
-        """From ``step`` on, fetch ``share`` of each step."""
+        """Fetch ``share`` of each step from ``step`` on."""
         if share != self._share:
             self._share = share
             self._next = (step, 0)
@@ -104,20 +107,20 @@ class Ahead(Sampler[MicrobatchSamples]):
         if self._total_steps is not None:
             self._total_steps += steps
 
-    def use(self, step: int, microbatch: int) -> None:
-        """It has arrived and is used: not to be fetched again unless it is asked for."""
+    def mark_used(self, step: int, microbatch: int) -> None:
+        """Do not fetch this microbatch ahead again: it has arrived and is used."""
         self.issued.discard((step, microbatch))
         self._used.add((step, microbatch))
 
-    def urge(self, step: int, microbatch: int) -> None:
-        self._urgent.append(self._order.place(step, microbatch))
+    def add_urgent(self, step: int, microbatch: int) -> None:
+        self._urgent.append(self._order.samples_of(step, microbatch))
 
     def __iter__(self) -> Iterator[MicrobatchSamples]:
         while True:
-            # Nothing to fetch ahead: an empty place keeps the loader's pipeline going.
-            place = (self._urgent.popleft() if self._urgent else self._upcoming()) or MicrobatchSamples(-1, -1)
-            self.issued.add((place.step, place.microbatch))
-            yield place
+            # With nothing to fetch ahead, a blank item keeps the loader's pipeline running.
+            item = (self._urgent.popleft() if self._urgent else self._upcoming()) or MicrobatchSamples(-1, -1)
+            self.issued.add((item.step, item.microbatch))
+            yield item
 
     def _upcoming(self) -> MicrobatchSamples | None:
         while self._share and (self._total_steps is None or self._next[0] < self._total_steps):
@@ -130,9 +133,9 @@ class Ahead(Sampler[MicrobatchSamples]):
             self._next = (step, position + 1)
             key = (step, self._share[position])
             if key[1] < self._order.size_of(step) and key not in self.issued and key not in self._used:
-                place = self._order.place(*key)
-                if place.indices:
-                    return place
+                samples = self._order.samples_of(*key)
+                if samples.indices:
+                    return samples
         return None
 
 
@@ -154,7 +157,7 @@ class MapSource:
         self._total_steps = total_steps
         self._fetcher = Fetcher(dataset, collate or default_collate, seed)
         self._fetched: dict[tuple[int, int], Any] = {}
-        self._ahead = Ahead(order, total_steps)
+        self._prefetch = Prefetch(order, total_steps)
         self._loader: Iterator[Any] | None = None
         self._num_workers = num_workers
         self._loader_options = loader_options
@@ -186,39 +189,39 @@ class MapSource:
     def extend(self, steps: int) -> None:
         if self._total_steps is not None:
             self._total_steps += steps
-            self._ahead.extend(steps)
+            self._prefetch.extend(steps)
 
     def expect(self, step: int, share: tuple[int, ...]) -> None:
-        self._order.leave_behind(step)
-        self._ahead.expect(step, share)
+        self._order.forget_before(step)
+        self._prefetch.expect(step, share)
         self._fetched = {key: data for key, data in self._fetched.items() if key[0] >= step}
 
     def fetch(self, step: int, microbatch: int) -> Any:
-        place = self._order.place(step, microbatch)
-        if not place.indices:
+        samples = self._order.samples_of(step, microbatch)
+        if not samples.indices:
             # A batch sampler's batch may have fewer samples than there are microbatches.
             return ENDED
         if self._num_workers == 0:
-            return self._fetcher[place][1]
+            return self._fetcher[samples][1]
         key = (step, microbatch)
         loader = self._start()
-        if key not in self._ahead.issued:
-            self._ahead.urge(step, microbatch)
+        if key not in self._prefetch.issued:
+            self._prefetch.add_urgent(step, microbatch)
         while key not in self._fetched:
             (got_step, got_microbatch), data = next(loader)
             if got_step >= step:
                 self._fetched[got_step, got_microbatch] = data
-        self._ahead.use(step, microbatch)
+        self._prefetch.mark_used(step, microbatch)
         return self._fetched.pop(key)
 
     def _start(self) -> Iterator[Any]:
         if self._loader is None:
             loader: DataLoader[Any] = DataLoader(
-                _OrNothing(self._fetcher),
-                sampler=self._ahead,
+                self._fetcher,
+                sampler=self._prefetch,
                 batch_size=None,
-                # By default it would turn the user's tuples into lists and arrays into tensors.
-                collate_fn=as_it_is,
+                # The default would turn the script's tuples into lists and arrays into tensors.
+                collate_fn=identity,
                 num_workers=self._num_workers,
                 **self._loader_options,
             )
@@ -229,14 +232,6 @@ class MapSource:
         self._loader = None
 
 
-def as_it_is(item: Any) -> Any:
-    """Return an item unchanged: what a loader is to do with it."""
+def identity(item: Any) -> Any:
+    """Return an item unchanged, as a loader's ``collate_fn``."""
     return item
-
-
-class _OrNothing(Dataset[Any]):
-    def __init__(self, fetcher: Fetcher) -> None:
-        self._fetcher = fetcher
-
-    def __getitem__(self, place: MicrobatchSamples) -> tuple[tuple[int, int], Any]:
-        return self._fetcher[place] if place.step >= 0 else ((-1, -1), None)

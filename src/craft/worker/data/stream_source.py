@@ -1,4 +1,4 @@
-"""Microbatches of streams: ``stream(microbatch, num_microbatches, start_step)`` gives an iterator over its items."""
+"""Microbatches of streams: ``stream(microbatch, num_microbatches, start_step)`` returns an iterator over its items."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Stream = Callable[[int, int, int], Iterator[Any]]
 
 
 class StreamSource:
-    """Microbatches of streams: one iterator for each microbatch, opened by the worker that computes it."""
+    """One iterator for each microbatch, opened by the worker that computes it."""
 
     def __init__(self, stream: Stream, *, microbatches: int, seed: int, total_steps: int | None) -> None:
         self._stream = stream
@@ -21,7 +21,7 @@ class StreamSource:
         self._seed = seed
         self._total_steps = total_steps
         self._open: dict[int, tuple[int, Iterator[Any]]] = {}
-        """Microbatch -> (the step of its next item, iterator)."""
+        """(step of the next item, iterator) by microbatch."""
         self._ahead: dict[tuple[int, int], Any] = {}
 
     def size_of(self, step: int) -> int:
@@ -43,7 +43,7 @@ class StreamSource:
         return None
 
     def seek(self, position: Position) -> None:
-        """A stream is told where it begins."""
+        """Do nothing: a stream gets the step where it begins."""
 
     def extend(self, steps: int) -> None:
         if self._total_steps is not None:
@@ -53,34 +53,35 @@ class StreamSource:
         self._ahead = {key: data for key, data in self._ahead.items() if key[0] >= step}
 
     def fetch(self, step: int, microbatch: int) -> Any:
-        # Handed out for good: the script may change it. Asked for again, it is read again.
+        # Not kept: the script may change it. If it is needed again, it is read again.
         key = (step, microbatch)
         return self._ahead.pop(key) if key in self._ahead else self._draw(step, microbatch)
 
     def more(self, step: int, microbatch: int) -> bool:
-        # Past the last step nothing is drawn: it would be waited for, and thrown away.
+        # Read nothing past the last step: the read might block, and its result would be thrown away.
         if self.size_of(step) == 0:
             return False
         self._ahead[step, microbatch] = self.fetch(step, microbatch)
         return self._ahead[step, microbatch] is not ENDED
 
     def _draw(self, step: int, microbatch: int) -> Any:
-        seed = rng.derive(self._seed, rng.DATA, step, microbatch)
         position, iterator = self._open.get(microbatch, (-1, iter(())))
         if position != step:
-            rng.seed_all(seed)
-            iterator = iter(self._stream(microbatch, self._microbatches, step))
-        # Again: whether the stream was opened just now must not show in the item.
-        rng.seed_all(seed)
+            iterator = self._open_at(step, microbatch)
         self._open[microbatch] = (step + 1, iterator)
-        return next(iterator, ENDED)
+        return self._next_item(iterator, step, microbatch)
 
     def again(self, step: int, microbatch: int) -> Any:
-        """What ``fetch`` gives, from a stream that is opened at ``step`` for it alone."""
-        seed = rng.derive(self._seed, rng.DATA, step, microbatch)
-        rng.seed_all(seed)
-        iterator = iter(self._stream(microbatch, self._microbatches, step))
-        rng.seed_all(seed)
+        """Return what ``fetch`` gives, from another stream that is opened at ``step``."""
+        return self._next_item(self._open_at(step, microbatch), step, microbatch)
+
+    def _open_at(self, step: int, microbatch: int) -> Iterator[Any]:
+        rng.seed_all(rng.derive(self._seed, rng.DATA, step, microbatch))
+        return iter(self._stream(microbatch, self._microbatches, step))
+
+    def _next_item(self, iterator: Iterator[Any], step: int, microbatch: int) -> Any:
+        # Seeded again: the item must not depend on whether the stream was opened just now.
+        rng.seed_all(rng.derive(self._seed, rng.DATA, step, microbatch))
         return next(iterator, ENDED)
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ def order(
 
 
 def samples_of(one: SampleOrder, step: int) -> list[int]:
-    return [index for microbatch in range(one.size_of(step)) for index in one.place(step, microbatch).indices]
+    return [index for microbatch in range(one.size_of(step)) for index in one.samples_of(step, microbatch).indices]
 
 
 def pass_of(one: SampleOrder, number: int) -> list[int]:
@@ -67,7 +67,7 @@ def test_microbatches_differ_by_at_most_one_sample_and_none_is_empty(case: tuple
 
     for step in range(one.steps_per_pass):
         counts = [one.count(step, microbatch) for microbatch in range(one.size_of(step))]
-        assert [len(one.place(step, microbatch).indices) for microbatch in range(one.size_of(step))] == counts
+        assert [len(one.samples_of(step, microbatch).indices) for microbatch in range(one.size_of(step))] == counts
         assert sum(counts) == one.batch_size(step)
         assert min(counts) >= 1
         assert max(counts) - min(counts) <= 1
@@ -116,9 +116,9 @@ def test_every_pass_and_every_seed_has_an_order_of_its_own() -> None:
 def test_a_place_is_the_same_whenever_and_by_whomever_it_is_asked_for(first: int, second: int) -> None:
     """P1: a worker that joins late, or redoes a step of an earlier pass, finds the same samples."""
     asked = order(22, 5, 3)
-    asked.place(first, 0)
+    asked.samples_of(first, 0)
 
-    assert asked.place(second, 1) == order(22, 5, 3).place(second, 1)
+    assert asked.samples_of(second, 1) == order(22, 5, 3).samples_of(second, 1)
 
 
 def test_the_number_of_microbatches_cuts_the_same_batches() -> None:
@@ -159,5 +159,5 @@ def test_by_batches_the_last_step_of_a_pass_has_fewer_of_them() -> None:
     assert [[order.count(step, each) for each in range(order.size_of(step))] for step in range(3)] == [
         [4, 4, 4], [4, 4, 2], [4, 4, 4],
     ]  # fmt: skip
-    assert order.place(1, 2).indices == (20, 21) and order.place(2, 0).indices == (0, 1, 2, 3)
+    assert order.samples_of(1, 2).indices == (20, 21) and order.samples_of(2, 0).indices == (0, 1, 2, 3)
     assert order.weight(1, 2) == 0.5

@@ -137,7 +137,7 @@ def test_every_pass_is_a_new_draw_and_the_generators_of_the_script_are_left_alon
     passes: dict[int, list[Any]] = {}
     for step in range(20):
         passes.setdefault(source.epoch_of(step), []).append(
-            [source._order.place(step, each).indices for each in range(3)]
+            [source._order.samples_of(step, each).indices for each in range(3)]
         )
     assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
     assert len(passes) > 2 and passes[0] != passes[1]

@@ -220,8 +220,8 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a stream with loaders": (
         stream,
         {"num_workers": 2},
-        "job.steps(collate_fn=..., num_workers=..., shuffle=...) with a stream: it gives whole microbatches, in its own"
-        " order and from where it likes; leave these out",
+        "job.steps(collate_fn=..., num_workers=..., shuffle=...) with a stream: it gives whole microbatches, in its"
+        " order and from any place; leave these out",
     ),
 }
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from craft.worker.data.sample_order import MicrobatchSamples, SampleOrder
-from craft.worker.data.sources import ENDED, Ahead, Fetcher, MapSource
+from craft.worker.data.sources import ENDED, Fetcher, MapSource, Prefetch
 from craft.worker.data.stream_source import StreamSource
 
 STEPS = 6
@@ -58,7 +58,7 @@ EVERYTHING = everything()
 def test_a_microbatch_holds_the_samples_of_its_place() -> None:
     for (step, microbatch), data in EVERYTHING.items():
         assert isinstance(data, list)
-        assert tuple(sample[0] for sample in data) == order().place(step, microbatch).indices
+        assert tuple(sample[0] for sample in data) == order().samples_of(step, microbatch).indices
 
 
 @given(st.permutations(list(EVERYTHING)))
@@ -107,37 +107,37 @@ def test_past_the_end_there_are_no_microbatches() -> None:
     assert one.epoch_of(3) == 1
 
 
-def ahead(total_steps: int = 3) -> Ahead:
-    return Ahead(order(), total_steps)
+def prefetch(total_steps: int = 3) -> Prefetch:
+    return Prefetch(order(), total_steps)
 
 
-def taken(one: Ahead, count: int) -> list[tuple[int, int]]:
+def taken(one: Prefetch, count: int) -> list[tuple[int, int]]:
     """The next places that loader processes are given."""
     return [(place.step, place.microbatch) for place in itertools.islice(iter(one), count)]
 
 
 def test_what_is_fetched_ahead_is_the_share_of_the_coming_steps() -> None:
-    one = ahead()
+    one = prefetch()
     one.expect(0, (1, 2))
 
     assert taken(one, 7) == [(0, 1), (0, 2), (1, 1), (1, 2), (2, 1), (2, 2), (-1, -1)]
 
 
 def test_what_is_urgent_goes_first() -> None:
-    one = ahead()
+    one = prefetch()
     one.expect(0, (1,))
     assert taken(one, 1) == [(0, 1)]
 
-    one.urge(0, 0)
+    one.add_urgent(0, 0)
 
     assert taken(one, 2) == [(0, 0), (1, 1)]
 
 
 def test_nothing_is_fetched_again_when_the_share_changes() -> None:
-    one = ahead()
+    one = prefetch()
     one.expect(0, (0,))
     assert taken(one, 2) == [(0, 0), (1, 0)]
-    one.use(0, 0)
+    one.mark_used(0, 0)
 
     one.expect(0, (0, 1))
 
@@ -145,7 +145,7 @@ def test_nothing_is_fetched_again_when_the_share_changes() -> None:
 
 
 def test_a_worker_without_a_share_fetches_nothing() -> None:
-    one = ahead()
+    one = prefetch()
     one.expect(0, ())
 
     assert taken(one, 2) == [(-1, -1), (-1, -1)]
