@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from craft.protocol.errors import UnsafeScript
 from craft.snapshots.state.leaves import Stateful, registered_leaves
 from craft.worker.checks.object_search import name_in_script, objects_alive, reaches, script_line
+from craft.worker.state.metadata import named_parameters
 
 _NAMED = 3
 """Parameters that a message names; it counts the rest."""
@@ -35,9 +36,7 @@ class OptimizerChecks:
         """``own_loop``: parameters may be registered state. ``in_microbatch``: whether the script computes a microbatch."""
         self.step = 0
         """The step that the script is in."""
-        self._names = {
-            id(param): f"{key}.{name}" for key, module in modules.items() for name, param in module.named_parameters()
-        }
+        self._names = {id(param): name for name, param in named_parameters(modules)}
         self._registered = registered
         self._own_loop = own_loop
         self._in_microbatch = in_microbatch

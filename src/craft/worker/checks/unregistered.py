@@ -19,7 +19,26 @@ from craft.snapshots.state.leaves import Leaf, digest
 from craft.worker.checks.object_search import name_in_script, objects_alive
 from craft.worker.checks.optimizers import OptimizerChecks
 
-Position = tuple[Any, Any]
+
+class _Watched:
+    """An unregistered object, with ``position``, which changes when the loop steps it."""
+
+    def __init__(self, thing: Any, position: Callable[[Any], Any], refusal: str, warning: str = "") -> None:
+        self._thing = ref(thing)
+        self._position = position
+        self._before = position(thing)
+        self._refusal = refusal
+        self._warning = warning
+
+    def check(self, warn: Callable[[str], None] | None) -> None:
+        """Raise UnsafeScript if the object was stepped; else warn of it if it is alive and ``warn`` is given."""
+        thing = self._thing()
+        if thing is None:
+            return
+        if self._position(thing) != self._before:
+            raise UnsafeScript(self._refusal)
+        if warn is not None and self._warning:
+            warn(self._warning)
 
 
 class UnregisteredChecks:
@@ -29,13 +48,8 @@ class UnregisteredChecks:
         self._optimizers = optimizers
         self._modules_too = modules_too
         self._warn = warn
-        self._schedulers: list[tuple[ref[LRScheduler], Position, str]] = []
-        """Unregistered schedulers of this loop's optimizers, their positions after the first step, their names in the script."""
-        self._scalers: list[tuple[ref[torch.amp.GradScaler], Position, str]] = []
-        """Unregistered gradient scalers, likewise."""
-        self._averages: list[tuple[ref[AveragedModel], int, str]] = []
-        """Unregistered averaged models, how often each had changed, their names in the script."""
         self._warned = False
+        self._watched: list[_Watched] = []
         self._modules: list[tuple[ref[torch.nn.Module], str, str]] = []
         """Modules outside of the job that have gradients, with digests of their parameters and gradients after the first step."""
 
@@ -48,17 +62,17 @@ class UnregisteredChecks:
         for each in schedulers:
             trained = id(getattr(each, "optimizer", None)) in known
             if trained and id(each) not in parts and not self._optimizers.is_followed(each):
-                self._schedulers.append((ref(each), _position(each), name_in_script(each)))
+                self._watched.append(_watch_scheduler(each))
         for scaler in alive[torch.amp.GradScaler]:
             if scaler.is_enabled() and not self._optimizers.is_followed(scaler):
-                self._scalers.append((ref(scaler), _scale_of(scaler), name_in_script(scaler) or "scaler"))
+                self._watched.append(_watch_scaler(scaler))
         modules = alive[torch.nn.Module]
         for average in (each for each in modules if isinstance(each, AveragedModel)):
             followed = self._optimizers.is_followed(average) or any(
                 map(self._optimizers.is_replicated, average.parameters())
             )
             if not followed:
-                self._averages.append((ref(average), _changes(average), name_in_script(average) or "average"))
+                self._watched.append(_watch_average(average))
         if self._modules_too:
             outside = [each for each in modules if self._is_outside(each)]
             self._modules = [(ref(each), _digest(each), _digest(each, of_grads=True)) for each in outside]
@@ -69,49 +83,10 @@ class UnregisteredChecks:
 
     def check(self) -> None:
         """Raise UnsafeScript if an unregistered scheduler, scaler or average stepped; call it after each later step."""
-        if self._schedulers:
-            self._check_schedulers()
-        if self._scalers:
-            self._check_scalers()
-        if self._averages:
-            self._check_averages()
-        if self._modules:
-            self._check_modules()
-
-    def _check_schedulers(self) -> None:
-        for found, before, name in self._schedulers:
-            scheduler = found()
-            if scheduler is None:
-                continue
-            if _position(scheduler) != before:
-                raise UnsafeScript(
-                    f"the scheduler {type(scheduler).__name__} steps in the loop and is not registered: a worker that joins"
-                    f" would train with another learning rate. Before job.steps add: {_line(name)}"
-                )
-            if not self._warned:
-                self._warn(
-                    f"the scheduler {type(scheduler).__name__} of an optimizer of this loop is not registered. If the loop"
-                    f" steps it later, the job ends then. Before job.steps add: {_line(name)}"
-                )
+        for each in self._watched:
+            each.check(None if self._warned else self._warn)
         self._warned = True
-
-    def _check_scalers(self) -> None:
-        for found, before, name in self._scalers:
-            scaler = found()
-            if scaler is not None and _scale_of(scaler) != before:
-                raise UnsafeScript(
-                    "a GradScaler is updated in the loop and is not registered: a worker that joins would scale its losses by"
-                    f" another factor, and leave out other steps. Before job.steps add: job.register({name}={name})"
-                )
-
-    def _check_averages(self) -> None:
-        for found, before, name in self._averages:
-            average = found()
-            if average is not None and _changes(average) != before:
-                raise UnsafeScript(
-                    "an AveragedModel is updated in the loop and is not registered: a worker that joins, and a job that goes on"
-                    f" from a checkpoint, would average over other steps. Before job.steps add: job.register({name}={name})"
-                )
+        self._check_modules()
 
     def _check_modules(self) -> None:
         modules, self._modules = self._modules, []
@@ -127,21 +102,39 @@ class UnregisteredChecks:
             )
 
 
-def _position(scheduler: LRScheduler) -> Position:
-    return getattr(scheduler, "last_epoch", None), getattr(scheduler, "num_bad_epochs", None)
+def _watch_scheduler(scheduler: LRScheduler) -> _Watched:
+    kind, line = type(scheduler).__name__, _register_line(name_in_script(scheduler) or "scheduler")
+    return _Watched(
+        scheduler,
+        lambda each: (getattr(each, "last_epoch", None), getattr(each, "num_bad_epochs", None)),
+        f"the scheduler {kind} steps in the loop and is not registered: a worker that joins would train with another learning"
+        f" rate. {line}",
+        f"the scheduler {kind} of an optimizer of this loop is not registered. If the loop steps it later, the job ends then."
+        f" {line}",
+    )
 
 
-def _scale_of(scaler: torch.amp.GradScaler) -> Position:
-    return scaler.get_scale(), scaler.state_dict()["_growth_tracker"]
+def _watch_scaler(scaler: torch.amp.GradScaler) -> _Watched:
+    return _Watched(
+        scaler,
+        lambda each: (each.get_scale(), each.state_dict()["_growth_tracker"]),
+        "a GradScaler is updated in the loop and is not registered: a worker that joins would scale its losses by another"
+        f" factor, and leave out other steps. {_register_line(name_in_script(scaler) or 'scaler')}",
+    )
 
 
-def _changes(average: AveragedModel) -> int:
-    """Return how often its counter was changed in place; reading the counter would wait for a GPU."""
-    return average.n_averaged._version
+def _watch_average(average: AveragedModel) -> _Watched:
+    return _Watched(
+        average,
+        # How often its counter was changed in place; reading the counter would wait for a GPU.
+        lambda each: each.n_averaged._version,
+        "an AveragedModel is updated in the loop and is not registered: a worker that joins, and a job that goes on from a"
+        f" checkpoint, would average over other steps. {_register_line(name_in_script(average) or 'average')}",
+    )
 
 
-def _line(name: str) -> str:
-    return f"job.register({name or 'scheduler'}={name or 'scheduler'})"
+def _register_line(name: str) -> str:
+    return f"Before job.steps add: job.register({name}={name})"
 
 
 def _digest(module: torch.nn.Module, of_grads: bool = False) -> str:

@@ -83,7 +83,7 @@ def _mapped(taken: LoaderSettings, wanted: SourceArgs, settings: Settings) -> Ma
     num_samples = len(taken.sampler) if taken.sampler is not None else None
     # With microbatches of one size, ``samples_per_epoch`` already leaves out an incomplete last batch.
     drop_last = taken.drop_last and wanted.batch is None
-    batch = _check_dataset(data, taken.global_batch, drop_last, wanted.steps, wanted.epochs, num_samples)
+    batch = _check_dataset(data, taken.global_batch, drop_last, wanted, num_samples)
     more: dict[str, Any] = {
         "global_batch": batch,
         "microbatches": wanted.microbatches,
@@ -107,7 +107,7 @@ def _mapped(taken: LoaderSettings, wanted: SourceArgs, settings: Settings) -> Ma
 
 def _batched(taken: LoaderSettings, wanted: SourceArgs, settings: Settings) -> Made:
     """Build the source of a map-style dataset, in the batches of a batch sampler."""
-    _check_dataset(taken.data, 1, False, wanted.steps, wanted.epochs)
+    _check_dataset(taken.data, 1, False, wanted)
     draws = Draws(taken.batch_sampler, wanted.seed)
     order = BatchOrder(
         draws, microbatches=wanted.microbatches, epochs=_passes(wanted), steps_per_pass=wanted.steps_per_epoch
@@ -197,12 +197,7 @@ def _check_numbers(wanted: SourceArgs, num_workers: int | None) -> None:
 
 
 def _check_dataset(
-    data: Any,
-    global_batch: int | None,
-    drop_last: bool,
-    steps: int | None,
-    epochs: int | None,
-    num_samples: int | None = None,
+    data: Any, global_batch: int | None, drop_last: bool, wanted: SourceArgs, num_samples: int | None = None
 ) -> int:
     """Return the size of a step; raise ConfigError unless ``data`` is a dataset with enough samples for one.
 
@@ -220,7 +215,7 @@ def _check_dataset(
     if length == 0 or (drop_last and length < global_batch):
         what = "the dataset has" if num_samples is None else "the sampler draws"
         raise ConfigError(f"{what} {length} samples: not enough for one step of {global_batch}")
-    if steps is None and epochs is None:
+    if wanted.steps is None and wanted.epochs is None:
         raise ConfigError("job.steps() needs steps=... or epochs=...: when is the job finished?")
     return global_batch
 

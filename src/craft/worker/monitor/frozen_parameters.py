@@ -12,6 +12,7 @@ import torch
 
 from craft.protocol.errors import ConfigError
 from craft.worker.reduce.buckets import bitmap
+from craft.worker.state.metadata import named_parameters
 
 CALL = "a change of requires_grad"
 """How messages name the call that compares them."""
@@ -45,7 +46,6 @@ def compare(parts: Sequence[bytes], step: int, modules: Mapping[str, torch.nn.Mo
 def _names(modules: Mapping[str, torch.nn.Module]) -> list[str]:
     """Return the names of all parameters, shared ones once, in the order of the exchange."""
     named: dict[torch.nn.Parameter, str] = {}
-    for key, module in modules.items():
-        for name, param in module.named_parameters():
-            named.setdefault(param, f"{key}.{name}")
+    for name, param in named_parameters(modules):
+        named.setdefault(param, name)
     return list(named.values())

@@ -16,6 +16,7 @@ from torch.nn.modules.module import (
 )
 
 from craft.protocol.errors import ConfigError
+from craft.worker.state.metadata import named_parameters
 
 
 class ParameterSet:
@@ -24,7 +25,7 @@ class ParameterSet:
     def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
         self._modules = modules
         # Without names: pruning and parametrizations change them.
-        self._params = frozenset(self._now().values())
+        self._params = frozenset(param for _, param in named_parameters(modules))
         self._stale = False
         self._hooks = [
             register_module_parameter_registration_hook(self._on_registration),
@@ -34,17 +35,12 @@ class ParameterSet:
     def _on_registration(self, module: torch.nn.Module, name: str, registered: Any) -> None:
         self._stale = True
 
-    def _now(self) -> dict[str, torch.nn.Parameter]:
-        return {
-            f"{key}.{name}": param for key, module in self._modules.items() for name, param in module.named_parameters()
-        }
-
     def check(self) -> None:
         """Raise ConfigError if a parameter was added since the loop began."""
         if not self._stale:
             return
         self._stale = False
-        for name, param in self._now().items():
+        for name, param in named_parameters(self._modules):
             if param not in self._params:
                 raise ConfigError(
                     f"the parameter {name} was put there after the loop began: it would not be the same on every worker."

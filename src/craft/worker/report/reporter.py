@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from craft.protocol.errors import BitsDiffer, GroupError
 from craft.protocol.events import (
@@ -30,16 +30,10 @@ _MIN_PAUSE_S = 1.0
 """A shorter pause is not worth a line in the journal."""
 
 
-class ReportUpdate(Protocol):
-    """Sets the notes in this worker's report."""
-
-    def __call__(self, *, notes: tuple[AnyNote, ...]) -> None: ...
-
-
 class EventOutbox:
     """The latest events for the journal, repeated in every report, since a report may get lost. Any thread may add one."""
 
-    def __init__(self, report: ReportUpdate) -> None:
+    def __init__(self, report: Callable[..., None]) -> None:
         self._report = report
         # Guards the two below, and the order of reports.
         self._lock = threading.Lock()

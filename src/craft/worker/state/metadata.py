@@ -51,25 +51,25 @@ class ModuleModes(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, modules: Mapping[str, torch.nn.Module], registered: Mapping[str, Stateful]) -> ModuleModes:
         """Read the current modes."""
-        names = {id(param): name for name, param in _parameters(modules)}
+        names = {id(param): name for name, param in named_parameters(modules)}
         return cls(
             groups={
                 key: tuple(tuple(names.get(id(param), "") for param in group["params"]) for group in item.param_groups)
                 for key, item in _optimizers(registered)
             },
-            frozen=tuple(name for name, param in _parameters(modules) if not param.requires_grad),
+            frozen=tuple(name for name, param in named_parameters(modules) if not param.requires_grad),
             evaluating=tuple(name for name, module in _modules(modules) if not module.training),
         )
 
     def put(self, modules: Mapping[str, torch.nn.Module], registered: Mapping[str, Stateful]) -> None:
         """Apply these modes and parameter groups; call it before a state is loaded."""
         frozen, evaluating = frozenset(self.frozen), frozenset(self.evaluating)
-        for name, param in _parameters(modules):
+        for name, param in named_parameters(modules):
             if param.requires_grad == (name in frozen):
                 param.requires_grad_(name not in frozen)
         for name, module in _modules(modules):
             module.training = name not in evaluating
-        params = dict(_parameters(modules))
+        params = dict(named_parameters(modules))
         for key, item in _optimizers(registered):
             wanted = self.groups.get(key, ())
             if all(name in params for group in wanted for name in group):
@@ -141,7 +141,8 @@ def _optimizers(registered: Mapping[str, Stateful]) -> Iterator[tuple[str, Any]]
     return ((key, item) for key, item in registered.items() if isinstance(getattr(item, "param_groups", None), list))
 
 
-def _parameters(modules: Mapping[str, torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
+def named_parameters(modules: Mapping[str, torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Yield the parameters of ``modules`` with their names; one that several modules share comes once for each."""
     for key, root in modules.items():
         for name, param in root.named_parameters():
             yield f"{key}.{name}", param
