@@ -6,14 +6,10 @@ what is now wanted. Both are pure, so that every decision can be replayed from t
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
-from craft.decide.job import roster
-from craft.protocol.actions import (
-    Stop,
-)
+from craft.decide.job.roster import Roster, Standing, WorkerView
+from craft.protocol.actions import Stop
 from craft.protocol.events import (
     CheckpointRestored,
     CheckpointWritten,
@@ -21,40 +17,12 @@ from craft.protocol.events import (
     TimesMeasured,
     WorkerFailed,
 )
-from craft.protocol.membership import Generation, Member
+from craft.protocol.membership import Generation
 from craft.protocol.messages import CheckpointWish, PreemptionOrder, Restoration
 
-Standing = Literal["waiting", "member", "lost", "left", "finished"]
-"""``waiting``: without a slot, a spare; ``left``: went at a step boundary, as it was told."""
+__all__ = ["GONE", "Awaited", "JobState", "Owed", "Standing", "WorkerView"]
 
 GONE: tuple[Standing, ...] = ("lost", "left", "finished")
-
-
-class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker as the lighthouse knows it. One that is lost stays lost: it comes back under another id, or never."""
-
-    member: Member
-    standing: Standing = "waiting"
-    entered: int = 0
-    """The newest generation under which it reported to act."""
-    fresh: bool = False
-    """Whether this lighthouse heard it come: only then nothing is missed in ``entered``."""
-    draining: str | None = None
-    """Why it is to leave, if it is."""
-    leave_by: float | None = None
-    """When it counts as lost if it has not left, in seconds since 1970."""
-    behind: bool = False
-    """Whether it joined and does not keep pace with the others yet: it may have no training state."""
-    ended: bool = False
-    """Whether its process is known to be no more."""
-    digest: str | None = None
-    """Of its whole state after the last step of the job, once it has finished."""
-    cut: tuple[int, int] | None = None
-    """Committed steps and those that its last loop was to have, if it finished with fewer."""
-    after_loop: bool = False
-    """Whether its training loop is over, and its script goes on after it."""
-    script_ended: bool = False
-    """Whether its script came to its end."""
 
 
 class Owed(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +53,7 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     """Workers to wait for before the first generation, and never more than this in one."""
     min_workers: int = 1
     workers: tuple[WorkerView, ...] = ()
+    """In the order in which they were first seen; always a ``Roster``."""
     generation: Generation | None = None
     """What every member is to act under."""
     upcoming: Generation | None = None
@@ -150,8 +119,18 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     owed: tuple[Owed, ...] = ()
     """Workers that were lost after that loop and before the end of their scripts."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.workers, Roster):
+            msgspec.structs.force_setattr(self, "workers", Roster(self.workers))
+
+    @property
+    def roster(self) -> Roster:
+        """``workers``, with its look-ups."""
+        assert isinstance(self.workers, Roster)
+        return self.workers
+
     def view(self, worker_id: str) -> WorkerView | None:
-        return roster.find(self.workers, worker_id)
+        return self.roster.find(worker_id)
 
     def host_of(self, worker_id: str) -> str:
         """The name of a known worker's host."""
@@ -160,14 +139,14 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
         return view.member.host
 
     def having(self, *standings: Standing) -> tuple[WorkerView, ...]:
-        return roster.having(self.workers, standings)
+        return self.roster.having(standings)
 
     @property
     def members(self) -> tuple[str, ...]:
         """Members of the current generation that are not lost and not finished, in the order of their ranks."""
         if self.generation is None:
             return ()
-        return roster.present(self.workers, self.generation)
+        return self.roster.present(self.generation)
 
     @property
     def unpaid(self) -> tuple[Owed, ...]:

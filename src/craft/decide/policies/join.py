@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from craft.decide.job import roster
 from craft.decide.job.state import JobState
 from craft.decide.policies.policy import names
 from craft.decide.step.topology import seated
@@ -26,7 +25,7 @@ def proposed(state: JobState) -> tuple[AnyAction, ...]:
     if state.upcoming is not None:
         # Its members may be entering it just now; were it replaced, nobody would know under what they act.
         return ()
-    if not state.having("waiting") and not roster.leaving(state.workers):
+    if not state.having("waiting") and not state.roster.has_leaving_members():
         # The usual case, and quickly seen: thousands of workers enter a generation within moments.
         return ()
     if any(view.entered < state.generation.number for view in state.having("member")):
