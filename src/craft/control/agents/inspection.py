@@ -11,7 +11,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from craft.control.core.loop import Loop
-from craft.decide.policies.hang import EXCHANGING
+from craft.decide.policies.detected import EXCHANGING
 from craft.protocol.values.inspection import CloseUp, Look, Looked
 from craft.wire.codec import encode
 

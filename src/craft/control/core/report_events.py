@@ -16,7 +16,7 @@ from craft.control.replay.already_journaled import AlreadyJournaled, news
 from craft.decide.job.last_copy import STOPPED
 from craft.decide.job.observe import preempts
 from craft.decide.job.state import JobState
-from craft.decide.policies.hang import is_elsewhere, waits
+from craft.decide.policies.detected import is_elsewhere, waits
 from craft.protocol.errors import MalformedMessage
 from craft.protocol.events import (
     Answered,

@@ -1,4 +1,4 @@
-"""What a GPU's readings mean: pure, the clock is an argument. ``worker/monitor/gpu.py`` reads, ``policies/health.py`` answers."""
+"""What a GPU's readings mean. ``worker/monitor/gpu.py`` reads, ``policies/detected.py`` answers. Pure: the clock is an argument."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Who hangs: from what each main thread is doing, for how long, and how long that usually takes.
 
 The agent asks about its own workers every 0.1 s (``overdue``, ``stopped``, ``held_up``). Which of those hold up the others is
-for ``policies.hang``, which knows what all members are doing. Times are seconds on one clock.
+for ``policies.detected``, which knows what all members are doing. Times are seconds on one clock.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from craft.decide.job.restoration import (
     may_still_run,
 )
 from craft.decide.job.state import JobState
-from craft.decide.policies.form import in_order
 from craft.decide.policies.loss import STATE_LOST, fences, is_loss
+from craft.decide.policies.membership import in_order
 from craft.decide.policies.policy import EXIT_GIVEN_UP, names, nobody_comes, too_few
 from craft.protocol.actions import AnyAction, Reconfigure, Restore, Stop
 from craft.protocol.events import (

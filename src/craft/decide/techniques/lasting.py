@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from craft.decide.policies.checkpoint import CheckpointPolicy
 from craft.decide.policies.policy import Policy
 from craft.decide.policies.preempt import PreemptPolicy
+from craft.decide.policies.requests import CheckpointPolicy
 from craft.decide.step.interval import parse_every
 from craft.decide.techniques.technique import Technique
 from craft.protocol.errors import ConfigError

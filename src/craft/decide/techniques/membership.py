@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from craft.decide.policies.abort import AbortPolicy
 from craft.decide.policies.broken import BrokenPolicy
-from craft.decide.policies.drain import DrainPolicy
 from craft.decide.policies.finish import FinishPolicy
-from craft.decide.policies.form import FormPolicy
-from craft.decide.policies.join import JoinPolicy
 from craft.decide.policies.last_copy import LastCopyPolicy
+from craft.decide.policies.membership import FormPolicy, JoinPolicy, RecoverPolicy
 from craft.decide.policies.policy import Policy
-from craft.decide.policies.recover import RecoverPolicy
+from craft.decide.policies.requests import AbortPolicy, DrainPolicy
 from craft.decide.policies.stop import StopPolicy
 from craft.decide.techniques.technique import NoSettings, Technique
 from craft.protocol.events import (

@@ -12,10 +12,8 @@ from craft.decide.detect.gpu_health import HealthSettings
 from craft.decide.detect.hangs import HangLimits
 from craft.decide.detect.spikes import SpikeRule
 from craft.decide.detect.stragglers import StragglerSettings
-from craft.decide.policies.hang import HangPolicy
-from craft.decide.policies.health import HealthPolicy
+from craft.decide.policies.detected import HangPolicy, HealthPolicy, StragglerPolicy
 from craft.decide.policies.policy import Policy
-from craft.decide.policies.straggler import StragglerPolicy
 from craft.decide.techniques.technique import Technique
 from craft.protocol.events import (
     ConditionSeen,

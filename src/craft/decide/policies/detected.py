@@ -1,12 +1,14 @@
-"""Workers that hang."""
+"""What detectors find: workers that hang, workers that are slow, GPUs that are not well."""
 
 from __future__ import annotations
 
+from craft.decide.detect.gpu_health import ECC, HEAT, LOST, XID, HealthAnswer, HealthSettings
 from craft.decide.job.last_copy import STOPPED
 from craft.decide.job.state import JobState
 from craft.decide.policies.broken import meet_again
-from craft.protocol.actions import AnyAction, DeclareLost, Probe
-from craft.protocol.events import AnyEvent, WorkerOverdue
+from craft.decide.policies.requests import drain
+from craft.protocol.actions import AnyAction, DeclareLost, Probe, RequestDrain
+from craft.protocol.events import AnyEvent, ConditionSeen, DrainRequested, StragglerFound, WorkerOverdue
 
 EXCHANGING = "exchanging"
 CALLING = "calling"
@@ -56,3 +58,48 @@ class HangPolicy:
                 state, f"every member waits for another, and {event.worker_id} in a call between the steps: all"
             )
         return (Probe(generation=current.number, reason="every member waits in the exchange for another"),)
+
+
+def _can_spare_one(state: JobState) -> bool:
+    """Whether enough workers stay if one leaves: better a slow worker or GPU than too few."""
+    return len(state.staying) + len(state.spares) - 1 >= max(1, state.min_workers)
+
+
+class StragglerPolicy:
+    """Drains a slow worker, where that is the answer. Workers do all else by themselves."""
+
+    def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
+        if not isinstance(event, StragglerFound) or event.answer != "drain" or state.ending:
+            return ()
+        view = state.view(event.worker_id)
+        if view is None or view.standing != "member" or not _can_spare_one(state):
+            return ()
+        reason = f"is slow: a microbatch takes {event.ratio:g} times as long there as elsewhere"
+        return drain(state, DrainRequested(worker_id=event.worker_id, reason=reason))
+
+
+class HealthPolicy:
+    """Lets the worker of a GPU that is not well leave, or has it replaced, as the settings say for each condition."""
+
+    def __init__(self, technique: str, settings: HealthSettings) -> None:
+        self._technique = technique
+        self._settings = settings
+        self._answers: dict[str, HealthAnswer] = {
+            LOST: settings.lost,
+            ECC: settings.ecc,
+            XID: settings.xid,
+            HEAT: settings.heat,
+        }
+
+    def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
+        if not isinstance(event, ConditionSeen) or event.technique != self._technique or state.ending:
+            return ()
+        view = state.view(event.worker_id)
+        if view is None or view.standing not in ("member", "waiting") or view.draining is not None:
+            return ()
+        answer = self._answers.get(event.what, "report")
+        if answer == "replace":
+            return (DeclareLost(worker_id=event.worker_id, source="health", reason=event.detail),)
+        if answer == "drain" and _can_spare_one(state):
+            return (RequestDrain(worker_id=event.worker_id, deadline_s=self._settings.drain_s, reason=event.detail),)
+        return ()
