@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from craft.decide.job.apply import restarted
-from craft.decide.job.state import JobState, Owed, WorkerView
+from craft.decide.job.state import JobState, LostAfterLoop, WorkerView
 from craft.protocol.actions import Stop
 from craft.protocol.events import CheckpointRestored, CheckpointWritten
 from craft.protocol.membership import Generation, Member
@@ -44,7 +44,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     replacing: bool = True
     stopping: Stop | None = None
     loop: int = 1
-    owed: tuple[Owed, ...] = ()
+    owed: tuple[LostAfterLoop, ...] = ()
     hosts: tuple[str, ...] = ()
     """Hosts of all workers but those that left."""
     left: int = 0

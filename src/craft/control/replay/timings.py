@@ -66,7 +66,7 @@ class Timings:
         """Where all begin together, or free slots are left so, nobody comes in the place of a certain one."""
         beginning = state.restoration.number if state.restoration is not None else 0
         if state.generation is None or not state.replacing or beginning != self._beginning:
-            self._book = loss_costs.forgone(self._book)
+            self._book = loss_costs.left_empty(self._book)
         self._beginning = beginning
 
     def figures(self, reports: Mapping[str, WorkerReport], state: JobState) -> TimesMeasured:

@@ -1,4 +1,4 @@
-"""Policies: pure functions ``(JobState, Event) -> (Action, ...)``. Each belongs to a technique; the first that answers wins."""
+"""Policies: pure functions ``(JobState, Event) -> (Action, ...)``. Each belongs to a technique; the first answer counts."""
 
 from __future__ import annotations
 

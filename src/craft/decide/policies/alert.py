@@ -1,4 +1,4 @@
-"""Alerts of other systems."""
+"""Answer alerts of other systems."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What detectors find: workers that hang, workers that are slow, GPUs that are not well."""
+"""Answer what detectors find: hanging workers, slow workers, unhealthy GPUs."""
 
 from __future__ import annotations
 
 from craft.decide.detect.gpu_health import ECC, HEAT, LOST, XID, HealthAnswer, HealthSettings
 from craft.decide.job.last_copy import STOPPED
 from craft.decide.job.state import JobState
-from craft.decide.policies.broken import meet_again
+from craft.decide.policies.broken import reform_group
 from craft.decide.policies.requests import drain
 from craft.protocol.actions import AnyAction, DeclareLost, Probe, RequestDrain
 from craft.protocol.events import AnyEvent, ConditionSeen, DrainRequested, StragglerFound, WorkerOverdue
@@ -16,20 +16,20 @@ ENDING = "ending"
 
 
 def waits(phase: str, overdue: str) -> bool:
-    """Whether a member in ``phase`` waits for one that is overdue in the phase ``overdue``.
+    """Return whether a member in ``phase`` waits for one that is overdue in the phase ``overdue``.
 
-    For one that is in a call, those wait who have gone past it: to the next step, or to the end of the loop.
+    Members that went past a call, to the next step or the end of the loop, wait for one that is in it.
     """
     return phase in ((EXCHANGING, ENDING) if overdue == CALLING else (EXCHANGING, CALLING))
 
 
 def is_elsewhere(phase: str, overdue: str) -> bool:
-    """Whether a member in ``phase`` is at something else, and may come to where the overdue one is."""
+    """Return whether a member in ``phase`` is busy elsewhere and may come to where the overdue one is."""
     return not waits(phase, overdue) and not phase == overdue == CALLING
 
 
 class HangPolicy:
-    """Ends whoever holds the others up; where all wait for each other, has them find out whom they cannot reach."""
+    """Ends a worker that blocks the others; if all wait for each other, makes them probe whom they can reach."""
 
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
         if not isinstance(event, WorkerOverdue):
@@ -41,7 +41,7 @@ class HangPolicy:
             return self._exchanging(state, event)
         alone = not event.waiting and not event.elsewhere
         if event.phase != STOPPED and not event.waiting and not alone:
-            # Nobody waits for it: all are at something long, such as a validation.
+            # No member waits for it: all do something long, such as a validation.
             return ()
         return (DeclareLost(worker_id=event.worker_id, source="watch", reason=event.detail),)
 
@@ -51,10 +51,10 @@ class HangPolicy:
             return ()
         if event.phase == CALLING:
             if state.holding or any(view.entered < current.number for view in state.having("member")):
-                # Others who wait in the same call said so just before, and all are about to meet.
+                # Others in the same call reported that just before, and the group is re-forming.
                 return ()
-            # Each then says where it stands. If that is not at the same call, all find out.
-            return meet_again(
+            # On re-forming, each member claims its position; if the calls differ, all find out.
+            return reform_group(
                 state, f"every member waits for another, and {event.worker_id} in a call between the steps: all"
             )
         return (Probe(generation=current.number, reason="every member waits in the exchange for another"),)
@@ -79,7 +79,7 @@ class StragglerPolicy:
 
 
 class HealthPolicy:
-    """Lets the worker of a GPU that is not well leave, or has it replaced, as the settings say for each condition."""
+    """Drains or replaces the worker of an unhealthy GPU, as the settings say for each condition."""
 
     def __init__(self, technique: str, settings: HealthSettings) -> None:
         self._technique = technique

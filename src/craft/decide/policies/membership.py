@@ -1,4 +1,4 @@
-"""Who is a member: the first generation, who joins and leaves at a step boundary, a restarted lighthouse."""
+"""Decide who is a member: the first generation, joins and leaves at step boundaries, a restarted lighthouse."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from craft.protocol.membership import Member
 
 
 class FormPolicy:
-    """Makes the first generation, once every expected worker has joined or is known to be lost."""
+    """Makes the first generation once every expected worker has joined or is lost."""
 
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
         if state.generation is not None or state.restoring:
@@ -30,7 +30,7 @@ class FormPolicy:
             return ()
         if len(state.having("waiting")) < state.slots - state.absent:
             return ()
-        # Spares are there for those who do not come at all, not for those who take longer.
+        # Spares replace workers that never come, not those that take longer.
         if sum(not view.member.late for view in state.having("waiting")) < state.slots - state.absent:
             return ()
         waiting = in_order(state)
@@ -42,20 +42,17 @@ class FormPolicy:
 
 
 def in_order(state: JobState) -> tuple[str, ...]:
-    """Those who wait, as they get their ranks: by their names, not as they came, so that ranks are what RANK says.
-
-    Those who came late are the last.
-    """
+    """Return the waiting workers in the order of their ranks: by name, so that ranks equal RANK; late ones last."""
     return tuple(member.worker_id for member in sorted((view.member for view in state.having("waiting")), key=_by_name))
 
 
 def _by_name(member: Member) -> tuple[bool, str, int, str]:
-    """w10 comes after w9."""
+    """Sort w10 after w9."""
     return member.late, member.host, len(member.worker_id), member.worker_id
 
 
 class JoinPolicy:
-    """Proposes a generation with whoever waits for a free slot, and without whoever is to leave."""
+    """Proposes a generation with workers that wait for a free slot, and without draining ones."""
 
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
         if not isinstance(event, WorkerJoined | GenerationEntered | DrainRequested):
@@ -64,25 +61,25 @@ class JoinPolicy:
 
 
 def proposed(state: JobState) -> tuple[AnyAction, ...]:
-    """The generation that is wanted at the next step boundary, if it is another one than the current."""
+    """Propose the generation for the next step boundary; () if it is the current one."""
     if state.generation is None or state.recovering or state.holding or state.ending:
         return ()
     if state.upcoming is not None:
-        # Its members may be entering it just now; were it replaced, nobody would know under what they act.
+        # Its members may be entering it now; if it were replaced, their generation would be unknown.
         return ()
     if not state.having("waiting") and not state.roster.has_leaving_members():
-        # The usual case, and quickly seen: thousands of workers enter a generation within moments.
+        # The usual case, checked fast: thousands of workers enter a generation within moments.
         return ()
     if any(view.entered < state.generation.number for view in state.having("member")):
-        # A generation is prepared only from one that everybody is in; GenerationEntered asks again.
+        # The next generation is prepared only once all are in this one; GenerationEntered asks again.
         return ()
     staying = state.staying
     kept = frozenset(staying)
     leaving = tuple(worker_id for worker_id in state.members if worker_id not in kept)
-    # Nobody joins where it was found to cost more than it saves.
+    # Free slots stay empty where filling them costs more than it saves.
     joining = state.spares[: max(0, state.slots - len(staying))] if state.replacing else ()
     if not staying:
-        # Somebody who has the state must stay, at least until somebody else has it, too.
+        # One member with the state must stay until another one has it.
         staying, leaving = state.members, ()
     wanted = seated(staying, joining, state.host_of)
     if not (joining or leaving) or (leaving and len(wanted) < state.min_workers):
@@ -93,14 +90,14 @@ def proposed(state: JobState) -> tuple[AnyAction, ...]:
 
 
 class RecoverPolicy:
-    """After a restart of the lighthouse: adopt the running generation, or go past it."""
+    """After a restart of the lighthouse: adopts the running generation, or supersedes it."""
 
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
         current = state.generation
         if not state.recovering or current is None or not isinstance(event, GenerationEntered):
             return ()
         if event.generation > current.number:
-            # Somebody was told of a generation that this lighthouse does not know: go past it.
+            # A worker knows a generation that this lighthouse does not: supersede it.
             reason = f"generation {event.generation} is running, which the restarted lighthouse did not know"
             return (Reconfigure(members=state.members, reason=reason),)
         return ()

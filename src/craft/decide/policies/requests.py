@@ -1,4 +1,4 @@
-"""What people and other systems ask for: a drain, a checkpoint, an abort."""
+"""Answer requests of people and other systems: drain, checkpoint, abort."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from craft.protocol.events import AbortRequested, AnyEvent, CheckpointRequested,
 
 
 def drain(state: JobState, request: DrainRequested, now: float = 0.0) -> tuple[AnyAction, ...]:
-    """Let the workers of ``request`` leave at a step boundary; () if all of them were to leave by then already.
+    """Let the workers of ``request`` leave at a step boundary; () if all of them leave by then already.
 
-    For policies that want a worker to leave. Those of other packages return ``RequestDrain``, which leads here, too.
+    For policies that want a worker to leave. Policies of other packages return ``RequestDrain``, which leads here too.
     """
     return _leave(observe(state, request), request) if drains(state, request, now) else ()
 
@@ -23,7 +23,7 @@ def _leave(state: JobState, request: DrainRequested) -> tuple[AnyAction, ...]:
         for view in state.having("waiting", "member")
         if view.member.worker_id == request.worker_id or view.member.host == request.host
     ]
-    # A spare has nothing that the others need: it goes at once.
+    # A spare has nothing that the others need: it leaves at once.
     released = tuple(
         Release(worker_id=view.member.worker_id, reason=f"a spare that is to leave: {request.reason}")
         for view in views

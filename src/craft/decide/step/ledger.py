@@ -25,11 +25,11 @@ from craft.protocol.membership import Claim, Generation, Settlement
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str
     branch: int = 0
-    level: int = 0
+    step: int = 0
     """The step in flight. For whoever has the state, it is also the number of committed steps."""
-    whole: bool = True
-    """Whether this worker has the training state, or all that it takes to bring it to ``level``."""
-    able: bool = True
+    has_state: bool = True
+    """Whether this worker has the training state, or all that it takes to bring it to ``step``."""
+    can_compute: bool = True
     """Whether this worker can be given microbatches."""
     generation: int = 0
     """The newest generation it entered. To enter is a promise: it never commits under an older one."""
@@ -68,7 +68,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def committed(self) -> int | None:
         """Number of committed steps; None while this worker has no state."""
-        return self.level if self.whole else None
+        return self.step if self.has_state else None
 
     @property
     def rank(self) -> int:
@@ -99,8 +99,8 @@ def enter(ledger: Ledger, generation: Generation) -> Ledger:
         raise ProtocolViolation(f"worker {ledger.worker_id} is not a member of generation {generation.number}")
     if ledger.generation < generation.members[rank].since:
         # The others went on without it, if it ever was with them: whatever it has is not the state of the job.
-        ledger = replace(ledger, whole=False, able=False)
-    if not ledger.whole:
+        ledger = replace(ledger, has_state=False, can_compute=False)
+    if not ledger.has_state:
         # Results without the state they belong to are of no use in a generation that may begin elsewhere.
         ledger = replace(
             ledger, owners=(), held=frozenset(), again=frozenset(), result=None, calls=0, call_result=None, call=""
@@ -128,7 +128,7 @@ def claim(ledger: Ledger) -> Claim:
         pending=ledger.pending if ledger.owners else (),
         again=tuple(sorted(ledger.again)),
         size=len(ledger.owners),
-        able=ledger.able,
+        able=ledger.can_compute,
         calls=NO_PART if ledger.worker_id in ledger.idle else ledger.calls,
         call_result=ledger.call_result,
         call=ledger.call,
@@ -141,13 +141,13 @@ def claim(ledger: Ledger) -> Claim:
 
 
 def settled(ledger: Ledger, settlement: Settlement) -> Ledger:
-    """Carry the settlement out: commit what is in hand if it says so, then go on with step ``level``."""
+    """Carry the settlement out: commit what is in hand if it says so, then go on with step ``step``."""
     if ledger.worker_id in settlement.commits:
         ledger = commit(ledger)
-    if not ledger.whole:
+    if not ledger.has_state:
         ledger = replace(
             ledger,
-            level=settlement.level,
+            step=settlement.step,
             branch=settlement.branch,
             rewinds=settlement.rewinds,
             rewind_to=None,
@@ -160,9 +160,9 @@ def settled(ledger: Ledger, settlement: Settlement) -> Ledger:
     elif ledger.worker_id in settlement.idle:
         # One that catches up has no other way to know that the script of the others left the loop.
         ledger = replace(ledger, over=ledger.over or settlement.over)
-    if ledger.level != settlement.level:
+    if ledger.step != settlement.step:
         raise ProtocolViolation(
-            f"worker {ledger.worker_id} stands at step {ledger.level}, the settlement at {settlement.level}"
+            f"worker {ledger.worker_id} stands at step {ledger.step}, the settlement at {settlement.step}"
         )
     # A result that is not committed now never will be: the step is taken up again.
     return replace(
@@ -207,7 +207,7 @@ def complete(ledger: Ledger) -> Ledger:
 
 def acknowledged(ledger: Ledger, by: str, generation: int, step: int) -> Ledger:
     """``by`` has the whole result of ``step`` under ``generation``; anything but the attempt at hand is ignored."""
-    if generation != ledger.generation or step != ledger.level or not ledger.settled:
+    if generation != ledger.generation or step != ledger.step or not ledger.settled:
         return ledger
     return replace(ledger, acknowledged_by=ledger.acknowledged_by | {by})
 
@@ -220,14 +220,14 @@ def commit(ledger: Ledger, able: Collection[str] | None = None, pace: MemberSpee
     if ledger.result is None:
         raise ProtocolViolation(f"worker {ledger.worker_id} has no result to commit")
     idle = ledger.idle if not able else frozenset(ledger.members) - frozenset(able)
-    return replace(_before(ledger, ledger.level + 1), idle=idle, pace=ledger.pace if pace is None else pace)
+    return replace(_before(ledger, ledger.step + 1), idle=idle, pace=ledger.pace if pace is None else pace)
 
 
-def _before(ledger: Ledger, level: int) -> Ledger:
-    """The ledger of one that has not begun step ``level``."""
+def _before(ledger: Ledger, step: int) -> Ledger:
+    """The ledger of one that has not begun step ``step``."""
     return replace(
         ledger,
-        level=level,
+        step=step,
         owners=(),
         held=frozenset(),
         again=frozenset(),
@@ -241,12 +241,12 @@ def _before(ledger: Ledger, level: int) -> Ledger:
 
 def adopt(ledger: Ledger) -> Ledger:
     """A joiner's state is here: with the results that it queued since, it stands where the others stand."""
-    return replace(ledger, whole=True)
+    return replace(ledger, has_state=True)
 
 
 def keeps_pace(ledger: Ledger) -> Ledger:
     """A joiner has caught up and warmed up: from now on it can be given microbatches."""
-    return replace(ledger, able=True)
+    return replace(ledger, can_compute=True)
 
 
 def calling(ledger: Ledger, call: str) -> Ledger:
@@ -273,8 +273,8 @@ def rewound(ledger: Ledger) -> Ledger:
     """Every member has it: go back. What was in flight never was."""
     if ledger.rewind_to is None:
         raise ProtocolViolation(f"worker {ledger.worker_id} has no checkpoint to go back to")
-    branch, level = ledger.rewind_to
-    return replace(_before(ledger, level), branch=branch, rewinds=ledger.rewinds + 1, rewind_to=None)
+    branch, step = ledger.rewind_to
+    return replace(_before(ledger, step), branch=branch, rewinds=ledger.rewinds + 1, rewind_to=None)
 
 
 def returned(ledger: Ledger) -> Ledger:
@@ -289,4 +289,4 @@ def loop_ended(ledger: Ledger) -> Ledger:
 
 def loop_begun(ledger: Ledger) -> Ledger:
     """The script begins a further training loop, whose steps are numbered on from the last one."""
-    return replace(ledger, loop=ledger.loop + 1, over=False, first_step=ledger.level)
+    return replace(ledger, loop=ledger.loop + 1, over=False, first_step=ledger.step)

@@ -70,14 +70,14 @@ def _rewinds(claims: Sequence[Claim]) -> int:
 
 
 def _go_back(claims: Sequence[Claim], rewinds: int, on_loss: LossAnswer) -> Settlement:
-    """Whoever has not gone back yet does so; then step ``level`` goes on as far as somebody has begun it."""
+    """Whoever has not gone back yet does so; then step ``step`` goes on as far as somebody has begun it."""
     back = [
         _at_target(claim, rewinds) if claim.committed is not None and claim.rewinds < rewinds else claim
         for claim in claims
     ]
-    level = next(claim.committed for claim in back if claim.committed is not None)
+    step = next(claim.committed for claim in back if claim.committed is not None)
     # Where nobody has begun it, it is planned when it begins: its size is told by the checkpoint, which is not loaded yet.
-    return _resume(level, back, (), max(claim.size for claim in back), on_loss)
+    return _resume(step, back, (), max(claim.size for claim in back), on_loss)
 
 
 def _at_target(claim: Claim, rewinds: int) -> Claim:
@@ -86,11 +86,11 @@ def _at_target(claim: Claim, rewinds: int) -> Claim:
             f"worker {claim.worker_id} has gone back {claim.rewinds} times and another member {rewinds} times,"
             " but it does not hold the checkpoint in between"
         )
-    branch, level = claim.rewind_to
+    branch, step = claim.rewind_to
     return Claim(
         worker_id=claim.worker_id,
         branch=branch,
-        committed=level,
+        committed=step,
         able=claim.able,
         started=claim.started,
         rewinds=rewinds,
@@ -182,13 +182,13 @@ def name_of(call: str) -> str:
 
 
 def _fresh(
-    level: int, commits: tuple[str, ...], claims: Sequence[Claim], num_microbatches: int, calls: int
+    step: int, commits: tuple[str, ...], claims: Sequence[Claim], num_microbatches: int, calls: int
 ) -> Settlement:
-    """Everyone begins step ``level`` together, and nobody has begun it yet."""
+    """Everyone begins step ``step`` together, and nobody has begun it yet."""
     able = _able(claims)
     owners = tuple(able[owner] for owner in plan(num_microbatches, len(able)))
     return Settlement(
-        level=level,
+        step=step,
         commits=commits,
         owners=owners,
         given=(),
@@ -224,7 +224,7 @@ def _resume(
             ]
         kept = give_out(owners, loads, idle=frozenset(range(len(claims))) - frozenset(able))
     return Settlement(
-        level=top,
+        step=top,
         commits=commits,
         owners=kept,
         given=missing,

@@ -97,7 +97,7 @@ class Participant:
     @property
     def step(self) -> int:
         """The step in flight, which is also the number of committed steps."""
-        return self.ledger.level
+        return self.ledger.step
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -134,14 +134,14 @@ class Participant:
         self.started = True
         if not self._take_start_step() or settlement is None:
             return settlement
-        return replace(settlement, level=self.step)
+        return replace(settlement, step=self.step)
 
     def _take_start_step(self) -> bool:
         """Be at the first step of the script's, unless a checkpoint goes before it, or steps were committed."""
         ledger = self.ledger
-        if not self.start_step or ledger.loop > 1 or ledger.level or ledger.rewinds:
+        if not self.start_step or ledger.loop > 1 or ledger.step or ledger.rewinds:
             return False
-        self.ledger = replace(ledger, level=self.start_step)
+        self.ledger = replace(ledger, step=self.start_step)
         return True
 
     def _started_at(self, claim: Claim) -> Claim:
@@ -183,7 +183,7 @@ class Participant:
                 self.ledger = replace(self.ledger, branch=restoration.branch)
             is_first = not self.ledger.generation
             self.ledger = ledgers.enter(self.ledger, generation)
-            if is_first and self.recalled and self.ledger.whole:
+            if is_first and self.recalled and self.ledger.has_state:
                 # The others of a job that begins anew make these calls again, and would wait for this one.
                 raise LeftBehind(
                     "the job began anew after this worker had taken the results of calls from members that are gone: another"
@@ -210,14 +210,14 @@ class Participant:
             except StateLost:
                 self._on_state_lost(generation.number)
                 raise
-            if not self.ledger.whole and self.ledger.loop < settlement.loop:
+            if not self.ledger.has_state and self.ledger.loop < settlement.loop:
                 raise LeftBehind(
                     f"the job went on to training loop {settlement.loop} of the script while this worker was joining in loop"
                     f" {self.ledger.loop}: another one will come"
                 )
             self.ledger = ledgers.settled(self.ledger, settlement)
             self.advanced()
-            if not self.ledger.whole:
+            if not self.ledger.has_state:
                 self.trained = next(entry.trainable for entry in entries if entry.claim.committed is not None)
             before = self.generation.worker_ids if self.generation is not None else ()
             self.lost = tuple(worker_id for worker_id in before if worker_id not in generation.worker_ids)
@@ -229,7 +229,7 @@ class Participant:
     def _write_down(
         self, generation: Generation, claims: Sequence[Claim], settlement: Settlement, moments: Moments, came: float
     ) -> None:
-        goes_on = [claim for claim in claims if claim.committed == settlement.level]
+        goes_on = [claim for claim in claims if claim.committed == settlement.step]
         self.entered = Entered(
             generation=generation.number,
             time=time.time(),
@@ -242,7 +242,7 @@ class Participant:
             lost=self.lost,
             joiners=settlement.joiners,
             idle=settlement.idle,
-            step=settlement.level,
+            step=settlement.step,
             commits=self.ledger.worker_id in settlement.commits,
             retried=any(claim.held or claim.again for claim in goes_on),
             given=settlement.given,
@@ -281,4 +281,4 @@ class Participant:
 
     def advanced(self) -> None:
         """A step was committed, a call completed, or a settlement found: what is reported of this worker says so."""
-        self._membership.progress = (self.ledger.branch, self.ledger.level, self.ledger.calls)
+        self._membership.progress = (self.ledger.branch, self.ledger.step, self.ledger.calls)

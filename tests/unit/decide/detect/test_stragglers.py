@@ -193,7 +193,7 @@ def generation(number: int, *names: str) -> Generation:
 
 def test_members_plan_by_the_pace_of_their_generation_and_forget_it_with_it() -> None:
     """P2: who joins has not seen what the others have, and must come to the same plan."""
-    even = Settlement(level=0, commits=(), owners=(), given=(), idle=(), joiners=())
+    even = Settlement(step=0, commits=(), owners=(), given=(), idle=(), joiners=())
     ledger = settled(enter(Ledger(worker_id="a"), generation(1, "a", "b")), even)
     slow = after([(30_000, 10_000)] * 7)
 
