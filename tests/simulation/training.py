@@ -81,7 +81,7 @@ class Training:
         if again is None:
             return
         step, self.digest = self._history.begin(self._worker.worker_id, again.branch, again.checkpoint)
-        self.ledger = replace(self.ledger, branch=again.branch, level=step)
+        self.ledger = replace(self.ledger, branch=again.branch, step=step)
 
     def take(self, group: Group, sender: str, message: Message) -> None:
         """Something of a member arrives: of the generation at hand, or of one that is entered next."""

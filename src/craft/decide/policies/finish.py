@@ -82,7 +82,8 @@ class FinishPolicy:
             Hold(
                 generation=state.generation.number,
                 limit_s=REPLACEMENT_LIMIT_S,
-                reason=f"a replacement is waited for, which runs the code after the loop again: {_lost(state.unfinished_scripts)}",
+                reason="a replacement is waited for, which runs the code after the loop again:"
+                f" {_lost(state.unfinished_scripts)}",
             ),
         )
 
@@ -101,7 +102,8 @@ class FinishPolicy:
         if not state.unfinished_scripts:
             return ()
         reason = (
-            f"{_lost(state.unfinished_scripts)}{why_no_replacement(state)}: what it did there, such as saving the model, may be missing."
+            f"{_lost(state.unfinished_scripts)}{why_no_replacement(state)}: what it did there, such as saving the model,"
+            " may be missing."
             " All steps are committed; job.once(name, fn) has the next worker do such work"
         )
         return (Stop(reason=reason, exit_code=EXIT_GIVEN_UP),)

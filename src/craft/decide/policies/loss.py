@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from craft.decide.job.loss_costs import CheapestAnswer, CostSettings, choose
 from craft.decide.job.state import JobState
-from craft.decide.policies.policy import EXIT_FINISHED, EXIT_GIVEN_UP, names, why_no_replacement, subjects, too_few
+from craft.decide.policies.policy import EXIT_FINISHED, EXIT_GIVEN_UP, names, subjects, too_few, why_no_replacement
 from craft.decide.step.settle import LossAnswer
 from craft.decide.step.topology import seated
 from craft.protocol.actions import AnyAction, Fence, Hold, Reconfigure, Stop

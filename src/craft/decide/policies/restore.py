@@ -15,7 +15,7 @@ from craft.decide.job.restoration import (
 from craft.decide.job.state import JobState
 from craft.decide.policies.loss import STATE_LOST, fences, is_loss
 from craft.decide.policies.membership import in_order
-from craft.decide.policies.policy import EXIT_GIVEN_UP, names, why_no_replacement, too_few
+from craft.decide.policies.policy import EXIT_GIVEN_UP, names, too_few, why_no_replacement
 from craft.protocol.actions import AnyAction, Reconfigure, Restore, Stop
 from craft.protocol.events import (
     AnyEvent,

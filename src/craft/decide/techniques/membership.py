@@ -1,4 +1,4 @@
-"""Who belongs to the job: its first generation, those who come and go, its end. Everything else stands on it."""
+"""Techniques of membership: the first generation, joins and drains, the end of the job."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from craft.protocol.events import (
 
 
 class Membership(Technique[NoSettings]):
-    """First of all but what makes room: a job that ends needs no other answer."""
+    """Asked first, after preemption: a job that ends needs no other answer."""
 
     name = "membership"
     summary = "makes the first generation, and ends the job when all is done or nothing can be"
@@ -63,11 +63,11 @@ class Membership(Technique[NoSettings]):
 
 
 class Retry(Technique[NoSettings]):
-    """The first rung of the escalation: nobody is lost, so all try again."""
+    """The first level of the escalation: no worker is lost, so all try again."""
 
     name = "retry"
     summary = (
-        "has the same members meet again when an exchange breaks though nobody was lost; then leaves out who is cut off"
+        "re-forms the group with the same members when an exchange breaks without a loss; then drops unreachable ones"
     )
     optional = False
     before: ClassVar[tuple[str, ...]] = ("joining",)

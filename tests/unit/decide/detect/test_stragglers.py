@@ -199,7 +199,7 @@ def test_members_plan_by_the_pace_of_their_generation_and_forget_it_with_it() ->
 
     ledger = commit(complete(begin(ledger, 8)), pace=slow)
     assert begin(ledger, 8).owners == (0, 0, 1, 1, 1, 1, 1, 1)
-    ledger = settled(enter(ledger, generation(2, "a", "b", "c")), replace(even, level=1))
+    ledger = settled(enter(ledger, generation(2, "a", "b", "c")), replace(even, step=1))
     assert ledger.pace == EVEN
     assert begin(ledger, 6).owners == (0, 0, 1, 1, 2, 2)
 

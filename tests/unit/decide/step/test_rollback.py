@@ -80,4 +80,4 @@ def test_the_ledger_goes_back_when_the_settlement_says_so() -> None:
 
 def test_what_was_in_hand_once_leads_nowhere_later() -> None:
     ledger = ledgers.discarded(ledgers.verified(Ledger(worker_id="a", step=50), *TARGET))
-    assert ledgers.claim(replace(ledger, level=500, members=("a",))).rewind_to is None
+    assert ledgers.claim(replace(ledger, step=500, members=("a",))).rewind_to is None
