@@ -21,13 +21,10 @@ from craft.control.core.loop import GRACE_S, Loop
 from craft.control.core.persistence import Durable, restore
 from craft.control.core.persistence_file import DurableFile
 from craft.control.core.policy_guard import guarded
-from craft.control.replay.alert_book import AlertBook
-from craft.control.replay.already_journaled import AlreadyJournaled
-from craft.control.replay.checkpoints import CheckpointBook
 from craft.control.replay.event_stream import EventStream
-from craft.control.replay.faults import faults_in
+from craft.control.replay.journal_replay import JournalReplay
 from craft.control.replay.status import AgentStatus, LighthouseStatus, Status, status_of
-from craft.control.replay.timings import Timings, times_in
+from craft.control.replay.timings import Timings
 from craft.decide.job.alerts import AlertSettings
 from craft.decide.job.state import JobState
 from craft.decide.techniques import Alerts, Loss, defaults
@@ -115,12 +112,12 @@ class Lighthouse:
         durable = durable_file.load()
         damaged_lines = set_aside(run.journal)
         fresh = JobState(slots=settings.workers, min_workers=settings.min_workers)
-        self.checkpoints = CheckpointBook(read_lines(run.journal))
-        self.alerts = AlertBook(read_lines(run.journal))
+        replay = JournalReplay(read_lines(run.journal))
+        self.checkpoints, self.alerts = replay.checkpoints, replay.alerts
         state = restore(fresh, durable)
         if durable is None or durable.checkpoint is msgspec.UNSET:
-            # An earlier version kept this in the journal alone.
-            state = self.checkpoints.known_to(state)
+            # Files of earlier versions lack the checkpoints.
+            state = self.checkpoints.added_to(state)
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Gets a sentence if the lighthouse cannot go on."""
         self.url = url
@@ -132,19 +129,19 @@ class Lighthouse:
         self.event_stream = EventStream(self.journal, run.journal)
         # Microseconds, so that no restart can come back to a number that was used before.
         self.dispatch = Dispatch(first_sequence=int(time.time() * 1e6))
-        around = AsyncioHost(self.dispatch)
+        host = AsyncioHost(self.dispatch)
         self.loop = Loop(
             state,
             policies=guarded(settings.techniques, self.journal),
             store=FailStop(durable_file, self.broken),
             journal=self.journal,
-            around=around,
+            host=host,
             grace_s=settings.grace_s,
-            faults=faults_in(read_lines(run.journal)),
-            meter=Timings(times_in(read_lines(run.journal))) if settings.chooses_by_cost else None,
-            told=AlreadyJournaled(read_lines(run.journal)),
+            faults=replay.faults,
+            journaled=replay.journaled,
+            timings=Timings(replay.times) if settings.chooses_by_cost else None,
         )
-        self.heartbeats = Heartbeats(settings.heartbeat_limit_s, around, self)
+        self.heartbeats = Heartbeats(settings.heartbeat_limit_s, host, self)
         self.sessions = Sessions(self.loop, self.dispatch, self.heartbeats)
         self.journal.listen(HangBundles(run, self.sessions.inspections, self.host_of, lambda: self.sessions.by_host))
         self._begin(state, again=durable is not None)

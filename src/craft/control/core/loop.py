@@ -15,7 +15,7 @@ import msgspec
 from craft.control.core.persistence import DurableStore, durable_of, history_of
 from craft.control.core.report_events import ReportEvents, check
 from craft.control.replay.already_journaled import AlreadyJournaled
-from craft.control.replay.faults import Fault, costed, fault_of
+from craft.control.replay.faults import Fault, FaultBook
 from craft.control.replay.timings import LOSSES, Timings
 from craft.decide.job.apply import apply
 from craft.decide.job.last_copy import is_last_copy
@@ -103,33 +103,33 @@ class Loop:
         policies: Sequence[Policy],
         store: DurableStore,
         journal: JournalWriter,
-        around: LoopHost,
+        host: LoopHost,
         grace_s: float = GRACE_S,
-        faults: Sequence[Fault] = (),
-        meter: Timings | None = None,
-        told: AlreadyJournaled | None = None,
+        faults: FaultBook | None = None,
+        journaled: AlreadyJournaled | None = None,
+        timings: Timings | None = None,
     ) -> None:
-        """``meter``: where answers are chosen by cost. ``faults`` and ``told`` are what earlier lighthouses journaled."""
+        """``faults`` and ``journaled`` are from earlier lighthouses; ``timings``: given if answers are chosen by cost."""
         self._state = state
         self._policies = policies
         self._store = store
         self._journal = journal
-        self._around = around
+        self._host = host
         self._grace_s = grace_s
-        self._faults = list(faults)
-        self._meter = meter
+        self._faults = faults if faults is not None else FaultBook()
+        self._timings = timings
         self._watched: set[int] = set()
         self._arrivals = 0
         """Counts what changes who is on the way to a job that begins again."""
-        self._told = told if told is not None else AlreadyJournaled()
-        self.report_events = ReportEvents(lambda: self._state, self._told)
+        self._journaled = journaled if journaled is not None else AlreadyJournaled()
+        self.report_events = ReportEvents(lambda: self._state, self._journaled)
         self._await_deadline()
         for view in state.having("waiting", "member"):
             if view.leave_by is not None:
-                self._await_leaving(view.member.worker_id, view.leave_by - around.now())
+                self._await_leaving(view.member.worker_id, view.leave_by - host.now())
         if state.restoring and state.restoration is not None:
             # An earlier lighthouse let the job begin again, and was waiting for its workers.
-            around.later(state.restoration.limit_s, lambda: self._end_hold(state.holding))
+            host.later(state.restoration.limit_s, lambda: self._end_hold(state.holding))
             self._await_arrivals()
 
     @property
@@ -138,13 +138,13 @@ class Loop:
 
     @property
     def faults(self) -> Sequence[Fault]:
-        return tuple(self._faults)
+        return self._faults.faults
 
     @property
     def worker_ids(self) -> frozenset[str]:
         """All workers that this lighthouse or an earlier one ever heard of."""
         known = (view.member.worker_id for view in self._state.workers)
-        return frozenset({*self._told.worker_ids, *known, *self.report_events.seen})
+        return frozenset({*self._journaled.worker_ids, *known, *self.report_events.seen})
 
     @property
     def reports(self) -> dict[str, WorkerReport]:
@@ -161,7 +161,7 @@ class Loop:
         if history_of(known) != history_of(before):
             # Before it is in the journal: workers do not repeat to another lighthouse what is there.
             self._store.save(durable_of(known))
-        if event not in self._told:
+        if event not in self._journaled:
             self._journal.write("event", event)
         for action in actions:
             self._carry_out(action)
@@ -176,7 +176,7 @@ class Loop:
         if self._state.restoring:
             self._await_arrivals()
         # Told before the books are kept: every moment here is a moment in which all workers wait.
-        self._around.tell(self._state)
+        self._host.tell(self._state)
         if known.generation != before.generation:
             # Its members entered what was upcoming: durable since it was proposed, but not yet as what runs.
             self._store.save(durable_of(self._state))
@@ -186,8 +186,8 @@ class Loop:
     def handle_report(self, report: HostReport) -> None:
         """Take in what an agent reports; what is new in it becomes events. MalformedMessage: nothing was changed."""
         check(report, self.report_events.index)
-        if self._meter is not None:
-            self._meter.see(report, self._state, self._around.now())
+        if self._timings is not None:
+            self._timings.reported(report, self._state, self._host.now())
         if any(each.host == report.host for each in self._state.awaited):
             self.handle(Answered(host=report.host))
         for event in self.report_events.events(report):
@@ -195,11 +195,11 @@ class Loop:
 
     def _measure(self, event: AnyEvent) -> None:
         """Before it is decided about a loss: have the figures in the state, and in the journal."""
-        if self._meter is None:
+        if self._timings is None:
             return
         if isinstance(event, LOSSES) and self._state.generation is not None:
-            self.handle(self._meter.figures(self.reports, self._state))
-        self._meter.hear(event, self._state, self._around.now())
+            self.handle(self._timings.figures(self.reports, self._state))
+        self._timings.observed(event, self._state, self._host.now())
 
     def lose_worker(self, worker_id: str, reason: str, source: str) -> tuple[AnyAction, ...]:
         """Go on without a worker, because somebody other than its agent says so."""
@@ -207,7 +207,7 @@ class Loop:
             worker_id=worker_id,
             reason=reason,
             source=source,
-            time=self._around.now(),
+            time=self._host.now(),
             step=self.report_events.step_of(worker_id),
         )
         return self.handle(lost)
@@ -217,7 +217,7 @@ class Loop:
         event = DrainRequested(
             worker_id=asked.worker_id, host=asked.host, reason=asked.reason, deadline_s=asked.deadline_s
         )
-        return self.handle(event) if drains(self._state, event, self._around.now()) else ()
+        return self.handle(event) if drains(self._state, event, self._host.now()) else ()
 
     def lose_host(self, host: str, reason: str) -> tuple[AnyAction, ...]:
         """Go on without all workers of a host; does nothing if none of them is left."""
@@ -228,7 +228,7 @@ class Loop:
         living = self.report_events.index.living(host)
         if living:
             steps = [step for each in living if (step := self.report_events.step_of(each)) is not None]
-            lost = HostLost(host=host, reason=reason, time=self._around.now(), step=max(steps, default=None))
+            lost = HostLost(host=host, reason=reason, time=self._host.now(), step=max(steps, default=None))
             actions += self.handle(lost)
         return actions
 
@@ -240,7 +240,7 @@ class Loop:
             self.lose_host(host, reason)
 
     def _carry_out(self, action: AnyAction) -> None:
-        changed = apply(self._state, action, self._around.nonce(), self._around.now())
+        changed = apply(self._state, action, self._host.nonce(), self._host.now())
         if isinstance(action, _KEPT):
             # Durable before anyone is told: a restarted lighthouse must never use the number again.
             self._store.save(durable_of(changed))
@@ -259,26 +259,26 @@ class Loop:
         if isinstance(action, Watch) and action.generation not in self._watched:
             self._watched.add(action.generation)
             grace_s = min(_LONGEST_GRACE_S, self._grace_s * 2 ** (action.times - 1))
-            self._around.later(grace_s, lambda: self._look_again(action.generation))
+            self._host.later(grace_s, lambda: self._look_again(action.generation))
         elif isinstance(action, Hold | Restore):
             held = self._state.holding
-            self._around.later(action.limit_s, lambda: self._end_hold(held))
+            self._host.later(action.limit_s, lambda: self._end_hold(held))
         elif isinstance(action, Await) and action.limit_s is not None:
-            self._around.later(action.limit_s, lambda: self._end_await(action))
+            self._host.later(action.limit_s, lambda: self._end_await(action))
         elif isinstance(action, Drain) and action.deadline_s is not None:
             self._await_leaving(action.worker_id, action.deadline_s)
         elif isinstance(action, Preempt):
             self._await_deadline()
 
     def _await_leaving(self, worker_id: str, limit_s: float) -> None:
-        self._around.later(max(0.0, limit_s), lambda: self._end_drain(worker_id))
+        self._host.later(max(0.0, limit_s), lambda: self._end_drain(worker_id))
 
     def _await_deadline(self) -> None:
         """Of a job that makes room; also of one that was told so by an earlier lighthouse."""
         if self._state.stopping is None and self._state.preempting is not None:
             deadline = self._state.preempting.deadline
             if deadline is not None:
-                self._around.later(max(0.0, deadline - self._around.now()), lambda: self._end_preemption(deadline))
+                self._host.later(max(0.0, deadline - self._host.now()), lambda: self._end_preemption(deadline))
 
     def _end_hold(self, generation: int) -> None:
         if self._state.holding == generation:
@@ -288,7 +288,7 @@ class Loop:
         """Something has changed in a job that begins again: look after a while whether anybody else is on the way."""
         self._arrivals += 1
         number = self._arrivals
-        self._around.later(ARRIVALS_S, lambda: self._end_arrivals(number))
+        self._host.later(ARRIVALS_S, lambda: self._end_arrivals(number))
 
     def _end_arrivals(self, number: int) -> None:
         if number != self._arrivals or not self._state.restoring:
@@ -320,12 +320,10 @@ class Loop:
             self.handle(GenerationStuck(generation=generation))
 
     def _account(self, before: JobState, event: AnyEvent) -> None:
-        fault = fault_of(before, self._state, event, self._around.now(), self._faults)
+        fault = self._faults.observed(before, self._state, event, self._host.now())
         if fault is not None:
-            self._faults.append(fault)
             self._journal.write("outcome", fault)
         if isinstance(event, Recovered):
-            again = self._state.restoration
-            faults, cost = costed(self._faults, event, after=again.after if again is not None else 0)
-            self._faults = list(faults)
+            restoration = self._state.restoration
+            cost = self._faults.recovered(event, restoration.after if restoration is not None else 0)
             self._journal.write("outcome", cost)

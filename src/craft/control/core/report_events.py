@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from craft.control.core.worker_index import WorkerIndex
-from craft.control.replay.already_journaled import AlreadyJournaled, news
+from craft.control.replay.already_journaled import AlreadyJournaled, identity
 from craft.decide.job.last_copy import STOPPED
 from craft.decide.job.observe import preempts
 from craft.decide.job.state import JobState
@@ -259,7 +259,7 @@ class ReportEvents:
             stopped=tuple(other_id for other_id, phase in others if phase == STOPPED),
         )
         seen = self.seen[worker_id]
-        if seen.overdue is None or news(found) != news(seen.overdue):
+        if seen.overdue is None or identity(found) != identity(seen.overdue):
             seen.overdue = found
             yield found
 
@@ -285,9 +285,9 @@ class ReportEvents:
 
     def _once(self, values: Iterable[AnyEvent | None]) -> Iterator[AnyEvent]:
         for value in values:
-            if value is None or news(value) in self._values:
+            if value is None or identity(value) in self._values:
                 continue
-            self._values.add(news(value))
+            self._values.add(identity(value))
             if value not in self._told or isinstance(value, _ANSWERED):
                 yield value
 
