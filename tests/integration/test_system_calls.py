@@ -50,4 +50,4 @@ def test_a_job_gets_through_calls_that_fail_for_a_while_P1(jobs: Jobs, reference
     text = said(job) + RunDir(job.run_dir).lighthouse_log.read_text()
     assert "Traceback" not in text, describe(result)
     assert text.count("w0 cannot be started: Resource temporarily unavailable") == 1, text
-    assert text.count("no process can be forked to serve: Cannot allocate memory") == 1, text
+    assert text.count("cannot fork a process to serve: Cannot allocate memory") == 1, text

@@ -89,7 +89,7 @@ def _news(world: World, worker: Worker) -> Iterator[tuple[Label, AnyEvent]]:
         yield ("report", worker.name, "finished"), WorkerFinished(worker_id=worker.name)
     elif worker.status == "left" and view is not None and view.standing == "member":
         yield ("report", worker.name, "left"), WorkerLeft(worker_id=worker.name)
-    elif worker.status == "running" and view is not None and view.behind and worker.ledger.whole:
+    elif worker.status == "running" and view is not None and view.behind and worker.ledger.has_state:
         yield ("report", worker.name, "caught up"), WorkerCaughtUp(worker_id=worker.name)
     elif worker.status == "dead" and (view is None or view.standing != "lost"):
         yield ("report", worker.name, "lost"), WorkerLost(worker_id=worker.name, reason="killed")
@@ -125,7 +125,7 @@ def _entries_in_any_order(world: World, bounds: Bounds, rules: Rules) -> Moves:
 def _entry(world: World, worker: Worker, number: int, bounds: Bounds, rules: Rules) -> World:
     rest = tuple(other for other in worker.unreported if other > number)
     world = world.with_worker(replace(worker, unreported=rest))
-    entered = GenerationEntered(worker_id=worker.name, generation=number, behind=not worker.ledger.whole)
+    entered = GenerationEntered(worker_id=worker.name, generation=number, behind=not worker.ledger.has_state)
     return handled(world, entered, bounds, rules)
 
 
@@ -178,7 +178,7 @@ def _check_stop(world: World, bounds: Bounds) -> None:
     ):
         raise Violation(f"the job is given up though it could go on: {stop.reason}")
     for worker in world.having("running"):
-        if worker.name in members and worker.ledger.whole and worker.ledger.level != bounds.steps:
+        if worker.name in members and worker.ledger.has_state and worker.ledger.step != bounds.steps:
             raise Violation(f"the job is stopped as finished, and {worker.name} has not committed every step")
     if stop.exit_code == 0 and not any(worker.ledger.committed == bounds.steps for worker in world.workers):
         raise Violation("the job is stopped as finished, and nobody has committed every step")
@@ -230,7 +230,7 @@ def _has_state(world: World) -> bool:
     members = world.job.generation.members if world.job.generation is not None else ()
     workers = ((member, world.worker(member.worker_id)) for member in members)
     return any(
-        worker.status == "running" and worker.ledger.whole and worker.number >= member.since
+        worker.status == "running" and worker.ledger.has_state and worker.number >= member.since
         for member, worker in workers
     )
 

@@ -74,7 +74,7 @@ STAYS_THOUGH_ALL_WENT_ON = Rules(must_leave=_never)
 
 
 def _claims_before_the_state_is_there(ledger: Ledger, generation: Generation) -> Ledger:
-    return replace(ledgers.enter(ledger, generation), whole=True)
+    return replace(ledgers.enter(ledger, generation), has_state=True)
 
 
 def _remembers_who_was_slow(ledger: Ledger, settlement: Settlement, generation: Generation) -> Ledger:

@@ -140,11 +140,11 @@ def _settle(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves
             yield ("settle", worker.name, "no state"), world.with_worker(replace(worker, stateless=True))
         return
     if settlement.owners or not settlement.rewinds:
-        _check_owners(settlement.owners, len(claims), bounds, settlement.level)
+        _check_owners(settlement.owners, len(claims), bounds, settlement.step)
     if worker.name in settlement.commits:
         world = recorded(world, worker)
-        worker = replace(worker, knows=worker.knows or worker.ledger.level == bounds.back_after)
-    elif worker.ledger.whole and worker.ledger.rewinds < settlement.rewinds and not worker.knows:
+        worker = replace(worker, knows=worker.knows or worker.ledger.step == bounds.back_after)
+    elif worker.ledger.has_state and worker.ledger.rewinds < settlement.rewinds and not worker.knows:
         yield ("end", worker.name, "left behind"), world.with_worker(replace(worker, status="dead"))
         return
     worker = replace(
@@ -159,20 +159,20 @@ def _settle(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves
         "settle",
         worker.name,
         f"branch={settlement.branch}" * bool(settlement.branch),
-        f"level={settlement.level}",
+        f"level={settlement.step}",
     )
     yield tuple(filter(None, label)), _contributed(world, _begun(worker, bounds, rules), bounds)
 
 
 def _begun(worker: Worker, bounds: Bounds, rules: Rules) -> Worker:
     """After going back a step is planned when it begins."""
-    return replace(worker, ledger=rules.begin(worker.ledger, bounds.size_of(worker.ledger.level)))
+    return replace(worker, ledger=rules.begin(worker.ledger, bounds.size_of(worker.ledger.step)))
 
 
 def _go_back(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves:
     """At the boundary at which numbers are not finite: read the checkpoint, tell all, go back when all have it."""
     ledger = worker.ledger
-    if not goes_back(worker, bounds) or not ledger.whole:
+    if not goes_back(worker, bounds) or not ledger.has_state:
         return
     said = world.verified(ledger.generation)
     if worker.name not in said:
@@ -199,10 +199,10 @@ def _contributed(world: World, worker: Worker, bounds: Bounds) -> World:
     share = Share(
         worker.name,
         ledger.generation,
-        ledger.level,
+        ledger.step,
         _ready(worker),
         ledger.owners,
-        ledger.able,
+        ledger.can_compute,
         ledger.branch,
         _busy_us(worker, bounds),
     )
@@ -218,7 +218,7 @@ def _busy_us(worker: Worker, bounds: Bounds) -> int:
 
 def _ready(worker: Worker) -> int:
     """The upcoming generation for which it is ready."""
-    return worker.prepared.number if worker.prepared is not None and worker.ledger.whole else 0
+    return worker.prepared.number if worker.prepared is not None and worker.ledger.has_state else 0
 
 
 def _hold(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves:
@@ -237,7 +237,7 @@ def _complete(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Mov
         return
     if any(share.owners != ledger.owners for share in shares.values()):
         raise Violation(f"P2: members of generation {ledger.generation} do not agree on who owns what")
-    _check_owners(ledger.owners, len(ledger.members), bounds, ledger.level)
+    _check_owners(ledger.owners, len(ledger.members), bounds, ledger.step)
     worker = replace(
         worker,
         ledger=rules.complete(ledger),
@@ -246,8 +246,8 @@ def _complete(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Mov
         able=frozenset(name for name, share in shares.items() if share.able),
         busy_us=tuple(shares[name].busy_us for name in ledger.members),
     )
-    acknowledgement = Ack(worker.name, ledger.generation, ledger.level, ledger.branch)
-    yield ("complete", worker.name, f"step={ledger.level}"), world.with_worker(worker, acknowledgement)
+    acknowledgement = Ack(worker.name, ledger.generation, ledger.step, ledger.branch)
+    yield ("complete", worker.name, f"step={ledger.step}"), world.with_worker(worker, acknowledgement)
 
 
 def _check_owners(owners: tuple[int, ...], num_ranks: int, bounds: Bounds, step: int) -> None:
@@ -265,7 +265,7 @@ def _commit(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves
             ledger = rules.acknowledged(ledger, message.sender, message.generation, message.step)
     if not rules.may_commit(ledger):
         return
-    step = ledger.level
+    step = ledger.step
     world = recorded(world, worker)
     worker = replace(worker, knows=worker.knows or step == bounds.back_after)
     pace = rules.observed(ledger.pace, worker.busy_us, HASTY)
@@ -273,7 +273,7 @@ def _commit(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves
     upcoming, agreed = worker.prepared, worker.agreed
     worker = replace(worker, ledger=ledger, hand=None, agreed=0, able=frozenset(), busy_us=())
     label = ("commit", worker.name, f"step={step}")
-    if ledger.level == bounds.steps:
+    if ledger.step == bounds.steps:
         yield label, world.with_worker(worker)
     elif upcoming is not None and agreed == upcoming.number and leaves(worker, upcoming):
         yield (*label, "leaves"), world.with_worker(replace(worker, status="left"))
@@ -288,7 +288,7 @@ def _commit(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves
 
 def recorded(world: World, worker: Worker) -> World:
     """The worker commits what it has in hand: compare it with what others committed for the same step."""
-    step, hand = worker.ledger.level, worker.hand
+    step, hand = worker.ledger.step, worker.hand
     if hand is None:
         raise Violation(f"P3: {worker.name} commits without a result")
     branch = worker.ledger.branch
@@ -305,12 +305,12 @@ def recorded(world: World, worker: Worker) -> World:
 
 def _adopt(world: World, worker: Worker, rules: Rules) -> Moves:
     """The state as of the settlement arrives from a donor; with the results queued since, the joiner is level."""
-    if worker.ledger.whole:
+    if worker.ledger.has_state:
         return
     donors = (world.worker(name) for name in worker.ledger.members if name != worker.name)
-    if any(donor.acts and donor.number == worker.number and donor.ledger.whole for donor in donors):
+    if any(donor.acts and donor.number == worker.number and donor.ledger.has_state for donor in donors):
         adopted = replace(worker, ledger=ledgers.keeps_pace(rules.adopt(worker.ledger)))
-        yield ("adopt", worker.name, f"level={adopted.ledger.level}"), world.with_worker(adopted)
+        yield ("adopt", worker.name, f"level={adopted.ledger.step}"), world.with_worker(adopted)
 
 
 def _finish(world: World, worker: Worker, bounds: Bounds) -> Moves:

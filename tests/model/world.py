@@ -212,7 +212,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
 
     def shares(self, ledger: Ledger) -> dict[str, Share]:
         """Those of the step in flight."""
-        wanted = (ledger.generation, ledger.branch, ledger.level)
+        wanted = (ledger.generation, ledger.branch, ledger.step)
         return {
             message.sender: message
             for message in self.wire
@@ -233,7 +233,7 @@ def pruned(world: World, bounds: Bounds) -> World:
     if workers != world.workers:
         world = replace(world, workers=workers)
     acting = [
-        (worker.ledger.generation, (worker.ledger.branch, worker.ledger.level))
+        (worker.ledger.generation, (worker.ledger.branch, worker.ledger.step))
         for worker in world.workers
         if worker.acts
     ]
@@ -262,7 +262,7 @@ def _forgotten(world: World, worker: Worker, bounds: Bounds) -> Worker:
         worker = replace(worker, status="dead")
     if worker.status in ("dead", "left", "finished"):
         done = worker.status == "finished"
-        ledger = Ledger(worker_id=worker.name, level=worker.ledger.level if done else 0, whole=done)
+        ledger = Ledger(worker_id=worker.name, step=worker.ledger.step if done else 0, has_state=done)
         return Worker(ledger=ledger, status=worker.status)
     if worker.status == "cut" and worker.unreported:
         return replace(worker, unreported=())
@@ -298,7 +298,7 @@ def _is_wanted(world: World, target: Target) -> bool:
 
 def goes_back(worker: Worker, bounds: Bounds) -> bool:
     """Whether it stands at the boundary at which all go back, and knows that."""
-    place = (worker.ledger.branch, worker.ledger.level)
+    place = (worker.ledger.branch, worker.ledger.step)
     return bounds.back_after is not None and place == (0, bounds.back_after + 1) and worker.knows
 
 

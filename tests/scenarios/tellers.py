@@ -282,12 +282,12 @@ class Settling:
             answer = settle(claims, size_of, msgspec.convert(head.text("on_loss", "redo"), LossAnswer))
         except (ProtocolViolation, StateLost) as violation:
             return [f"violation: {violation}"]
-        told = [f"level={answer.level}"]
+        told = [f"level={answer.step}"]
         if answer.commits:
             told.append(f"commit {','.join(answer.commits)}")
         for rank, claim in enumerate(claims):
             share = [microbatch for microbatch, owner in enumerate(answer.owners) if owner == rank]
-            todo = set(share) - (set(claim.held) if claim.committed == answer.level else set())
+            todo = set(share) - (set(claim.held) if claim.committed == answer.step else set())
             told.append(f"{claim.worker_id} owns={share}" + (f" computes={sorted(todo)}" if todo else ""))
         dropped = [microbatch for microbatch, owner in enumerate(answer.owners) if owner == DROPPED]
         told += [f"given out anew: {list(answer.given)}"] if answer.given else []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from craft.decide.policies.form import FormPolicy
+from craft.decide.policies.membership import FormPolicy
 
 from .story import Line, read, retold
 from .tellers import Lighthouse, Settling

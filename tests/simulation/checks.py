@@ -206,7 +206,7 @@ class Checks:
 
 
 def _has_state(worker: Any) -> bool:
-    return bool(worker.is_inside and worker.training.ledger.whole)
+    return bool(worker.is_inside and worker.training.ledger.has_state)
 
 
 def _in_words(line: dict[str, Any]) -> str:

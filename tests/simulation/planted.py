@@ -83,7 +83,7 @@ def _debts_stay(state: JobState, action: Restore) -> JobState:
 
 
 def _finished_end_the_job(self: finish.FinishPolicy, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
-    if not state.unpaid and state.having("finished"):
+    if not state.unfinished_scripts and state.having("finished"):
         return ()
     return _right_finish_end(self, state, event)
 

@@ -81,7 +81,7 @@ class Training:
         if again is None:
             return
         step, self.digest = self._history.begin(self._worker.worker_id, again.branch, again.checkpoint)
-        self.ledger = replace(self.ledger, branch=again.branch, level=step)
+        self.ledger = replace(self.ledger, branch=again.branch, step=step)
 
     def take(self, group: Group, sender: str, message: Message) -> None:
         """Something of a member arrives: of the generation at hand, or of one that is entered next."""
@@ -139,16 +139,16 @@ class Training:
             old.leave(worker)
         worker.left_behind = []
         notes = worker.report.notes
-        if first and ledger.whole and worker.restoration is not None and worker.restoration.checkpoint is not None:
+        if first and ledger.has_state and worker.restoration is not None and worker.restoration.checkpoint is not None:
             again = worker.restoration
             note = CheckpointRestored(name=again.checkpoint or "", branch=again.branch, step=again.step, url="store")
             notes = (*notes, note)[-_KEPT_NOTES:]
         worker.say(
             generation=group.generation.number,
             broken=None,
-            step=ledger.level if ledger.whole else worker.report.step,
-            progress=(ledger.branch, ledger.level, 0),
-            behind=not ledger.able,
+            step=ledger.step if ledger.has_state else worker.report.step,
+            progress=(ledger.branch, ledger.step, 0),
+            behind=not ledger.can_compute,
             total_steps=self._history.steps,
             microbatches=MICROBATCHES,
             notes=notes,
@@ -158,21 +158,21 @@ class Training:
             worker.break_off(group)
             return
         self._queued = []
-        if not ledger.whole:
+        if not ledger.has_state:
             worker.process.later(self._chance.uniform(0.05, 0.4), self._adopt, group)
         self._begin_step()
         self.directed()
 
     def _adopt(self, group: Group) -> None:
         """The state arrives from a donor of the same generation; with the results queued since, this one is level."""
-        if group is not self._group or self._is_broken or self.ledger.whole:
+        if group is not self._group or self._is_broken or self.ledger.has_state:
             return
         self.ledger = ledgers.keeps_pace(ledgers.adopt(self.ledger))
-        first = self._queued[0][0] if self._queued else self.ledger.level
+        first = self._queued[0][0] if self._queued else self.ledger.step
         self.digest = self._history.committed[self.ledger.branch, first]
         for step, hand in self._queued:
             self._count(step, hand)
-        self._worker.say(behind=False, step=self.ledger.level)
+        self._worker.say(behind=False, step=self.ledger.step)
         self._go_on()
 
     def broke(self, group: Group) -> None:
@@ -189,10 +189,10 @@ class Training:
         return MICROBATCHES if step < self._history.steps else 0
 
     def _begin_step(self) -> None:
-        if self.ledger.level >= self._history.steps or self._over:
+        if self.ledger.step >= self._history.steps or self._over:
             self._end_loop()
             return
-        self.ledger = ledgers.begin(self.ledger, self._size_of(self.ledger.level))
+        self.ledger = ledgers.begin(self.ledger, self._size_of(self.ledger.step))
         self._compute(self._group)
 
     def _compute(self, group: Group | None) -> None:
@@ -205,12 +205,12 @@ class Training:
         self._worker.phase(Phase.COMPUTING, pending[0])
         if not self.hangs:
             delay_s = self._worker.world.plan.microbatch_s * self._chance.uniform(0.8, 1.2)
-            self._worker.process.later(delay_s, self._computed, group, self.ledger.level, pending[0])
+            self._worker.process.later(delay_s, self._computed, group, self.ledger.step, pending[0])
 
     def _computed(self, group: Group, step: int, microbatch: int) -> None:
         if group is not self._group or not self.ledger.settled or self.hangs:
             return
-        if self.ledger.level == step and microbatch in self.ledger.pending:
+        if self.ledger.step == step and microbatch in self.ledger.pending:
             self.ledger = ledgers.hold(self.ledger, microbatch)
             self._compute(group)
 
@@ -222,13 +222,13 @@ class Training:
         wished = max((wish.number for wish in directive.wishes), default=0)
         share = Share(
             branch=ledger.branch,
-            step=ledger.level,
+            step=ledger.step,
             owners=ledger.owners,
-            ready=self._worker.ready if ledger.whole else 0,
-            able=ledger.able,
+            ready=self._worker.ready if ledger.has_state else 0,
+            able=ledger.can_compute,
             ends=directive.winding_down is not None,
             makes_room=directive.preempting is not None,
-            saves=wished > self._wishes_seen or bool(every and (ledger.level + 1) % every == 0),
+            saves=wished > self._wishes_seen or bool(every and (ledger.step + 1) % every == 0),
         )
         self._wishes_seen = wished
         if not self._is_broken:
@@ -240,7 +240,7 @@ class Training:
         assert group is not None
         if ledger.result is not None or not ledger.owners:
             return
-        shares = self._shares.get((group.generation.name, ledger.branch, ledger.level), {})
+        shares = self._shares.get((group.generation.name, ledger.branch, ledger.step), {})
         if len(shares) < len(ledger.members):
             return
         if any(share.owners != ledger.owners for share in shares.values()):
@@ -248,7 +248,7 @@ class Training:
         self._hand = frozenset(range(MICROBATCHES))
         self._word = tuple(shares[worker_id] for worker_id in ledger.members)
         self.ledger = ledgers.complete(ledger)
-        ack = Ack(ledger.branch, ledger.level)
+        ack = Ack(ledger.branch, ledger.step)
         group.send(self._worker, ack)
         self._acks.setdefault((group.generation.name, *ack), set()).add(self._worker.worker_id)
 
@@ -257,8 +257,8 @@ class Training:
         assert group is not None
         if ledger.result is None:
             return
-        for sender in self._acks.get((group.generation.name, ledger.branch, ledger.level), ()):
-            ledger = ledgers.acknowledged(ledger, sender, group.generation.number, ledger.level)
+        for sender in self._acks.get((group.generation.name, ledger.branch, ledger.step), ()):
+            ledger = ledgers.acknowledged(ledger, sender, group.generation.number, ledger.step)
         self.ledger = ledger
         if not ledger.may_commit:
             return
@@ -269,10 +269,10 @@ class Training:
 
     def _commit_hand(self) -> None:
         """Count the step in flight; a joiner without the state queues its result."""
-        if self.ledger.whole:
-            self._count(self.ledger.level, self._hand)
+        if self.ledger.has_state:
+            self._count(self.ledger.step, self._hand)
         else:
-            self._queued.append((self.ledger.level, self._hand))
+            self._queued.append((self.ledger.step, self._hand))
 
     def _count(self, step: int, hand: frozenset[int]) -> None:
         self.digest = trained(self.digest, step, hand)
@@ -283,15 +283,15 @@ class Training:
     def _at_boundary(self, group: Group) -> None:
         worker, word = self._worker, self._word
         worker.phase(Phase.UPDATING)
-        if self.ledger.whole:
-            worker.say(step=self.ledger.level)
+        if self.ledger.has_state:
+            worker.say(step=self.ledger.step)
         agreed = min(share.ready for share in word)
         if any(share.makes_room for share in word):
             self._make_room(group)
             return
-        if any(share.saves for share in word) and self.ledger.whole:
+        if any(share.saves for share in word) and self.ledger.has_state:
             self._save(group)
-        self._over = self.ledger.level >= self._history.steps or any(share.ends for share in word)
+        self._over = self.ledger.step >= self._history.steps or any(share.ends for share in word)
         if self._over:
             self.ledger = ledgers.loop_ended(self.ledger)
         if not self._over and agreed > group.generation.number:
@@ -309,7 +309,7 @@ class Training:
         """Write this worker's part; the first member publishes the whole when all have written theirs."""
         if not self._worker.world.plan.checkpoints:
             return
-        place = self.ledger.branch, self.ledger.level
+        place = self.ledger.branch, self.ledger.step
         self._worker.process.later(self._chance.uniform(0.02, 0.1), self._written, group, place, self.digest)
 
     def _written(self, group: Group, place: tuple[int, int], digest: str) -> None:
@@ -320,7 +320,7 @@ class Training:
 
     def _publish(self, key: tuple[str, int, int]) -> None:
         group = self._group
-        if group is None or group.generation.name != key[0] or self.ledger.rank != 0 or not self.ledger.whole:
+        if group is None or group.generation.name != key[0] or self.ledger.rank != 0 or not self.ledger.has_state:
             return
         able = [each for each in self.ledger.members if each not in self.ledger.idle]
         if not self._wrote[key] >= set(able):
@@ -333,8 +333,8 @@ class Training:
             self._worker.say(notes=(*self._worker.report.notes, note)[-_KEPT_NOTES:])
 
     def _make_room(self, group: Group) -> None:
-        self._saving = self.ledger.branch, self.ledger.level
-        if self.ledger.whole:
+        self._saving = self.ledger.branch, self.ledger.step
+        if self.ledger.has_state:
             self._save(group)
         self.directed()
 
@@ -348,7 +348,7 @@ class Training:
         elif (
             worker.report.script_ended and directive.finishing == self.ledger.generation and not worker.report.complete
         ):
-            worker.say(complete=True, step=self.ledger.level, digest=self.digest)
+            worker.say(complete=True, step=self.ledger.step, digest=self.digest)
             worker.process.later(0.01, worker.exit, 0)
 
     def _end_loop(self) -> None:
@@ -357,8 +357,8 @@ class Training:
         assert group is not None
         self._over = True
         self._worker.phase(Phase.ENDING)
-        if self.ledger.whole and not self._is_broken:
-            done = Done(self.ledger.level)
+        if self.ledger.has_state and not self._is_broken:
+            done = Done(self.ledger.step)
             group.send(self._worker, done)
             self._done.setdefault(group.generation.name, set()).add(self._worker.worker_id)
             self._finish_loop()
@@ -367,10 +367,10 @@ class Training:
         group, worker = self._group, self._worker
         assert group is not None
         done = self._done.setdefault(group.generation.name, set())
-        if self.ledger.whole and worker.worker_id not in done:
+        if self.ledger.has_state and worker.worker_id not in done:
             self._end_loop()
         elif len(done) == len(group.generation.members) and not worker.report.after_loop:
-            worker.say(after_loop=True, step=self.ledger.level)
+            worker.say(after_loop=True, step=self.ledger.step)
             worker.process.later(self._chance.uniform(0.02, 0.3), self._end_script)
 
     def _end_script(self) -> None:

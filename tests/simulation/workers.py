@@ -97,7 +97,7 @@ class Worker:
 
     def fail(self, error: str) -> None:
         """The script raises an exception."""
-        step = self.training.ledger.level if self.is_inside else None
+        step = self.training.ledger.step if self.is_inside else None
         late = self.report.member.late
         self.say(failed=WorkerFailed(worker_id=self.worker_id, error=error, traceback=error, step=step, late=late))
         self.process.later(0.02, self.exit, 1)
@@ -110,7 +110,7 @@ class Worker:
         self.doing = Doing(
             phase=phase,
             since=now,
-            step=self.training.ledger.level,
+            step=self.training.ledger.step,
             microbatch=microbatch,
             commits=self.training.commits,
             changes=before.changes + 1,

@@ -1,4 +1,4 @@
-"""The parts of a lighthouse, put together: loop, journal, dispatch and heartbeats, on asyncio's clock."""
+"""Assemble a lighthouse: loop, journal, dispatch and heartbeats, on asyncio's clock."""
 
 from __future__ import annotations
 
@@ -21,13 +21,10 @@ from craft.control.core.loop import GRACE_S, Loop
 from craft.control.core.persistence import Durable, restore
 from craft.control.core.persistence_file import DurableFile
 from craft.control.core.policy_guard import guarded
-from craft.control.replay.alert_book import AlertBook
-from craft.control.replay.already_journaled import AlreadyJournaled
-from craft.control.replay.checkpoints import CheckpointBook
 from craft.control.replay.event_stream import EventStream
-from craft.control.replay.faults import faults_in
+from craft.control.replay.journal_replay import JournalReplay
 from craft.control.replay.status import AgentStatus, LighthouseStatus, Status, status_of
-from craft.control.replay.timings import Timings, times_in
+from craft.control.replay.timings import Timings
 from craft.decide.job.alerts import AlertSettings
 from craft.decide.job.state import JobState
 from craft.decide.techniques import Alerts, Loss, defaults
@@ -43,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LighthouseSettings:
-    """What a lighthouse is started with."""
+    """The settings of a lighthouse."""
 
     workers: int
     """Slots of the job: the first generation waits for this many."""
@@ -51,28 +48,28 @@ class LighthouseSettings:
     heartbeat_limit_s: float = DEFAULT_LIMIT_S
     """A host whose agent is silent for longer is lost."""
     grace_s: float = GRACE_S
-    """How long a broken generation is left alone before its members are sent to meet again."""
+    """How long to wait after a generation breaks, before its members re-form the group."""
     chaos: bool = False
-    """Whether the job was started for faults to be injected."""
+    """Whether the job was started for fault injection."""
     kept: bool = False
-    """Whether a keeper starts another one when this one is killed."""
+    """Whether a keeper restarts this lighthouse when it is killed."""
     techniques: Chosen = field(default_factory=defaults)
 
     @property
     def alerts(self) -> AlertSettings:
-        """What craft.toml says about alerts and hooks; where they are switched off, they are only written down."""
+        """Rules and hooks of craft.toml; without the technique, alerts are only journaled."""
         found = self.techniques.get(Alerts)
         return found.settings if found is not None else AlertSettings()
 
     @property
     def chooses_by_cost(self) -> bool:
-        """Whether times are measured, to choose what is done about a loss."""
+        """Whether times are measured, to choose the answer to a loss."""
         found = self.techniques.get(Loss)
         return found is not None and found.settings.answer == "auto"
 
 
 class AsyncioHost:
-    """Time, timers and chance of a real process."""
+    """Time, timers and random numbers of a real process."""
 
     def __init__(self, dispatch: Dispatch) -> None:
         self._loop = asyncio.get_running_loop()
@@ -92,7 +89,7 @@ class AsyncioHost:
 
 
 class FailStop:
-    """A store whose failure ends the lighthouse: it must not hand out what it could not make durable."""
+    """A store whose failure ends the lighthouse: it must not publish what is not durable."""
 
     def __init__(self, inner: DurableFile, broken: asyncio.Future[str]) -> None:
         self._inner = inner
@@ -108,19 +105,19 @@ class FailStop:
 
 
 class Lighthouse:
-    """One job's lighthouse. Lives in one asyncio loop; whatever is called here is called from its thread."""
+    """One job's lighthouse. All calls come from the thread of its asyncio loop."""
 
     def __init__(self, run: RunDir, settings: LighthouseSettings, url: str) -> None:
         durable_file = DurableFile(run.generation)
         durable = durable_file.load()
         damaged_lines = set_aside(run.journal)
         fresh = JobState(slots=settings.workers, min_workers=settings.min_workers)
-        self.checkpoints = CheckpointBook(read_lines(run.journal))
-        self.alerts = AlertBook(read_lines(run.journal))
+        replay = JournalReplay(read_lines(run.journal))
+        self.checkpoints, self.alerts = replay.checkpoints, replay.alerts
         state = restore(fresh, durable)
         if durable is None or durable.checkpoint is msgspec.UNSET:
-            # An earlier version kept this in the journal alone.
-            state = self.checkpoints.known_to(state)
+            # Files of earlier versions lack the checkpoints.
+            state = self.checkpoints.added_to(state)
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Gets a sentence if the lighthouse cannot go on."""
         self.url = url
@@ -130,21 +127,21 @@ class Lighthouse:
         self.journal.listen(self.lines)
         self.journal.listen(self.checkpoints)
         self.event_stream = EventStream(self.journal, run.journal)
-        # Microseconds, so that no restart can come back to a number that was used before.
+        # Microseconds, so that a restart never reuses a number.
         self.dispatch = Dispatch(first_sequence=int(time.time() * 1e6))
-        around = AsyncioHost(self.dispatch)
+        host = AsyncioHost(self.dispatch)
         self.loop = Loop(
             state,
             policies=guarded(settings.techniques, self.journal),
             store=FailStop(durable_file, self.broken),
             journal=self.journal,
-            around=around,
+            host=host,
             grace_s=settings.grace_s,
-            faults=faults_in(read_lines(run.journal)),
-            meter=Timings(times_in(read_lines(run.journal))) if settings.chooses_by_cost else None,
-            told=AlreadyJournaled(read_lines(run.journal)),
+            faults=replay.faults,
+            journaled=replay.journaled,
+            timings=Timings(replay.times) if settings.chooses_by_cost else None,
         )
-        self.heartbeats = Heartbeats(settings.heartbeat_limit_s, around, self)
+        self.heartbeats = Heartbeats(settings.heartbeat_limit_s, host, self)
         self.sessions = Sessions(self.loop, self.dispatch, self.heartbeats)
         self.journal.listen(HangBundles(run, self.sessions.inspections, self.host_of, lambda: self.sessions.by_host))
         self._begin(state, again=durable is not None)
@@ -162,7 +159,7 @@ class Lighthouse:
             self.dispatch.tell(state)
 
     def _tell_damage(self, run: RunDir, problem: str, damaged_lines: int) -> None:
-        """Say in the journal, and so on the terminal, what of the run directory was damaged."""
+        """Journal, and so print, what of the run directory was damaged."""
         if problem:
             self.journal.write("event", FileDamaged(file=run.generation.name, detail=problem))
         if damaged_lines:
@@ -172,14 +169,14 @@ class Lighthouse:
             self.journal.write("event", FileDamaged(file=run.journal.name, detail=detail))
 
     def host_of(self, worker_id: str) -> str | None:
-        """The host of a worker that was ever heard of."""
+        """Return the host of any known worker."""
         seen, view = self.loop.report_events.seen.get(worker_id), self.loop.state.view(worker_id)
         if seen is not None:
             return seen.host
         return view.member.host if view is not None else None
 
     def status(self) -> Status:
-        """What the job looks like now."""
+        """Return the status of the job."""
         agents = [
             AgentStatus(
                 host=session.host,
@@ -202,12 +199,12 @@ class Lighthouse:
         )
 
     async def disconnect(self) -> None:
-        """End all connections; the journal stays open, since what arrived before is still being handled."""
+        """Close all connections; the journal stays open for what is still being handled."""
         self.event_stream.close()
         await self.sessions.close()
 
     def on_silent(self, host: str, silent_s: float) -> None:
-        """A host's agent was not heard for the limit, and others were: go on without its workers."""
+        """Handle a host that was not heard for the limit while others were."""
         session = self.sessions.by_host.get(host)
         if session is not None and session.closed:
             reason = f"the connection of its agent closed and did not come back within {self.heartbeats.limit_s:g} s"
@@ -216,11 +213,11 @@ class Lighthouse:
         self.loop.suspect_host(host, reason)
 
     def on_alone(self, silent_s: float) -> None:
-        """Nobody is heard at all: say so, and wait."""
+        """Journal that no host is heard, and wait."""
         if self.loop.state.stopping is None:
             self.journal.write("event", LighthouseAlone(pid=os.getpid(), silent_s=round(silent_s, 3)))
 
     def on_heard(self, host: str, alone_s: float) -> None:
-        """A first host is heard again; the others have a while to follow."""
+        """Journal that a host is heard again; the others get time to follow."""
         if self.loop.state.stopping is None:
             self.journal.write("event", LighthouseHeard(host=host, alone_s=round(alone_s, 3)))

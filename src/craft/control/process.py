@@ -1,4 +1,4 @@
-"""The lighthouse as a process: lock, listen, say where, serve until told to end."""
+"""The lighthouse as a process: lock, listen, publish the address, serve until a signal."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ SHUTDOWN_LIMIT_S = 0.5
 KEEPALIVE_LIMIT_S = 15.0
 BACKLOG = 1024
 BEAT_S = 0.25
-"""A lighthouse that is kept shows this often that its event loop runs."""
+"""A kept lighthouse shows this often that its event loop runs."""
 _ACCEPTED_AT_ONCE = 32
-"""New connections between two looks at the others: agents that are in already do not wait for a crowd at the door."""
+"""New connections accepted in a row: connected agents must not wait for a crowd of new ones."""
 _HANDSHAKE_LIMIT_S = 5.0
 _FILES = 65_536
 _PR_SET_PDEATHSIG = 1
@@ -46,13 +46,13 @@ _WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 
 @dataclass(frozen=True)
 class LighthouseAddress:
-    """Where a lighthouse is reached."""
+    """Where a lighthouse listens."""
 
     bind: str = "127.0.0.1"
     port: int = 0
     """0: the port of this run's earlier lighthouse if it is free, else any."""
     host_address: str | None = None
-    """The name under which others reach it, where that is not the address it binds to."""
+    """The name under which others reach it, if it differs from the bind address."""
     tls: tuple[Path, Path] | None = None
     """Files with its certificate and key; None: plain HTTP."""
 
@@ -64,7 +64,7 @@ def serve(
     token_file: Path | None,
     say: Callable[[str], None],
 ) -> None:
-    """Run a lighthouse until SIGTERM or SIGINT; ``say`` gets the one line that says where it listens."""
+    """Run a lighthouse until SIGTERM or SIGINT; ``say`` gets the line that says where it listens."""
     run.create()
     lock = _lock(run)
     try:
@@ -75,7 +75,7 @@ def serve(
 
 
 def listen(run: RunDir, place: LighthouseAddress) -> socket.socket:
-    """Return a socket for ``serve_on``; ConfigError if the run directory has a living lighthouse."""
+    """Return a socket for ``serve_on``; raise ConfigError if the run directory has a live lighthouse."""
     run.create()
     os.close(_lock(run))
     return _listen(place, run)
@@ -109,12 +109,12 @@ def _serve_locked(
 ) -> None:
     token = own_token(run, token_file)
     if token_file is not None:
-        # A copy, so that the run directory is all that 'craft status' and the others need.
+        # A copy, so that the run directory is all that 'craft status' and others need.
         _write_again(run.token, token.encode() + b"\n")
     tls = None
     if place.tls is not None:
         tls = server_context(*place.tls)
-        # So is this: with it they know the lighthouse again, whatever name they reach it under.
+        # Likewise: it identifies the lighthouse under any name.
         _write_again(run.certificate, own_certificate(place.tls[0]))
     asyncio.run(_serve(run, settings, token, listener, _url(place, listener), tls, say, beat))
 
@@ -140,7 +140,7 @@ async def _serve(
         shutdown_timeout=SHUTDOWN_LIMIT_S,
         handle_signals=False,
         keepalive_timeout=KEEPALIVE_LIMIT_S,
-        # Whoever is refused before its body came is not read to the end.
+        # The body of a refused request is not read to its end.
         lingering_time=0.0,
     )
     await runner.setup()
@@ -158,7 +158,7 @@ async def _serve(
             ssl=tls,
             ssl_handshake_timeout=_HANDSHAKE_LIMIT_S if tls is not None else None,
         )
-        # asyncio takes one number for the kernel's queue and for how many it accepts in a row.
+        # asyncio uses one number for the kernel's backlog and for how many it accepts in a row.
         listener.listen(BACKLOG)
         _write_again(run.address, url.encode() + b"\n")
         say(f"lighthouse listening on {url}, run directory {run.path}")
@@ -180,18 +180,18 @@ async def _serve(
 
 
 def _beat_on(loop: asyncio.AbstractEventLoop, beat: Callable[[], None]) -> None:
-    """Call ``beat`` now and again, for as long as ``loop`` runs."""
+    """Call ``beat`` regularly, as long as ``loop`` runs."""
     beat()
     loop.call_later(BEAT_S, _beat_on, loop, beat)
 
 
 def _prepare() -> int:
-    """Make this process fit for thousands of connections; returns how many files it may have open."""
+    """Prepare this process for thousands of connections; return how many files it may open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
     if soft != resource.RLIM_INFINITY and soft < files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    # What a large job keeps would be walked through again and again, just when a loss has many objects made.
+    # The garbage collector would walk a large job's state again and again, just when a loss makes many objects.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -199,7 +199,7 @@ def _prepare() -> int:
 
 
 def _lock(run: RunDir) -> int:
-    """Take the run directory for this process; the kernel gives it free when the process ends, however that happens."""
+    """Lock the run directory; the kernel releases the lock when the process ends."""
     fd = open_private(run.lock, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -210,14 +210,14 @@ def _lock(run: RunDir) -> int:
             f"the run directory {run.path} has a living lighthouse already (pid {pid or 'unknown'}):"
             " use that one, end it, or name another directory with --dir"
         ) from None
-    # For people. Over what is there: the lock holds without it, also where a disk is full.
+    # For people. Overwritten in place: the lock holds without it, also on a full disk.
     with contextlib.suppress(OSError):
         os.ftruncate(fd, os.pwrite(fd, f"{os.getpid()}\n".encode(), 0))
     return fd
 
 
 def _write_again(path: Path, data: bytes) -> None:
-    """Write a file that an earlier lighthouse of this run wrote most likely just so: then a full disk is no reason to end."""
+    """Write a file unless it already has this content: then a full disk does not end the lighthouse."""
     if os.path.lexists(path) and read_private(path) == data:
         path.chmod(0o600)
         # 'craft status' without --dir takes the run whose lighthouse was started last.
@@ -231,7 +231,7 @@ def _listen(place: LighthouseAddress, run: RunDir) -> socket.socket:
         try:
             return _bind(place.bind, _earlier_port(run))
         except OSError:
-            # Somebody else has it by now.
+            # Another process has it.
             pass
     try:
         return _bind(place.bind, place.port)
@@ -249,7 +249,7 @@ def _bind(address: str, port: int) -> socket.socket:
 
 
 def _earlier_port(run: RunDir) -> int:
-    """The port that workers of this run may still look for; 0 if there is none."""
+    """Return the port that workers of this run may still use; 0 if there is none."""
     try:
         return urlsplit(run.read_address()).port or 0
     except (ConfigError, ValueError):
@@ -264,7 +264,7 @@ def _url(place: LighthouseAddress, listener: socket.socket) -> str:
 
 
 def end_with_parent(parent_pid: int, number: signal.Signals = signal.SIGTERM) -> None:
-    """Have the kernel send a signal when the thread that started this process ends; end now if it has ended already."""
+    """Make the kernel send a signal when the parent thread ends; end now if it has ended already."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0:
         raise ConfigError(f"--with-parent does not work here: {os.strerror(ctypes.get_errno())}")

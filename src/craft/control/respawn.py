@@ -1,8 +1,8 @@
-"""The keeper: a process with everything imported that forks the serving lighthouse, and forks again when that one fails.
+"""The keeper: a pre-imported process that forks the serving lighthouse, and forks again when it fails.
 
 ``craft lighthouse --keep`` runs ``keep``. The keeper serves no requests and has no threads. It holds the listening socket, so
-that the address stays the same and the next child answers connections that come between two children. A child that does not
-answer any more, or is stopped by a signal, is killed and followed by another one, like one that dies.
+that the address stays the same and the next child answers connections that arrive between two children. A child that
+does not answer, or is stopped by a signal, is killed and replaced, like one that dies.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ logger = logging.getLogger(__name__)
 
 EXIT_BAD_INPUT = 2
 YOUNG_S = 5.0
-"""A child that dies younger than this makes the next one wait: it would most likely die of the same."""
+"""After a child that dies younger than this, the next one is delayed: it would most likely die too."""
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
 FORK_AGAIN_S = 1.0
 ANSWER_LIMIT_S = 5.0
-"""A child whose event loop has not run for this long is replaced. A busy machine and a slow disk stay below it."""
+"""A child whose event loop has not run for this long is replaced. A busy machine or a slow disk stays below it."""
 STOP_LIMIT_S = 1.0
-"""So is one that a signal has stopped for this long."""
+"""A child that a signal has stopped for this long is replaced, too."""
 _STOPPED, _TRACED, _IN_KERNEL = "T", "t", "D"
 _WATCHED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
 
 Serve = Callable[[socket.socket, Callable[[str], None], Callable[[], None]], int]
-"""Serve on a listening socket until told to end; return the exit code.
+"""Serve on a listening socket until a signal; return the exit code.
 
 The second argument is called once it serves, with a line for people; the third every ``BEAT_S`` from then on.
 """
 
 
 def keep(serve: Serve, listener: socket.socket, say: Callable[[str], None]) -> int:
-    """Have children serve until one of them ends by itself; returns the exit code of this process."""
+    """Fork serving children until one ends normally; return the exit code of this process."""
     return _Keeper(serve, listener, say).run()
 
 
@@ -51,13 +51,13 @@ class _Keeper:
         self._serve = serve
         self._listener = listener
         self._say = say
-        # Two bytes that every child shares with this process: whether one of them has said where it listens, and a count
-        # that the serving one raises.
+        # Two bytes shared with every child: whether a child has announced its address, and a counter that the serving
+        # child increments.
         self._shared = mmap.mmap(-1, 2)
         self._ending = False
 
     def run(self) -> int:
-        # Blocked and waited for by name, instead of handlers: there is no moment at which one could be missed.
+        # Blocked and waited for, instead of handlers: none can be missed.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         delay_s = 0.0
@@ -71,7 +71,7 @@ class _Keeper:
             if self._ending or code in (0, EXIT_BAD_INPUT, -signal.SIGTERM, -signal.SIGINT):
                 return max(code, 0)
             if not self._shared[0]:
-                # It never came to serve: whoever started us waits for a word, and must hear that none will come.
+                # It never served: the parent waits for the address, and must hear that none will come.
                 if code < 0:
                     logger.error("the lighthouse was %s before it listened", ending(code))
                 return code if code > 0 else 1
@@ -82,9 +82,9 @@ class _Keeper:
             delay_s = min(max(2 * delay_s, FIRST_DELAY_S), LONGEST_DELAY_S) if young else 0.0
 
     def _fork(self, mask: set[int | signal.Signals]) -> int | None:
-        """Fork a child that serves, as soon as the system gives a process; None if this process is to end instead."""
+        """Fork a serving child, retrying while the system has no process; None if this process is to end."""
         keeper = os.getpid()
-        # What is still unwritten would be written by both.
+        # Unflushed output would be written by both.
         sys.stdout.flush()
         sys.stderr.flush()
         said = False
@@ -94,7 +94,7 @@ class _Keeper:
                 break
             except OSError as error:
                 if not said:
-                    logger.error("no process can be forked to serve: %s. It is tried again", error.strerror or error)
+                    logger.error("cannot fork a process to serve: %s; trying again", error.strerror or error)
                 said = True
             if self._told_to_end(FORK_AGAIN_S):
                 return None
@@ -102,7 +102,7 @@ class _Keeper:
             return pid
         code = 1
         try:
-            # Killed, not asked: whoever starts the next lighthouse must not find this one still holding the lock.
+            # Killed, not asked: the next lighthouse must find the lock free.
             end_with_parent(keeper, signal.SIGKILL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             code = self._serve(self._listener, self._say_once, self._beat)
@@ -125,7 +125,7 @@ class _Keeper:
         self._shared[1] = (self._shared[1] + 1) % 256
 
     def _see_through(self, pid: int) -> int:
-        """Wait for the child's end, end it if it does not answer, and pass on what ends this process."""
+        """Wait for the child's end, kill it if it does not answer, and forward signals that end this process."""
         pulse = Pulse(pid, self._shared[1])
         while True:
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -134,29 +134,29 @@ class _Keeper:
             caught = _next_signal(_WATCHED, BEAT_S)
             if caught is None:
                 if (problem := pulse.look(self._shared[1])) is not None:
-                    logger.warning("the serving process %s: it is killed, and another one starts", problem)
+                    logger.warning("the serving process %s: killing it and starting another one", problem)
                     os.kill(pid, signal.SIGKILL)
             elif caught != signal.SIGCHLD:
                 self._ending = True
                 os.kill(pid, signal.SIGTERM)
 
     def _told_to_end(self, delay_s: float) -> bool:
-        """Wait, but not for longer than until a signal comes."""
+        """Wait, at most until a signal comes."""
         return _next_signal(_WATCHED - {signal.SIGCHLD}, delay_s) is not None
 
 
 def _next_signal(signals: frozenset[signal.Signals], limit_s: float) -> int | None:
     """Wait for one of these signals; None after the limit."""
     found = signal.sigtimedwait(signals, limit_s)
-    # Where this process was stopped meanwhile and goes on after the limit, Python returns numbers that are no signal's.
+    # If this process was stopped meanwhile and continues after the limit, Python returns invalid signal numbers.
     return found.si_signo if found is not None and found.si_signo in signals else None
 
 
 class Pulse:
-    """Whether a child answers. Counts the keeper's own looks: time in which the keeper did not run either says nothing."""
+    """Checks whether a child answers. Counts its own checks: time in which the keeper did not run does not count."""
 
     def __init__(self, pid: int, count: int, state_of: Callable[[int], str] | None = None) -> None:
-        """``state_of``: how the kernel's letter for a process's state is found out; from /proc by default."""
+        """``state_of`` returns the kernel's letter for a process's state; from /proc by default."""
         self._pid = pid
         self._state_of = state_of or _state_of
         self._count = count
@@ -165,30 +165,30 @@ class Pulse:
         self._stopped = 0
 
     def look(self, count: int) -> str | None:
-        """Called every ``BEAT_S``, with the child's count of beats; return what is wrong with it, once."""
+        """Called every ``BEAT_S``, with the child's beat count; return what is wrong with it, once."""
         state = self._state_of(self._pid)
         if state == _TRACED:
             self._silent = self._stopped = 0
             return None
-        # One that ran since the last look is slow, though it may be stopped just now.
+        # One that ran since the last check is slow, though it may be stopped right now.
         self._stopped = self._stopped + 1 if state == _STOPPED and count == self._count else 0
         if count != self._count:
             self._silent = 0
         elif state != _IN_KERNEL:
-            # One that waits for a disk could not be killed before that answers, and then goes on.
+            # One that waits for a disk cannot be killed before the disk answers, and then goes on.
             self._silent += 1
         self._serves = self._serves or count != self._count
         self._count = count
         if self._stopped == round(STOP_LIMIT_S / BEAT_S):
             return f"was stopped by a signal {STOP_LIMIT_S:g} s ago"
-        # Until it serves, it reads what earlier ones left, which may be much.
+        # Before it serves, it reads the journal, which may be long.
         if self._serves and self._silent == round(ANSWER_LIMIT_S / BEAT_S):
             return f"has not answered for {ANSWER_LIMIT_S:g} s"
         return None
 
 
 def _state_of(pid: int) -> str:
-    """The letter of the kernel for a process's state; empty if it is gone."""
+    """Return the kernel's letter for a process's state; empty if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             return file.read().rpartition(") ")[2][:1]

@@ -97,12 +97,12 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     """What the members of a new generation do, each having run the same function on the same claims."""
 
-    level: int
+    step: int
     """The number of steps committed by everyone once this settlement is carried out."""
     commits: tuple[str, ...]
     """Those that commit the result they have in hand."""
     owners: tuple[int, ...]
-    """For each microbatch of step ``level``: the rank that holds or computes it, or DROPPED."""
+    """For each microbatch of step ``step``: the rank that holds or computes it, or DROPPED."""
     given: tuple[int, ...]
     """Microbatches that nobody held or had begun, and which are computed (again) in this generation."""
     idle: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     joiners: tuple[str, ...] = ()
     """Members without any state: those of ``idle`` that need it from the others."""
     calls: int = 0
-    """Collective calls since the last commit that count as completed, by everybody who stands at ``level``."""
+    """Collective calls since the last commit that count as completed, by everybody who stands at ``step``."""
     branch: int = 0
     rewinds: int = 0
     """How often everybody has gone back to a checkpoint once this is carried out: whoever has not, does so now."""

@@ -12,8 +12,7 @@ import pytest
 
 from craft.control.core.loop import Loop
 from craft.control.core.persistence import Durable, restore
-from craft.control.replay.already_journaled import AlreadyJournaled
-from craft.control.replay.faults import faults_in
+from craft.control.replay.journal_replay import JournalReplay
 from craft.decide.job.state import JobState
 from craft.decide.techniques import defaults
 from craft.protocol.events import WorkerFailed
@@ -71,14 +70,15 @@ class Lab(FakeClock):
         self.saved: list[Durable] = []
         self.told: list[JobState] = []
         self._sequence = 0
+        replay = JournalReplay({"time": self.time, **line} for line in journal)
         self.loop = Loop(
             restore(JobState(slots=slots, min_workers=min_workers), durable),
             policies=defaults().policies(),
             store=self,
             journal=self,
-            around=self,
-            faults=faults_in(journal),
-            told=AlreadyJournaled({"time": self.time, **line} for line in journal),
+            host=self,
+            faults=replay.faults,
+            journaled=replay.journaled,
         )
 
     def nonce(self) -> str:

@@ -38,7 +38,7 @@ def test_a_child_whose_event_loop_does_not_run_is_killed_and_followed_by_another
     found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     assert found.returncode == 0, found.stderr
-    assert "the serving process has not answered for 1 s: it is killed, and another one starts" in found.stdout
+    assert "the serving process has not answered for 1 s: killing it and starting another one" in found.stdout
     assert "the serving process ended (killed by SIGKILL)" in found.stdout
 
 

@@ -44,7 +44,7 @@ class Reducing:
         assert generation is not None
         ledger = Ledger(
             worker_id=self.worker_id,
-            level=step,
+            step=step,
             generation=generation.number,
             members=generation.worker_ids,
             idle=frozenset(idle),

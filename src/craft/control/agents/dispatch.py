@@ -1,8 +1,8 @@
-"""Messages out: the whole target, to every agent, at once.
+"""Messages out: send the complete directive to every agent at once.
 
-``Dispatch`` keeps the current directive. Each connection has a task of its own that sends the latest one: an agent that
-does not read delays nobody, and gets one directive, not a queue of old ones, when it reads again. A large directive goes
-out whole once per connection, packed; then as an update of what was sent before. Each is encoded once for all.
+``Dispatch`` holds the current directive. A task per connection sends the latest one: an agent that does not read delays
+no other, and gets one directive, not a queue of old ones, when it reads again. A large directive is sent in full once per
+connection, compressed; then as an update of the one before. Each is encoded once for all.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Send = Callable[[str | bytes], Awaitable[None]]
 
 
 def directive_of(state: JobState, sequence: int) -> Directive:
-    """Return what everybody is to do, as one value."""
+    """Return the directive for ``state``."""
     stop = state.stopping
     return Directive(
         sequence=sequence,
         slots=state.slots,
         generation=state.generation,
         upcoming=state.upcoming,
-        # Every lost worker must end, however it was lost: one that still runs somewhere has no other way to know.
+        # Every lost worker must end: one that still runs somewhere has no other way to know.
         fenced=tuple(view.member.worker_id for view in state.having("lost") if not view.ended),
         released=tuple(view.member.worker_id for view in state.having("left") if view.entered == 0),
         holders=tuple(sorted(holders(state))),
@@ -52,17 +52,17 @@ def directive_of(state: JobState, sequence: int) -> Directive:
 
 
 class Dispatch:
-    """The current directive and pace, and those who are to hear of them."""
+    """The current directive and heartbeat interval, and the connections that get them."""
 
     def __init__(self, first_sequence: int) -> None:
-        """``first_sequence`` must be above any that an earlier lighthouse of this job gave out."""
+        """``first_sequence`` must be above any that an earlier lighthouse of this job used."""
         self._directive = Directive(sequence=first_sequence)
         self._told = False
         self._pace = Pace()
         self._encoded: dict[int | None, str | bytes] = {}
-        """The current directive for a connection on which the one of this number was sent last; None: none was."""
+        """The encoded directive for connections that last got the one of this number; None: none."""
         self._changed: dict[asyncio.Event, None] = {}
-        """In the order in which they came."""
+        """In the order of their connection."""
 
     @property
     def directive(self) -> Directive:
@@ -73,7 +73,7 @@ class Dispatch:
         return self._pace
 
     def tell(self, state: JobState) -> None:
-        """Make what ``state`` wants the current directive; nothing is sent if it is the same as before."""
+        """Make the directive for ``state`` the current one; an unchanged one is not sent."""
         wanted = directive_of(state, self._directive.sequence)
         if self._told and wanted == self._directive:
             return
@@ -83,7 +83,7 @@ class Dispatch:
         self._wake()
 
     def set_pace(self, pace: Pace) -> None:
-        """Have every agent keep this pace."""
+        """Set the heartbeat interval of every agent."""
         if pace != self._pace:
             self._pace = pace
             self._wake()
@@ -93,7 +93,7 @@ class Dispatch:
             changed.set()
 
     async def serve(self, send: Send) -> None:
-        """Send what is current now and whenever it changes, until cancelled or until ``send`` fails."""
+        """Send the current directive now and at every change, until cancelled or until ``send`` fails."""
         changed = asyncio.Event()
         changed.set()
         self._changed[changed] = None
@@ -102,7 +102,7 @@ class Dispatch:
         try:
             while True:
                 await changed.wait()
-                # Cleared before anything is taken: a change during the send is sent afterwards.
+                # Cleared before the send: a change during it is sent afterwards.
                 changed.clear()
                 if self._told and sent is not self._directive:
                     data, sent = self._for_one_who_has(sent), self._directive

@@ -1,7 +1,7 @@
-"""When somebody hangs: looks at all workers at that moment, and leaves a bundle in the run directory.
+"""Inspect all workers when one hangs, and write a bundle to the run directory.
 
-A listener of the journal. A finding is written there before it is answered, so the question is on its way to the agents
-before any directive: workers write their stacks as they were, and nobody waits for the bundle to be written.
+A listener of the journal. A finding is journaled before it is answered, so agents get the question before any
+directive: workers dump their stacks as they were, and the job does not wait for the bundle.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from craft.telemetry.explain import bundle
 logger = logging.getLogger(__name__)
 
 MAX_HOSTS = 32
-"""Of a large job so many are asked, the one of the worker that hangs first."""
+"""Most hosts that are asked in a large job, the one of the hanging worker first."""
 MAX_BUNDLES = 50
-"""In the life of one lighthouse."""
+"""Most bundles of one lighthouse."""
 _PAUSE_S = 2.0
-"""Those who hang for the same reason are found within moments of each other."""
+"""Workers that hang for the same reason are found within moments of each other."""
 
 
 class HangBundles:
@@ -46,12 +46,12 @@ class HangBundles:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __call__(self, line: dict[str, Any]) -> None:
-        """Take a line of the journal."""
+        """Take in a line of the journal."""
         if line.get("event") == "WorkerOverdue" and line["phase"] != "exchanging":
             waiting = (
                 f"; {', '.join(line['waiting'])} {'wait' if line['waiting'][1:] else 'waits'} for it"
                 if line["waiting"]
-                else "; nobody waits for it"
+                else "; no worker waits for it"
             )
             self._begin(line["worker_id"], line["phase"], f"{line['worker_id']} hangs: {line['detail']}{waiting}")
         elif line.get("action") == "Probe":
@@ -98,7 +98,7 @@ class HangBundles:
         try:
             folder = await asyncio.to_thread(bundle.write, self._run.diagnosis / name, title, found, missing)
         except OSError as error:
-            # A record; the job must not end because a disk is full.
-            logger.error("the diagnosis cannot be written: %s", error)
+            # Only a record: a full disk must not end the job.
+            logger.error("cannot write the hang bundle: %s", error)
         else:
             logger.warning("%s: see %s", title, folder / "summary.txt")

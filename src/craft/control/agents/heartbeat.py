@@ -1,7 +1,7 @@
-"""Which hosts are silent. Anything an agent sends is a sign of life; its silence for the limit is its host's end.
+"""Find silent hosts: a host whose agent sends nothing for the limit is lost.
 
-Unless nobody is heard: then it is most likely this lighthouse that is cut off, and no host is judged until one is heard.
-``Sessions`` says who was heard; ``Lighthouse`` gets the hosts that fell silent.
+If no host is heard, the lighthouse itself is most likely cut off, and it judges no host until one is heard.
+``Sessions`` reports who was heard; ``Lighthouse`` gets the silent hosts.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from typing import Protocol
 
 DEFAULT_LIMIT_S = 1.0
 STALL_SHARE = 0.25
-"""A timer that fires later than this share of the limit shows that the lighthouse itself had stopped for a while."""
+"""A timer that is late by more than this share of the limit shows that the lighthouse itself had stopped."""
 WITNESS_SHARE = 0.5
-"""Another host heard within this share of the limit shows that the lighthouse is not cut off. Not the whole limit:
-when everybody falls silent at once, the first to be judged was heard only moments before the others."""
+"""Another host heard within this share of the limit shows that the lighthouse is not cut off. Less than the limit:
+when all fall silent at once, the first to be judged was heard only moments before the others."""
 RETURN_LIMITS = 3
-"""After a restart, and after everybody was silent, hosts have this many limits: agents look for the lighthouse only so
-often."""
+"""Hosts get this many limits after a restart, and after all were silent: agents retry only so often."""
 
 
 class Clock(Protocol):
-    """A clock that never goes back, and timers on it."""
+    """A monotonic clock with timers."""
 
     def monotonic(self) -> float:
         """Seconds since some moment."""
@@ -32,13 +31,13 @@ class Clock(Protocol):
 
 
 class Watcher(Protocol):
-    """Who wants to know."""
+    """Gets the findings of ``Heartbeats``."""
 
     def on_silent(self, host: str, silent_s: float) -> None:
         """``host`` was not heard for the limit, and others were. Called again only after it came back."""
 
     def on_alone(self, silent_s: float) -> None:
-        """No host at all was heard for the limit."""
+        """No host was heard for the limit."""
 
     def on_heard(self, host: str, alone_s: float) -> None:
         """``host`` was heard, the first one after ``on_alone``."""
@@ -47,37 +46,37 @@ class Watcher(Protocol):
 @dataclass
 class _Pulse:
     since: float
-    """Its silence counts from here: from its last sign of life, or from when one was to be expected."""
+    """When its silence begins: its last sign of life, or when one was due."""
     limit_s: float
     due: float = 0.0
-    """When its timer is to look."""
+    """When its timer checks next."""
     silent: bool = False
     excused: bool = False
-    """Whether a stall of this process was taken into account already."""
+    """Whether a stall of this process is already compensated."""
 
 
 class Heartbeats:
-    """Tells ``watcher`` of hosts that were not heard for the limit."""
+    """Reports hosts that were not heard for the limit to ``watcher``."""
 
     def __init__(self, limit_s: float, clock: Clock, watcher: Watcher) -> None:
         self.limit_s = limit_s
-        """May be changed at any time; it counts for a host from its next sign of life on."""
+        """May change at any time; applies to a host from its next sign of life."""
         self._clock = clock
         self._watcher = watcher
         self._pulses: dict[str, _Pulse] = {}
         self._newest: tuple[str, float] | None = None
-        """Who was heard last, and when."""
+        """The host heard last, and when."""
         self._another: tuple[str, float] | None = None
-        """The newest sign of life of any other host than that one."""
+        """The latest sign of life of any other host."""
         self._alone_since: float | None = None
 
     def expect(self, host: str, limit_s: float) -> None:
-        """Count on hearing from ``host`` within ``limit_s``, though nothing came from it yet."""
+        """Expect ``host`` within ``limit_s``, though it was not heard yet."""
         pulse = self._pulses[host] = _Pulse(self._clock.monotonic(), limit_s)
         self._look_in(limit_s, host, pulse)
 
     def heard(self, host: str) -> None:
-        """``host`` gave a sign of life just now."""
+        """Record a sign of life of ``host``."""
         now = self._clock.monotonic()
         if self._newest is not None and self._newest[0] != host:
             self._another = self._newest
@@ -91,17 +90,17 @@ class Heartbeats:
         pulse.since, pulse.excused = now, False
 
     def is_silent(self, host: str) -> bool:
-        """Whether ``host`` was not heard for longer than the limit."""
+        """Return whether ``host`` was not heard for longer than the limit."""
         silent_s = self.silent_s(host)
         return silent_s is not None and silent_s > self.limit_s
 
     def silent_s(self, host: str) -> float | None:
-        """For how long nothing came from ``host``; None if nothing ever did."""
+        """Return how long ``host`` is silent; None if it was never heard."""
         pulse = self._pulses.get(host)
         return None if pulse is None else self._clock.monotonic() - pulse.since
 
     def _contact(self, host: str, now: float) -> None:
-        """Everybody has to find this lighthouse again before anybody can be judged."""
+        """Give all hosts time to find this lighthouse again before any is judged."""
         assert self._alone_since is not None
         alone_s, self._alone_since = now - self._alone_since, None
         for other, pulse in list(self._pulses.items()):
@@ -114,12 +113,12 @@ class Heartbeats:
         self._clock.later(delay_s, lambda: self._look(host, pulse))
 
     def _look(self, host: str, pulse: _Pulse) -> None:
-        """The one timer of a host: looks, then waits for as long as the host may still be silent."""
+        """Check a host, then wait for as long as it may still be silent."""
         if self._pulses[host] is not pulse or self._alone_since is not None:
             return
         now = self._clock.monotonic()
         if now - max(pulse.due, pulse.since + pulse.limit_s) > STALL_SHARE * pulse.limit_s and not pulse.excused:
-            # This process did not run when it should have: what the host sent meanwhile is still unread.
+            # This process did not run when it should have: messages of the host are still unread.
             pulse.since, pulse.excused = now, True
         left_s = pulse.since + pulse.limit_s - now
         if left_s > 0:
@@ -141,6 +140,6 @@ class Heartbeats:
             self._watcher.on_alone(heard)
 
     def _others_silent_s(self, host: str, now: float) -> float:
-        """How long ago any other host was heard; infinity if none ever was."""
+        """Return how long ago any other host was heard; infinity if none ever was."""
         found = self._another if self._newest is not None and self._newest[0] == host else self._newest
         return now - found[1] if found is not None else float("inf")

@@ -1,4 +1,4 @@
-"""How often agents are to speak: the more there are, the less often, so that one lighthouse can listen to them all."""
+"""Choose the heartbeat interval: the more agents, the longer, so that one lighthouse can serve them all."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ LEVELS = (
     (20, Pace(heartbeat_s=0.1, progress_s=0.5)),
     (200, Pace(heartbeat_s=0.25, progress_s=1.0)),
 )
-"""From above how many agents on, which pace."""
+"""(number of agents, interval from there on)."""
 STAY_SHARE = 0.8
-"""A pace holds until so much fewer agents are left: not everybody is told anew when one of them comes and goes."""
+"""An interval holds until the agents are fewer by this share: one agent that comes and goes must not change it."""
 
 
 def pace_for(agents: int, current: Pace) -> Pace:
-    """Return the pace for so many agents, where ``current`` is what they keep now."""
+    """Return the interval for so many agents; ``current`` is the present one."""
     chosen = LEVELS[0][1]
     for least, pace in LEVELS:
         held = current.heartbeat_s >= pace.heartbeat_s and current.progress_s >= pace.progress_s
@@ -25,5 +25,5 @@ def pace_for(agents: int, current: Pace) -> Pace:
 
 
 def limit_for(limit_s: float, pace: Pace) -> float:
-    """Return the limit on silence that goes with a pace, where ``limit_s`` goes with the default one."""
+    """Return the limit on silence for an interval; ``limit_s`` is the one for the default interval."""
     return limit_s * pace.heartbeat_s / Pace().heartbeat_s

@@ -1,4 +1,4 @@
-"""Asks agents what their workers are doing, and waits for the answers: for ``GET /v1/workers/{worker_id}/debug`` and bundles."""
+"""Ask agents what their workers do: for ``GET /v1/workers/{worker_id}/debug`` and hang bundles."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from craft.control.core.loop import Loop
-from craft.decide.policies.hang import EXCHANGING
+from craft.decide.policies.detected import EXCHANGING
 from craft.protocol.values.inspection import CloseUp, Look, Looked
 from craft.wire.codec import encode
 
 LIMIT_S = 4.0
-"""An agent gives each process half a second, and a worker may have forked some."""
+"""An agent gives each process half a second, and a worker may have forked several."""
 MAX_OPEN = 64
-"""Questions that wait for an answer, in all."""
+"""Most open questions."""
 
 
 _MAX_AWAITED = 32
 
 Doing = Mapping[str, tuple[str, int]]
-"""By member: the phase it is in, and its committed steps."""
+"""By member: its phase and its committed steps."""
 
 
 class AgentLink(Protocol):
@@ -39,7 +39,7 @@ class AgentLink(Protocol):
 
 
 class Unanswered(Exception):
-    """The agent does not answer; the message says why, for people."""
+    """The agent does not answer; the message says why."""
 
 
 class Busy(Exception):
@@ -50,9 +50,9 @@ class Inspections:
     """Lives on the lighthouse's event loop."""
 
     def __init__(self, loop: Loop, lines: Callable[[], Mapping[str, AgentLink]]) -> None:
-        """``lines`` gives the newest connection of each host."""
+        """``lines`` returns the newest connection of each host."""
         self.limit_s = LIMIT_S
-        """How long an answer is waited for."""
+        """How long to wait for an answer."""
         self._loop = loop
         self._lines = lines
         self._numbers = itertools.count(1)
@@ -60,7 +60,7 @@ class Inspections:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def doing(self) -> Doing:
-        """What each member does now; when the answer comes, they may all have gone on."""
+        """Return what each member does now; when the answer comes, all may have moved on."""
         report_events = self._loop.report_events
         return {
             worker_id: (seen.report.phase, seen.report.step)
@@ -69,7 +69,7 @@ class Inspections:
         }
 
     def ask(self, host: str, doing: Doing, worker_ids: tuple[str, ...] = ()) -> asyncio.Future[tuple[CloseUp, ...]]:
-        """Ask the agent of ``host``; the question is on its way before anything that is sent later."""
+        """Ask the agent of ``host``; the question is sent before any later message."""
         line = self._lines().get(host)
         if line is None or line.closed:
             raise Unanswered(f"the agent of host {host} is not connected: ask again when it is back")
@@ -85,13 +85,13 @@ class Inspections:
         return answer
 
     def took(self, host: str, message: Looked) -> None:
-        """An agent has answered; late answers, and those of others, are nobody's."""
+        """Take in an agent's answer; ignore late and foreign ones."""
         asked = self._open.get(message.number)
         if asked is not None and asked[0] == host and not asked[1].done():
             asked[1].set_result(tuple(_with_waits(each, asked[2]) for each in message.workers))
 
     async def look(self, worker_id: str, host: str) -> CloseUp:
-        """Return one worker from close up."""
+        """Inspect one worker."""
         try:
             found = await asyncio.wait_for(self.ask(host, self.doing(), (worker_id,)), self.limit_s)
         except asyncio.TimeoutError:
@@ -103,7 +103,7 @@ class Inspections:
 
 
 def _with_waits(found: CloseUp, doing: Doing) -> CloseUp:
-    """Who keeps it waiting, as far as the lighthouse knows: members that are not in the exchange, or are behind."""
+    """Return who blocks it, as far as known: members that are not in the exchange, or are behind."""
     if found.phase != EXCHANGING or found.worker_id not in doing:
         return found
     _, step = doing[found.worker_id]
@@ -116,6 +116,6 @@ def _with_waits(found: CloseUp, doing: Doing) -> CloseUp:
 
 
 async def _say(line: AgentLink, data: str) -> None:
-    # A connection that ends meanwhile is noticed by its receiving side; whoever asked waits in vain.
+    # The receiving side notices the end of a connection; the question then times out.
     with contextlib.suppress(ConnectionError):
         await line.say(data)

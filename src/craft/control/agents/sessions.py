@@ -1,7 +1,7 @@
-"""Messages in: one WebSocket per agent, carrying its reports, and back the directives.
+"""Messages in: one WebSocket per agent, with its reports, and the directives back.
 
-A message that is not ours ends its own connection (code 1008, with the reason) and touches nothing else. An agent that
-sends too much is read more slowly; one that connects and says nothing is sent away.
+An invalid message ends its connection (code 1008, with the reason) and changes nothing else. An agent that sends too
+much is read more slowly; one that connects and sends nothing is disconnected.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from craft.wire.codec import MAX_MESSAGE_BYTES, unpack
 logger = logging.getLogger(__name__)
 
 MAX_REASON_BYTES = 120
-"""A close frame has room for 123 bytes."""
+"""A close frame holds 123 bytes."""
 CLOSE_LIMIT_S = 0.5
 FIRST_REPORT_LIMIT_S = 5.0
 MESSAGES_PER_S = 500.0
-"""An agent of a small job with many workers may come to a hundred; a burst of four seconds' worth passes freely."""
+"""An agent of a small job with many workers may reach a hundred; a burst of four seconds' worth passes freely."""
 BYTES_PER_S = 4 * 1024.0 * 1024.0
 _BURST_S = 4.0
 
 
 class Socket(Protocol):
-    """What of a WebSocket is needed here."""
+    """The part of a WebSocket that is used here."""
 
     @property
     def closed(self) -> bool: ...
@@ -66,7 +66,7 @@ class Session:
         self._bytes = TokenBucket(BYTES_PER_S, _BURST_S * BYTES_PER_S, now)
 
     def pause_s(self, size: int) -> float:
-        """For how long not to read after a message of this size."""
+        """Return how long not to read after a message of this size."""
         now = time.monotonic()
         return max(self._messages.take(1.0, now), self._bytes.take(size, now))
 
@@ -100,7 +100,7 @@ class Sessions:
         return socket
 
     async def serve(self, socket: Socket) -> None:
-        """Serve one agent on a connection that is open, until it ends."""
+        """Serve one agent on an open connection until it ends."""
         session = Session(socket)
         self._open.add(session)
         self._set_pace()
@@ -114,7 +114,7 @@ class Sessions:
             await asyncio.gather(sender, return_exceptions=True)
 
     async def close(self) -> None:
-        """End every connection, saying that this lighthouse goes away."""
+        """Close every connection: this lighthouse goes away."""
         closing = (session.socket.close(code=WSCloseCode.GOING_AWAY, message=b"stopped") for session in self._open)
         await asyncio.gather(*closing, return_exceptions=True)
 
@@ -127,14 +127,14 @@ class Sessions:
         async def send(data: str | bytes) -> None:
             await (socket.send_str(data) if isinstance(data, str) else socket.send_bytes(data))
 
-        # A connection that ends while something is sent is noticed by its receiving side.
+        # The receiving side notices a connection that ends during a send.
         with contextlib.suppress(ConnectionError):
             await self._dispatch.serve(send)
 
     async def _receive(self, session: Session) -> None:
         while True:
             try:
-                # Whoever is introduced may be silent for as long as its heartbeats allow.
+                # After its first report an agent may be silent for as long as its heartbeats allow.
                 message = await asyncio.wait_for(
                     session.socket.receive(), None if session.host else FIRST_REPORT_LIMIT_S
                 )
@@ -150,7 +150,7 @@ class Sessions:
                 await session.socket.close(code=WSCloseCode.POLICY_VIOLATION, message=_short(error))
                 return
             except Exception:
-                # The edge of this connection's task: the other agents, and the job, go on.
+                # The edge of this connection's task: other agents and the job go on.
                 logger.exception("a report of host %s could not be handled", session.host)
                 await session.socket.close(code=WSCloseCode.INTERNAL_ERROR, message=b"see the lighthouse's log")
                 return
@@ -175,7 +175,7 @@ class Sessions:
         if self.by_host[session.host] is not session:
             return
         self._heartbeats.heard(session.host)
-        # Late or repeated: the newer report said it all, and later. It still is a sign of life.
+        # Late or repeated: a newer report replaced it. It still is a sign of life.
         if report.sequence > session.sequence:
             session.sequence = report.sequence
             self._loop.handle_report(report)
@@ -191,7 +191,7 @@ class Sessions:
         if other is not None and not other.closed:
             if other.pid != report.pid and not self._heartbeats.is_silent(report.host):
                 raise MalformedMessage(f"host {report.host} has an agent already (pid {other.pid})", "$.host")
-            # The agent connected anew, and what is left of its old connection must not be heard any more.
+            # The agent reconnected: ignore what is left of its old connection.
             task = asyncio.create_task(self._supersede(other))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -203,6 +203,6 @@ class Sessions:
 
 
 def _short(error: MalformedMessage) -> bytes:
-    """The field and the message, as far as a close frame has room."""
+    """Return the field and the message, cut to the size of a close frame."""
     text = str(error) if not error.field or error.field in str(error) else f"{error.field}: {error}"
     return text.encode()[:MAX_REASON_BYTES].decode(errors="ignore").encode()

@@ -1,4 +1,4 @@
-"""A token bucket: how much may come in a while, with a reserve for what comes all at once."""
+"""A token bucket: limits a rate, with a reserve for bursts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class TokenBucket:
         self._when = now
 
     def pause_s(self, amount: float, now: float) -> float:
-        """For how long there is not enough to take ``amount``; takes nothing."""
+        """Return how long until ``amount`` is available; take nothing."""
         level = min(self._burst, self._level + (now - self._when) * self._rate)
         return max(0.0, (amount - level) / self._rate)
 
     def take(self, amount: float, now: float) -> float:
-        """Take ``amount`` out, and return for how many seconds the one who took it is to pause; 0 if there was enough."""
+        """Take ``amount``, and return for how many seconds the taker pauses; 0 if there was enough."""
         self._level = min(self._burst, self._level + (now - self._when) * self._rate)
         self._when = now
         self._level -= amount

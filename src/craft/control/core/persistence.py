@@ -1,6 +1,6 @@
-"""What outlives a lighthouse: the generations it gave out, who may never come back, and whether the job is over.
+"""The part of the job state that survives a lighthouse: generations, fenced workers, the end of the job.
 
-``Loop`` saves before it tells anybody; a lighthouse that starts on the same run directory restores from it.
+``Loop`` saves it before it sends a directive; a lighthouse on the same run directory restores from it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from craft.decide.job.apply import restarted
-from craft.decide.job.state import JobState, Owed, WorkerView
+from craft.decide.job.state import JobState, LostAfterLoop, WorkerView
 from craft.protocol.actions import Stop
 from craft.protocol.events import CheckpointRestored, CheckpointWritten
 from craft.protocol.membership import Generation, Member
@@ -21,49 +21,49 @@ _KEPT_GONE = 256
 
 
 class Durable(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the job's state that must not be forgotten."""
+    """The durable part of the job state."""
 
     generation: Generation | None = None
     upcoming: Generation | None = None
-    """Told to its members, who may enter it while no lighthouse is there."""
+    """Known to its members, which may enter it while no lighthouse runs."""
     highest: int = 0
     lost: tuple[Member, ...] = ()
-    """Workers that must not act any more; one of them may still be running somewhere."""
+    """Workers that must not act any more; some may still run."""
     gone: tuple[str, ...] = ()
-    """Workers that ended or left: their agents may say so once more, and it is no news."""
+    """Workers that ended or left; their agents may report that again."""
     draining: tuple[tuple[str, str], ...] = ()
-    """Workers that are to leave, and why."""
+    """(worker, reason): draining workers."""
     leave_by: tuple[tuple[str, float], ...] = ()
-    """Those of them that count as lost from a certain time on, in seconds since 1970."""
+    """(worker, time): when a draining worker counts as lost, in seconds since 1970."""
     winding_down: str | None = None
     preempting: PreemptionOrder | None = None
     wishes: tuple[CheckpointWish, ...] = ()
     restoration: Restoration | None = None
     former: Generation | None = None
-    """Set while the job begins again: nobody acts under it any more."""
+    """Set during a restore: no worker acts under it any more."""
     replacing: bool = True
     stopping: Stop | None = None
     loop: int = 1
-    owed: tuple[Owed, ...] = ()
+    owed: tuple[LostAfterLoop, ...] = ()
     hosts: tuple[str, ...] = ()
-    """Hosts of all workers but those that left."""
+    """Hosts of all workers except those that left."""
     left: int = 0
-    """Members that left as they were told."""
+    """Members that left on request."""
     checkpoint: CheckpointWritten | msgspec.UnsetType | None = msgspec.UNSET
-    """The newest complete one. Not in files of earlier versions, who had this and what follows in the journal alone."""
+    """The newest complete checkpoint. Files of earlier versions lack this and the fields below."""
     begun_from: CheckpointRestored | None = None
     branch: int = 0
 
 
 class DurableStore(Protocol):
-    """Where a Durable is kept."""
+    """Stores a Durable."""
 
     def save(self, durable: Durable) -> None:
         """Return only when ``durable`` would survive a crash."""
 
 
 def durable_of(state: JobState) -> Durable:
-    """Return what of ``state`` must be kept."""
+    """Return the durable part of ``state``."""
     return Durable(
         generation=state.generation,
         upcoming=state.upcoming,
@@ -100,12 +100,12 @@ def durable_of(state: JobState) -> Durable:
 
 
 def history_of(state: JobState) -> tuple[object, ...]:
-    """Return what is known of the job's checkpoints and rollbacks: where it changes, it is to be made durable."""
+    """Return the job's checkpoints and branch: a change of these is made durable."""
     return state.checkpoint, state.begun_from, state.branch
 
 
 def restore(fresh: JobState, durable: Durable | None) -> JobState:
-    """Return the state that a lighthouse begins with: ``fresh``, or what an earlier one left."""
+    """Return the initial state of a lighthouse: ``fresh``, or what an earlier one saved."""
     if durable is None:
         return fresh
     state = restarted(fresh, durable.generation)
@@ -143,7 +143,7 @@ def restore(fresh: JobState, durable: Durable | None) -> JobState:
         checkpoint=durable.checkpoint or None,
         begun_from=durable.begun_from,
         branch=max(durable.branch, durable.restoration.branch if durable.restoration is not None else 0),
-        # What those had committed who are gone since is not in the file.
+        # Steps committed by workers that are gone since then are not in the file.
         reached=None,
         stopping=durable.stopping,
         loop=durable.loop,

@@ -1,6 +1,6 @@
-"""Keeps a ``Durable`` in a file that is replaced as a whole, with a spare copy beside it.
+"""Store a ``Durable`` in a file that is replaced atomically, with a spare copy beside it.
 
-``Lighthouse`` loads when it begins; ``Loop`` saves before it tells anybody.
+``Lighthouse`` loads it at start; ``Loop`` saves before it sends a directive.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UNSEALED = "has lost its checksum"
 
 
 class Copy(NamedTuple):
-    """What is in one of the two files."""
+    """The content of one of the two files."""
 
     durable: Durable | None
     """None: the file is missing, or damaged."""
@@ -34,16 +34,16 @@ class Copy(NamedTuple):
 
 
 class DurableFile:
-    """One small file, replaced as a whole, and a spare copy of it.
+    """One small file, replaced atomically, and a spare copy of it.
 
-    Two files take turns: what is saved is written over the one before the last, and then gets the name. So the room for it is
-    there already: a disk that others filled does not keep a job from going on without a lost worker, or from ending. The spare
-    copy is of the same record, never of an older one: a lighthouse that goes on from it has forgotten nothing.
+    Two files take turns: a record overwrites the one before the last, and is then renamed. So its disk space is already
+    allocated: a full disk does not keep a job from going on without a lost worker, or from ending. The spare copy has the
+    same record, never an older one: a lighthouse that restores from it has lost nothing.
     """
 
     def __init__(self, path: Path) -> None:
         self.problem = ""
-        """What ``load`` found to be damaged, and what it did about it, in words."""
+        """What ``load`` found damaged, and what it did about it, in words."""
         self._path = path
         self._next = path.with_name(f".{path.name}.next")
         self._last = path.with_name(f".{path.name}.last")
@@ -52,13 +52,13 @@ class DurableFile:
 
     def save(self, durable: Durable) -> None:
         data = seal(msgspec.json.encode(durable))
-        # First, and in place: until the other one has its name, nothing is saved.
+        # First, and in place: nothing is saved until the other file is renamed.
         write_over(self._spare, data.ljust(_room_for(self._spare, len(data))) + b"\n")
         self._replace(data)
 
     def _replace(self, data: bytes) -> None:
         write_over(self._next, data.ljust(_room_for(self._next, len(data))) + b"\n")
-        # A second name for what is replaced: its room is not given back, and is that of the next one.
+        # A second name for the replaced file keeps its disk space for the next record.
         self._last.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             # Not there yet, or a file system without hard links.
@@ -71,18 +71,18 @@ class DurableFile:
             else:
                 write_over(self._next, b" " * self._path.stat().st_size)
         except OSError as error:
-            # It is saved all the same.
-            logger.warning("there is no room yet to make the next generation durable: %s", error)
+            # The record itself is saved.
+            logger.warning("no disk space is reserved yet for the next durable generation: %s", error)
 
     def load(self) -> Durable | None:
-        """Return what was saved last, or None if nothing was; what is damaged is repaired from the other copy.
+        """Return the last record, or None if there is none; repair a damaged copy from the other one.
 
         Raises ConfigError if no copy can be read.
         """
         first, spare = _read(self._path), _read(self._spare)
         if not self._path.exists() and not self._spare.exists():
             return None
-        # Where there is a spare copy, both have checksums: one that has lost its own is damaged.
+        # With a spare copy, both have checksums: one without is damaged.
         if first.durable is not None and (first.sealed or not spare.sealed):
             if not spare.sealed and self._spare.exists():
                 problem = spare.problem or _UNSEALED
@@ -104,7 +104,7 @@ class DurableFile:
         return spare.durable
 
     def _keep_damaged(self) -> None:
-        """For people who want to know what happened to the disk."""
+        """Keep the damaged file for inspection."""
         with contextlib.suppress(OSError):
             write_private(self._aside, read_private(self._path))
 
@@ -115,7 +115,7 @@ class DurableFile:
 
 
 def _room_for(path: Path, size: int) -> int:
-    """As many bytes as are there, if they are enough; else enough for a while."""
+    """Return the size to reserve: the present one if it is enough, else enough for a while."""
     try:
         there = path.stat().st_size - 1
     except FileNotFoundError:
@@ -133,7 +133,7 @@ def _read(path: Path) -> Copy:
 
 
 def decode(data: bytes) -> Copy:
-    """Return what a file with these bytes says, or what is wrong with them."""
+    """Parse the bytes of a file, or say what is wrong with them."""
     try:
         return Copy(msgspec.json.decode(data, type=Durable), is_sealed(data))
     except (Damaged, msgspec.DecodeError, UnicodeDecodeError) as error:

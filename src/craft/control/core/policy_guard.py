@@ -1,4 +1,4 @@
-"""The policies of a job's techniques, where those of other packages cannot end the lighthouse."""
+"""Guard the lighthouse against policies of other packages."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from craft.protocol.events import AnyEvent, TechniqueFailed
 logger = logging.getLogger(__name__)
 
 ALLOWED = (RequestDrain, DeclareLost, DeclareHostLost, TakeCheckpoint, Preempt, Reconfigure, WindDown, Stop)
-"""What policies of other packages may ask for; the rest only makes sense as a part of CRAFT's own answers."""
+"""Actions that policies of other packages may return; the others only make sense within CRAFT's own answers."""
 
 
 def guarded(techniques: Chosen, journal: JournalWriter) -> tuple[Policy, ...]:
-    """All policies, in the declared order."""
+    """Return all policies, in the declared order."""
     found: list[Policy] = []
     for name, technique in techniques.by_name.items():
         if type(technique) in BUILT_IN:
@@ -47,7 +47,7 @@ def guarded(techniques: Chosen, journal: JournalWriter) -> tuple[Policy, ...]:
 
 
 class _Guarded:
-    """A policy of another package: if it raises, or answers with what is no action, it is asked no more."""
+    """A policy of another package. It is disabled after it raises or returns something invalid."""
 
     def __init__(self, technique: str, policy: Policy, journal: JournalWriter) -> None:
         self._technique = technique
@@ -67,7 +67,7 @@ class _Guarded:
 
 
 def _checked(state: JobState, actions: Iterable[AnyAction]) -> tuple[AnyAction, ...]:
-    """What a policy of another package answered, if it is sound: a wrong type would make every directive unreadable."""
+    """Return the answer of a policy if it is valid: a wrong type would make every directive unreadable."""
     found = tuple(actions)
     for each in found:
         if not isinstance(each, ALLOWED):
@@ -77,7 +77,7 @@ def _checked(state: JobState, actions: Iterable[AnyAction]) -> tuple[AnyAction, 
         msgspec.convert(msgspec.to_builtins(each), type(each))
         if isinstance(each, Reconfigure) and not (each.members and {*each.members} <= _living(state)):
             raise ValueError(f"members of a generation are workers that live, not {each.members}")
-        # What cannot be carried out must show here, where it can still be left out.
+        # What cannot be encoded must fail here, where it can still be dropped.
         apply(state, each, "")
     return found
 
@@ -87,6 +87,6 @@ def _living(state: JobState) -> set[str]:
 
 
 def _failed(technique: str, where: str, error: Exception, journal: JournalWriter) -> None:
-    logger.error("technique %s failed (%s) and is left out from now on", technique, where, exc_info=error)
+    logger.error("technique %s failed (%s) and is disabled from now on", technique, where, exc_info=error)
     said = f"{type(error).__name__}: {error}"[:500]
     journal.write("event", TechniqueFailed(technique=technique, where=where, error=said))

@@ -1,7 +1,7 @@
-"""Reports are level-triggered, events are not: turn what reports say into events, each of them once.
+"""Turn reports, which are level-triggered, into events, each of them once.
 
-``Loop`` asks for the events of every report that arrives and handles each before it asks for the next one, so that a
-later event of the same report is judged by what the earlier one led to.
+``Loop`` handles each event of a report before it asks for the next one, so that a later event is judged by the state
+that the earlier one led to.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from craft.control.core.worker_index import WorkerIndex
-from craft.control.replay.already_journaled import AlreadyJournaled, news
+from craft.control.replay.already_journaled import AlreadyJournaled, identity
 from craft.decide.job.last_copy import STOPPED
 from craft.decide.job.observe import preempts
 from craft.decide.job.state import JobState
-from craft.decide.policies.hang import is_elsewhere, waits
-from craft.protocol.errors import MalformedMessage
+from craft.decide.policies.detected import is_elsewhere, waits
 from craft.protocol.events import (
     Answered,
     AnyEvent,
@@ -42,26 +41,23 @@ from craft.protocol.events import (
 )
 from craft.protocol.messages import Broken, Exited, HostReport, PreemptionOrder, WorkerReport, ending
 
-MAX_NUMBER = 2**53
-"""Steps and generations are far below this; a larger one is nonsense, and could not be sent on."""
-MAX_NAME_CHARS = 200
 LEFT_EARLY = "the script left before its end, with exit code 0, as by os._exit(0)"
 _ANSWERED = (StateDiverged, StateGone)
-"""Of all that is told once for the journal, this decides how the job goes on."""
+"""Of the values journaled once, these decide how the job goes on."""
 
 
 @dataclass
 class WorkerHistory:
-    """What one worker's reports have led to so far."""
+    """What one worker's reports led to so far."""
 
     report: WorkerReport
     host: str
     joined: bool = False
     generation: int = 0
     broken: Broken | None = None
-    """What it last said of an exchange that broke."""
+    """Its last report of a broken exchange."""
     overdue: WorkerOverdue | None = None
-    """What was last found about it."""
+    """The last finding about it."""
     failed: bool = False
     left: bool = False
     exited: bool = False
@@ -71,38 +67,38 @@ class WorkerHistory:
 
 
 class ReportEvents:
-    """Remembers what was seen, by worker; ``state`` gives the job's state as of now."""
+    """Remembers the reports of each worker; ``state`` returns the current job state."""
 
-    def __init__(self, state: Callable[[], JobState], told: AlreadyJournaled) -> None:
+    def __init__(self, state: Callable[[], JobState], journaled: AlreadyJournaled) -> None:
         self._state = state
-        self._told = told
+        self._journaled = journaled
         self.seen: dict[str, WorkerHistory] = {}
         self.index = WorkerIndex(state)
         self._values: set[object] = set()
-        """What is journaled once, whoever and however often reports it."""
+        """Identities of values that are journaled once, however often they are reported."""
         self._exited: set[str] = set()
         self._starting: dict[str, set[str]] = {}
-        """Workers that have neither joined nor ended, by host: asked for with every report."""
+        """Workers that have neither joined nor ended, by host; used for every report."""
         self._exhausted: set[str] = set()
         self._coming: dict[str, int] = {}
-        """How many workers of a host are on the way, as its agent says."""
+        """How many workers of a host are on the way, by its agent."""
 
     def events(self, report: HostReport) -> Iterator[AnyEvent]:
         """Yield what is new in ``report``. Entries come before losses: a worker may enter a generation and then die."""
-        # Those of a host that is to leave do not come to stay.
+        # Workers of a draining host do not come to stay.
         self._coming[report.host] = 0 if report.draining is not None else report.starting
         reports = [_normal(worker, report.host) for worker in report.workers]
         ended = frozenset(exited.worker_id for exited in report.exited)
         for worker in reports:
-            # First of all: the last one to leave a job that makes room says with the same breath what was saved.
+            # First: the last worker to leave a preempted job reports its checkpoint along with its end.
             yield from self._once(worker.notes)
         for worker in reports:
             yield from self._arrived(worker, report.host, ended)
         for worker in reports:
-            # Before its failure: divergence is the cause, and ends the job with its own sentence.
+            # Before its failure: divergence is the cause, and gives the reason for the end.
             yield from self._values_of(worker)
             yield from self._failed(worker)
-        # Before losses: what is done about one depends on whether somebody will come.
+        # Before losses: the answer to one depends on whether a replacement can come.
         yield from self._gives_up(report)
         for exited in report.exited:
             yield from self._exits(exited)
@@ -113,26 +109,26 @@ class ReportEvents:
         yield from self._of_host(report)
 
     def starting(self, host: str) -> frozenset[str]:
-        """Workers of ``host`` that were reported and have neither joined nor ended."""
+        """Return the workers of ``host`` that were reported and have neither joined nor ended."""
         return frozenset(each for each in self._starting.get(host, ()) if not self.index.gone(each))
 
     @property
     def any_coming(self) -> bool:
-        """Whether an agent that is heard says that some worker of its host is on the way and has not joined."""
+        """Whether an agent reports that a worker of its host is on the way."""
         return any(self._coming.values())
 
     def silenced(self, host: str) -> None:
-        """Nothing is heard of a host any more: nobody of it is on the way."""
+        """Forget the workers on the way of a host that is silent."""
         self._coming.pop(host, None)
 
     def step_of(self, worker_id: str) -> int | None:
-        """Steps that a worker has committed, by its last report; None if there was none."""
+        """Return the committed steps in a worker's last report; None without one."""
         seen = self.seen.get(worker_id)
         return None if seen is None else seen.report.step
 
     @property
     def checkpoints(self) -> bool:
-        """Whether some worker takes checkpoints."""
+        """Whether a worker takes checkpoints."""
         return any(seen.report.checkpoints for seen in self.seen.values())
 
     def _arrived(self, report: WorkerReport, host: str, ended: Collection[str]) -> Iterator[AnyEvent]:
@@ -148,7 +144,7 @@ class ReportEvents:
         if report.joined and not seen.joined:
             seen.joined = True
             self._starting.get(host, set()).discard(worker_id)
-            # One that has ended meanwhile takes no slot.
+            # A worker that has ended meanwhile takes no slot.
             if self.index.view(worker_id) is None and worker_id not in ended:
                 yield WorkerJoined(member=report.member, pid=report.pid)
         if report.generation > seen.generation:
@@ -168,13 +164,13 @@ class ReportEvents:
             if not self.index.is_old_news(worker_id):
                 yield WorkerLeft(worker_id=worker_id, step=report.step)
         if report.complete and self.index.lives(worker_id):
-            # It needs nobody any more, and no generation may wait for it: its script may run on for long.
+            # No generation may wait for it: its script may run on for long.
             yield WorkerFinished(
                 worker_id=worker_id, step=report.step, digest=report.digest, total_steps=report.total_steps
             )
 
     def _after_loop(self, report: WorkerReport, seen: WorkerHistory) -> Iterator[AnyEvent]:
-        """Which of its training loops a worker is in, or that its script is past them."""
+        """Yield the beginnings and ends of a worker's training loops and the end of its script."""
         worker_id = report.member.worker_id
         if not self.index.lives(worker_id):
             return
@@ -191,7 +187,7 @@ class ReportEvents:
         if report.failed is None or seen.failed:
             return
         seen.failed = True
-        # A fenced one may fail because it is fenced; of one that just ended, this is the reason, though it comes late.
+        # A fenced worker may fail because it is fenced; for one that just ended, this is the late reason.
         if seen.exited or not self.index.gone(report.member.worker_id):
             yield report.failed
 
@@ -208,15 +204,15 @@ class ReportEvents:
                 yield WorkerEnded(worker_id=exited.worker_id)
             return
         if self._state().stopping is not None and (seen is None or not seen.joined):
-            # It was still starting when the job was over, and its agent did not wait for it.
+            # It was still starting when the job ended, and its agent did not wait for it.
             return
         yield _ending(exited, seen, self._state())
         if self.index.may_run(exited.worker_id):
-            # It left early, with exit code 0: it failed, and its process is gone as well.
+            # It left early, with exit code 0: it failed, and its process is gone.
             yield WorkerEnded(worker_id=exited.worker_id)
 
     def _forgotten(self, report: HostReport) -> Iterator[AnyEvent]:
-        """Workers that their agent does not know any more: it was replaced, and they did not outlive the old one."""
+        """Yield the loss of workers that their agent does not know: the agent was replaced, and they died with the old one."""
         expected = self.index.living(report.host)
         mentioned = {worker.member.worker_id for worker in report.workers}
         mentioned.update(exited.worker_id for exited in report.exited)
@@ -259,7 +255,7 @@ class ReportEvents:
             stopped=tuple(other_id for other_id, phase in others if phase == STOPPED),
         )
         seen = self.seen[worker_id]
-        if seen.overdue is None or news(found) != news(seen.overdue):
+        if seen.overdue is None or identity(found) != identity(seen.overdue):
             seen.overdue = found
             yield found
 
@@ -274,7 +270,7 @@ class ReportEvents:
         wanted = report.preempting
         leaves = report.draining is not None and self.index.all_leave and not self.any_coming
         if wanted is None and leaves and self.checkpoints:
-            # Nobody could go on with the state: it is saved instead. Their deadlines are those of their drains.
+            # No host stays to go on with the state, so it is saved. The drains have the deadlines.
             wanted = PreemptionOrder(reason=f"every host is to leave: {report.draining}")
         if wanted is not None and preempts(self._state(), wanted.deadline):
             yield PreemptRequested(reason=wanted.reason, deadline=wanted.deadline)
@@ -285,15 +281,15 @@ class ReportEvents:
 
     def _once(self, values: Iterable[AnyEvent | None]) -> Iterator[AnyEvent]:
         for value in values:
-            if value is None or news(value) in self._values:
+            if value is None or identity(value) in self._values:
                 continue
-            self._values.add(news(value))
-            if value not in self._told or isinstance(value, _ANSWERED):
+            self._values.add(identity(value))
+            if value not in self._journaled or isinstance(value, _ANSWERED):
                 yield value
 
 
 def _normal(report: WorkerReport, host: str) -> WorkerReport:
-    """A worker is where its agent is, and speaks for itself only."""
+    """Set a report's host to its agent's, and the worker of its failure to itself."""
     member, failed = report.member, report.failed
     if member.host != host:
         report = replace(report, member=replace(member, host=host))
@@ -303,7 +299,7 @@ def _normal(report: WorkerReport, host: str) -> WorkerReport:
 
 
 def _ending(exited: Exited, seen: WorkerHistory | None, state: JobState) -> WorkerFinished | WorkerFailed | WorkerLost:
-    """What the end of a process means. Exit code 0 says nothing, unless the worker itself had said more before."""
+    """Return what the end of a process means. Exit code 0 says nothing without an earlier report of the worker."""
     report = seen.report if seen is not None else None
     step = None if report is None else report.step
     if exited.signal is not None or exited.exit_code != 0:
@@ -311,13 +307,13 @@ def _ending(exited: Exited, seen: WorkerHistory | None, state: JobState) -> Work
     said = report is not None and (report.complete or report.left or report.script_ended)
     view = state.view(exited.worker_id)
     if said or state.ending or (view is not None and view.draining is not None):
-        # It was asked to leave: one that does may not have been heard before it was gone.
+        # It was asked to leave: its report of that may not have arrived.
         complete, digest = (report.complete, report.digest) if report is not None else (False, None)
         total = report.total_steps if report is not None and complete else None
         return WorkerFinished(
             worker_id=exited.worker_id, step=step or 0, digest=digest, complete=complete, total_steps=total
         )
-    # Steps are reported with some delay: one that has entered a generation may have committed more than is known.
+    # Steps are reported with a delay: a worker in a generation may have committed more than is known.
     begun = report is not None and report.generation > 0
     late = report is not None and report.member.late
     return WorkerFailed(
@@ -331,39 +327,7 @@ def _ending(exited: Exited, seen: WorkerHistory | None, state: JobState) -> Work
 
 
 def describe_exit(exited: Exited) -> str:
-    """How a process ended, in words."""
+    """Return how a process ended, in words."""
     if exited.signal is not None:
         return f"{ending(-exited.signal)} {exited.why}".rstrip()
     return "ended in an unknown way" if exited.exit_code is None else ending(exited.exit_code)
-
-
-def check(report: HostReport, index: WorkerIndex) -> None:
-    """Raise MalformedMessage if ``report`` cannot be true; nothing was changed then."""
-    _check_name(report.host, "$.host")
-    mentioned: set[str] = set()
-    for worker in report.workers:
-        worker_id = worker.member.worker_id
-        _check_name(worker_id, "$.workers[...].member.worker_id")
-        _check_number(worker.generation, "$.workers[...].generation")
-        _check_number(worker.step, "$.workers[...].step")
-        if worker_id in mentioned:
-            raise MalformedMessage(f"worker {worker_id} is there twice", "$.workers[...].member.worker_id")
-        mentioned.add(worker_id)
-        view = index.view(worker_id)
-        if view is not None and view.standing in ("waiting", "member") and view.member.host != report.host:
-            raise MalformedMessage(
-                f"worker_id {worker_id} is in use on host {view.member.host}: ids must be unique over all hosts",
-                "$.workers[...].member.worker_id",
-            )
-    for exited in report.exited:
-        _check_name(exited.worker_id, "$.exited[...].worker_id")
-
-
-def _check_name(name: str, where: str) -> None:
-    if not name or len(name) > MAX_NAME_CHARS or not name.isprintable():
-        raise MalformedMessage(f"{where} must be 1 to {MAX_NAME_CHARS} printable characters", where)
-
-
-def _check_number(number: int, where: str) -> None:
-    if not 0 <= number <= MAX_NUMBER:
-        raise MalformedMessage(f"{where} must be between 0 and {MAX_NUMBER}, not {number}", where)

@@ -1,4 +1,4 @@
-"""Look-ups in the job's state that are made for every report, several times a second and host: they must not search."""
+"""Fast look-ups in the job state, which are made for every report several times a second."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class WorkerIndex:
         self._state = state
         self._workers: tuple[WorkerView, ...] = ()
         self._by_host: dict[str, list[str]] = {}
-        """Every worker of a host that is or was in the state, gone or not."""
+        """All workers of a host that are or were in the state."""
 
     @property
     def current(self) -> int | None:
@@ -36,22 +36,22 @@ class WorkerIndex:
         return view is not None and view.standing in ("waiting", "member")
 
     def gone(self, worker_id: str) -> bool:
-        """Whether it is known and neither waits nor takes part; False for one that nobody has heard of."""
+        """Return whether it is known and neither waits nor is a member."""
         view = self.view(worker_id)
         return view is not None and view.standing in GONE
 
     def may_run(self, worker_id: str) -> bool:
-        """Whether it is lost, and yet its process may still be there."""
+        """Return whether it is lost, but its process may still run."""
         view = self.view(worker_id)
         return view is not None and view.standing == "lost" and not view.ended
 
     def is_old_news(self, worker_id: str) -> bool:
-        """Whether an earlier lighthouse knew already that it is gone."""
+        """Return whether an earlier lighthouse already knew that it is gone."""
         view = self.view(worker_id)
         return view is not None and view.standing == "lost"
 
     def is_behind(self, worker_id: str) -> bool:
-        """Whether it joined and is not known to keep pace with the others."""
+        """Return whether it joined and is still catching up."""
         view = self.view(worker_id)
         return view is not None and view.behind
 
@@ -61,22 +61,22 @@ class WorkerIndex:
 
     @property
     def all_leave(self) -> bool:
-        """Whether the job has begun and nobody is there, or waits for a slot, who is not to leave."""
+        """Whether the job has begun and every live worker is draining."""
         state = self._state()
         return state.generation is not None and not state.staying and not state.spares
 
     def staying(self, host: str) -> bool:
-        """Whether some living worker of ``host`` is not to leave yet."""
+        """Return whether a live worker of ``host`` is not draining yet."""
         views = (self.view(worker_id) for worker_id in self.living(host))
         return any(view is not None and view.draining is None for view in views)
 
     def living(self, host: str) -> frozenset[str]:
-        """Workers of ``host`` that wait or take part."""
+        """Return the live workers of ``host``."""
         self._refresh()
         return frozenset(worker_id for worker_id in self._by_host.get(host, ()) if self.lives(worker_id))
 
     def _refresh(self) -> None:
-        """Take in who is new. Workers are added at the end; the state forgets some that are gone, but rarely."""
+        """Index new workers. They are appended; the state rarely forgets those that are gone."""
         workers = self._state().workers
         if workers is self._workers:
             return

@@ -1,4 +1,4 @@
-"""What people and programs may order: ``POST /v1/actions``. An order becomes an event; policies decide what is done."""
+"""Handle ``POST /v1/actions``: a request becomes an event; policies decide."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ActionRequest(InjectionRequest, frozen=True, kw_only=True, forbid_unknown_
     """``stop``, ``drain``, ``abort``, ``preempt``, ``checkpoint`` or ``inject``."""
     reason: str = "requested"
     deadline_s: float | None = None
-    """After this long, whoever is still there is treated as lost (``drain``) or ended (``preempt``)."""
+    """After this long, workers still there are treated as lost (``drain``) or ended (``preempt``)."""
     tag: str | None = None
     """The checkpoint is kept under this name; only with ``checkpoint``."""
 
@@ -48,11 +48,11 @@ _EVENTS: dict[str, type[Event]] = {
     "preempt": PreemptRequested,
     "checkpoint": CheckpointRequested,
 }
-"""What each order becomes; those who answer it may be switched off."""
+"""The event of each action; the technique that answers it may be switched off."""
 
 
 class ActionHandler:
-    """Checks an order and hands it to the loop."""
+    """Checks a request and hands it to the loop."""
 
     def __init__(self, loop: Loop, injections: InjectionHandler, techniques: Chosen) -> None:
         self._loop = loop
@@ -119,7 +119,7 @@ class ActionHandler:
         return outcome(event, () if ending else self._loop.handle(event), already=ending)
 
     def _of_job(self, wanted: ActionRequest) -> web.Response:
-        """What is done by all workers together, and needs checkpoints."""
+        """Handle actions of the job as a whole that need checkpoints."""
         if wanted.worker_id is not None or wanted.host is not None:
             raise MalformedMessage(
                 f"{wanted.action!r} is for the whole job: it takes no worker_id and no host", "worker_id"
@@ -152,15 +152,15 @@ class ActionHandler:
             raise MalformedMessage("give exactly one of worker_id and host", "worker_id")
         views = self._loop.state.workers
         if all(wanted.worker_id != view.member.worker_id and wanted.host != view.member.host for view in views):
-            return self._nobody_leaves(wanted)
+            return self._refused_drain(wanted)
         event = DrainRequested(
             worker_id=wanted.worker_id, host=wanted.host, reason=wanted.reason, deadline_s=wanted.deadline_s
         )
         already = not drains(self._loop.state, event, time.time())
         return outcome(event, () if already else self._loop.handle(event), already)
 
-    def _nobody_leaves(self, wanted: ActionRequest) -> web.Response:
-        """The refusal of a drain of those who have not joined: they are not known, or starting."""
+    def _refused_drain(self, wanted: ActionRequest) -> web.Response:
+        """Return the refusal of a drain of workers that are unknown or starting."""
         report_events = self._loop.report_events
         if wanted.worker_id is not None:
             who, field, starting = f"worker {wanted.worker_id!r}", "worker_id", wanted.worker_id in report_events.seen
@@ -168,7 +168,9 @@ class ActionHandler:
             who, field, starting = f"host {wanted.host!r}", "host", bool(report_events.starting(wanted.host or ""))
         if not starting:
             return refusal(404, f"there is no {who}", field=field)
-        message = f"{who} is starting: whoever has not joined cannot leave. Ask again then, or 'craft fail' the worker"
+        message = (
+            f"{who} is starting: a worker that has not joined cannot leave. Ask again then, or 'craft fail' the worker"
+        )
         return refusal(409, message, field=field)
 
 
@@ -178,5 +180,5 @@ def check_reason(reason: str) -> None:
 
 
 def outcome(event: msgspec.Struct | dict[str, str], actions: tuple[AnyAction, ...], already: bool) -> web.Response:
-    """The answer to whoever reported or ordered something: what came of it."""
+    """Return the answer to a request: what came of it."""
     return answer({"event": event, "actions": actions, "already": already})

@@ -1,4 +1,4 @@
-"""Bodies of other systems, each brought to the one form ``Notice``: Alertmanager's, CloudEvents, and those of hooks.
+"""Parse alerts of other systems into ``Notice``: Alertmanager's, CloudEvents, and bodies of hooks.
 
 Enters: bytes, and headers for CloudEvents. Leaves: notices, or MalformedMessage that names the field. ``server`` calls it.
 """
@@ -48,7 +48,7 @@ def _of_alert(alert: Alert, where: str) -> Notice:
 
 
 def of_cloud_event(body: bytes, headers: Mapping[str, str], mime: str) -> Notice | None:
-    """Return what a CloudEvent says; None if it is none, neither by its type nor by its headers."""
+    """Parse a CloudEvent; None if neither its type nor its headers say that it is one."""
     if mime == STRUCTURED:
         raw = decode_as(body, dict[str, Any])
     elif any(name.lower() == f"{_HEADER}specversion" for name in headers):
@@ -67,7 +67,7 @@ def of_cloud_event(body: bytes, headers: Mapping[str, str], mime: str) -> Notice
         source=f"cloudevents {event.source}",
         name=event.type,
         fingerprint=event.id,
-        # It is one event, and no state that holds until it is resolved.
+        # A single event, not a state that holds until it is resolved.
         starts_at=_moment(event.time) if event.time is not None else "once",
         resolved=labels.get("status") == RESOLVED,
         labels=labels,
@@ -83,7 +83,7 @@ def of_hook(body: bytes, name: str, hook: Hook) -> Notice:
     labels = {label: value for label, value in whom.items() if value is not None}
     wanted = [path for path in (hook.worker, hook.host) if path is not None]
     if wanted and not (whom["worker"] or whom["host"]):
-        raise MalformedMessage(f"the body names nobody: it needs {' or '.join(wanted)}", wanted[0])
+        raise MalformedMessage(f"the body names no worker or host: it needs {' or '.join(wanted)}", wanted[0])
     value = _field(raw, hook.value)
     if hook.value is not None and value is None:
         raise MalformedMessage(f"the body has no {hook.value}, which says what it means", hook.value)
@@ -98,7 +98,7 @@ def of_hook(body: bytes, name: str, hook: Hook) -> Notice:
         hook=name,
         name=name,
         fingerprint=_digest(unique) if unique else _digest(*(f"{key}={whom[key]}" for key in sorted(whom))),
-        # Without a name of its own it holds until another value comes for the same worker or host.
+        # Without an id it holds until another value comes for the same worker or host.
         starts_at="once" if unique else "",
         resolved=meaning == RESOLVED,
         labels=labels,
@@ -109,14 +109,14 @@ def of_hook(body: bytes, name: str, hook: Hook) -> Notice:
 
 
 def _data(body: bytes, mime: str) -> Any:
-    """What a CloudEvent in binary mode carries, if it is something to look into."""
+    """Return the data of a CloudEvent in binary mode, if it is a JSON object."""
     if not body or not (mime == "application/json" or mime.endswith("+json")):
         return None
     return decode_as(body, Any)
 
 
 def _labels(values: Mapping[str, Any], where: str) -> dict[str, str]:
-    """The values that are no objects and no lists, as text."""
+    """Return the scalar values as text."""
     labels = {name: _text(value) for name, value in values.items() if isinstance(value, str | int | float)}
     if len(labels) > _MAX_LABELS:
         raise MalformedMessage(f"{where} has {len(labels)} values, the limit is {_MAX_LABELS}", where)
@@ -129,7 +129,7 @@ def _labels(values: Mapping[str, Any], where: str) -> dict[str, str]:
 
 
 def _field(raw: dict[str, Any], path: str | None) -> str | None:
-    """The value at ``path``, such as ``payload.nodes.0.name``, as text; None if it is not there."""
+    """Return the value at ``path``, such as ``payload.nodes.0.name``, as text; None if it is missing."""
     if path is None:
         return None
     found: Any = raw
@@ -160,11 +160,11 @@ def _summary(texts: Mapping[str, str]) -> str:
 
 
 def _moment(moment: datetime) -> str:
-    """One text for one moment, in whichever time zone it was written."""
+    """Return the same text for one moment, in whichever time zone it was written."""
     try:
         return moment.astimezone(timezone.utc).isoformat()
     except OverflowError:
-        # At the edge of what a date can be, in a zone on the other side of it.
+        # At the limits of the calendar, in a zone beyond them.
         return moment.isoformat()
 
 

@@ -1,7 +1,7 @@
 """Turn notices of other systems into events, each once; policies answer them.
 
-Enters: notices (``control/http/alert_formats`` makes them from bodies). Leaves: the HTTP answer, with the events and the
-actions that followed. All are checked before the first is carried out.
+Enters: notices, from ``control/http/alert_formats``. Leaves: the HTTP answer, with the events and the actions that
+followed. All are checked before the first is handled.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from craft.protocol.values.alerts import Notice
 
 EVENTS_PER_S = 50.0
 BURST = 1000.0
-"""So many new ones at once, a whole group of Alertmanager's: each is a line of the journal."""
+"""Most new alerts at once, a full group of Alertmanager's: each is a line of the journal."""
 
 
 class AlertIntake:
-    """Takes notices in, on the lighthouse's thread."""
+    """Handles notices, on the lighthouse's thread."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class AlertIntake:
         preempts: bool,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``preempts``: whether a technique is on that sees a preemption through."""
+        """``preempts``: whether an active technique answers preemption."""
         self.settings = settings
         self._loop = loop
         self._book = book
@@ -47,7 +47,7 @@ class AlertIntake:
         self._bucket = TokenBucket(EVENTS_PER_S, BURST, now())
 
     def take(self, notices: Sequence[Notice]) -> web.Response:
-        """Carry out what is new, and say what came of each."""
+        """Handle what is new, and return what came of each."""
         state, saves = self._loop.state, self._loop.report_events.checkpoints
         events = [
             event_of(each, self.settings, state, saves=saves, preempts=self._preempts, now=time.time())

@@ -1,8 +1,8 @@
-"""The door: a connection is a stranger's until a request on it has the token, and strangers cost nobody else anything.
+"""Limit connections that have not shown the token yet, so that they cannot crowd out agents.
 
-Strangers have little time, there are few of them at once, and where one more comes the oldest goes: an agent shows its
-token within milliseconds, so it comes in however many others stand at the door. ``process`` puts a door before the HTTP
-server; ``guards`` says who has shown the token.
+They have little time and are few at once; if one more comes, the oldest is closed: an agent shows its token within
+milliseconds, so it always gets in. ``process`` puts the limits before the HTTP server; ``middleware`` reports which
+connections showed the token.
 """
 
 from __future__ import annotations
@@ -16,52 +16,52 @@ from craft.control.http.request_log import RequestLog
 
 @dataclass(frozen=True)
 class ConnectionBounds:
-    """What strangers may have."""
+    """Limits of unauthenticated connections."""
 
     stay_s: float = 5.0
-    """From the connection to a whole request with the token."""
+    """From the connection to a complete request with the token."""
     per_address: int = 1024
-    """Many: all agents may stand behind one address, and find the lighthouse again at the same moment."""
+    """Many: all agents may share one address, and reconnect at the same moment."""
     strangers: int = 4096
     connections: int = 16_384
-    """In all, those with the token included. Strangers leave room for agents, since there are fewer of them."""
+    """All connections, those with the token included. Unauthenticated ones are fewer, so agents always fit."""
 
     def within(self, files: int) -> ConnectionBounds:
-        """Return the limits for a process that may have so many files open: some are needed for other things."""
+        """Return the limits for a process that may open so many files; some are needed for other things."""
         connections = min(self.connections, max(files - 128, files // 2))
         strangers = min(self.strangers, max(1, connections // 4))
         return ConnectionBounds(self.stay_s, min(self.per_address, strangers), strangers, connections)
 
 
 class ConnectionLimits:
-    """Knows all connections, and which of them are strangers'."""
+    """Knows all connections, and which of them have not shown the token."""
 
     def __init__(self, limits: ConnectionBounds, log: RequestLog) -> None:
         self._limits = limits
         self._log = log
         self._open: set[_Stranger] = set()
-        # Dictionaries for their order: the oldest comes first.
+        # Dictionaries for their order: oldest first.
         self._strangers: dict[asyncio.BaseTransport, _Stranger] = {}
         self._by_address: dict[str, dict[asyncio.BaseTransport, None]] = {}
 
     def protocol(self, make: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
-        """Return the protocol of one more connection; ``make`` makes that of the server behind the door."""
+        """Return the protocol of a new connection; ``make`` makes the server's protocol."""
         return _Stranger(self, make)
 
     def admit(self, transport: asyncio.BaseTransport | None) -> None:
-        """A request on this connection had the token."""
+        """Record that a request on this connection had the token."""
         if transport is not None:
             guest = self._strangers.get(transport)
             if guest is not None:
                 self._no_stranger(guest)
 
     def close(self) -> None:
-        """Send strangers away; the server behind the door ends the other connections."""
+        """Close unauthenticated connections; the server ends the others."""
         for guest in list(self._strangers.values()):
             guest.send_away()
 
     def enter(self, guest: _Stranger, transport: asyncio.Transport) -> bool:
-        """Take a new connection in, as a stranger's; False if there is no room at all."""
+        """Add a new connection, unauthenticated; False if there is no room."""
         if len(self._open) >= self._limits.connections:
             self._log.warning("%d connections are open: one from %s is turned away", len(self._open), guest.address)
             return False
@@ -77,7 +77,7 @@ class ConnectionLimits:
         return True
 
     def leave(self, guest: _Stranger) -> None:
-        """A connection ended."""
+        """Forget a connection that ended."""
         self._open.discard(guest)
         self._no_stranger(guest)
 
@@ -94,7 +94,7 @@ class ConnectionLimits:
 
 
 class _Stranger(asyncio.Protocol):
-    """One connection. Nothing is made for it behind the door before its first byte."""
+    """One connection. The server's protocol is made at its first byte."""
 
     def __init__(self, gate: ConnectionLimits, make: Callable[[], asyncio.Protocol]) -> None:
         self._gate = gate
@@ -105,7 +105,7 @@ class _Stranger(asyncio.Protocol):
         self.timer: asyncio.TimerHandle | None = None
 
     def send_away(self) -> None:
-        """End a stranger's connection at once, whatever is under way on it."""
+        """Close an unauthenticated connection at once."""
         assert self.transport is not None
         self._gate.leave(self)
         self.transport.abort()

@@ -1,7 +1,7 @@
-"""Faults that somebody orders: ``POST /v1/actions`` with the action ``inject``.
+"""Handle fault injection: ``POST /v1/actions`` with the action ``inject``.
 
-Enters: the order. Leaves: a ``FaultInjected``, if it can be carried out, which ``Orders`` hands to the loop; agents and
-workers find it in the next directive. A job that was not started for this refuses, unless whoever asks says to be sure.
+Enters: the request. Leaves: a ``FaultInjected``, which ``ActionHandler`` hands to the loop; agents and workers get it in
+the next directive. A job that was not started for chaos refuses, unless the request says ``sure``.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ MAX_DELAY_MS = 600_000.0
 SECONDS = 5.0
 DELAY_MS = 100.0
 _ANSWER_S = 0.05
-"""The lighthouse lives on for so long after it was told to kill itself: whoever told it gets the answer."""
+"""Delay before the lighthouse kills itself: the requester gets the answer."""
 
 
 class InjectionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the order of a fault says."""
+    """The fault in a request."""
 
     kind: str | None = None
     """What is to happen; only with ``inject``."""
     worker_id: str | None = None
     host: str | None = None
-    """To whom: exactly one of the two, with ``drain``, and with an ``inject`` that hits a worker or an agent."""
+    """The target: exactly one of the two, with ``drain``, and with an ``inject`` that hits a worker or an agent."""
     sure: bool | None = None
-    """Whether to do it in a job that was not started for it, or with a lighthouse that nobody starts again."""
+    """Whether to inject into a job that was not started for chaos, or kill a lighthouse that is not restarted."""
     seconds: float | None = None
     """How long ``slow`` lasts; 5 by default."""
     delay_ms: float | None = None
@@ -48,13 +48,13 @@ class InjectionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InjectionHandler:
-    """Checks orders of faults against the job as it is."""
+    """Checks fault requests against the job state."""
 
     def __init__(self, lighthouse: Lighthouse) -> None:
         self._lighthouse = lighthouse
 
     def check(self, wanted: InjectionRequest) -> FaultInjected | web.Response:
-        """Return the event that the order becomes, or the refusal; MalformedMessage if it makes no sense at all."""
+        """Return the event for the request, or the refusal; raise MalformedMessage if it is invalid."""
         kind = _kind(wanted)
         if not (self._lighthouse.settings.chaos or wanted.sure):
             return refusal(
@@ -71,9 +71,7 @@ class InjectionHandler:
 
     def _of_lighthouse(self, wanted: InjectionRequest) -> FaultInjected | web.Response:
         if not (self._lighthouse.settings.kept or wanted.sure):
-            return refusal(
-                409, 'nobody would start this lighthouse again (it has no --keep): add "sure": true', field="sure"
-            )
+            return refusal(409, 'this lighthouse is not restarted (it has no --keep): add "sure": true', field="sure")
         return FaultInjected(injection_id=_new_id(), fault="kill-lighthouse")
 
     def _of_agent(self, wanted: InjectionRequest) -> FaultInjected | web.Response:
@@ -99,12 +97,12 @@ class InjectionHandler:
         )
 
     def kill_lighthouse(self) -> None:
-        """SIGKILL to this process, once its answer is out."""
+        """Send SIGKILL to this process once its answer is out."""
         asyncio.get_running_loop().call_later(_ANSWER_S, os.kill, os.getpid(), signal.SIGKILL)
 
 
 def _kind(wanted: InjectionRequest) -> str:
-    """The kind, if everything fits to it that can be judged without looking at the job."""
+    """Return the kind, if the request is valid regardless of the job state."""
     if wanted.kind not in KINDS:
         given = "none" if wanted.kind is None else repr(wanted.kind[:40])
         raise MalformedMessage(f"kind must be one of {', '.join(KINDS)}, not {given}", "kind")

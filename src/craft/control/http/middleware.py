@@ -1,4 +1,4 @@
-"""What stands before every HTTP handler: the token, and one shape for all errors."""
+"""Middleware of every HTTP handler: the token, and one format for all errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def answer(value: object, status: int = 200) -> web.Response:
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Return the body, if it comes in time."""
+    """Return the body, if it arrives in time."""
     try:
         return await asyncio.wait_for(request.read(), BODY_LIMIT_S)
     except asyncio.TimeoutError:
@@ -40,7 +40,7 @@ def refusal(status: int, message: str, **more: str) -> web.Response:
 
 @web.middleware
 async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn whatever a handler raises into an answer that says what is wrong."""
+    """Turn anything a handler raises into an answer that says what is wrong."""
     try:
         return await handler(request)
     except MalformedMessage as error:
@@ -57,19 +57,19 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.HTTPException as error:
         return refusal(error.status, error.text or error.reason)
     except ConnectionError as error:
-        # Whoever asked has gone; nobody will read this.
+        # The client is gone and does not read this.
         logger.debug("%s %s: %s", request.method, request.path, error)
         return refusal(400, "the connection was lost")
     except Exception:
-        # The edge of the process for this request: the lighthouse must live on, whatever one request does.
+        # The edge of the process for this request: the lighthouse must survive any request.
         logger.exception("%s %s failed", request.method, request.path)
         return refusal(500, "the lighthouse failed on this request; its log has the traceback")
 
 
 def authentication(token: str, admit: Callable[[asyncio.BaseTransport | None], None]) -> Middleware:
-    """Return the middleware that lets only bearers of ``token`` pass, and tells ``admit`` of their connections.
+    """Return the middleware that requires ``token``, and reports authenticated connections to ``admit``.
 
-    It reads no body, so strangers cost little.
+    It reads no body, so unauthenticated requests cost little.
     """
 
     @web.middleware

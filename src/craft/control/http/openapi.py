@@ -1,6 +1,6 @@
-"""The HTTP interface described to programs: ``GET /openapi.json``, made from the types that the server decodes and sends.
+"""Describe the HTTP interface: ``GET /openapi.json``, made from the types that the server decodes and sends.
 
-Nothing of the job is in it, so it needs no token.
+It has nothing of the job, so it needs no token.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Outcomes(msgspec.Struct, kw_only=True):
 
 
 def description() -> Json:
-    """Return the whole document, OpenAPI 3.1."""
+    """Return the document, OpenAPI 3.1."""
     bodies = (AlertGroup, CloudEvent, FailureReport, ActionRequest)
     answers = (Health, Status, CloseUp, Refusal, Outcome, Outcomes)
     _, schemas = msgspec.json.schema_components((*bodies, *answers), ref_template=_REF)
@@ -147,7 +147,7 @@ _WORDS = {
 
 
 def _guarded(operation: Json, *refusals: int) -> Json:
-    """The operation, with what is answered where it cannot be done."""
+    """Return the operation with its error responses."""
     refused = {
         str(code): {"description": _WORDS[code], "content": {_JSON: {"schema": _ref(Refusal)}}}
         for code in sorted({401, *refusals})

@@ -1,7 +1,7 @@
-"""What the HTTP server logs of requests that it cannot read: one line each, few of them, and nothing of what was in them.
+"""Log unreadable HTTP requests: one line each, rate-limited, without their content.
 
-Whoever reaches the port can send such requests, without the token and as many as they like. Passed to aiohttp as its
-logger, and to ``door``.
+Anyone who reaches the port can send such requests without the token. Passed to aiohttp as its logger, and to
+``connection_limits``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BURST = 10.0
 
 
 class RequestLog:
-    """Logs what strangers cause, in moderation. Lives on the lighthouse's event loop."""
+    """Logs unauthenticated requests, rate-limited. Lives on the lighthouse's event loop."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -32,7 +32,7 @@ class RequestLog:
         self._timer: asyncio.TimerHandle | None = None
 
     def warning(self, message: str, *args: object, exc_info: BaseException | None = None) -> None:
-        """Log a line, unless many came lately: those left out are counted, and the count is logged later."""
+        """Log a line, unless there were many lately: those are counted, and the count is logged later."""
         pause_s = self._bucket.pause_s(1, self._now())
         if pause_s > 0:
             self._left_out += 1
@@ -43,7 +43,7 @@ class RequestLog:
         logger.warning(message, *args, exc_info=exc_info)
 
     def exception(self, message: str, *args: object, exc_info: BaseException | None = None) -> None:
-        """Called by aiohttp. What is wrong with a request is told by its kind: the text of such an error quotes the request."""
+        """Called by aiohttp. Logs the kind of error only: its text quotes the request."""
         if isinstance(exc_info, HttpProcessingError):
             remote = args[0] if args else "an unknown address"
             self.warning("a request from %s cannot be read and was refused (%s)", remote, type(exc_info).__name__)
@@ -51,10 +51,10 @@ class RequestLog:
             self.warning(message, *args, exc_info=exc_info)
 
     def debug(self, *args: Any, **kwargs: Any) -> None:
-        """Called by aiohttp for what is usual: connections that end early, and the like."""
+        """Called by aiohttp for usual events, such as connections that end early."""
 
     def close(self) -> None:
-        """Log how many were left out last."""
+        """Log how many lines were dropped."""
         if self._timer is not None:
             self._timer.cancel()
             self._say_left_out()

@@ -1,4 +1,4 @@
-"""HTTP in: the lighthouse's public surface. Handlers check what arrives, hand it to the loop, and answer."""
+"""The lighthouse's HTTP interface. Handlers check requests, hand them to the loop, and answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from craft.wire.codec import MAX_MESSAGE_BYTES, decode_as
 def make_app(
     lighthouse: Lighthouse, token: str, admit: Callable[[asyncio.BaseTransport | None], None] = lambda _: None
 ) -> web.Application:
-    """Return the application that serves ``lighthouse``; ``admit`` hears of connections that have shown the token."""
+    """Return the application that serves ``lighthouse``; ``admit`` gets authenticated connections."""
     app = web.Application(client_max_size=MAX_MESSAGE_BYTES, middlewares=[errors, authentication(token, admit)])
     handlers = Handlers(lighthouse)
     app.router.add_get("/healthz", handlers.healthz)

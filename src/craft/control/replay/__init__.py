@@ -1,1 +1,1 @@
-"""What the journal remembers: books that a new lighthouse fills from it, and the status."""
+"""Books that a new lighthouse fills from the journal, and the status."""

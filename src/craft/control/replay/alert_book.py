@@ -1,9 +1,8 @@
-"""Remember which alerts were taken in already, those that the journal tells of included."""
+"""Remember which alerts were handled, those in the journal included."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -17,20 +16,22 @@ News = AlertFired | AlertResolved
 
 
 class AlertBook:
-    """Which notices were taken in already, those that the journal tells of included."""
+    """The alerts that were handled. Fed by the journal at start, then by ``control/http/alerts``."""
 
-    def __init__(self, lines: Iterable[dict[str, Any]]) -> None:
+    def __init__(self) -> None:
         self._taken: OrderedDict[Key, str] = OrderedDict()
-        for line in lines:
-            if line.get("event") in ("AlertFired", "AlertResolved"):
-                self.take(msgspec.convert(line, News))
+
+    def __call__(self, line: dict[str, Any]) -> None:
+        """Take in a line of the journal."""
+        if line.get("event") in ("AlertFired", "AlertResolved"):
+            self.take(msgspec.convert(line, News))
 
     def has(self, event: News) -> bool:
         key, standing = _entry(event)
         return self._taken.get(key) == standing
 
     def take(self, event: News) -> bool:
-        """Note an event; False if it was there already."""
+        """Record an event; return False if it was recorded before."""
         if self.has(event):
             return False
         key, standing = _entry(event)
@@ -42,7 +43,7 @@ class AlertBook:
 
 
 def _entry(event: News) -> tuple[Key, str]:
-    """Under what an event is noted, and as what: where nothing tells one time from the next, a change is news."""
+    """Return the key and the value of an event; without a start time, only a changed value is new."""
     resolved = isinstance(event, AlertResolved)
     if event.starts_at:
         return (event.source, event.fingerprint, event.starts_at, resolved), ""

@@ -1,12 +1,12 @@
-"""What earlier lighthouses of a job journaled, and workers and agents repeat in their reports: it is no news.
+"""Events that earlier lighthouses journaled, and that workers and agents repeat in their reports.
 
-``Lighthouse`` makes it of the lines of the journal. ``Edges`` leaves out what nothing follows from. All else is handled once
-more, since an earlier lighthouse may have ended before it did what it had decided; ``Loop`` only does not write it down again.
+``ReportEvents`` drops those without consequences. The others are handled again, since an earlier lighthouse may have
+ended before it carried out its decision; ``Loop`` does not journal them again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -52,24 +52,26 @@ _NAMES = frozenset(each.__name__ for each in _Repeated.__args__)
 
 
 class AlreadyJournaled:
-    """``event in told``: whether an earlier lighthouse journaled it."""
+    """``event in journaled``: whether an earlier lighthouse journaled it."""
 
-    def __init__(self, lines: Iterable[dict[str, Any]] = ()) -> None:
-        self._news: set[object] = set()
+    def __init__(self) -> None:
+        self._identities: set[object] = set()
         self.worker_ids: set[str] = set()
-        """All workers that it names: an id is never used twice."""
-        for line in lines:
-            self.worker_ids.update(_named(line))
-            if line.get("outcome") == "Fault":
-                # With a host, workers are lost of whom no other line says so.
-                self._news.update((WorkerLost, worker_id) for worker_id in line["worker_ids"])
-            elif line.get("event") in _NAMES:
-                # As it was told: the journal has its own time beside that.
-                event = {**line, "time": line.get("seen", line["time"])}
-                self._news.add(news(msgspec.convert(event, _Repeated, strict=False)))
+        """All workers in the journal: an id is never used twice."""
+
+    def __call__(self, line: dict[str, Any]) -> None:
+        """Take in a line of the journal."""
+        self.worker_ids.update(_named(line))
+        if line.get("outcome") == "Fault":
+            # Workers lost with their host have no other line.
+            self._identities.update((WorkerLost, worker_id) for worker_id in line["worker_ids"])
+        elif line.get("event") in _NAMES:
+            # With the event's time, not the journal's.
+            event = {**line, "time": line.get("seen", line["time"])}
+            self._identities.add(identity(msgspec.convert(event, _Repeated, strict=False)))
 
     def __contains__(self, event: object) -> bool:
-        return isinstance(event, _Repeated) and news(event) in self._news
+        return isinstance(event, _Repeated) and identity(event) in self._identities
 
 
 def _named(line: dict[str, Any]) -> Iterator[str]:
@@ -79,8 +81,8 @@ def _named(line: dict[str, Any]) -> Iterator[str]:
         yield line["worker_id"]
 
 
-def news(value: object) -> object:
-    """What makes a value another one than those before, whoever tells of it, with which clock and in which words."""
+def identity(value: object) -> object:
+    """Return what makes an event different from others, whatever its reporter, clock and wording."""
     if isinstance(value, Recovered):
         return Recovered, value.generation
     if isinstance(value, WorkerJoined):
@@ -88,7 +90,7 @@ def news(value: object) -> object:
     if isinstance(value, _ONCE_IN_A_LIFE):
         return type(value), value.worker_id
     if isinstance(value, WorkerOverdue):
-        # Also when the others come to wait for this worker, or cease to.
+        # New also when the others begin or cease to wait for this worker.
         others = bool(value.waiting), bool(value.elsewhere), value.stopped
         return WorkerOverdue, value.worker_id, value.phase, value.step, *others
     return value

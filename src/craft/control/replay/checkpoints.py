@@ -1,11 +1,10 @@
-"""What is known of the job's checkpoints: for the status, the metrics and the end of a job that makes room.
+"""Count the job's checkpoints, for the status and the metrics.
 
-``Lighthouse`` shows it every line of the journal: those of earlier lighthouses first, then each as it is written.
+``Lighthouse`` passes it every line of the journal: those of earlier lighthouses first, then each as it is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -43,25 +42,25 @@ class CheckpointsStatus(msgspec.Struct, frozen=True, kw_only=True):
     """All that is told of checkpoints; counts are those of the whole run."""
 
     taken: bool = False
-    """Whether some worker says that it takes them."""
+    """Whether a worker reports that it takes them."""
     last: LastCheckpoint | None = None
     interval_s: float | None = None
-    """How often they are taken, where CRAFT chooses it."""
+    """The interval, where CRAFT chooses it."""
     reason: str = ""
-    """Why that often."""
+    """Why this interval."""
     written: int = 0
     failures: int = 0
-    """Times that a worker could not write its share; it may have tried again."""
+    """Failed writes of a worker's share, those that were tried again included."""
     failure: str | None = None
-    """What the last of them was."""
+    """The last failure."""
     skipped: int = 0
     abandoned: int = 0
     rejected: int = 0
-    """Checkpoints that could not be used when the job began."""
+    """Checkpoints that could not be used when the job started."""
     restored: str | None = None
-    """The one that the job went on from."""
+    """The one that the job started from."""
     total_bytes: int = 0
-    """Of all that were written."""
+    """Sum over all that were written."""
     new_bytes: int = 0
 
 
@@ -75,25 +74,23 @@ _COUNTED = {
 
 
 class CheckpointBook:
-    """A listener of the journal that keeps count of checkpoints."""
+    """Counts checkpoints from the lines of the journal."""
 
-    def __init__(self, lines: Iterable[dict[str, Any]]) -> None:
+    def __init__(self) -> None:
         self.status = CheckpointsStatus()
         self.newest: CheckpointWritten | None = None
         self.begun_from: CheckpointRestored | None = None
-        """The one that the job went on from, the last time that it did."""
+        """The checkpoint of the last start or restore."""
         self.branch = 0
-        """The newest branch of history that there was."""
-        for line in lines:
-            self(line)
+        """The newest branch."""
 
-    def known_to(self, state: JobState) -> JobState:
-        """The state of a lighthouse that begins, with what an earlier one journaled."""
+    def added_to(self, state: JobState) -> JobState:
+        """Return the state of a new lighthouse with the checkpoints that an earlier one journaled."""
         branch = max(state.branch, self.branch)
         return replace(state, checkpoint=self.newest, begun_from=self.begun_from, branch=branch)
 
     def __call__(self, line: dict[str, Any]) -> None:
-        """Take a line of the journal in."""
+        """Take in a line of the journal."""
         if line.get("event") not in _NOTES:
             return
         note: AnyNote = msgspec.convert(line, AnyNote, strict=False)

@@ -1,4 +1,4 @@
-"""The journal as server-sent events: what is there so far, then every line as it is written."""
+"""The journal as server-sent events: past lines, then every new one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from craft.telemetry.records.journal import Journal, parsed
 from craft.telemetry.records.journal_reader import as_record
 
 MAX_WAITING = 10_000
-"""Lines that a slow reader may lag behind; then its stream ends, and it comes back with Last-Event-ID."""
+"""Lines that a slow reader may lag behind; then its stream ends, and it reconnects with Last-Event-ID."""
 KEEPALIVE_S = 15.0
 _AT_ONCE = 1000
 
 
 class EventStream:
-    """Numbers the journal's lines from 1, across restarts, and hands them to any number of readers."""
+    """Numbers the journal's lines from 1, across restarts, and sends them to any number of readers."""
 
     def __init__(self, journal: Journal, path: Path) -> None:
         self._path = path
@@ -28,7 +28,7 @@ class EventStream:
         journal.listen(self._written)
 
     async def stream(self, after: int = 0, follow: bool = True) -> AsyncIterator[bytes]:
-        """Yield server-sent events for the lines behind number ``after``."""
+        """Yield server-sent events for the lines after number ``after``."""
         queue: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue(MAX_WAITING + 1)
         # No await between these two: every line is either counted here or comes through the queue.
         self._readers.add(queue)
@@ -36,7 +36,7 @@ class EventStream:
         try:
             with self._path.open("rb") as file:
                 number = 0
-                # A few at a time: a journal may be long, and many may read it at once.
+                # A few at a time: a journal may be long, and have many readers.
                 while some := await asyncio.to_thread(_some, file, min(_AT_ONCE, count - number)):
                     for line in some:
                         number += 1
@@ -70,7 +70,7 @@ class EventStream:
                 queue.put_nowait((self._count, text))
 
     def _end(self, queue: asyncio.Queue[tuple[int, str] | None]) -> None:
-        # The queue has room for one more than it ever holds: its end.
+        # The queue always has room for its end.
         self._readers.discard(queue)
         queue.put_nowait(None)
 
@@ -80,12 +80,12 @@ def _event(number: int, line: str) -> bytes:
 
 
 def _some(file: BinaryIO, number: int) -> list[str | None]:
-    """Read so many lines; None in the place of a damaged one, which keeps its number."""
+    """Read so many lines; None for a damaged one, which keeps its number."""
     lines = [line.rstrip(b"\n") for line in itertools.islice(file, number)]
     return [line.decode() if any(map(as_record, parsed([line]))) else None for line in lines]
 
 
 def _count(path: Path) -> int:
-    """How many whole lines there are."""
+    """Return the number of complete lines."""
     with path.open("rb") as file:
         return sum(line.endswith(b"\n") for line in file)

@@ -1,4 +1,4 @@
-"""Which events were faults, and what they cost: what the status, the metrics and the summary at the end count."""
+"""The faults of the job and their cost, for the status, the metrics and the summary."""
 
 from __future__ import annotations
 
@@ -14,17 +14,48 @@ from craft.protocol.journal import Cost as Cost
 from craft.protocol.journal import Fault as Fault
 
 
+class FaultBook:
+    """The faults of all lighthouses of this job. Fed by the journal at start, then by the loop."""
+
+    def __init__(self) -> None:
+        self.faults: tuple[Fault, ...] = ()
+        self._generation = self._restored_after = 0
+
+    def __call__(self, line: dict[str, Any]) -> None:
+        """Take in a line of the journal."""
+        if line.get("action") in ("Reconfigure", "Propose"):
+            self._generation = int(line["generation"])
+        elif line.get("action") == "Restore":
+            self._restored_after = self._generation
+        if line.get("kind") == "outcome" and line.get("outcome") == "Fault":
+            self.faults += (msgspec.convert(line, Fault, strict=False),)
+        elif line.get("event") == "Recovered":
+            self.recovered(msgspec.convert(line, Recovered, strict=False), self._restored_after)
+
+    def observed(self, before: JobState, after: JobState, event: AnyEvent, now: float) -> Fault | None:
+        """Record and return the fault behind ``event``, if it was one."""
+        fault = fault_of(before, after, event, now, self.faults)
+        if fault is not None:
+            self.faults += (fault,)
+        return fault
+
+    def recovered(self, event: Recovered, restored_after: int) -> Cost:
+        """Record and return the cost of the faults that ``event`` overcame."""
+        self.faults, cost = costed(self.faults, event, restored_after)
+        return cost
+
+
 def _had_joined(state: JobState, event: WorkerFailed) -> bool:
-    """Whether it came to a job that is on its way and was in its generation: the others have to go on without it."""
+    """Return whether it joined a running job and is in its generation: the others go on without it."""
     return event.late and state.generation is not None and event.worker_id in state.generation.worker_ids
 
 
 def fault_of(
     before: JobState, after: JobState, event: AnyEvent, now: float, known: Iterable[Fault] = ()
 ) -> Fault | None:
-    """Return the fault that ``event`` was; None if nothing was lost by it that was not lost already.
+    """Return the fault behind ``event``; None if it lost no further worker.
 
-    ``known``: the faults until now, those included that an earlier lighthouse saw and this one hears of again.
+    ``known``: the faults so far, those that an earlier lighthouse recorded included.
     """
     if before.stopping is not None or not isinstance(event, WorkerLost | WorkerFailed | HostLost | WorkerFinished):
         return None
@@ -49,10 +80,10 @@ def fault_of(
 
 
 def costed(faults: Sequence[Fault], event: Recovered, after: int = 0) -> tuple[tuple[Fault, ...], Cost]:
-    """Return the faults, those that ``event`` overcame with what they cost together, and that cost.
+    """Return the faults, with the cost in those that ``event`` overcame, and that cost.
 
-    ``after``: the last generation before the job began again, if it did. Whoever began again knows of no step before, and
-    what was lost until then is no part of what it tells.
+    ``after``: the last generation before a restore, 0 without one. Restored workers know no earlier step, so their
+    report does not cover earlier losses.
     """
     first = max(event.since, after + 1) if 0 < after < event.generation else event.since
     overcome = [fault for fault in faults if _is_overcome(fault, event, first)]
@@ -73,24 +104,8 @@ def costed(faults: Sequence[Fault], event: Recovered, after: int = 0) -> tuple[t
 def _is_overcome(fault: Fault, event: Recovered, first: int) -> bool:
     if fault.cost is not None or not first <= fault.generation < event.generation:
         return False
-    # A spare that was lost meanwhile was missed by nobody.
+    # The loss of a spare delayed no step.
     return fault.next_generation is not None or bool(set(fault.worker_ids) & set(event.lost))
-
-
-def faults_in(lines: Iterable[dict[str, Any]]) -> tuple[Fault, ...]:
-    """Return the faults that a journal holds: those from before a restart of the lighthouse."""
-    faults: tuple[Fault, ...] = ()
-    made = after = 0
-    for line in lines:
-        if line.get("action") in ("Reconfigure", "Propose"):
-            made = int(line["generation"])
-        elif line.get("action") == "Restore":
-            after = made
-        if line.get("kind") == "outcome" and line.get("outcome") == "Fault":
-            faults += (msgspec.convert(line, Fault, strict=False),)
-        elif line.get("event") == "Recovered":
-            faults, _ = costed(faults, msgspec.convert(line, Recovered, strict=False), after)
-    return faults
 
 
 def _lost(after: JobState, event: AnyEvent) -> set[str]:

@@ -1,4 +1,4 @@
-"""What the job looks like from outside: the answer to ``GET /v1/status``."""
+"""The status of the job: the answer to ``GET /v1/status``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from craft.protocol.messages import WorkerReport
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str
     pid: int | None
-    """None if it was not heard of since the lighthouse started."""
+    """None if it was not heard since the lighthouse started."""
     host: str
     rank: int | None
     """None if it holds no slot now."""
@@ -24,7 +24,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """starting, waiting, member, lost, left or finished."""
     step: int
     microbatch_s: float | None = None
-    """How long it takes to load and compute a microbatch; None where that is not known."""
+    """Time to load and compute a microbatch, if known."""
 
 
 class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,15 +56,15 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Why the job stops or stopped; empty while it goes on."""
     exit_code: int | None
     upcoming: int | None
-    """The generation that is being prepared, if one is."""
+    """The generation that is being prepared, if any."""
     agents: tuple[AgentStatus, ...]
     settled: bool
     """Whether every member is known to act under ``generation``."""
     checkpoints: CheckpointsStatus
     chaos: bool
-    """Whether the job was started for faults to be injected."""
+    """Whether the job was started for fault injection."""
     next_numbers: dict[str, int] = {}
-    """By the beginning of workers' names, the first number that none of them ever had."""
+    """By prefix of workers' names, the first unused number."""
 
 
 def status_of(
@@ -77,9 +77,9 @@ def status_of(
     chaos: bool = False,
     worker_ids: Iterable[str] = (),
 ) -> Status:
-    """Put together what is known; ``worker_ids``: all that were ever used."""
-    # The one that is furthest speaks for the job: the others are at most a report behind.
-    # Unless the job began again: who came to its end before that does not count any more.
+    """Assemble the status; ``worker_ids``: all that were ever used."""
+    # The worker that is furthest represents the job: the others are at most a report behind.
+    # After a restore, reports from before it do not count.
     after = state.restoration.after if state.restoration is not None else 0
     first = max(
         reports.values(), key=lambda report: (report.generation > after, report.step, report.generation), default=None
@@ -129,7 +129,7 @@ def _settled(state: JobState) -> bool:
 
 
 def state_word(state: JobState) -> str:
-    """The state of the job in one word."""
+    """Return the state of the job in one word."""
     if state.stopping is not None:
         if state.having("waiting", "member"):
             return "stopping"

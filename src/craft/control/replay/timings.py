@@ -1,14 +1,11 @@
-"""Measures how long things take in this job: feeds ``decide.costs`` with what reports and events say, and when.
+"""Measure times of this job for ``decide/job/loss_costs``, from reports and events.
 
-``Loop`` shows it every report and every event, where a policy chooses by cost; at a loss it asks for the figures.
+Under ``--on-loss auto``, ``Loop`` passes it every report and event, and asks for the figures at a loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
-
-import msgspec
+from collections.abc import Mapping
 
 from craft.decide.job import loss_costs
 from craft.decide.job.state import JobState
@@ -19,23 +16,17 @@ from craft.protocol.messages import HostReport, WorkerReport
 LOSSES = (WorkerLost, WorkerFailed, HostLost)
 
 
-def times_in(lines: Iterable[dict[str, Any]]) -> TimesMeasured | None:
-    """Return the last figures that a journal holds."""
-    found = [line for line in lines if line.get("event") == "TimesMeasured"]
-    return msgspec.convert(found[-1], TimesMeasured, strict=False) if found else None
-
-
 class Timings:
     """Owned by the loop."""
 
     def __init__(self, times: TimesMeasured | None = None) -> None:
-        """``times``: what an earlier lighthouse had measured."""
+        """``times``: the measurements of an earlier lighthouse."""
         self._book = loss_costs.known(times)
-        self._beginning = 0
+        self._restore = 0
 
-    def see(self, report: HostReport, state: JobState, now: float) -> None:
-        """A host says how far its workers are."""
-        self._let_go(state)
+    def reported(self, report: HostReport, state: JobState, now: float) -> None:
+        """Take in the progress of a host's workers."""
+        self._forget_slots(state)
         current = state.generation
         if current is None:
             return
@@ -51,9 +42,9 @@ class Timings:
                     step_s=worker.step_s,
                 )
 
-    def hear(self, event: AnyEvent, state: JobState, now: float) -> None:
-        """Something happened; ``state`` does not know of it yet."""
-        self._let_go(state)
+    def observed(self, event: AnyEvent, state: JobState, now: float) -> None:
+        """Take in an event; ``state`` is the one before it."""
+        self._forget_slots(state)
         if isinstance(event, WorkerJoined):
             self._book = loss_costs.arrived(self._book, event.member.worker_id)
         elif isinstance(event, LOSSES) and state.generation is not None:
@@ -62,15 +53,15 @@ class Timings:
                 if view is not None and view.standing in ("waiting", "member"):
                     self._book = loss_costs.lost(self._book, worker_id, state.spares, now)
 
-    def _let_go(self, state: JobState) -> None:
-        """Where all begin together, or free slots are left so, nobody comes in the place of a certain one."""
-        beginning = state.restoration.number if state.restoration is not None else 0
-        if state.generation is None or not state.replacing or beginning != self._beginning:
-            self._book = loss_costs.forgone(self._book)
-        self._beginning = beginning
+    def _forget_slots(self, state: JobState) -> None:
+        """After a restore, or if free slots stay empty, no arrival replaces a certain worker."""
+        restore = state.restoration.number if state.restoration is not None else 0
+        if state.generation is None or not state.replacing or restore != self._restore:
+            self._book = loss_costs.left_empty(self._book)
+        self._restore = restore
 
     def figures(self, reports: Mapping[str, WorkerReport], state: JobState) -> TimesMeasured:
-        """All that is known now, for whoever is to decide about a loss."""
+        """Return the figures for the decision about a loss."""
         living = [report for worker_id in state.members if (report := reports.get(worker_id)) is not None]
         first = max(living, key=lambda report: report.step, default=None)
         return loss_costs.measured(

@@ -1,1 +1,1 @@
-"""The maths of detectors: hangs, slow workers, sick GPUs, spikes, conflicting words."""
+"""The maths of detectors: hangs, slow workers, unhealthy GPUs, spikes, conflicting words."""

@@ -1,7 +1,7 @@
-"""Why collectives of the script's own do not end: from what each worker has started, in which order and of what size.
+"""Explain why collectives of the script do not end: who started what, in which order and of what size.
 
-Enters: what workers told of their collectives. Leaves: sentences that name the worker and the collective, for the bundle of a
-hang. A collective ends only if every rank of its group starts the same one, of the same size, as its nth.
+Enters: what workers reported of their collectives. Leaves: sentences that name the worker and the collective, for the
+bundle of a hang. A collective ends only if every rank of its group starts the same one, of the same size, as its nth.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BYTES = {
 
 
 def findings(told: Sequence[Collectives]) -> tuple[str, ...]:
-    """Return a sentence for each group of the script's in which something does not fit; none if all does."""
+    """Return a sentence for each process group of the script with a mismatch."""
     names = sorted({name for each in told for name in each.groups})
     return tuple(found for name in names if (found := _finding(name, told)) is not None)
 
@@ -41,13 +41,13 @@ def _finding(group: str, told: Sequence[Collectives]) -> str | None:
 
 
 def _first_open(started: Mapping[str, Mapping[int, Collective]]) -> int:
-    """The first collective that somebody waits in; what was before it all have behind them."""
+    """Return the number of the first collective that a worker waits in; all have completed those before."""
     waiting = [entry.number for entries in started.values() for entry in entries.values() if not entry.done]
     return min(waiting, default=1 << 62)
 
 
 def _compared(number: int, at: Mapping[str, Collective]) -> str | None:
-    """What is different between those who have started their ``number``-th collective, if anything is."""
+    """Return how the workers' ``number``-th collectives differ, if they do."""
     by_name = _groups(at, lambda entry: entry.name)
     if len(by_name) > 1:
         return "mismatched order: " + _apart(by_name, lambda some: f"{_it(some)} number {number}{_of_size(some)}")
@@ -77,7 +77,7 @@ def _missing(number: int, at: Mapping[str, Collective], last: Mapping[str, int])
 
 
 def _groups(at: Mapping[str, Collective], key: Callable[[Collective], Hashable]) -> list[dict[str, Collective]]:
-    """Those who agree together, the fewest first: they are the more likely to be wrong."""
+    """Return the workers grouped by ``key``, smallest group first: it is more likely to be wrong."""
     found: dict[Hashable, dict[str, Collective]] = {}
     for worker_id, entry in at.items():
         found.setdefault(key(entry), {})[worker_id] = entry

@@ -1,4 +1,4 @@
-"""Find where members' words contradict each other, and which members are to leave for it."""
+"""Find contradictions between members' control words, and the members that leave because of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from craft.protocol.control_word import Groups, Repeated, UnequalBuffer, Word
 
 
 def groups_of(values: Sequence[object]) -> Groups:
-    """Ranks grouped by value, larger groups first; () if all that have a value have the same. Empty ones and None are none."""
+    """Return ranks grouped by value, larger groups first; () if all values are equal. None and b"" are no values."""
     groups: dict[object, list[int]] = {}
     for rank, value in enumerate(values):
         if value is not None and value != b"":
@@ -19,12 +19,12 @@ def groups_of(values: Sequence[object]) -> Groups:
 
 
 def unequal_buffer(words: Sequence[Word]) -> UnequalBuffer | None:
-    """The first module buffer that code between the steps did not leave the same everywhere."""
+    """Return the first module buffer that code between the steps left unequal."""
     if not any(word.touched for word in words):
         return None
     told = [dict(word.touched) if word.touched is not None else None for word in words]
     for index in sorted({index for each in told if each is not None for index in each}):
-        # Who did not touch it has it as it was: that is a value, too.
+        # Where it was not touched, the old content is a value too.
         groups = groups_of([None if each is None else each.get(index, b"as it was") for each in told])
         if groups:
             return UnequalBuffer(index=index, groups=groups)
@@ -32,7 +32,7 @@ def unequal_buffer(words: Sequence[Word]) -> UnequalBuffer | None:
 
 
 def repeated(words: Sequence[Word]) -> tuple[Repeated, ...]:
-    """Microbatches that were computed twice in this step, by their owners and for comparison."""
+    """Return the microbatches that were computed twice in this step, by their owners and for comparison."""
     if not any(word.repeated for word in words):
         return ()
     owned = {index: (rank, digest) for rank, word in enumerate(words) for index, digest in word.computed}
@@ -45,9 +45,9 @@ def repeated(words: Sequence[Word]) -> tuple[Repeated, ...]:
 
 
 def outcasts(words: Sequence[Word], differences: Iterable[Groups]) -> tuple[int, ...]:
-    """Ranks that have just joined and differ from all others, who agree among themselves: only they leave.
+    """Return the ranks of newcomers that differ from all others, who agree: only they leave.
 
-    () where that cannot be told: where members differ that have trained all the time.
+    () if longer-standing members differ: then the wrong one is unknown.
     """
     found = [groups for groups in differences if groups]
     if not found:

@@ -1,4 +1,4 @@
-"""What a GPU's readings mean: pure, the clock is an argument. ``worker/monitor/gpu.py`` reads, ``policies/health.py`` answers."""
+"""Interpret GPU readings of ``worker/monitor/gpu`` for ``policies/detected``. Pure: the clock is an argument."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class HealthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         says("To a GPU that does not answer any more: report; drain: the worker leaves; replace: at once."),
     ] = "replace"
     ecc: Annotated[HealthAnswer, says("To ECC errors that could not be corrected.")] = "replace"
-    xid: Annotated[HealthAnswer, says("To an XID of serious_xids; any other is only told.")] = "replace"
+    xid: Annotated[HealthAnswer, says("To an XID of serious_xids; any other is only reported.")] = "replace"
     heat: Annotated[HealthAnswer, says("To clocks that are held down because of heat.")] = "report"
     serious_xids: Annotated[
         tuple[int, ...], says("NVIDIA's numbers of errors that a GPU does not get over by itself.")
@@ -50,12 +50,14 @@ class HealthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     every_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600.0), says("How often each worker looks at its GPU.")] = 1.0
     heat_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e6), says("Heat counts once it has lasted for so long.")] = 10.0
     drain_s: Annotated[
-        float, msgspec.Meta(ge=0.0, le=1e6), says("Whoever is to leave and is still there after so long is ended.")
+        float,
+        msgspec.Meta(ge=0.0, le=1e6),
+        says("A worker that is to leave and is still there after so long is ended."),
     ] = 30.0
 
 
 class GpuCondition(msgspec.Struct, frozen=True):
-    """One condition, as it is told."""
+    """One condition, as it is reported."""
 
     what: str
     value: float | None
@@ -66,7 +68,7 @@ class GpuHistory(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered of one GPU."""
 
     uncorrected: int | None = None
-    """ECC errors at the last reading that had them; what there was before the job is nobody's."""
+    """ECC errors at the last reading that had them; those before the job do not count."""
     hot_since: float | None = None
     told_heat: bool = False
     gone: bool = False
@@ -75,7 +77,7 @@ class GpuHistory(msgspec.Struct, frozen=True, kw_only=True):
 def notice(
     health: GpuHistory, reading: Reading, now: float, settings: HealthSettings
 ) -> tuple[GpuHistory, tuple[GpuCondition, ...]]:
-    """Take a reading in; returns what is new with it."""
+    """Take a reading in; return its new conditions."""
     seen = [_xid(reading, number, settings) for number in reading.xids]
     if reading.lost is not None:
         if not health.gone:
@@ -99,7 +101,7 @@ def _ecc(health: GpuHistory, reading: Reading) -> tuple[GpuHistory, list[GpuCond
         return health, []
     more = now - before if before is not None else 0
     seen = [GpuCondition(ECC, float(more), f"{reading.device}: {more} more ECC errors that could not be corrected")]
-    # Fewer than before: the driver was loaded again, and counts from nothing.
+    # Fewer than before: the driver was reloaded and counts from 0.
     return replace(health, uncorrected=now), seen if more > 0 else []
 
 

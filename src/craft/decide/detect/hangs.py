@@ -1,7 +1,7 @@
-"""Who hangs: from what each main thread is doing, for how long, and how long that usually takes.
+"""Find hanging workers from what each main thread does, for how long, and how long it usually takes.
 
-The agent asks about its own workers every 0.1 s (``overdue``, ``stopped``, ``held_up``). Which of those hold up the others is
-for ``policies.hang``, which knows what all members are doing. Times are seconds on one clock.
+The agent asks about its workers every 0.1 s (``overdue``, ``stopped``, ``held_up``). ``policies/detected`` knows what all
+members do and decides which of them blocks the others. Times are seconds on one clock.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from craft.protocol.values.activity import Doing, Phase
 from craft.protocol.values.config import says
 
 NEVER_OVERDUE = frozenset({Phase.STARTING, Phase.JOINING, Phase.EXCHANGING, Phase.CALLING, Phase.PAUSED, Phase.ENDING})
-"""Phases that end when others do something, or whose length only the script knows."""
+"""Phases that end when others act, or whose length only the script knows."""
 WAITING = frozenset({Phase.EXCHANGING, Phase.CALLING})
-"""Phases that end when others do something."""
+"""Phases that end when others act."""
 
 FIRST_STEPS = 3
-"""Until a worker has committed this many steps, what it measured says little: it compiles, fills caches, warms up."""
+"""Measurements count after this many committed steps: before, a worker compiles, fills caches, warms up."""
 
 STOPPED = "T"
 TRACED = "t"
@@ -28,7 +28,7 @@ DEAD = frozenset("ZXx")
 
 
 class HangLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a worker is taken for one that hangs."""
+    """When a worker counts as hanging."""
 
     limit_s: Annotated[
         float, msgspec.Meta(ge=0.0), says("Nothing that a worker does is taken for a hang before this.")
@@ -56,24 +56,24 @@ class HangLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 NO_HANGS = HangLimits(limit_s=inf, first_step_limit_s=inf, update_limit_s=inf, stop_limit_s=inf)
-"""Nothing is ever taken for a hang."""
+"""No worker ever counts as hanging."""
 
 Cause = Literal["slow", "gil", "stopped", "waiting"]
 
 
 class Overdue(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker should have been further by now."""
+    """A worker takes too long."""
 
     cause: Cause
-    """slow: its phase takes too long; gil: a thread of it keeps the GIL; stopped: by a signal; waiting: for others."""
+    """slow: its phase takes too long; gil: one of its threads keeps the GIL; stopped: by a signal; waiting: for others."""
     doing: Doing | None
-    """None: it was stopped before it said anything."""
+    """None: it was stopped before its first report."""
     elapsed_s: float
     limit_s: float
 
     @property
     def phase(self) -> str:
-        """One word: that of the phase, or ``stopped``, or ``gil``."""
+        """The phase, or ``stopped``, or ``gil``."""
         if self.cause in ("stopped", "gil") or self.doing is None:
             return self.cause
         return self.doing.phase.word
@@ -100,30 +100,30 @@ class Overdue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def limit_for(doing: Doing, limits: HangLimits) -> float | None:
-    """How long this phase may take on this worker; None if it is never overdue by itself."""
+    """Return how long this phase may take on this worker; None: no limit."""
     return None if doing.phase in NEVER_OVERDUE else _usual_limit(doing, limits)
 
 
 def _usual_limit(doing: Doing, limits: HangLimits) -> float:
     longest = doing.longest[doing.phase]
-    # What a script does between the steps takes no time in most of them, and minutes in some.
+    # Code between the steps takes no time in most steps, and minutes in some.
     least = max(limits.limit_s, limits.update_limit_s) if doing.phase is Phase.UPDATING else limits.limit_s
     first = max(limits.first_step_limit_s, least)
     if doing.commits < FIRST_STEPS or longest is None:
         return first
-    # One step that took minutes to compile must not make the limit an hour: the factor does not lead beyond the limit of
-    # first steps, unless a phase really takes that long.
+    # One step that compiled for minutes must not make the limit an hour: the factor is capped at the limit of first
+    # steps, unless a phase really takes that long.
     return max(least, min(limits.factor * longest, max(first, 2 * longest)))
 
 
 def overdue(doing: Doing, now: float, limits: HangLimits) -> Overdue | None:
-    """Return whether a worker takes too long for what it is doing; nothing is said about who is held up by it."""
+    """Return whether a worker takes too long for its phase."""
     limit = limit_for(doing, limits)
     elapsed = now - doing.since
     if limit is not None:
         return Overdue(cause="slow", doing=doing, elapsed_s=elapsed, limit_s=limit) if elapsed > limit else None
     if doing.phase in WAITING and doing.beat is not None:
-        # It would be in the exchange for ever, as those are who wait for it.
+        # Without the GIL it would stay in the exchange for ever, like those that wait for it.
         kept = now - doing.beat
         if kept > limits.limit_s:
             return Overdue(cause="gil", doing=doing, elapsed_s=kept, limit_s=limits.limit_s)
@@ -131,9 +131,9 @@ def overdue(doing: Doing, now: float, limits: HangLimits) -> Overdue | None:
 
 
 def held_up(doing: Doing, now: float, limits: HangLimits) -> Overdue | None:
-    """Return whether a worker waits for others for longer than it ever had to. That is no fault of its own.
+    """Return whether a worker waits for others for longer than ever. The cause is elsewhere.
 
-    In a call between the steps it is asked soon: others may never come there, which all find out when they meet again.
+    In a call between the steps the limit is short: others may never come there, which re-forming the group reveals.
     """
     limit = limits.limit_s if doing.phase is Phase.CALLING else _usual_limit(doing, limits)
     elapsed = now - doing.since
@@ -143,9 +143,9 @@ def held_up(doing: Doing, now: float, limits: HangLimits) -> Overdue | None:
 
 
 def stopped(state: str, since: float, now: float, doing: Doing | None, limits: HangLimits) -> Overdue | None:
-    """Return whether a process has been stopped for too long; ``state`` is the kernel's letter, seen first at ``since``.
+    """Return whether a process is stopped for too long; ``state`` is the kernel's letter, first seen at ``since``.
 
-    A process under a debugger (``t``) is meant to stand still.
+    A process under a debugger (``t``) may be stopped for any time.
     """
     elapsed = now - since
     if state != STOPPED or elapsed <= limits.stop_limit_s:

@@ -1,4 +1,4 @@
-"""Finite spikes: a logged number that is far above what it was in the steps before."""
+"""Find finite spikes: a logged number far above its values in the steps before."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from statistics import median
 import msgspec
 
 _NORMAL = 1.4826
-"""For normal values, this times the median distance from their median is their standard deviation."""
+"""For normally distributed values, this times the median absolute deviation is the standard deviation."""
 _FLAT = 0.01
-"""Values that hardly differ are taken to spread by this share of their median: else any change would be a spike."""
+"""The spread is at least this share of the median: else any change of nearly constant values is a spike."""
 
 
 class SpikeRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,13 +19,13 @@ class SpikeRule(msgspec.Struct, frozen=True, kw_only=True):
     metric: str
     window: int
     deviations: float | None = None
-    """By more than so many robust deviations above the median of the window."""
+    """More than this many robust deviations above the median of the window."""
     ratio: float | None = None
     """More than this many times the median of the window, where that is above 0."""
 
 
 def find_spike(value: float, recent: Sequence[float], rule: SpikeRule) -> str | None:
-    """Return in words by how much ``value`` is above the ``recent`` ones; None if it is no spike."""
+    """Return in words how far ``value`` is above the ``recent`` ones; None if it is not a spike."""
     if len(recent) < rule.window:
         return None
     middle = median(recent)
@@ -41,5 +41,5 @@ def find_spike(value: float, recent: Sequence[float], rule: SpikeRule) -> str | 
 
 
 def remember(recent: Sequence[float], value: float, rule: SpikeRule) -> tuple[float, ...]:
-    """The window after ``value``. A spike is kept, too: what stays high is the new normal after half a window."""
+    """Return the window after ``value``. Spikes count too: a value that stays high becomes normal."""
     return (*recent, value)[-rule.window :]

@@ -1,13 +1,12 @@
-"""Who is slow: from how long a microbatch takes on each member, step by step.
+"""Find slow members from how long a microbatch takes on each, step by step.
 
-Every member has the same times at the same step, from the control word, and comes to the same answer without asking
-anybody: the plan of the next step may depend on it. So nothing here but additions and divisions, which have the same bits on
-every machine. A new generation begins with an empty ``MemberSpeeds``, since who joins has not seen what came before.
+Every member has the same times at the same step, from the control word, and finds the same without communication: the
+plan of the next step may depend on it. So this uses only additions and divisions, which have the same bits on every
+machine. A new generation begins with an empty ``MemberSpeeds``, since joiners have not seen the steps before.
 
-A step says something about a worker only beside the others: where all are slow, nobody is. Each step in which it takes
-``factor`` times as long as the median of the others or more speaks against it, each other one for it; no single step counts
-for more than one. Noise strikes everybody, now this one and now that one: how much speaks against the *others* is remembered,
-and the more that is, the more it takes to find somebody.
+A worker is slow relative to the others. A step in which it takes at least ``factor`` times the median of the others
+counts against it, any other step for it; no step counts for more than one. Noise hits all members: the evidence against
+the *others* is remembered as noise, and the more there is, the more it takes to find a member slow.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ from craft.protocol.values.config import says
 StragglerAnswer = Literal["report", "rebalance", "drain"]
 
 _QUIET = 0.05
-"""The noise that a generation begins with."""
+"""The initial noise of a generation."""
 _NOISE_RISES, _NOISE_FALLS = 1 / 16, 1 / 64
-"""How much of the difference to what is remembered a step makes up for."""
+"""How fast the noise estimate follows a step that is above or below it."""
 _WEIGHT_OF_NOISE = 8.0
-"""So many times as much patience more it takes where everything speaks against the others, too, in every step."""
+"""At full noise, finding a member takes this many times more patience."""
 _SLOW_TO_FORGIVE = 0.25
-"""What speaks for a member that was found counts so much: with a small share, it is often lucky."""
+"""Weight of evidence for a slow member: with a small share, it is fast by luck."""
 _MOST_TIMES = 8
-"""A step counts as at most so many times as slow as the others': one that hung for a second must not decide the shares."""
+"""A step counts as at most this many times slower: a hang of a second must not decide the shares."""
 _REVIEW_STEPS = 16
-"""So often the share of a slow worker is looked at again; older steps count half by then."""
+"""The share of a slow member is reviewed this often; older steps then count half."""
 _OVER = 1.2
-"""A slow worker that takes no more than so many times as long, over the latest steps, is slow no more."""
+"""A slow member below this ratio over the latest steps is not slow any more."""
 _WORTH_IT = 1.25
-"""By so much its slowness must differ from what its share was made for: every other plan costs a little to get used to."""
+"""A share changes only if the slowness changed by this factor: every new plan has a small cost."""
 
 
 class StragglerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a worker is taken for slow, and what is done about it; the same on every worker."""
+    """When a worker counts as slow, and the answer; the same on every worker."""
 
     answer: Annotated[
         StragglerAnswer,
@@ -70,41 +69,41 @@ class StragglerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class SlowEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What speaks against one member."""
+    """The evidence against one member."""
 
     rank: int
     score: float = 0.0
-    """Grows by up to 1 with every step in which it was slow, and shrinks with every other one."""
+    """Grows by up to 1 with every slow step, and shrinks with every other one."""
     steps: int = 0
-    """Steps looked at."""
+    """Steps observed."""
     counted: int = 0
-    """Of these, how many the sums below are made of: the latest."""
+    """How many of the latest steps are in the sums below."""
     own_us: int = 0
     others_us: int = 0
     found: bool = False
-    """Whether it is taken for slow; until the score is down to nothing."""
+    """Whether it counts as slow; until the score is down to 0."""
     slowness: float = 1.0
-    """By how many times as long its share is cut."""
+    """The ratio that its share is planned for."""
 
     @property
     def ratio(self) -> float:
-        """How many times as long as elsewhere a microbatch takes there."""
+        """How many times longer than elsewhere a microbatch takes there."""
         return self.own_us / self.others_us if self.others_us else 1.0
 
 
 class MemberSpeeds(msgspec.Struct, frozen=True):
-    """What the members of a generation know of each other's speed; the same on all of them after the same step."""
+    """What the members of a generation know of each other's speed; the same on all after the same step."""
 
     suspicions: tuple[SlowEvidence, ...] = ()
     noise: float = _QUIET
-    """How much speaks against an ordinary member in an ordinary step, from 0 to 1."""
+    """Evidence against an ordinary member in an ordinary step, from 0 to 1."""
 
     @property
     def found(self) -> tuple[SlowEvidence, ...]:
         return tuple(each for each in self.suspicions if each.found)
 
     def slowness(self, ranks: Sequence[int]) -> tuple[float, ...]:
-        """How many times as long as usual a microbatch takes on each of ``ranks``; empty while there is no difference."""
+        """Return how many times longer a microbatch takes on each of ``ranks``; empty if all are equal."""
         slow = {each.rank: each.slowness for each in self.suspicions if each.slowness > 1.0}
         return tuple(slow.get(rank, 1.0) for rank in ranks) if slow else ()
 
@@ -113,17 +112,17 @@ EVEN = MemberSpeeds()
 
 
 def observed(pace: MemberSpeeds, busy_us: Sequence[int], settings: StragglerSettings) -> MemberSpeeds:
-    """Return what is known after a step; ``busy_us`` is the time of a microbatch on each rank, 0 where it had none."""
+    """Return what is known after a step; ``busy_us``: time per microbatch on each rank, 0 where it had none."""
     measured = sorted(us for us in busy_us if us > 0)
     if len(measured) < 2:
         return pace
     before = {each.rank: each for each in pace.suspicions}
     limit = settings.factor * measured[(len(measured) - 1) // 2]
-    # Usually nobody is far from the others, and this is empty.
+    # Usually all are close together, and this is empty.
     suspects = [rank for rank, us in enumerate(busy_us) if us > limit or (us > 0 and rank in before)]
     others = {rank: _median_of_others(measured, busy_us[rank]) for rank in suspects}
     gains = {rank: _gain(busy_us[rank], others[rank], settings) for rank in suspects}
-    # The most suspect one first: what speaks against it is not the others' noise, but theirs is its.
+    # Most suspect first: the evidence against it is not noise for the others, but theirs is for it.
     suspects.sort(key=lambda rank: (-_score(before, rank), -gains[rank], rank))
     noise = _noise(pace.noise, suspects, gains, before, len(measured))
     patience = settings.patience * (1.0 + _WEIGHT_OF_NOISE * noise)
@@ -131,7 +130,7 @@ def observed(pace: MemberSpeeds, busy_us: Sequence[int], settings: StragglerSett
     total, num_others = sum(max(0.0, gain) for gain in gains.values()), len(measured) - 1
     for rank in suspects:
         total -= max(0.0, gains[rank])
-        # What rounding leaves of the sum must not count.
+        # Rounding may leave a small negative sum.
         gain = gains[rank] - (max(0.0, total) / num_others if num_others else 0.0)
         num_others -= 1
         seen = before.get(rank) or SlowEvidence(rank=rank)
@@ -146,7 +145,7 @@ def _score(before: Mapping[int, SlowEvidence], rank: int) -> float:
 
 
 def _gain(own_us: int, others_us: int, settings: StragglerSettings) -> float:
-    """How much a step speaks against a member, from -1 to 1."""
+    """Return how much a step counts against a member, from -1 to 1."""
     return max(-1.0, min(1.0, (own_us / others_us - 1.0) / (settings.factor - 1.0) - 1.0))
 
 
@@ -157,7 +156,7 @@ def _noise(
     before: Mapping[int, SlowEvidence],
     num_measured: int,
 ) -> float:
-    """Take in what a step says about noise: how much speaks against those who are neither found nor the most suspect."""
+    """Update the noise by the evidence against members that are neither slow nor the most suspect."""
     slow = {rank for rank in suspects if rank in before and before[rank].found} | set(suspects[:1])
     ordinary = max(1, num_measured - max(1, len(slow)))
     seen = sum(max(0.0, gains[rank]) for rank in suspects if rank not in slow) / ordinary
@@ -166,7 +165,7 @@ def _noise(
 
 
 def _median_of_others(measured: Sequence[int], own_us: int) -> int:
-    """Of two in the middle, the larger one; ``measured`` is in order, and ``own_us`` is in it."""
+    """Return the larger of two medians; ``measured`` is sorted and contains ``own_us``."""
     middle = (len(measured) - 1) // 2
     return measured[middle] if middle < bisect_left(measured, own_us) else measured[middle + 1]
 
@@ -174,10 +173,10 @@ def _median_of_others(measured: Sequence[int], own_us: int) -> int:
 def _judged(
     seen: SlowEvidence, gain: float, patience: float, own_us: int, others_us: int, settings: StragglerSettings
 ) -> SlowEvidence | None:
-    """Return what speaks against a member after another step; None if nothing does."""
+    """Return the evidence against a member after another step; None if there is none."""
     gain = max(-1.0, gain)
     if seen.found:
-        # Noise makes it harder to be found, and not to be forgiven.
+        # Noise makes it harder to be found slow, not to recover.
         gain, patience = gain * _SLOW_TO_FORGIVE if gain < 0.0 else gain, settings.patience
     score = min(seen.score + gain, patience)
     if score <= 0.0:
@@ -201,7 +200,7 @@ def _judged(
 
 
 def _share_for(seen: SlowEvidence) -> float:
-    """The slowness that a member's share is to be made for."""
+    """Return the slowness that a member's share is planned for."""
     ratio = seen.ratio
     apart = ratio > seen.slowness * _WORTH_IT or ratio * _WORTH_IT < seen.slowness
     return max(1.0, ratio) if apart else seen.slowness

@@ -1,1 +1,1 @@
-"""What the lighthouse knows of a job, and how events and actions change it."""
+"""The lighthouse's view of a job, and how events and actions change it."""

@@ -1,7 +1,7 @@
-"""Alerts of other systems: what a rule makes of one, and whom of this job it is about.
+"""Turn alerts of other systems into events: apply the rules and find the worker or host that is meant.
 
-Enters: a ``Notice``, the rules and hooks of craft.toml, the job's state. Leaves: the event that it becomes.
-``control/http/alerts`` calls it for everything that comes to ``/v1/alerts``, ``/v1/cloudevents`` and ``/v1/hooks``.
+Enters: a ``Notice``, the rules and hooks of craft.toml, the job's state. Leaves: ``AlertFired`` or ``AlertResolved``.
+``control/http/alerts`` calls it for everything that arrives at ``/v1/alerts``, ``/v1/cloudevents`` and ``/v1/hooks``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from craft.protocol.events import AlertFired, AlertResolved
 from craft.protocol.values.alerts import AlertAnswer, Notice
 
 REGEX = "~"
-"""A wanted value that begins with this is a regular expression of RE2's, for the whole value."""
+"""A wanted value with this prefix is an RE2 regular expression; it must match the full value."""
 ANSWERS: tuple[AlertAnswer, ...] = get_args(AlertAnswer)
 RESOLVED = "resolved"
 ANSWER_LABEL = "craft_answer"
@@ -27,7 +27,7 @@ _WORKER_LABELS = ("worker_id", "worker")
 _HOST_LABELS = ("host", "hostname", "Hostname", "node", "instance")
 _GPU_LABELS = ("gpu", "local_rank")
 _AIMED: tuple[AlertAnswer, ...] = ("drain", "fail")
-"""Answers that are about a worker or a host; the others are about the whole job."""
+"""Answers that act on a worker or a host; the others act on the job."""
 _SAVING: tuple[AlertAnswer, ...] = ("checkpoint", "preempt")
 _MAX_REASON_CHARS = 500
 _NUMBER = re.compile(r"(\d{1,4})$")
@@ -38,81 +38,81 @@ class Pattern(Protocol):
     """A compiled regular expression."""
 
     def fullmatch(self, text: str) -> object | None:
-        """Return something if it fits the whole of ``text``."""
+        """Return a match if the pattern fits all of ``text``."""
 
 
 class AlertTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which labels name whom."""
+    """Labels that name the target of an alert."""
 
     worker: str | None = None
     """The label with a worker's id."""
     host: str | None = None
-    """The label with a host's name or address; a port behind it does not count."""
+    """The label with a host's name or address; a port after it is ignored."""
     gpu: str | None = None
-    """The label with the number of a GPU of that host, such as ``3`` or ``nvidia3``: the worker in this place is meant."""
+    """The label with a GPU number on that host, such as ``3`` or ``nvidia3``: names the worker of that local rank."""
 
 
 class AlertRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One ``[[alerts]]`` of craft.toml; the first that matches counts."""
+    """One ``[[alerts]]`` table of craft.toml; the first that matches counts."""
 
     match: dict[str, str] = {}
-    """Labels and their values; ``~`` before a value makes it a regular expression."""
+    """Labels and their wanted values; the prefix ``~`` makes a value a regular expression."""
     answer: AlertAnswer = "report"
     target: str | AlertTarget | None = None
-    """The label that names a worker or a host, or a table with several; by default the usual ones are tried."""
+    """The label that names a worker or a host, or a table of labels; by default the usual names are tried."""
     deadline_s: float | None = None
-    """With ``drain`` and ``preempt``: whoever is still there after this long is ended."""
+    """For ``drain`` and ``preempt``: workers still there after this long are ended."""
 
 
 class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One ``[hooks.NAME]`` of craft.toml. Fields of the body are named by paths such as ``payload.node``."""
+    """One ``[hooks.NAME]`` table of craft.toml. Paths such as ``payload.node`` name fields of the body."""
 
     worker: str | None = None
     host: str | None = None
     gpu: str | None = None
-    """The fields that name whom it is about, like those of a rule's target."""
+    """The fields that name the target, like those of a rule's target."""
     id: str | None = None
-    """The field that is different for every delivery of something new; by default what holds, holds until it changes."""
+    """The field that identifies a delivery; by default a repeated delivery with the same content is ignored."""
     value: str | None = None
-    """The field whose value says what it means."""
+    """The field whose value selects the answer."""
     answers: dict[str, str] = {}
-    """What each value means: an answer, or ``resolved``. ``~`` before a value makes it a regular expression."""
+    """The answer for each value, or ``resolved``. The prefix ``~`` makes a value a regular expression."""
     answer: AlertAnswer = "report"
-    """What is done where ``answers`` has nothing for the value."""
+    """The answer for values that ``answers`` does not list."""
     deadline_s: float | None = None
 
     def meaning(self, value: str | None) -> str:
-        """What ``value`` means: an answer, or ``resolved``."""
+        """Return the answer for ``value``, or ``resolved``."""
         found = (meaning for wanted, meaning in self.answers.items() if value is not None and matches(wanted, value))
         return next(found, self.answer)
 
 
 class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """All that craft.toml says about alerts."""
+    """Everything that craft.toml says about alerts."""
 
     rules: tuple[AlertRule, ...] = ()
     hooks: dict[str, Hook] = {}
 
     def answers(self) -> frozenset[str]:
-        """All that may be done by them."""
+        """Return all answers that rules and hooks can give."""
         of_hooks = {answer for hook in self.hooks.values() for answer in (hook.answer, *hook.answers.values())}
         return frozenset({rule.answer for rule in self.rules} | of_hooks)
 
 
 def matches(wanted: str, value: str) -> bool:
-    """Whether a value is the wanted one."""
+    """Return whether a value matches the wanted one."""
     return compiled(wanted[1:]).fullmatch(value) is not None if wanted.startswith(REGEX) else wanted == value
 
 
 @functools.cache
 def compiled(pattern: str) -> Pattern:
-    """Return a rule's regular expression, compiled by RE2; ValueError says why it cannot be.
+    """Return a rule's regular expression, compiled by RE2; raise ValueError if RE2 rejects it.
 
-    Not by Python's ``re``: there a few characters of an alert can keep the lighthouse busy for minutes. RE2's time is
-    linear in the length of the value, whatever the pattern.
+    RE2 takes time linear in the length of the value. With Python's ``re``, a short alert could block the lighthouse
+    for minutes.
     """
     try:
-        # Only now: a job without regular expressions in its rules does without the package.
+        # Imported late: only jobs with regular expressions in their rules need the package.
         import re2
     except ImportError:
         raise ValueError("regular expressions need the package google-re2: pip install google-re2") from None
@@ -123,7 +123,7 @@ def compiled(pattern: str) -> Pattern:
     except re2.error as error:
         reason = error.args[0].decode(errors="replace") if error.args else "unknown"
         raise ValueError(
-            f"{pattern!r} is no regular expression of RE2, whose syntax is that of Prometheus ({reason})"
+            f"{pattern!r} is not an RE2 regular expression ({reason}); the syntax is that of Prometheus"
         ) from None
     return found
 
@@ -133,7 +133,7 @@ def event_of(
 ) -> AlertFired | AlertResolved:
     """Return the event that ``notice`` becomes.
 
-    ``saves``: whether some worker takes checkpoints; ``preempts``: whether a technique is on that sees a preemption through.
+    ``saves``: whether some worker takes checkpoints; ``preempts``: whether an active technique answers preemption.
     """
     said = {"source": notice.source, "name": notice.name, "fingerprint": notice.fingerprint}
     if notice.resolved:
@@ -143,11 +143,11 @@ def event_of(
     worker_id, host = aim(rule.target, notice.labels, state)
     note = ""
     if answer in _AIMED and worker_id is None and host is None:
-        note = f"nothing to {answer}: its labels name no worker and no host that is in this job now"
+        note = f"nothing to {answer}: its labels name no worker and no host of this job"
     elif answer in _SAVING and not saves:
         note = f"no {answer}: no worker takes checkpoints"
     elif answer == "preempt" and not preempts:
-        note = "no preempt: no technique that is on answers it"
+        note = "no preempt: no active technique answers it"
     reason = f"alert {notice.name}" + (f": {notice.summary}" if notice.summary else "")
     return AlertFired(
         **said,
@@ -164,10 +164,10 @@ def event_of(
 
 
 def notice_rule(notice: Notice, settings: AlertSettings) -> AlertRule:
-    """Return the rule by which ``notice`` is answered: that of its hook, the first that matches, or its own word."""
+    """Return the rule for ``notice``: its hook's, else the first that matches, else the answer in its own labels."""
     if notice.hook is not None:
         hook = settings.hooks[notice.hook]
-        # Its labels are named after what the hook's fields are there for.
+        # The hook copied its fields to labels of these names.
         target = AlertTarget(worker="worker", host="host", gpu="gpu")
         return AlertRule(answer=_own_answer(notice), target=target, deadline_s=hook.deadline_s)
     for rule in settings.rules:
@@ -177,7 +177,7 @@ def notice_rule(notice: Notice, settings: AlertSettings) -> AlertRule:
 
 
 def _own_answer(notice: Notice) -> AlertAnswer:
-    """What it says itself that is to be done."""
+    """Return the answer that the notice itself asks for."""
     for answer in ANSWERS:
         if notice.wanted == answer:
             return answer
@@ -188,7 +188,7 @@ def _own_answer(notice: Notice) -> AlertAnswer:
 
 
 def aim(target: str | AlertTarget | None, labels: Mapping[str, str], state: JobState) -> tuple[str | None, str | None]:
-    """Return the worker or the host that ``labels`` name; (None, None) if nobody of this job who is still there."""
+    """Return the live worker or host of this job that ``labels`` name; (None, None) if there is none."""
     living = state.having("waiting", "member")
     if isinstance(target, str):
         name = labels.get(target, "")
@@ -201,7 +201,7 @@ def aim(target: str | AlertTarget | None, labels: Mapping[str, str], state: JobS
         return _worker(living, labels[target.worker]), None
     host = _host(living, labels.get(target.host or "", ""))
     if host is None or target.gpu is None or target.gpu not in labels:
-        # One host is no more than what was named; its other workers have nothing to do with a GPU that is not theirs.
+        # Without a GPU label the alert is about the host; with one, the host's other workers are not affected.
         return None, host
     number = _NUMBER.search(labels[target.gpu])
     place = int(number.group(1)) if number else None
@@ -218,11 +218,11 @@ def _worker(living: Iterable[WorkerView], name: str) -> str | None:
 
 
 def _host(living: Iterable[WorkerView], name: str) -> str | None:
-    """The host of this name or address; the first part of a longer name is enough, if no other host has it, too."""
+    """Return the host of this name or address; the first label of a DNS name is enough if it is unique."""
     bare = _PORT.sub("", name).strip("[]")
     members = [view.member for view in living]
     for member in members:
-        # Every host has the loopback address: it says nothing about which one is meant.
+        # Every host has the loopback address, so it identifies none.
         if bare == member.host or (bare == member.address and not bare.startswith("127.") and bare != "::1"):
             return member.host
     short = {member.host for member in members if bare and _short(member.host) == _short(bare)}
@@ -231,5 +231,5 @@ def _host(living: Iterable[WorkerView], name: str) -> str | None:
 
 def _short(host: str) -> str:
     first = host.partition(".")[0]
-    # The first number of an address is no name.
+    # The first number of an IP address is not a host name.
     return host if first.isdigit() else first

@@ -1,4 +1,4 @@
-"""What is wanted of a job after an action: ``apply``; and what a lighthouse that was started again begins with."""
+"""Apply actions to the job state; start the state of a restarted lighthouse."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import CheckpointWish, PreemptionOrder
 
 _KEPT_WISHES = 64
-"""Workers take the checkpoints of so many wishes one after the other; nobody has more of them before the first is taken."""
+"""Keep this many checkpoint requests: workers take them one after the other."""
 
 
 def apply(state: JobState, action: AnyAction, nonce: str, now: float = 0.0) -> JobState:
-    """Return what is wanted after ``action``; ``nonce`` names the generation that it may make.
+    """Return the state after ``action``; ``nonce`` names the generation that it may make.
 
-    ``now``: in seconds since 1970; who has a limited time to do something has it from then on.
+    ``now``: in seconds since 1970; deadlines of drained workers count from it.
     """
     if isinstance(action, Reconfigure):
         made = _make(state, action.members, nonce)
         retries = state.retries + 1 if action.again else 0
-        # What those who meet again found out about each other still holds.
+        # With the same members, what they found out about each other still holds.
         complaints, missed = (state.complaints, state.missed) if action.again else ((), ())
         replacing = state.replacing if action.replacing is None else action.replacing
         state = replace(state, upcoming=None, recovering=False, retries=retries, missed=missed, replacing=replacing)
@@ -74,7 +74,7 @@ def apply(state: JobState, action: AnyAction, nonce: str, now: float = 0.0) -> J
         return replace(state, wishes=(*state.wishes, CheckpointWish(number=number, tag=action.tag))[-_KEPT_WISHES:])
     if isinstance(action, Stop):
         return state if state.stopping is not None else replace(state, stopping=action)
-    # Watch, DeclareLost and RequestDrain change nothing by themselves: events follow from them.
+    # Watch, DeclareLost and RequestDrain change nothing here: the loop turns them into events.
     return state
 
 
@@ -105,7 +105,7 @@ def _make(state: JobState, worker_ids: Iterable[str], nonce: str) -> Generation:
 
 
 def restarted(state: JobState, durable: Generation | None) -> JobState:
-    """The state of a lighthouse that begins again with nothing but the generation it last made durable."""
+    """Return the state of a restarted lighthouse, which knows only the last durable generation."""
     fresh = JobState(slots=state.slots, min_workers=state.min_workers)
     if durable is None:
         return fresh

@@ -1,4 +1,4 @@
-"""What each fault cost: the time, from when steps were committed; the work, from what was settled."""
+"""The cost of each fault: time, from when steps were committed; work, from what was settled."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from craft.protocol.generation_log import Entered
 
 
 class FaultCost(msgspec.Struct, frozen=True, kw_only=True):
-    """One generation change for a loss, and the time it took from training."""
+    """The cost of one generation change after a loss."""
 
     generation: int
     what: str
     seen: float
-    """When the loss was seen, in seconds since 1970."""
+    """When the loss was detected, in seconds since 1970."""
     resumed: float | None
-    """When the first step of a newer generation was committed; None if the job ended before."""
+    """When the first step of a newer generation was committed; None if the job ended before that."""
     lost_s: float | None
-    """Time from the last commit before to the first one after, less the time that such a step takes undisturbed.
+    """Time from the last commit before to the first commit after, less the time of an undisturbed step.
 
-    None if there is no such commit. Before the first one the others are still starting: that time is not the fault's.
+    None if there is no such commit. Before the first commit the workers are still starting: that time is not counted.
     """
     recovered: Recovered | None = None
-    """What the workers said of it, once they did: the work that was done again."""
+    """The report of the workers: the work that was done again."""
     steps_lost: int = 0
-    """Committed steps that were computed once more, because nobody was left who had the state."""
+    """Committed steps that were computed again because every copy of the state was lost."""
     microbatches_lost: int = 0
-    """In these steps."""
+    """Microbatches in these steps."""
 
 
 def fault_cost(
@@ -46,21 +46,21 @@ class Setback(msgspec.Struct, frozen=True, kw_only=True):
     """What was lost since the last commit, as far as it is settled."""
 
     since: int
-    """The generation of that commit; 0: there was none."""
+    """The generation of that commit; 0 if there was none."""
     teller: str
-    """Who tells it once a step is committed: the first member that was there before."""
+    """The member that reports it after the next commit: the first one that took part before."""
     lost: tuple[str, ...]
     step: int
-    """The step that ``redone`` and ``dropped`` are of."""
+    """The step of ``redone`` and ``dropped``."""
     retried: tuple[int, ...]
     redone: tuple[int, ...]
     dropped: tuple[int, ...]
 
 
 def set_back(before: Setback | None, since: int, entered: Entered) -> Setback:
-    """A generation that nobody had agreed on is settled; ``before`` is what was settled since the last commit already.
+    """Add a newly settled generation to ``before``, the setback since the last commit.
 
-    A microbatch that is lost a second time before the step is committed counts once: it is computed for that step once.
+    A microbatch that is lost twice before the step is committed counts once.
     """
     same = before is not None and before.step == entered.step
     known = [member for member in entered.members if member not in (*entered.joiners, *entered.idle)]
@@ -73,7 +73,7 @@ def set_back(before: Setback | None, since: int, entered: Entered) -> Setback:
         retried=tuple(
             sorted({*([entered.step] if entered.retried else []), *(before.retried if before is not None else ())})
         ),
-        # Under ``shrink`` one that was to be computed may be dropped after all.
+        # Under ``shrink`` a microbatch that was to be redone may be dropped after all.
         redone=tuple(sorted(redone - set(entered.dropped))),
         dropped=entered.dropped,
     )
@@ -89,7 +89,7 @@ def recovered(
     samples: Callable[[int, int], int | None],
     now: float,
 ) -> Recovered:
-    """The first step since is committed; ``samples(step, microbatch)`` is None where only the script knows."""
+    """Return the report after the first commit; ``samples(step, microbatch)`` is None where only the script knows."""
     return Recovered(
         worker_id=worker_id,
         generation=generation,
@@ -112,7 +112,7 @@ def _total(counts: Sequence[int | None]) -> int | None:
 
 
 def goodput(wall_s: float, costs: Sequence[FaultCost], *, steps: int) -> float | None:
-    """The share of the time that was not lost to faults, between 0 and 1; None where no step was committed in it."""
+    """Return the share of time not lost to faults, between 0 and 1; None if no step was committed."""
     if steps == 0 or wall_s <= 0:
         return None
     lost = sum(cost.lost_s or 0.0 for cost in costs)

@@ -1,7 +1,7 @@
-"""The last copy of the training state is never given up on suspicion.
+"""Never give up the last copy of the training state on suspicion.
 
-A worker that is stopped, out of reach or silent may still run. If no other member is known to have the training state, the job
-waits for it: ``keep_last_copy`` looks at every answer of the policies, ``LastCopyPolicy`` at silent hosts.
+A worker that is stopped, unreachable or silent may still run. If no other member is known to have the training state,
+the job waits for it: ``keep_last_copy`` filters every answer of the policies, ``LastCopyPolicy`` answers silent hosts.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from craft.protocol.actions import AnyAction, Await, DeclareLost
 from craft.protocol.events import AnyEvent, AwaitExpired, WorkerOverdue
 
 SUSPICIONS = frozenset({"watch", "peers"})
-"""Sources of a loss that was not observed. Agents observe; people, alerts and readings of a GPU say what they know."""
+"""Sources of suspected losses. Agents observe the loss itself; people, alerts and GPU readings report facts."""
 STOPPED = "stopped"
 LIMIT_S = 60.0
-"""A job that could begin again from a checkpoint waits no longer than this for one that does not answer."""
+"""A job that can restore from a checkpoint waits this long for a worker that does not answer."""
 
 
 def holders(state: JobState) -> frozenset[str]:
-    """Members that are known to have the training state, and not to be lost."""
+    """Return the live members that are known to have the training state."""
     members = state.generation.members if state.generation is not None else ()
     views = ((member, state.view(member.worker_id)) for member in members)
     return frozenset(
@@ -29,13 +29,13 @@ def holders(state: JobState) -> frozenset[str]:
         if view is not None
         and view.standing == "member"
         and not view.behind
-        # One that came later has it when it says so, though an earlier lighthouse may have heard that before.
+        # A member that joined later has the state once it says so; a restarted lighthouse may have missed that.
         and not (member.since and not view.entered)
     )
 
 
 def is_last_copy(state: JobState, suspects: Collection[str], unable: Collection[str] = ()) -> bool:
-    """Whether the job would have no training state without ``suspects``; ``unable``: others that do not answer either."""
+    """Return whether the job has no training state without ``suspects``; ``unable``: others that do not answer."""
     if state.generation is None or state.ending or state.having("finished"):
         return False
     known = holders(state)
@@ -43,12 +43,12 @@ def is_last_copy(state: JobState, suspects: Collection[str], unable: Collection[
 
 
 def has_checkpoint(state: JobState) -> bool:
-    """Whether the job could begin again from a checkpoint."""
+    """Return whether the job can restore from a checkpoint."""
     return state.checkpoint is not None or state.begun_from is not None
 
 
 def keep_last_copy(state: JobState, event: AnyEvent, actions: tuple[AnyAction, ...]) -> tuple[AnyAction, ...]:
-    """Return ``actions``, with a wait in the place of each loss that is a suspicion and would take the last copy."""
+    """Return ``actions`` with an ``Await`` in place of each suspected loss of the last copy."""
     if isinstance(event, AwaitExpired) or _is_hopeless(state, event):
         return actions
     unable = event.stopped if isinstance(event, WorkerOverdue) else ()
@@ -65,7 +65,7 @@ def keep_last_copy(state: JobState, event: AnyEvent, actions: tuple[AnyAction, .
 
 
 def _is_hopeless(state: JobState, event: AnyEvent) -> bool:
-    """Whether a worker hangs in its code, and another one can do its work: from a checkpoint, or as nothing was done yet."""
+    """Return whether a worker hangs in its code and another can do its work: from a checkpoint, or from step 0."""
     hangs = isinstance(event, WorkerOverdue) and event.phase != STOPPED
     return isinstance(event, WorkerOverdue) and hangs and (has_checkpoint(state) or event.step == 0)
 
@@ -76,19 +76,19 @@ def _wait(state: JobState, action: DeclareLost) -> tuple[AnyAction, ...]:
     return (awaiting(state, action.reason, worker_id=action.worker_id),)
 
 
-def may_begin(state: JobState, host: str | None) -> bool:
-    """Whether the job may begin again without what it waits for: all workers of ``host``, or one worker where that is None.
+def may_restore(state: JobState, host: str | None) -> bool:
+    """Return whether the job may restore without waiting longer for all workers of ``host``, or for one worker (None).
 
-    There must be a checkpoint. And it must be the only course of the job: a host with all members may still train there.
+    It needs a checkpoint. And the old generation must be unable to train on: a host with all members still could.
     """
     assert state.generation is not None
     return has_checkpoint(state) and (host is None or any(each.host != host for each in state.generation.members))
 
 
 def awaiting(state: JobState, what: str, *, worker_id: str | None = None, host: str | None = None) -> Await:
-    """The wait for a worker or a host about which ``what`` is known."""
+    """Return the wait for a worker or a host; ``what`` is the reason for the suspicion."""
     name = worker_id if worker_id is not None else f"host {host}"
-    limit_s = LIMIT_S if may_begin(state, host) else None
+    limit_s = LIMIT_S if may_restore(state, host) else None
     up_to = f", for up to {LIMIT_S:g} s" if limit_s is not None else ""
     reason = (
         f"{name} does not answer ({what}), and no other that does has the training state: the job waits for it{up_to}"

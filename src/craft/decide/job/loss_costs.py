@@ -1,8 +1,7 @@
-"""What each answer to a loss costs, predicted from times that were measured in this very job. Pure: time is an argument.
+"""Predict what each answer to a loss costs, from times measured in this job. Pure: time is an argument.
 
-Enters: when workers were lost, came and committed, and how long steps take (``CostBook``, fed by ``control.meter``). Leaves:
-``TimesMeasured``, all that a prediction rests on, and a ``CheapestAnswer`` with its figures in words. ``LossPolicy`` asks for one
-under ``--on-loss auto``.
+Enters: when workers were lost, joined and committed, and the step time (``CostBook``, fed by ``control/replay/timings``).
+Leaves: ``TimesMeasured`` and a ``CheapestAnswer`` with its figures in words, for ``LossPolicy`` under ``--on-loss auto``.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from craft.protocol.events import TimesMeasured
 Answer = Literal["redo", "spare", "restart"]
 
 _SETTLED_STEPS = 10
-"""After so many steps in a generation its step time counts as undisturbed."""
+"""The step time of a generation counts as undisturbed after this many steps."""
 _KEPT = 100
-"""So many that have come, and so many losses, are remembered."""
+"""Arrivals and losses that are remembered."""
 
 
 class CostSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is assumed of times until they were measured."""
+    """Times assumed until they are measured."""
 
     spare_s: float = 1.0
     """From a loss to the first commit of a spare in the lost slot."""
     restart_s: float = 10.0
-    """From a loss to the first commit of a worker that was started because of it."""
+    """From a loss to the first commit of the worker started for it."""
     join_steps: float = 1.0
-    """What it costs the others to let somebody join, in steps: they open a group, and copy a stripe of their state."""
+    """The cost of a join for the other members, in steps: they open a group and send a stripe of their state."""
 
 
 class CheapestAnswer(msgspec.Struct, frozen=True):
@@ -40,37 +39,37 @@ class CheapestAnswer(msgspec.Struct, frozen=True):
 
     answer: Answer
     lost_s: float
-    """Seconds that the job is predicted to lose by it until its end."""
+    """Predicted loss until the end of the job."""
     reason: str
 
 
 class Arrival(msgspec.Struct, frozen=True):
-    """A worker that has come to its first step and has not committed anything yet."""
+    """A worker that joined and has not committed a step yet."""
 
     worker_id: str
     lost_at: float | None
-    """When the one was lost whose slot it takes; None: no slot is free for it."""
+    """When its slot became free; None if no slot is free for it."""
     started: bool
-    """Whether it came because of that loss; otherwise it was there already, as a spare."""
+    """Whether it was started for that loss; else it was a spare."""
 
 
 class CostBook(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured so far."""
+    """The measurements so far."""
 
     generation: int = 0
     begun_at: int = 0
     """The step at which that generation began."""
     step_s: tuple[tuple[int, float], ...] = ()
-    """Undisturbed step time, by the number of members; the latest."""
+    """Undisturbed step time by number of members; the latest."""
     losses: tuple[float, ...] = ()
-    """When those were lost for whose slots nobody has come yet; the earliest first."""
+    """When slots became free that are still empty, earliest first."""
     arrivals: tuple[Arrival, ...] = ()
     spare_s: float | None = None
     restart_s: float | None = None
 
 
 def stepped(book: CostBook, *, generation: int, members: int, step: int, step_s: float) -> CostBook:
-    """A member of ``generation`` says that it has committed ``step`` steps, and how long one takes."""
+    """Add a report of ``step`` committed steps and the step time, by a member of ``generation``."""
     if generation < book.generation or not step:
         return book
     if generation > book.generation:
@@ -81,19 +80,19 @@ def stepped(book: CostBook, *, generation: int, members: int, step: int, step_s:
 
 
 def known(times: TimesMeasured | None) -> CostBook:
-    """What an earlier lighthouse had measured, by what it told last."""
+    """Return the book that an earlier lighthouse had, from its last ``TimesMeasured``."""
     return (
         CostBook() if times is None else CostBook(step_s=times.step_s, spare_s=times.spare_s, restart_s=times.restart_s)
     )
 
 
 def lost(book: CostBook, worker_id: str, spares: Collection[str], now: float) -> CostBook:
-    """A worker was lost: the first of ``spares`` takes its slot; if there is none, whoever comes next."""
+    """Add a loss: the first of ``spares`` takes the slot, else the next arrival."""
     own = _arrival(book, worker_id)
     book = _without(book, worker_id)
     if own is not None and own.lost_at is None and worker_id in spares:
         return book
-    # The slot of one that came for it and never committed has been empty for longer.
+    # A replacement that never committed: its slot has been empty since the loss before.
     since = now if own is None or own.lost_at is None else own.lost_at
     free = [each for each in book.arrivals if each.worker_id in spares and each.lost_at is None]
     if not free:
@@ -102,20 +101,20 @@ def lost(book: CostBook, worker_id: str, spares: Collection[str], now: float) ->
     return replace(book, arrivals=tuple(taken if each is free[0] else each for each in book.arrivals))
 
 
-def forgone(book: CostBook) -> CostBook:
-    """Slots that are free are left so: whoever comes takes none."""
+def left_empty(book: CostBook) -> CostBook:
+    """Leave free slots empty: no arrival takes one."""
     return replace(book, losses=(), arrivals=tuple(replace(each, lost_at=None) for each in book.arrivals))
 
 
 def arrived(book: CostBook, worker_id: str) -> CostBook:
-    """A worker has come to its first step: in the slot that is free for longest, or as a spare."""
+    """Add an arrival: it takes the slot that is free for longest, or is a spare."""
     since = book.losses[0] if book.losses else None
     arrivals = (*book.arrivals, Arrival(worker_id, since, started=since is not None))
     return replace(book, arrivals=arrivals[-_KEPT:], losses=book.losses[1:])
 
 
 def committed(book: CostBook, worker_id: str, now: float) -> CostBook:
-    """A worker has committed: if it is its first step, the loss of the one before it was made up for."""
+    """Add a commit: a worker's first one ends the recovery of its slot."""
     arrival = _arrival(book, worker_id)
     if arrival is None:
         return book
@@ -135,7 +134,7 @@ def _without(book: CostBook, worker_id: str) -> CostBook:
 
 
 def measured(book: CostBook, *, step: int, total_steps: int | None, microbatches: int | None) -> TimesMeasured:
-    """Return all that is known at the moment of a loss."""
+    """Return the measurements at the moment of a loss."""
     return TimesMeasured(
         step=step,
         total_steps=total_steps,
@@ -147,7 +146,7 @@ def measured(book: CostBook, *, step: int, total_steps: int | None, microbatches
 
 
 def step_time(times: TimesMeasured, members: int) -> float | None:
-    """Return how long a step takes with so many members: as measured, or else by the largest share of one of them."""
+    """Return the step time with so many members: measured, or scaled by the largest share."""
     known = dict(times.step_s)
     if members in known:
         return known[members]
@@ -161,7 +160,7 @@ def step_time(times: TimesMeasured, members: int) -> float | None:
 def choose(
     times: TimesMeasured, *, survivors: int, slots: int, spares: int, settings: CostSettings | None = None
 ) -> CheapestAnswer:
-    """Return the answer that loses the fewest seconds until the end of the job; the simpler one of two that lose the same."""
+    """Return the answer that loses the fewest seconds until the end of the job; on a tie, redo."""
     settings = settings or CostSettings()
     slow_s, full_s = step_time(times, survivors), step_time(times, slots)
     answer: Answer = "spare" if spares else "restart"
@@ -169,7 +168,7 @@ def choose(
     wait_s = seen_s if seen_s is not None else (settings.spare_s if spares else settings.restart_s)
     who = f"{'a spare' if spares else 'a replacement'} {'takes' if seen_s is not None else 'is assumed to take'} {wait_s:.2g} s"
     if slow_s is None or full_s is None:
-        return CheapestAnswer(answer, 0.0, f"no step time was measured yet, {who}: the lost slot is filled")
+        return CheapestAnswer(answer, 0.0, f"no step time measured yet, {who}: the lost slot is filled")
     left = inf if times.total_steps is None else max(0, times.total_steps - times.step)
     longer_s = max(0.0, slow_s - full_s)
     until = min(left, ceil(wait_s / slow_s))

@@ -1,14 +1,15 @@
-"""What is known of a job after an event: ``observe``. A repeated or late event changes nothing."""
+"""Take events into the job state. A repeated or late event changes nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
-from craft.decide.job import roster
 from craft.decide.job.restoration import reached
-from craft.decide.job.state import GONE, JobState, Owed, Standing, WorkerView
+from craft.decide.job.roster import Roster, Standing, WorkerView
+from craft.decide.job.state import GONE, JobState, LostAfterLoop
 from craft.protocol.events import (
     Answered,
     AnyEvent,
@@ -38,88 +39,81 @@ from craft.protocol.membership import Generation, Member
 from craft.protocol.values.injections import BY_LIGHTHOUSE, KEPT
 
 _KEPT_GONE = 1000
-"""So many workers that are gone are remembered: a report of one that nobody knows would make it a new one."""
+"""Keep this many workers that are gone: a late report of a forgotten one would make it a new worker."""
 _KEPT_FAILURES = 100
 PEERS = "peers"
-"""The source of a loss that the other members caused to be declared."""
+"""The source of a loss declared because of the other members' complaints."""
 
 
 def observe(state: JobState, event: AnyEvent) -> JobState:
-    """Return what is known after ``event``; a repeated or late event changes nothing."""
-    if isinstance(event, WorkerJoined):
-        return _joined(state, event.member)
-    if isinstance(event, WorkerLost):
-        state = _owe(reached(state, event.worker_id, event.step), event.worker_id, event.reason)
-        view = state.view(event.worker_id)
-        if event.source == PEERS and view is not None and view.standing not in GONE:
-            state = replace(state, blamed=state.blamed + 1)
-        return gone(state, event.worker_id, "lost", ended=event.source == "agent")
-    if isinstance(event, WorkerFailed):
-        state = _owe(reached(state, event.worker_id, event.step or 0), event.worker_id, event.error)
-        state = gone(state, event.worker_id, "lost")
-        failures = (*state.failures, event)[-_KEPT_FAILURES:]
-        return state if event in state.failures else replace(state, failures=failures)
-    if isinstance(event, WorkerFinished):
-        state = reached(state, event.worker_id, event.step)
-        # Of a job that makes room, its end may be known before its word that it left.
-        left = state.preempting is not None and not event.complete
-        early = _is_after_loop(state, event.worker_id) or _is_to_leave(state, event.worker_id)
-        if not (left or event.complete) and early:
-            # By os._exit(0), or the like: nothing says that its script was done.
-            state = _owe(state, event.worker_id, "ended before the end of its script")
-            return gone(state, event.worker_id, "lost", ended=True)
-        state = gone(state, event.worker_id, "left" if left else "finished")
-        if not event.complete:
-            return state
-        cut = None if event.total_steps is None or event.step >= event.total_steps else (event.step, event.total_steps)
-        return changed(state, event.worker_id, digest=event.digest, cut=cut)
-    if isinstance(event, LoopBegun):
-        state = changed(state, event.worker_id, after_loop=False)
-        return replace(state, loop=event.loop, owed=()) if event.loop > state.loop else state
-    if isinstance(event, LoopEnded):
-        return changed(state, event.worker_id, after_loop=True)
-    if isinstance(event, ScriptEnded):
-        return changed(state, event.worker_id, script_ended=True)
-    if isinstance(event, WorkerLeft):
-        return _left(reached(state, event.worker_id, event.step), event.worker_id)
-    if isinstance(event, WorkerEnded):
-        return changed(state, event.worker_id, ended=True)
-    if isinstance(event, HostLost):
-        for view in state.having("waiting", "member"):
-            if view.member.host == event.host:
-                state = reached(state, view.member.worker_id, event.step)
-                state = _owe(state, view.member.worker_id, event.reason, replaceable=False)
-                state = gone(state, view.member.worker_id, "lost")
-        return _answered(state, None, event.host)
-    if isinstance(event, DrainRequested):
-        for worker_id in to_drain(state, event):
-            state = changed(state, worker_id, draining=event.reason)
+    """Return the state after ``event``; a repeated or late event changes nothing."""
+    observed = _OBSERVERS.get(type(event))
+    return state if observed is None else observed(state, event)
+
+
+def _lost(state: JobState, event: WorkerLost) -> JobState:
+    state = _note_loss_after_loop(reached(state, event.worker_id, event.step), event.worker_id, event.reason)
+    view = state.view(event.worker_id)
+    if event.source == PEERS and view is not None and view.standing not in GONE:
+        state = replace(state, blamed=state.blamed + 1)
+    return gone(state, event.worker_id, "lost", ended=event.source == "agent")
+
+
+def _failed(state: JobState, event: WorkerFailed) -> JobState:
+    state = _note_loss_after_loop(reached(state, event.worker_id, event.step or 0), event.worker_id, event.error)
+    state = gone(state, event.worker_id, "lost")
+    return state if event in state.failures else replace(state, failures=(*state.failures, event)[-_KEPT_FAILURES:])
+
+
+def _finished(state: JobState, event: WorkerFinished) -> JobState:
+    state = reached(state, event.worker_id, event.step)
+    # When a job is preempted, a worker's end may be known before its report that it left.
+    left = state.preempting is not None and not event.complete
+    early = _is_after_loop(state, event.worker_id) or _is_draining(state, event.worker_id)
+    if not (left or event.complete) and early:
+        # Ended by os._exit(0) or the like: the script may not be done.
+        state = _note_loss_after_loop(state, event.worker_id, "ended before the end of its script")
+        return gone(state, event.worker_id, "lost", ended=True)
+    state = gone(state, event.worker_id, "left" if left else "finished")
+    if not event.complete:
         return state
-    if isinstance(event, ReplacementsEnded):
-        return replace(state, unreplaced=tuple(sorted({event.host: event.reason, **dict(state.unreplaced)}.items())))
-    if isinstance(event, FaultInjected) and event.fault not in BY_LIGHTHOUSE:
-        return replace(state, injections=(*state.injections, event)[-KEPT:])
-    if isinstance(event, CheckpointWritten):
-        newest = max(filter(None, (state.checkpoint, event)), key=lambda each: (each.branch, each.step))
-        return replace(state, checkpoint=newest, branch=max(state.branch, event.branch))
-    if isinstance(event, CheckpointRestored):
-        return replace(state, begun_from=event, branch=max(state.branch, event.branch))
-    if isinstance(event, RolledBack):
-        return replace(state, branch=max(state.branch, event.branch))
-    if isinstance(event, TimesMeasured):
-        return replace(state, times=event)
-    if isinstance(event, ExchangeBroken):
-        return _broken(_advanced(state, event.progress), event)
-    if isinstance(event, GenerationEntered):
-        state = changed(state, event.worker_id, behind=event.behind)
-        return _entered(_advanced(state, event.progress), event.worker_id, event.generation)
-    if isinstance(event, WorkerCaughtUp):
-        return changed(state, event.worker_id, behind=False)
-    if isinstance(event, Answered):
-        return _answered(state, event.worker_id, event.host)
-    if isinstance(event, HoldExpired):
-        return replace(state, holding=0) if state.holding == event.generation else state
+    cut = None if event.total_steps is None or event.step >= event.total_steps else (event.step, event.total_steps)
+    return changed(state, event.worker_id, digest=event.digest, cut=cut)
+
+
+def _host_lost(state: JobState, event: HostLost) -> JobState:
+    for view in state.having("waiting", "member"):
+        if view.member.host == event.host:
+            state = reached(state, view.member.worker_id, event.step)
+            state = _note_loss_after_loop(state, view.member.worker_id, event.reason, replaceable=False)
+            state = gone(state, view.member.worker_id, "lost")
+    return _answered(state, None, event.host)
+
+
+def _loop_begun(state: JobState, event: LoopBegun) -> JobState:
+    state = changed(state, event.worker_id, after_loop=False)
+    return replace(state, loop=event.loop, owed=()) if event.loop > state.loop else state
+
+
+def _drain_requested(state: JobState, event: DrainRequested) -> JobState:
+    for worker_id in to_drain(state, event):
+        state = changed(state, worker_id, draining=event.reason)
     return state
+
+
+def _replacements_ended(state: JobState, event: ReplacementsEnded) -> JobState:
+    return replace(state, unreplaced=tuple(sorted({event.host: event.reason, **dict(state.unreplaced)}.items())))
+
+
+def _injected(state: JobState, event: FaultInjected) -> JobState:
+    if event.fault in BY_LIGHTHOUSE:
+        return state
+    return replace(state, injections=(*state.injections, event)[-KEPT:])
+
+
+def _checkpoint_written(state: JobState, event: CheckpointWritten) -> JobState:
+    newest = max(filter(None, (state.checkpoint, event)), key=lambda each: (each.branch, each.step))
+    return replace(state, checkpoint=newest, branch=max(state.branch, event.branch))
 
 
 def _answered(state: JobState, worker_id: str | None, host: str | None) -> JobState:
@@ -128,12 +122,12 @@ def _answered(state: JobState, worker_id: str | None, host: str | None) -> JobSt
 
 
 def to_drain(state: JobState, event: DrainRequested) -> tuple[str, ...]:
-    """The living workers that ``event`` is about, and that were not to leave already."""
+    """Return the live workers that ``event`` names and that are not draining yet."""
     return tuple(view.member.worker_id for view in _subjects(state, event) if view.draining is None)
 
 
 def drains(state: JobState, event: DrainRequested, now: float) -> bool:
-    """Whether a wish that workers leave changes anything: some were to stay, or have less time now."""
+    """Return whether a drain request changes anything: some are not draining yet, or get an earlier deadline."""
     if to_drain(state, event):
         return True
     return event.deadline_s is not None and any(
@@ -150,7 +144,7 @@ def _subjects(state: JobState, event: DrainRequested) -> tuple[WorkerView, ...]:
 
 
 def preempts(state: JobState, deadline: float | None) -> bool:
-    """Whether a wish that the job makes room until ``deadline`` changes anything: it is the first, or has less time."""
+    """Return whether a preemption until ``deadline`` changes anything: it is the first, or has an earlier deadline."""
     if state.stopping is not None or state.winding_down is not None:
         return False
     current = state.preempting
@@ -163,25 +157,26 @@ def _joined(state: JobState, member: Member) -> JobState:
     if state.view(member.worker_id) is not None:
         return state
     former = state.having(*GONE)
-    workers = state.workers
+    workers = state.roster
     if len(former) > _KEPT_GONE:
         forgotten = frozenset(view.member.worker_id for view in former[: len(former) - _KEPT_GONE] if view.ended)
-        workers = tuple(view for view in workers if view.member.worker_id not in forgotten)
-    return replace(state, workers=(*workers, WorkerView(member=member, fresh=True)))
+        if forgotten:
+            workers = Roster(view for view in workers if view.member.worker_id not in forgotten)
+    return replace(state, workers=workers.with_appended(WorkerView(member=member, fresh=True)))
 
 
 def changed(state: JobState, worker_id: str, **changes: Any) -> JobState:
     view = state.view(worker_id)
-    return state if view is None else replace(state, workers=roster.replaced(state.workers, replace(view, **changes)))
+    return state if view is None else replace(state, workers=state.roster.with_view(replace(view, **changes)))
 
 
 def gone(state: JobState, worker_id: str, standing: Standing, ended: bool = False) -> JobState:
     view = state.view(worker_id)
     if view is None:
-        # It ended before it joined. Remember it, so that the first generation does not wait for it for ever.
-        # On a host that is not known: it must not count as one that may start others.
+        # It ended before it joined. Remember it: the first generation must not wait for it.
+        # Without a host: a host counts as able to start replacements.
         unknown = WorkerView(member=Member(worker_id=worker_id, host=""), standing=standing, ended=ended)
-        return _absent(replace(state, workers=(*state.workers, unknown)), standing)
+        return _absent(replace(state, workers=state.roster.with_appended(unknown)), standing)
     state = _answered(state, worker_id, None)
     if view.standing in GONE:
         return changed(state, worker_id, ended=True) if ended and not view.ended else state
@@ -191,32 +186,32 @@ def gone(state: JobState, worker_id: str, standing: Standing, ended: bool = Fals
 
 
 def _absent(state: JobState, standing: Standing) -> JobState:
-    """One of those that the first generation, or the one after a new beginning, was to have will not come."""
-    # In the place of one that left as it was told no other is started: the job does not wait for it again.
+    """Count a worker that the next generation expected and that will not join."""
+    # No replacement is started for a worker that left: the job does not wait for it again.
     left = standing == "left" and state.generation is None
     return replace(state, absent=state.absent + _counts(state), left_before=state.left_before + left)
 
 
-def _is_to_leave(state: JobState, worker_id: str) -> bool:
+def _is_draining(state: JobState, worker_id: str) -> bool:
     view = state.view(worker_id)
     return view is not None and view.draining is not None
 
 
 def _is_after_loop(state: JobState, worker_id: str) -> bool:
-    """Whether a member's loop is over and its script is not."""
+    """Return whether a member's loop is over and its script still runs."""
     view = state.view(worker_id)
     return view is not None and view.standing == "member" and view.after_loop and not view.script_ended
 
 
-def _owe(state: JobState, worker_id: str, reason: str, replaceable: bool = True) -> JobState:
-    """A worker is lost: if that was after its loop, another one has to run the code there to its end."""
+def _note_loss_after_loop(state: JobState, worker_id: str, reason: str, replaceable: bool = True) -> JobState:
+    """Record that a worker was lost after its loop: another one has to run the code there."""
     if not _is_after_loop(state, worker_id) or state.generation is None:
         return state
     member = next((each for each in state.generation.members if each.worker_id == worker_id), None)
     if member is None or any(each.generation < member.since for each in state.owed):
-        # It was there to make up for another one, which is still to be done.
+        # It was the replacement for another one, whose code is still to be run.
         return state
-    owed = Owed(
+    owed = LostAfterLoop(
         worker_id=worker_id,
         host=member.host,
         reason=reason,
@@ -227,16 +222,16 @@ def _owe(state: JobState, worker_id: str, reason: str, replaceable: bool = True)
 
 
 def _counts(state: JobState) -> bool:
-    """Whether one that does not come is missed for good: where a job begins again, others come in its place."""
+    """Return whether a missing worker stays missing: after a restore, replacements come."""
     return not state.restoring
 
 
 def _left(state: JobState, worker_id: str) -> JobState:
     upcoming = state.upcoming
-    # A spare goes at once.
+    # Not so for a spare, which leaves at once.
     was_member = state.generation is not None and state.generation.rank_of(worker_id) is not None
     if upcoming is not None and was_member and upcoming.rank_of(worker_id) is None and state.preempting is None:
-        # It left because all were ready for this generation: they enter it at the same step boundary.
+        # It left because all were ready for this generation, which they enter at the same step boundary.
         state = adopt(replace(state, upcoming=None), upcoming)
     return gone(state, worker_id, "left")
 
@@ -250,27 +245,29 @@ def _broken(state: JobState, event: ExchangeBroken) -> JobState:
     if state.generation is None or event.generation != state.generation.number:
         return state
     complaints = {*state.complaints, *((event.worker_id, peer) for peer in event.unreachable)}
-    # What broke an earlier generation may have passed: the newest one that says anything counts.
+    # The cause of an earlier break may be over: only the newest generation's reports count.
     before = () if first and event.missed else state.missed
     missed = {*before, *((event.worker_id, peer) for peer in event.missed)}
     return replace(state, complaints=tuple(sorted(complaints)), missed=tuple(sorted(missed)))
 
 
 def _advanced(state: JobState, progress: tuple[int, ...]) -> JobState:
-    """If a member got further than any before, whatever was tried until then was not in vain."""
+    """Reset the retry counters if a member got further than any before."""
     if progress <= state.progress:
         return state
     return replace(state, progress=progress, retries=0, missed=(), blamed=0)
 
 
-def _entered(state: JobState, worker_id: str, generation: int) -> JobState:
+def _generation_entered(state: JobState, event: GenerationEntered) -> JobState:
+    worker_id, generation = event.worker_id, event.generation
+    state = _advanced(changed(state, worker_id, behind=event.behind), event.progress)
     view = state.view(worker_id)
     if view is not None and generation > view.entered:
         state = changed(state, worker_id, entered=generation)
     if generation > state.highest:
         state = replace(state, highest=generation)
     if state.upcoming is not None and state.upcoming.number == generation:
-        # All enter it at the same step boundary, so one that has is enough to know.
+        # All members enter it at the same step boundary, so one report is enough.
         state = adopt(replace(state, upcoming=None), state.upcoming)
     if state.recovering and state.generation is not None and state.generation.number == generation:
         views = state.having("member")
@@ -284,7 +281,7 @@ def adopt(state: JobState, generation: Generation) -> JobState:
     def standing(view: WorkerView) -> Standing:
         if view.member.worker_id in inside:
             return "member" if view.standing == "waiting" else view.standing
-        # Only those who are to leave are left out of a generation alive.
+        # Only draining members are left out of a generation while alive.
         return "left" if view.standing == "member" else view.standing
 
     workers = tuple(
@@ -300,3 +297,29 @@ def adopt(state: JobState, generation: Generation) -> JobState:
         holding=0,
         former=None,
     )
+
+
+_OBSERVERS: Mapping[type, Callable[[JobState, Any], JobState]] = {
+    WorkerJoined: lambda state, event: _joined(state, event.member),
+    WorkerLost: _lost,
+    WorkerFailed: _failed,
+    WorkerFinished: _finished,
+    WorkerLeft: lambda state, event: _left(reached(state, event.worker_id, event.step), event.worker_id),
+    WorkerEnded: lambda state, event: changed(state, event.worker_id, ended=True),
+    HostLost: _host_lost,
+    LoopBegun: _loop_begun,
+    LoopEnded: lambda state, event: changed(state, event.worker_id, after_loop=True),
+    ScriptEnded: lambda state, event: changed(state, event.worker_id, script_ended=True),
+    DrainRequested: _drain_requested,
+    ReplacementsEnded: _replacements_ended,
+    FaultInjected: _injected,
+    CheckpointWritten: _checkpoint_written,
+    CheckpointRestored: lambda state, event: replace(state, begun_from=event, branch=max(state.branch, event.branch)),
+    RolledBack: lambda state, event: replace(state, branch=max(state.branch, event.branch)),
+    TimesMeasured: lambda state, event: replace(state, times=event),
+    ExchangeBroken: lambda state, event: _broken(_advanced(state, event.progress), event),
+    GenerationEntered: _generation_entered,
+    WorkerCaughtUp: lambda state, event: changed(state, event.worker_id, behind=False),
+    Answered: lambda state, event: _answered(state, event.worker_id, event.host),
+    HoldExpired: lambda state, event: replace(state, holding=0) if state.holding == event.generation else state,
+}

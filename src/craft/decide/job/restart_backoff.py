@@ -1,4 +1,4 @@
-"""Whether, and when, an agent starts a worker in the place of a lost one."""
+"""When an agent starts a replacement for a lost worker, and when it stops doing so."""
 
 from __future__ import annotations
 
@@ -6,32 +6,31 @@ import msgspec
 from msgspec.structs import replace
 
 AT_ONCE_S = 0.04
-"""The survivors first: what starts now takes processor time from those who are just redoing a step."""
+"""Delay of the first replacement: its start must not take processor time from survivors that redo a step."""
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 60.0
 MOST_YOUNG = 8
-"""So many workers that die in a row before they have had a part in anything show that the next one will, too."""
+"""An agent gives up after this many workers in a row died before their first step."""
 
 
 class Restarts(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent remembers of those it started."""
+    """What an agent remembers of the replacements that it started."""
 
     count: int = 0
-    """Workers started in the place of others."""
+    """Replacements started."""
     young: int = 0
-    """Workers that died in a row without having had a part in a step."""
+    """Workers in a row that died before their first step."""
     exhausted: str | None = None
-    """Why no more are started, if none are."""
+    """Why no more are started; None while they are."""
 
 
 def worker_ended(
     restarts: Restarts, *, worked: bool, max_restarts: int, waited: bool = False
 ) -> tuple[Restarts, float | None]:
-    """A worker was lost; ``worked``: whether it had had a part in any step. Returns the delay of the next, None: there is none.
+    """Count a lost worker; return the delay until its replacement starts, or None if none starts.
 
-    ``waited``: it was killed while it waited for others to begin with, which says nothing about the next one.
-
-    One that had done its work is replaced at once. One that dies young is tried again ever later, and not for ever.
+    ``worked``: whether it took part in a step. Then its replacement starts at once; else after a growing delay, a few times.
+    ``waited``: it was killed while it waited for others before its first step, which says nothing about the next one.
     """
     young = 0 if worked else restarts.young + (not waited)
     restarts = replace(restarts, young=young)

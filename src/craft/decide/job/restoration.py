@@ -1,6 +1,6 @@
-"""When nobody is left who has the training state: from where a job begins again, and how often it tries.
+"""Restore a job that lost every copy of the training state: from which checkpoint, and how often.
 
-``RestorePolicy`` asks whether it can be; ``membership`` takes the outcome into the state of the job.
+``RestorePolicy`` decides; ``apply`` takes a ``Restore`` into the job state by ``restored``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RestoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far a job goes to begin again by itself."""
+    """Limits of an automatic restore."""
 
     tries: Annotated[
         int,
@@ -34,18 +34,18 @@ class RestoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class Basis(msgspec.Struct, frozen=True):
-    """Where a job can begin again."""
+    """Where a job can start again."""
 
     checkpoint: str | None
-    """Name of a checkpoint; None: at the very beginning."""
+    """Name of a checkpoint; None: step 0."""
     step: int
 
 
 def basis(state: JobState) -> Basis | None:
-    """Return from where the job can begin again; None if too much would be lost by it.
+    """Return where the job can start again; None if too much work would be lost.
 
-    That is the newest checkpoint of its own course: one that it has written, or the one that it began from. Without any it
-    begins anew only if nothing was committed: to repeat days of work in silence is worse than a clear end.
+    That is the newest checkpoint that it wrote, or the one that it started from. Without any, a job starts again from
+    step 0 only if nothing was committed: silently repeating days of work is worse than a clear end.
     """
     written, begun = state.checkpoint, state.begun_from
     if written is not None and (begun is None or written.branch >= begun.branch):
@@ -56,7 +56,7 @@ def basis(state: JobState) -> Basis | None:
 
 
 def begun_again(state: JobState, action: Restore) -> JobState:
-    """Who took part until now does so no more; who waits for a slot may have one in the generation that follows."""
+    """Return the state after a restore: former members are out, waiting workers can join the next generation."""
     before, former = state.restoration, state.generation
     assert former is not None
     same = before is not None and before.checkpoint == action.checkpoint
@@ -66,7 +66,7 @@ def begun_again(state: JobState, action: Restore) -> JobState:
         checkpoint=action.checkpoint,
         step=action.step,
         after=former.number,
-        tries=before.tries + in_vain(state, action.checkpoint) if before is not None and same else 1,
+        tries=before.tries + made_no_progress(state, action.checkpoint) if before is not None and same else 1,
         furthest=max(action.step, state.reached or 0, before.furthest if before is not None else 0),
         limit_s=action.limit_s,
     )
@@ -88,18 +88,18 @@ def begun_again(state: JobState, action: Restore) -> JobState:
         holding=former.number,
         replacing=True,
         absent=0,
-        # Their code after the loop is run again, with all else.
+        # The restored job runs the code after the loop again.
         owed=(),
     )
 
 
 def _without_part(view: WorkerView) -> WorkerView:
-    """A member of a generation that is no more: one that never entered any is as good as new."""
+    """Return a former member's view: one that never entered a generation is as good as new."""
     return replace(view, standing="waiting" if view.fresh and not view.entered else "lost")
 
 
 def may_have_state(state: JobState) -> bool:
-    """Whether some member is left that may have the training state: more than such as were to take it from others."""
+    """Return whether a live member may have the training state, beyond those that were to receive it."""
     members = state.generation.members if state.generation is not None else ()
     views = ((member, state.view(member.worker_id)) for member in members)
     return any(
@@ -108,14 +108,14 @@ def may_have_state(state: JobState) -> bool:
     )
 
 
-def in_vain(state: JobState, checkpoint: str | None) -> bool:
-    """Whether the job began from this checkpoint already, and is not known to have got further than ever before."""
+def made_no_progress(state: JobState, checkpoint: str | None) -> bool:
+    """Return whether the job already started from this checkpoint and got no further than before."""
     before = state.restoration
     return before is not None and before.checkpoint == checkpoint and (state.reached or 0) <= before.furthest
 
 
 def reached(state: JobState, worker_id: str, step: int | None) -> JobState:
-    """A worker is gone that had committed so many steps; None: nobody knows."""
+    """Record the committed steps of a worker that is gone; None: unknown."""
     view = state.view(worker_id)
     if view is None or view.standing != "member" or step == 0:
         return state
@@ -123,7 +123,7 @@ def reached(state: JobState, worker_id: str, step: int | None) -> JobState:
 
 
 def may_still_run(state: JobState) -> tuple[str, ...]:
-    """Members of the generation before that are not known to have ended: they must not go on beside the others."""
+    """Return former members not known to have ended: they must not train beside the restored job."""
     former = state.former.worker_ids if state.former is not None else ()
     views = (state.view(worker_id) for worker_id in former)
     return tuple(
@@ -132,6 +132,6 @@ def may_still_run(state: JobState) -> tuple[str, ...]:
 
 
 def cannot_commit(state: JobState) -> bool:
-    """Whether those that may still run have lost a member: then their exchange is broken, and their lease runs out."""
+    """Return whether those that may still run lost a member: then their exchange breaks and their lease expires."""
     former = state.former.worker_ids if state.former is not None else ()
     return len(may_still_run(state)) < len(former)

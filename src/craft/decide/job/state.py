@@ -1,19 +1,15 @@
-"""The lighthouse's view of the job: all that decisions are made from.
+"""The lighthouse's view of a job: everything that decisions depend on.
 
-``observing`` takes an event in: what is now known. A policy answers the event with actions; ``applying`` takes an action in:
-what is now wanted. Both are pure, so that every decision can be replayed from the journal.
+``observe`` takes an event in, a policy answers it with actions, ``apply`` takes an action in. All are pure, so that every
+decision can be replayed from the journal.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
-from craft.decide.job import roster
-from craft.protocol.actions import (
-    Stop,
-)
+from craft.decide.job.roster import Roster, Standing, WorkerView
+from craft.protocol.actions import Stop
 from craft.protocol.events import (
     CheckpointRestored,
     CheckpointWritten,
@@ -21,52 +17,24 @@ from craft.protocol.events import (
     TimesMeasured,
     WorkerFailed,
 )
-from craft.protocol.membership import Generation, Member
+from craft.protocol.membership import Generation
 from craft.protocol.messages import CheckpointWish, PreemptionOrder, Restoration
 
-Standing = Literal["waiting", "member", "lost", "left", "finished"]
-"""``waiting``: without a slot, a spare; ``left``: went at a step boundary, as it was told."""
+__all__ = ["GONE", "Awaited", "JobState", "LostAfterLoop", "Standing", "WorkerView"]
 
 GONE: tuple[Standing, ...] = ("lost", "left", "finished")
 
 
-class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker as the lighthouse knows it. One that is lost stays lost: it comes back under another id, or never."""
-
-    member: Member
-    standing: Standing = "waiting"
-    entered: int = 0
-    """The newest generation under which it reported to act."""
-    fresh: bool = False
-    """Whether this lighthouse heard it come: only then nothing is missed in ``entered``."""
-    draining: str | None = None
-    """Why it is to leave, if it is."""
-    leave_by: float | None = None
-    """When it counts as lost if it has not left, in seconds since 1970."""
-    behind: bool = False
-    """Whether it joined and does not keep pace with the others yet: it may have no training state."""
-    ended: bool = False
-    """Whether its process is known to be no more."""
-    digest: str | None = None
-    """Of its whole state after the last step of the job, once it has finished."""
-    cut: tuple[int, int] | None = None
-    """Committed steps and those that its last loop was to have, if it finished with fewer."""
-    after_loop: bool = False
-    """Whether its training loop is over, and its script goes on after it."""
-    script_ended: bool = False
-    """Whether its script came to its end."""
-
-
-class Owed(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that was lost after its loop and before the end of its script: what it did there has to be done again."""
+class LostAfterLoop(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker lost after its loop and before the end of its script: another one has to run the code there."""
 
     worker_id: str
     host: str
     reason: str
     generation: int
-    """The generation that was current; a member that came later makes up for it."""
+    """The generation at the loss; a member that joins later runs the code."""
     replaceable: bool = True
-    """Whether its host can start another one."""
+    """Whether its host can start a replacement."""
 
 
 class Awaited(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,103 +43,114 @@ class Awaited(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str | None = None
     host: str | None = None
     what: str = ""
-    """What is known about it."""
+    """Why it is waited for."""
 
 
 class JobState(msgspec.Struct, frozen=True, kw_only=True):
-    """All that decisions are made from."""
+    """The lighthouse's view of a job. A frozen value: every change makes a new one."""
 
     slots: int
-    """Workers to wait for before the first generation, and never more than this in one."""
+    """Workers that the first generation waits for; no generation has more."""
     min_workers: int = 1
     workers: tuple[WorkerView, ...] = ()
+    """In the order in which they were first seen; always a ``Roster``."""
     generation: Generation | None = None
-    """What every member is to act under."""
+    """The current generation."""
     upcoming: Generation | None = None
-    """What its members prepare while they go on, and enter together at a step boundary."""
+    """The next generation: its members prepare it while they train, and enter it at the same step boundary."""
     highest: int = 0
-    """The highest generation number ever given out or heard of; numbers are never used twice."""
+    """The highest generation number given out or heard of; numbers are never reused."""
     recovering: bool = False
-    """After a restart: it is not known yet under which generation the workers act."""
+    """After a restart of the lighthouse: whether the workers' generation is still unknown."""
     absent: int = 0
-    """Workers that were expected and will never join: they were lost before they could."""
+    """Expected workers that were lost before they joined."""
     broken: tuple[int, ...] = ()
-    """The current or upcoming generation, if a member said that its exchange broke."""
+    """The current or upcoming generation, if a member reported that its exchange broke."""
     complaints: tuple[tuple[str, str], ...] = ()
-    """(who, about whom): members of the current generation that could not connect to one another."""
+    """(reporter, peer): members of the current generation that could not connect."""
     progress: tuple[int, ...] = ()
-    """Branch, committed steps and calls completed since, of the member that is furthest, as last heard of."""
+    """(branch, committed steps, calls since) of the member that is furthest."""
     retries: int = 0
-    """How many generations were made since, of the same members, because the one before broke though nobody was lost."""
+    """Generations made in a row, of the same members, because the one before broke without a loss."""
     missed: tuple[tuple[str, str], ...] = ()
-    """(who, about whom): because of whom these broke, as their members say; some say so of themselves."""
+    """(reporter, member): the members because of which these generations broke; some report themselves."""
     blamed: int = 0
-    """How many workers were declared lost since because others did not reach or meet them."""
+    """Workers declared lost since then because others could not reach them."""
     probing: int = 0
-    """The generation whose members are to find out whom they can reach; 0: none."""
+    """The generation whose members probe whom they can reach; 0: none."""
     holding: int = 0
-    """The generation whose lost members are waited for to be replaced; 0: none."""
+    """The generation that waits for replacements of its lost members; 0: none."""
     awaited: tuple[Awaited, ...] = ()
-    """Those that do not answer and have the only copy of the training state."""
+    """Workers and hosts that do not answer and have the last copy of the training state."""
     unreplaced: tuple[tuple[str, str], ...] = ()
-    """(host, why): hosts that start no more workers in the place of lost ones."""
+    """(host, why): hosts that start no more replacements."""
     failures: tuple[WorkerFailed, ...] = ()
     injections: tuple[FaultInjected, ...] = ()
-    """The latest faults that agents and workers are to carry out; they decide nothing."""
+    """The latest faults to be injected by agents and workers; no policy looks at them."""
     winding_down: str | None = None
     """Why the workers are to leave their loops, if they are."""
     preempting: PreemptionOrder | None = None
-    """Why, and until when, the job is to make room, if it is."""
+    """Why, and until when, the job is preempted, if it is."""
     wishes: tuple[CheckpointWish, ...] = ()
-    """The latest wishes for checkpoints."""
+    """The latest requests for checkpoints."""
     checkpoint: CheckpointWritten | None = None
-    """The newest that is complete; what a job that makes room says of itself at its end."""
+    """The newest complete checkpoint."""
     begun_from: CheckpointRestored | None = None
-    """The checkpoint from which this course of the job began, if it began from one."""
+    """The checkpoint that the job started from, if any."""
     branch: int = 0
-    """The newest branch of history that is known of."""
+    """The newest known branch."""
     reached: int | None = 0
-    """Committed steps of those who are gone, since the job last began; None: not known, perhaps there were some."""
+    """Committed steps of workers that are gone, since the last start; None: unknown, perhaps some."""
     restoration: Restoration | None = None
-    """From where the job began again, the last time that it did."""
+    """The last restore."""
     replacing: bool = True
-    """Whether free slots are filled: not where that was found to cost more than it saves."""
+    """Whether free slots are filled; not where filling costs more than it saves."""
     times: TimesMeasured | None = None
-    """How long things take; known where answers to a loss are chosen by cost."""
+    """Measured times; known under ``--on-loss auto``."""
     former: Generation | None = None
-    """The last generation before that, until a new one is made."""
+    """The last generation before a restore, until a new one is made."""
     hosts: tuple[str, ...] = ()
-    """Hosts of workers that earlier lighthouses of this job knew; which of their workers are gone may be all that is left."""
+    """Hosts known to earlier lighthouses; all of their workers may be gone."""
     left_before: int = 0
-    """Members that left as they were told while earlier lighthouses were there, and workers that did before they were members."""
+    """Members that left under earlier lighthouses, and workers that left before they were members."""
     stopping: Stop | None = None
     loop: int = 1
-    """The training loop of the script that the job is in or has ended last, from 1."""
-    owed: tuple[Owed, ...] = ()
-    """Workers that were lost after that loop and before the end of their scripts."""
+    """The script's current training loop, or the last one that ended; from 1."""
+    owed: tuple[LostAfterLoop, ...] = ()
+    """Workers lost after that loop and before the end of their scripts."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.workers, Roster):
+            msgspec.structs.force_setattr(self, "workers", Roster(self.workers))
+
+    @property
+    def roster(self) -> Roster:
+        """``workers`` with its index."""
+        assert isinstance(self.workers, Roster)
+        return self.workers
 
     def view(self, worker_id: str) -> WorkerView | None:
-        return roster.find(self.workers, worker_id)
+        return self.roster.find(worker_id)
 
     def host_of(self, worker_id: str) -> str:
-        """The name of a known worker's host."""
+        """Return the host of a known worker."""
         view = self.view(worker_id)
         assert view is not None
         return view.member.host
 
     def having(self, *standings: Standing) -> tuple[WorkerView, ...]:
-        return roster.having(self.workers, standings)
+        return self.roster.having(standings)
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Members of the current generation that are not lost and not finished, in the order of their ranks."""
+        """Live members of the current generation, in the order of their ranks."""
         if self.generation is None:
             return ()
-        return roster.present(self.workers, self.generation)
+        return self.roster.present(self.generation)
 
     @property
-    def unpaid(self) -> tuple[Owed, ...]:
-        """Those of ``owed`` whose code after the loop no other worker has run to its end yet."""
+    def unfinished_scripts(self) -> tuple[LostAfterLoop, ...]:
+        """Those of ``owed`` whose code after the loop no other worker has run yet."""
         if not self.owed or self.generation is None:
             return self.owed
         first = min(each.generation for each in self.owed)
@@ -183,15 +162,15 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def finishing(self) -> int:
-        """The current generation's number if the scripts of all its members have come to their end; else 0."""
-        if self.generation is None or not self.members or self.unpaid:
+        """The current generation's number if the scripts of all its members have ended; else 0."""
+        if self.generation is None or not self.members or self.unfinished_scripts:
             return 0
         views = (self.view(worker_id) for worker_id in self.members)
         return self.generation.number if all(view is not None and view.script_ended for view in views) else 0
 
     @property
     def staying(self) -> tuple[str, ...]:
-        """Those of ``members`` that are not about to leave."""
+        """Members that are not draining."""
         leaving = frozenset(view.member.worker_id for view in self.having("member") if view.draining is not None)
         return tuple(worker_id for worker_id in self.members if worker_id not in leaving)
 
@@ -207,26 +186,26 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ending(self) -> bool:
-        """Whether every worker is to leave at the next step boundary: nobody joins any more."""
+        """Whether every worker is to leave at the next step boundary, and none joins."""
         return self.winding_down is not None or self.preempting is not None
 
     @property
     def restoring(self) -> bool:
-        """Whether the job begins again, and waits for the workers to do so."""
+        """Whether the job is being restored and waits for its workers."""
         return self.generation is None and self.former is not None
 
     @property
     def replaceable(self) -> bool:
-        """Whether somebody can still come: some host starts workers in the place of lost ones."""
+        """Whether some host still starts replacements."""
         return bool(self.known_hosts - dict(self.unreplaced).keys())
 
     @property
     def known_hosts(self) -> frozenset[str]:
-        """Hosts with workers that did not leave as they were told."""
+        """Hosts with workers that did not leave on request."""
         named = {view.member.host for view in self.workers if view.standing != "left" and view.member.host}
         return frozenset(named.union(self.hosts))
 
     @property
     def left(self) -> int:
-        """Members that left as they were told: no worker is started in their place."""
+        """Members that left on request: they get no replacement."""
         return self.left_before + sum(1 for view in self.having("left") if view.entered)

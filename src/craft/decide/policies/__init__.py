@@ -1,24 +1,19 @@
-"""Policies: pure functions ``(JobState, Event) -> (Action, ...)``. Each belongs to a technique; the first that answers wins."""
+"""Policies: pure functions ``(JobState, Event) -> (Action, ...)``. Each belongs to a technique; the first answer counts."""
 
 from __future__ import annotations
 
-from craft.decide.policies.abort import AbortPolicy
 from craft.decide.policies.alert import AlertPolicy
 from craft.decide.policies.broken import BrokenPolicy
-from craft.decide.policies.checkpoint import CheckpointPolicy
-from craft.decide.policies.drain import DrainPolicy
+from craft.decide.policies.detected import HangPolicy, StragglerPolicy
 from craft.decide.policies.finish import FinishPolicy
-from craft.decide.policies.form import FormPolicy
-from craft.decide.policies.hang import HangPolicy
-from craft.decide.policies.join import JoinPolicy
 from craft.decide.policies.last_copy import LastCopyPolicy
 from craft.decide.policies.loss import LossPolicy
+from craft.decide.policies.membership import FormPolicy, JoinPolicy, RecoverPolicy
 from craft.decide.policies.policy import EXIT_BUG, EXIT_FINISHED, EXIT_GIVEN_UP, EXIT_PREEMPTED, Policy, decide
 from craft.decide.policies.preempt import PreemptPolicy
-from craft.decide.policies.recover import RecoverPolicy
+from craft.decide.policies.requests import AbortPolicy, CheckpointPolicy, DrainPolicy
 from craft.decide.policies.restore import RestorePolicy
 from craft.decide.policies.stop import StopPolicy
-from craft.decide.policies.straggler import StragglerPolicy
 
 __all__ = [
     "EXIT_BUG",

@@ -1,14 +1,14 @@
-"""Alerts of other systems."""
+"""Answer alerts of other systems."""
 
 from __future__ import annotations
 
-from craft.decide.job.observe import drains, observe
+from collections.abc import Mapping
+
+from craft.decide.job.observe import observe
 from craft.decide.job.state import JobState
-from craft.decide.policies.abort import AbortPolicy
-from craft.decide.policies.checkpoint import CheckpointPolicy
-from craft.decide.policies.drain import DrainPolicy
 from craft.decide.policies.policy import Policy
 from craft.decide.policies.preempt import PreemptPolicy
+from craft.decide.policies.requests import AbortPolicy, CheckpointPolicy, drain
 from craft.decide.policies.stop import StopPolicy
 from craft.protocol.actions import AnyAction, DeclareHostLost, DeclareLost
 from craft.protocol.events import (
@@ -21,34 +21,34 @@ from craft.protocol.events import (
     StopRequested,
 )
 
+_POLICIES: Mapping[type, Policy] = {
+    StopRequested: StopPolicy(),
+    PreemptRequested: PreemptPolicy(),
+    CheckpointRequested: CheckpointPolicy(),
+    AbortRequested: AbortPolicy(),
+}
+
 
 class AlertPolicy:
-    """Answers an alert with what its rule says, as if a person had ordered it."""
-
-    def __init__(self) -> None:
-        self._orders: dict[type, Policy] = {
-            DrainRequested: DrainPolicy(),
-            StopRequested: StopPolicy(),
-            PreemptRequested: PreemptPolicy(),
-            CheckpointRequested: CheckpointPolicy(),
-            AbortRequested: AbortPolicy(),
-        }
+    """Answers an alert with what its rule says, as if a person had requested it."""
 
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
         if not isinstance(event, AlertFired):
             return ()
         if event.answer == "fail":
             return self._lost(state, event)
-        order = self._order(state, event)
-        return () if order is None else self._orders[type(order)].decide(observe(state, order), order)
-
-    def _order(self, state: JobState, event: AlertFired) -> AnyEvent | None:
-        """What a person would have ordered; None if that is under way already, or nothing is to be done."""
         if event.answer == "drain":
-            drain = DrainRequested(
+            request = DrainRequested(
                 worker_id=event.worker_id, host=event.host, reason=event.reason, deadline_s=event.deadline_s
             )
-            return drain if drains(state, drain, event.time) else None
+            return drain(state, request, event.time)
+        equivalent = self._request(state, event)
+        if equivalent is None:
+            return ()
+        return _POLICIES[type(equivalent)].decide(observe(state, equivalent), equivalent)
+
+    def _request(self, state: JobState, event: AlertFired) -> AnyEvent | None:
+        """Return what a person would have requested; None if there is nothing to do."""
         if event.answer == "preempt":
             deadline = None if event.deadline_s is None else event.time + event.deadline_s
             return PreemptRequested(reason=event.reason, deadline=deadline)

@@ -1,4 +1,4 @@
-"""Generations that break though nobody is known to be lost."""
+"""Answer generations that break without a known loss."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from craft.protocol.actions import AnyAction, DeclareLost, Reconfigure, Stop, Wa
 from craft.protocol.events import AnyEvent, ExchangeBroken, GenerationStuck
 
 _PROBED = 5
-"""So many times in a row count as one, where members find out whom they reach: that takes seconds."""
+"""While members probe each other, wait at least this many times the usual delay: probing takes seconds."""
 MOST_RETRIES = 4
-"""So many generations in a row may the same members meet again before one of them commits a step or completes a call."""
+"""The same members re-form the group this often before one commits a step or completes a call."""
 _MOST_BLAMED = 3
-"""So many workers are replaced in that time because they seem to be in the way."""
+"""This many workers are replaced in that time because they seem to be the cause."""
 
 
 class BrokenPolicy:
-    """Answers a broken exchange that no death explains: the same members meet again, without those out of reach.
+    """Re-forms the group after a broken exchange that no death explains, without unreachable members.
 
-    That is done a few times only. Then the member that is in the way of the others is replaced; where that cannot be told, or
-    did not help, the job ends.
+    After a few attempts the member that blocks the others is replaced; if there is no such member, or that did not help,
+    the job ends.
     """
 
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
@@ -48,29 +48,29 @@ class BrokenPolicy:
                 DeclareLost(worker_id=worker_id, source=PEERS, reason=_complaint(worker_id, state.complaints))
                 for worker_id in cut_off
             )
-        return meet_again(
+        return reform_group(
             state, f"generation {event.generation} broke though nobody is known to be lost: the same members"
         )
 
     def _does_not_open(self, state: JobState, number: int) -> tuple[AnyAction, ...]:
-        """An upcoming generation: whoever was to join in it is followed by another, for whom it may."""
+        """Replace a joiner because of which the upcoming generation does not open."""
         assert state.upcoming is not None
         joiners = [each for each in state.upcoming.worker_ids if each not in state.members]
         reason = f"generation {number}, in which it was to join, does not open"
-        # The loss of the first leads to a newer generation, in which the others are.
+        # The loss of the first makes a newer generation with the others.
         return tuple(DeclareLost(worker_id=each, source=PEERS, reason=reason) for each in joiners[:1])
 
 
-def meet_again(state: JobState, why: str) -> tuple[AnyAction, ...]:
-    """Have the same members meet in a new generation; ``why`` is the sentence up to who they are.
+def reform_group(state: JobState, why: str) -> tuple[AnyAction, ...]:
+    """Re-form the group with the same members; ``why`` begins the reason, up to who they are.
 
-    If that was done too often in vain: replace the one that is in the way, or end the job.
+    After too many attempts: replace the member that blocks the others, or end the job.
     """
     if state.retries < MOST_RETRIES:
         return (Reconfigure(members=state.members, again=True, reason=f"{why} meet again"),)
-    suspect = in_the_way(state.members, state.missed)
+    suspect = blocking_member(state.members, state.missed)
     if suspect is not None and is_last_copy(state, {suspect}):
-        # It stays, whatever the others say of it: one that can be replaced is.
+        # The last copy stays, whatever the others report: replace a member without the state.
         suspect = next((each for each in reversed(state.members) if each not in holders(state)), None)
     if suspect is not None and state.blamed < _MOST_BLAMED:
         by = [each for each, about in state.missed if about == suspect]
@@ -87,11 +87,10 @@ def meet_again(state: JobState, why: str) -> tuple[AnyAction, ...]:
     return (Stop(reason=reason, exit_code=EXIT_GIVEN_UP),)
 
 
-def in_the_way(members: Sequence[str], missed: Iterable[tuple[str, str]]) -> str | None:
-    """Return the member because of which the others do not meet; None if that cannot be told.
+def blocking_member(members: Sequence[str], missed: Iterable[tuple[str, str]]) -> str | None:
+    """Return the member because of which the others do not meet; None if that is unclear.
 
-    It is the one of whom most say so, and among equals one that says so of itself, or else the one of the highest rank; but
-    where it is said of all alike, it may be any of them.
+    Most reports decide; on a tie one that reports itself, else the highest rank. If all are reported alike, it is unclear.
     """
     pairs = {(by, about) for by, about in missed if by in members and about in members}
     votes = Counter(about for _, about in pairs)
@@ -103,7 +102,7 @@ def in_the_way(members: Sequence[str], missed: Iterable[tuple[str, str]]) -> str
 
 
 def _who_missed_whom(state: JobState) -> str:
-    """Who could not meet whom, in words."""
+    """Return who could not meet whom, in words."""
     found: dict[str, list[str]] = {}
     for by, about in state.missed:
         found.setdefault(by, []).append("the others" if by == about else about)
@@ -115,10 +114,10 @@ def _who_missed_whom(state: JobState) -> str:
 def blame(
     members: Sequence[str], complaints: Iterable[tuple[str, str]], having_state: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Return the fewest that must go so that all others can reach each other, as far as that is easily found.
+    """Return a small set of members without which all others reach each other.
 
-    Again and again the one with the most broken links goes; among equals the one of the highest rank, so that a whole
-    host goes rather than half of each. One of those that have the training state stays.
+    Greedy: the member with the most broken links goes; on a tie the highest rank, so that a full host goes rather than
+    half of each. One member that has the training state stays.
     """
     rank = {worker_id: number for number, worker_id in enumerate(members)}
     links = {frozenset(pair) for pair in complaints if pair[0] in rank and pair[1] in rank and pair[0] != pair[1]}

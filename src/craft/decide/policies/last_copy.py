@@ -1,15 +1,15 @@
-"""Hosts that fall silent with the only copy of the training state, and the end of a wait for one that has it."""
+"""Answer silent hosts with the last copy of the training state, and the end of a wait for one."""
 
 from __future__ import annotations
 
-from craft.decide.job.last_copy import awaiting, is_last_copy, may_begin
+from craft.decide.job.last_copy import awaiting, is_last_copy, may_restore
 from craft.decide.job.state import Awaited, JobState
 from craft.protocol.actions import AnyAction, DeclareHostLost, DeclareLost
 from craft.protocol.events import AnyEvent, AwaitExpired, HostSilent, WorkerCaughtUp
 
 
 class LastCopyPolicy:
-    """Waits for a silent host that has the only copy; gives it up when others have the state, or can have it again."""
+    """Waits for a silent host with the last copy; gives it up once others have the state or a restore can begin."""
 
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
         if isinstance(event, HostSilent):
@@ -22,7 +22,7 @@ class LastCopyPolicy:
             return tuple(_give_up(each) for each in state.awaited if not is_last_copy(state, _subjects(state, each)))
         if isinstance(event, AwaitExpired):
             return tuple(
-                _give_up(each) for each in state.awaited if _is_it(each, event) and may_begin(state, each.host)
+                _give_up(each) for each in state.awaited if _is_it(each, event) and may_restore(state, each.host)
             )
         return ()
 

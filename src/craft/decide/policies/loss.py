@@ -1,10 +1,10 @@
-"""What follows from the loss of workers."""
+"""Answer the loss of workers."""
 
 from __future__ import annotations
 
 from craft.decide.job.loss_costs import CheapestAnswer, CostSettings, choose
 from craft.decide.job.state import JobState
-from craft.decide.policies.policy import EXIT_FINISHED, EXIT_GIVEN_UP, names, nobody_comes, subjects, too_few
+from craft.decide.policies.policy import EXIT_FINISHED, EXIT_GIVEN_UP, names, subjects, too_few, why_no_replacement
 from craft.decide.step.settle import LossAnswer
 from craft.decide.step.topology import seated
 from craft.protocol.actions import AnyAction, Fence, Hold, Reconfigure, Stop
@@ -27,8 +27,8 @@ STATE_LOST = "every worker that had the training state is lost"
 class LossPolicy:
     """Answers a loss with a generation of the survivors, and of spares in the lost slots.
 
-    Under ``wait``, or where too few are left, it holds until somebody takes the place of the lost, up to a limit. Under
-    ``auto`` free slots are filled only where that costs less than to go on without (``decide.costs``).
+    Under ``wait``, or with too few survivors, it holds until replacements join, up to a limit. Under ``auto`` free slots
+    are filled only where that costs less than going on without (``job/loss_costs``).
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class LossPolicy:
 
     @staticmethod
     def _stateless(state: JobState, event: StateGone) -> tuple[AnyAction, ...]:
-        """All who are left were about to take the state from others, and there is nobody else."""
+        """Stop: all members left were to receive the state from others that are gone."""
         assert state.generation is not None
         if event.generation != state.generation.number:
             return ()
         if state.having("finished"):
             return (Stop(reason="every worker that is left finished", exit_code=EXIT_FINISHED),)
-        return (Stop(reason=f"{STATE_LOST}{nobody_comes(state)}", exit_code=EXIT_GIVEN_UP),)
+        return (Stop(reason=f"{STATE_LOST}{why_no_replacement(state)}", exit_code=EXIT_GIVEN_UP),)
 
     def _answer(self, state: JobState, event: AnyEvent, gone: tuple[str, ...]) -> tuple[AnyAction, ...]:
         assert state.generation is not None
@@ -69,8 +69,8 @@ class LossPolicy:
         if isinstance(event, WorkerFinished) and event.complete:
             reason = f"{names(gone)} finished before it heard of generation {state.generation.number}"
             return (Reconfigure(members=survivors, reason=reason),)
-        # Once some have finished, the few that are left are only completing what everybody already has in hand. A job
-        # that makes room needs but one more step boundary, and nobody is started for that.
+        # After the first finish, the others only complete results that all have in hand. A preempted job needs one more
+        # step boundary, and no worker is started for that.
         ending = bool(state.having("finished")) or state.preempting is not None
         choice = self._choice(state) if not ending else None
         filled = survivors if ending or (choice is not None and choice.answer == "redo") else _filled(state)
@@ -86,16 +86,16 @@ class LossPolicy:
         return (Reconfigure(members=filled, replacing=replacing, reason=f"{what}: {self._course(state, filled)}{why}"),)
 
     def _wanted(self, state: JobState) -> int:
-        """How many are to be there before the job goes on: under ``wait``, as many as can be.
+        """Return how many members the job needs to go on: under ``wait``, as many as possible.
 
-        No worker comes in the place of one that left as it was told, or whose host starts no more workers.
+        A worker that left on request, or whose host starts no more workers, gets no replacement.
         """
         if self._on_loss != "wait":
             return state.min_workers
         return max(state.min_workers, min(state.slots, len(state.members) + _replaced(state)))
 
     def _choice(self, state: JobState) -> CheapestAnswer | None:
-        """What costs least, under ``auto``; None where there is no choice: not fewer may be there than are wanted."""
+        """Return the cheapest answer under ``auto``; None if there is no choice: no fewer workers are allowed."""
         survivors = len(state.members)
         if self._on_loss != "auto" or state.times is None or not state.min_workers <= survivors < state.slots:
             return None
@@ -113,7 +113,7 @@ class LossPolicy:
         return f"{names(taken)} {_take(taken)}, {then}"
 
     def _survivors(self, state: JobState) -> str:
-        """What those who are left do about it."""
+        """Return what the survivors do, in words."""
         number = len(state.members)
         if all(view.after_loop for view in state.having("member")):
             return "its code after the loop is to be run again"
@@ -124,7 +124,7 @@ class LossPolicy:
         return f"{who} its microbatches"
 
     def _held(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
-        """Somebody came, or nobody will: does the waiting end?"""
+        """End the hold if enough replacements joined, or none will."""
         if isinstance(event, HoldExpired):
             if state.generation is None or state.generation.number != event.generation:
                 return ()
@@ -145,7 +145,7 @@ class LossPolicy:
 
 
 def is_loss(state: JobState, event: AnyEvent) -> bool:
-    """Whether somebody is gone whom the current generation, or the upcoming one, was to have."""
+    """Return whether a member of the current or upcoming generation is gone."""
     if state.generation is None or _is_done(state, event):
         return False
     if not isinstance(event, WorkerLost | WorkerFailed | HostLost | WorkerFinished | WorkerLeft):
@@ -159,38 +159,38 @@ def is_loss(state: JobState, event: AnyEvent) -> bool:
 
 
 def _script_ended(state: JobState, worker_id: str) -> bool:
-    """Whether nothing is missed of a worker: it ran its script to the end, and only waited for the others."""
+    """Return whether a worker ran its script to the end and only waited for the others."""
     view = state.view(worker_id)
     return view is not None and view.script_ended
 
 
 def _are_stuck(state: JobState) -> bool:
-    """Whether the current generation broke, and a member that is left in it has not come to the end of its script."""
+    """Return whether the current generation broke before all its remaining scripts ended."""
     assert state.generation is not None
     broken = state.generation.number in state.broken
     return broken and not all(_script_ended(state, worker_id) for worker_id in state.members)
 
 
 def fences(event: AnyEvent) -> tuple[AnyAction, ...]:
-    """Its agent did not see it die, so it may live: it must not act under the old generation."""
+    """Fence a worker whose death no agent saw: it may still run, and must not act under the old generation."""
     if isinstance(event, WorkerLost) and event.source != "agent":
         return (Fence(worker_id=event.worker_id, reason=f"{event.reason}: it may still be running"),)
     return ()
 
 
 def _is_done(state: JobState, event: AnyEvent) -> bool:
-    """Whether a worker ended that nobody needs any more."""
+    """Return whether the worker that ended is no longer needed."""
     if not isinstance(event, WorkerFinished | WorkerLeft):
         return False
-    # It committed every step, so everyone has, or has in hand, all there is; or all that it committed is saved, for which
-    # it was to stay. Unless it ended before this generation reached it: then the others wait there for its claim.
+    # It committed every step, so all have them or hold the results; or all that it committed is saved. Not if it ended
+    # before it entered this generation: then the others wait for its claim.
     complete = isinstance(event, WorkerFinished) and event.complete
     saved = state.preempting is not None and state.checkpoint is not None and state.checkpoint.step >= event.step
     return (complete or saved) and _has_entered(state, event.worker_id)
 
 
 def _too_few(state: JobState, number: int) -> Stop:
-    return Stop(reason=f"{too_few(number, state.min_workers)}{nobody_comes(state)}", exit_code=EXIT_GIVEN_UP)
+    return Stop(reason=f"{too_few(number, state.min_workers)}{why_no_replacement(state)}", exit_code=EXIT_GIVEN_UP)
 
 
 def _take(taken: tuple[str, ...]) -> str:
@@ -198,13 +198,13 @@ def _take(taken: tuple[str, ...]) -> str:
 
 
 def _filled(state: JobState) -> tuple[str, ...]:
-    """The survivors, with spares in the free slots."""
+    """Return the survivors, with spares in the free slots."""
     free = max(0, state.slots - len(state.members))
     return seated(state.members, state.spares[:free], state.host_of)
 
 
 def _replaced(state: JobState) -> int:
-    """How many lost members of the current generation have hosts that can start others."""
+    """Return how many lost members of the current generation have hosts that can start replacements."""
     members = state.generation.members if state.generation is not None else ()
     exhausted = dict(state.unreplaced)
     views = (state.view(member.worker_id) for member in members if member.host not in exhausted)
@@ -212,13 +212,13 @@ def _replaced(state: JobState) -> int:
 
 
 def _taking(state: JobState, filled: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of ``filled`` that take a free slot."""
+    """Return those of ``filled`` that take a free slot."""
     before = frozenset(state.members)
     return tuple(worker_id for worker_id in filled if worker_id not in before)
 
 
 def _has_entered(state: JobState, worker_id: str) -> bool:
-    """Whether it is known to act under the current generation."""
+    """Return whether it is known to act under the current generation."""
     view = state.view(worker_id)
     return state.generation is not None and view is not None and view.entered >= state.generation.number
 

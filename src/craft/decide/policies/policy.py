@@ -1,4 +1,4 @@
-"""The role ``Policy``, and words that all policies use for the same things."""
+"""The role ``Policy``, and phrases that several policies use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXIT_PREEMPTED = 75
 
 
 class Policy(Protocol):
-    """Decides what is done about an event."""
+    """Decides how to answer an event."""
 
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
         """Return what to do about ``event``, or () to leave it to the next policy; same inputs, same answer.
@@ -39,7 +39,7 @@ def decide(policies: Sequence[Policy], state: JobState, event: AnyEvent) -> tupl
 
 
 def subjects(state: JobState, event: AnyEvent) -> tuple[str, ...]:
-    """The workers that an event is about."""
+    """Return the workers that an event is about."""
     if isinstance(event, HostLost):
         return tuple(view.member.worker_id for view in state.workers if view.member.host == event.host)
     if isinstance(event, WorkerLost | WorkerFailed | WorkerFinished | WorkerLeft):
@@ -58,8 +58,8 @@ def too_few(num_workers: int, min_workers: int) -> str:
     return f"{left} and --min-workers is {min_workers}"
 
 
-def nobody_comes(state: JobState) -> str:
-    """Why nobody takes the place of the lost, as the end of a sentence; empty where somebody may."""
+def why_no_replacement(state: JobState) -> str:
+    """Return why no replacement comes, as the end of a sentence; empty if one may come."""
     if state.replaceable or state.ending or not state.unreplaced:
         return ""
     reasons = dict.fromkeys(reason for _, reason in state.unreplaced)

@@ -1,4 +1,4 @@
-"""A job that is to make room."""
+"""Answer preemption: checkpoint, leave, end the job."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from craft.protocol.messages import PreemptionOrder
 
 
 class PreemptPolicy:
-    """Has every worker take a checkpoint and leave; the job ends when all have, or at the deadline.
+    """Makes every worker take a checkpoint and leave; the job ends when all have, or at the deadline.
 
-    Whoever is lost meanwhile is answered as always: the others redo its microbatches, and then take the checkpoint.
+    A loss in the meantime is answered as always: the others redo its microbatches, then take the checkpoint.
     """
 
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
@@ -49,7 +49,7 @@ class PreemptPolicy:
         if state.generation is None:
             reason = f"preempted ({event.reason}) before the first step: there was nothing to save"
             return (Stop(reason=reason, exit_code=EXIT_PREEMPTED),)
-        # Those that are about to join are the others' to wait for, or not: all of them leave soon.
+        # Workers that are about to join leave with the members.
         joining = state.upcoming.worker_ids if state.upcoming is not None else ()
         spares = [worker_id for worker_id in state.spares if worker_id not in joining]
         ends = [Release(worker_id=each, reason=f"a spare of a job that makes room: {event.reason}") for each in spares]
@@ -63,17 +63,17 @@ class PreemptPolicy:
 
     def _gone(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
         if state.having("member") or state.having("finished"):
-            # Either somebody is still at it, or every step was done before there was need to make room.
+            # Some still work, or every step was done before the preemption.
             return ()
         if isinstance(event, WorkerFailed) and not state.having("left"):
-            # Nobody came to the boundary: an exception on the last worker is a bug, now as ever.
+            # No worker reached the boundary: an exception on the last worker is a bug, as always.
             return ()
         step = event.step if isinstance(event, WorkerLeft | WorkerFinished) else None
         return (_stop(state, step, ""),)
 
 
 def _stop(state: JobState, step: int | None, why: str) -> Stop:
-    """The end of a job that made room; ``step``: as many are committed, if that is known."""
+    """Return the end of a preempted job; ``step``: its committed steps, if known."""
     assert state.preempting is not None
     newest = state.checkpoint
     if newest is None:

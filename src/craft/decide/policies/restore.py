@@ -1,4 +1,4 @@
-"""Beginning again from a checkpoint, when nobody is left who has the training state."""
+"""Restore a job from a checkpoint when every copy of the training state is lost."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from craft.decide.job.restoration import (
     RestoreSettings,
     basis,
     cannot_commit,
-    in_vain,
+    made_no_progress,
     may_have_state,
     may_still_run,
 )
 from craft.decide.job.state import JobState
-from craft.decide.policies.form import in_order
 from craft.decide.policies.loss import STATE_LOST, fences, is_loss
-from craft.decide.policies.policy import EXIT_GIVEN_UP, names, nobody_comes, too_few
+from craft.decide.policies.membership import in_order
+from craft.decide.policies.policy import EXIT_GIVEN_UP, names, too_few, why_no_replacement
 from craft.protocol.actions import AnyAction, Reconfigure, Restore, Stop
 from craft.protocol.events import (
     AnyEvent,
@@ -33,11 +33,10 @@ from craft.protocol.events import (
 
 
 class RestorePolicy:
-    """Lets a job begin again when nobody is left who has the training state, and makes the first generation after that.
+    """Restores a job that lost every copy of the training state, and makes its first generation.
 
-    The workers are those that wait for a slot, and those that agents start in the place of the lost. They begin together,
-    each from the same checkpoint, as at the start of a job with ``--resume``. It is asked before ``LossPolicy``, which
-    would give such a job up.
+    Its members are waiting workers and replacements. All load the same checkpoint, as at the start of a job with
+    ``--resume``. It is asked before ``LossPolicy``, which would give the job up.
     """
 
     def __init__(self, settings: RestoreSettings | None = None) -> None:
@@ -52,20 +51,24 @@ class RestorePolicy:
             return self._begin_again(state, STATE_LOST) if event.generation == state.generation.number else ()
         if not is_loss(state, event) or may_have_state(state):
             return ()
-        # One that was to take the state from others and has not begun: they would only find out that none has it.
+        # Only workers that were to receive the state are left: they would find out that none has it.
         actions = self._begin_again(state, STATE_LOST if state.members else too_few(0, state.min_workers))
         certain = not state.members or any(isinstance(action, Restore) for action in actions)
         return (*fences(event), *actions) if actions and certain else ()
 
     def _begin_again(self, state: JobState, why: str) -> tuple[AnyAction, ...]:
-        """From the newest checkpoint; an end with its reason where that cannot be; nothing where nobody could come."""
+        """Restore from the newest checkpoint; stop if there is none; () if too few workers could join."""
         if not state.replaceable and len(state.spares) < state.min_workers:
             return ()
         found = basis(state)
         if found is None:
             reason = f"{why}, and there is no checkpoint to begin again from: {_hint(state)}"
             return (Stop(reason=reason, exit_code=EXIT_GIVEN_UP),)
-        if in_vain(state, found.checkpoint) and state.restoration and state.restoration.tries >= self._settings.tries:
+        if (
+            made_no_progress(state, found.checkpoint)
+            and state.restoration
+            and state.restoration.tries >= self._settings.tries
+        ):
             return (Stop(reason=f"{why}: {_vain(state, found)}", exit_code=EXIT_GIVEN_UP),)
         restore = Restore(
             branch=state.branch + 1,
@@ -74,7 +77,7 @@ class RestorePolicy:
             limit_s=self._settings.limit_s,
             reason=f"{why}: {_from(state, found)}",
         )
-        # Spares may be there already.
+        # Spares may be waiting already.
         return (restore, *self._formed(apply(state, restore, nonce=""), expired=False))
 
     def _while_restoring(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
@@ -94,9 +97,9 @@ class RestorePolicy:
         return ()
 
     def _formed(self, state: JobState, expired: bool, ended: bool = False) -> tuple[AnyAction, ...]:
-        """The first generation, if enough have come, and nobody of the one before can go on beside it.
+        """Make the first generation if enough workers wait and no former member can train beside it.
 
-        ``ended``: nobody else is on the way, so that those who have come are enough.
+        ``ended``: no other worker is on the way, so those that wait are enough.
         """
         running = may_still_run(state)
         if running and not expired:
@@ -116,12 +119,12 @@ class RestorePolicy:
             return ()
         when = f" within {self._settings.limit_s:g} s" if expired else ""
         came = f"not enough came to begin again{when}"
-        reason = f"{too_few(len(waiting), state.min_workers)}: {came}{nobody_comes(state)}"
+        reason = f"{too_few(len(waiting), state.min_workers)}: {came}{why_no_replacement(state)}"
         return (Stop(reason=reason, exit_code=EXIT_GIVEN_UP),)
 
 
 def _expected(state: JobState) -> int:
-    """How many will come: not those that left, nor those of silent hosts, nor of hosts that start no more workers."""
+    """Return how many workers will join: without those that left, of silent hosts, or of hosts without restarts."""
     here = {view.member.host for view in state.having("waiting")}
     away = [view.member.host for view in state.having("lost") if not view.ended and view.member.host not in here]
     left = {view.member.worker_id for view in state.having("left")}
@@ -137,7 +140,7 @@ def _place(found: Basis) -> str:
 
 def _from(state: JobState, found: Basis) -> str:
     steps = max(0, (state.reached or 0) - found.step)
-    # By their last reports: they may have come further.
+    # From their last reports: they may have got further.
     again = f"at least {steps} steps are computed once more" if steps != 1 else "at least 1 step is computed once more"
     if not steps:
         known = "nothing is known to have been committed beyond it"
@@ -156,7 +159,7 @@ def _vain(state: JobState, found: Basis) -> str:
 
 
 def _hint(state: JobState) -> str:
-    """What would have helped: of guests CRAFT saves nothing by itself."""
+    """Return what would have helped: CRAFT itself saves nothing of external workers."""
     if state.generation is not None and all(member.guest for member in state.generation.members):
         return "from one that guest.saved() had told of the job would have gone on"
     return "with --checkpoints the job would have gone on by itself"

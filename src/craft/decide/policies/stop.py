@@ -1,4 +1,4 @@
-"""What ends the whole job."""
+"""Answer what ends the job."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from craft.protocol.events import (
 
 
 class StopPolicy:
-    """Answers whatever ends the whole job."""
+    """Ends the job: on request, on divergence, on a bug in the script, when all workers finished."""
 
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
         if isinstance(event, StopRequested) and state.preempting is not None:
-            # It ends at the next step boundary anyway, and with a checkpoint.
+            # It ends at the next step boundary, with a checkpoint.
             return ()
         if isinstance(event, StopRequested):
             if state.generation is None:
@@ -35,20 +35,20 @@ class StopPolicy:
         return ()
 
     def _failed(self, state: JobState, event: WorkerFailed) -> tuple[AnyAction, ...]:
-        """An exception is a fault like any other, unless it is plain that it would come again."""
+        """Answer an exception: a fault like any other, unless it would happen again."""
         if event.late and event.refused and state.having("member"):
-            # The others were not: it lacks what they have, such as a package or a disk.
+            # The others were accepted: this one lacks something, such as a package or a disk.
             return ()
         if event.refused:
             return (Stop(reason=event.error, exit_code=EXIT_BAD_INPUT),)
         if event.everywhere:
             return (Stop(reason=event.error, exit_code=EXIT_BUG, traceback=event.traceback),)
         if event.hardware and state.having("member"):
-            # Another worker, on another device or on this one once it is reset, does it again.
+            # Another worker redoes it, on another device or on this one after a reset.
             return ()
         if event.step is None:
             if event.late and (state.generation is not None or state.restoring):
-                # The others have shown that the script works: what is wrong is wrong with this one.
+                # The script works on the others: the fault is with this worker.
                 return ()
             reason = f"{event.error} (worker {event.worker_id}, before the first step)"
             return (Stop(reason=reason, exit_code=EXIT_BUG, traceback=event.traceback),)
@@ -69,13 +69,13 @@ class StopPolicy:
         return ()
 
     def _finished(self, state: JobState) -> tuple[AnyAction, ...]:
-        if state.having("member") or state.unpaid:
+        if state.having("member") or state.unfinished_scripts:
             return ()
         if state.generation is None and (state.having("waiting") or state.absent < state.slots):
-            # Nothing has begun yet: the others, who may not even have joined, can still do the whole job.
+            # Nothing has begun: workers that have yet to join can do the whole job.
             return ()
         if state.generation is not None and not state.having("finished"):
-            # The last one ended with exit code 0 before its end: a loss like any other.
+            # The last one exited 0 before its end: a loss like any other.
             return ()
         if unequal := _unequal(state):
             return (Stop(reason=unequal, exit_code=EXIT_BUG),)
@@ -83,7 +83,7 @@ class StopPolicy:
 
 
 def _how_far(state: JobState) -> str:
-    """What is to be said beside that every worker finished: nothing, where all was done that was to be."""
+    """Return what to add to "every worker finished"; empty if all planned steps are done."""
     if state.winding_down is not None:
         return f", as asked: {state.winding_down}"
     if state.generation is None:
@@ -93,7 +93,7 @@ def _how_far(state: JobState) -> str:
 
 
 def _unequal(state: JobState) -> str:
-    """Who finished with another state than the others, in words; nothing, as it should be."""
+    """Return who finished with a different state, in words; empty if all are equal."""
     found: dict[str, list[str]] = {}
     for view in state.having("finished"):
         if view.digest is not None:

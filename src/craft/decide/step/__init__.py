@@ -1,1 +1,1 @@
-"""What is decided about a step: the tree, the plan, the ledger, settlement."""
+"""The decisions about a step: the tree, the plan, the ledger, settlement."""

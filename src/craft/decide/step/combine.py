@@ -9,7 +9,7 @@ from craft.protocol.control_word import Carried, Combined, Word
 
 
 def combine(words: Sequence[Word]) -> Combined:
-    """Return what follows from all members' words, given in the order of ranks.
+    """Combine all members' words, given in the order of ranks.
 
     Sums run in the order of microbatches, not of ranks: their bits do not depend on who computed what.
     """
@@ -73,7 +73,7 @@ def _carried(words: Sequence[Word]) -> tuple[Carried, ...]:
 
 
 def _due(words: Sequence[Word]) -> tuple[str | None, int]:
-    """The tag of the checkpoint that is due, and the wish that it answers. The oldest wish goes first: the next one follows."""
+    """Return the tag of the checkpoint that is due, and the request that it answers: the oldest one."""
     wishes = [(word.wish, word.save) for word in words if word.wish]
     if wishes:
         wish, save = min(wishes, key=lambda each: each[0])
@@ -82,7 +82,7 @@ def _due(words: Sequence[Word]) -> tuple[str | None, int]:
 
 
 def _mean_scalars(words: Sequence[Word]) -> tuple[tuple[str, float], ...]:
-    """Mean of each logged scalar over the microbatches that logged it, by their weights; if none weighs anything, plainly."""
+    """Return the weighted mean of each logged scalar over its microbatches; unweighted if all weights are 0."""
     logged: dict[str, list[tuple[float, float]]] = {}
     records = sorted((record for word in words for record in word.records), key=lambda record: record.microbatch)
     for record in records:
@@ -92,7 +92,7 @@ def _mean_scalars(words: Sequence[Word]) -> tuple[tuple[str, float], ...]:
 
 
 def _mean(values: Sequence[tuple[float, float]]) -> float:
-    # What weighs nothing has no say, not even where it is no number.
+    # A value of weight 0 must not count, even if it is not a number.
     counted = [each for each in values if each[1]] or [(value, 1.0) for value, _ in values]
     total = weight = 0.0
     for value, share in counted:

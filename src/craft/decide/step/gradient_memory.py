@@ -1,8 +1,8 @@
-"""What it costs in memory to hold gradients until a step is committed.
+"""Compute the memory that holds gradients until a step is committed.
 
-Counted as ``worker/reduce/accumulator.py`` goes about it: the fewest nodes of the tree, one leaf in the making, one node that it
-completes; and beside these the result, and room for what others send. Where what was sent need not stay on the device, the
-result takes the place of the last node.
+Counted as ``worker/reduce/accumulator.py`` works: the fewest nodes of the tree, one leaf being computed, one node that it
+completes; also the result, and buffers for what others send. Where sent nodes need not stay on the device, the result
+replaces the last node.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from craft.decide.step.plan import plan, share_of
 from craft.decide.step.tree import Node, cover, parent_of
 
 Hold = Literal["device", "host", "recompute"]
-"""Where what was sent is held: where it is, in pinned memory of the host, or nowhere."""
+"""Where sent nodes are held: on the device, in pinned host memory, or nowhere."""
 
 BYTES = {"float64": 8, "fp64": 8, "float32": 4, "fp32": 4, "float16": 2, "fp16": 2, "bfloat16": 2, "bf16": 2}
-"""Of an element, by the names of types."""
+"""Bytes per element, by type name."""
 
 
 class GradientMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """In copies of the whole gradient, for the worker that needs most."""
+    """Memory in copies of the gradient, for the worker that needs most."""
 
     nodes: int
-    """Sums of microbatches that are held, the one in the making included."""
+    """Sums of microbatches that are held, including the one being computed."""
     inbox: float
-    """Room for the blocks of others, in the chunk that this worker sums."""
+    """Buffers for the blocks of others, in the chunk that this worker sums."""
     overlaid: int
-    """These and the result, where it takes the place of the last one."""
+    """Nodes and the result, where it replaces the last node."""
     blocks: int
     """Nodes that are sent."""
     result: int = 1
 
     @property
     def apart(self) -> int:
-        """Nodes, and the result beside them: what holding on the device takes."""
+        """Nodes and the result beside them: the cost of holding on the device."""
         return self.nodes + self.result
 
 
 def held(num_microbatches: int, num_workers: int) -> GradientMemory:
-    """What holding costs each of ``num_workers``, in an undisturbed step."""
+    """Return the memory for each of ``num_workers``, in an undisturbed step."""
     owners = plan(num_microbatches, num_workers)
     shares = [share_of(owners, rank) for rank in range(num_workers)]
     blocks = [len(cover(share, num_microbatches)) for share in shares]
@@ -57,7 +57,7 @@ def held(num_microbatches: int, num_workers: int) -> GradientMemory:
 
 
 def _most_nodes(share: tuple[int, ...], num_microbatches: int) -> tuple[int, int]:
-    """At once, before the last microbatch of a share and in it."""
+    """Return the most nodes held at once, before the last microbatch of a share and in it."""
     before, last, nodes = 0, 0, set[Node]()
     for microbatch in share:
         node, siblings = (microbatch, microbatch + 1), []

@@ -1,4 +1,4 @@
-"""How often checkpoints are taken."""
+"""Choose how often checkpoints are taken."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SECONDS |= {"d": 86400.0, "day": 86400.0, "week": 7 * 86400.0, "year": 365 * 86
 _DURATION = re.compile(r"\s*(\d[\d,]*(?:\.\d+)?(?:e\d+)?)\s*([a-z]+)\s*")
 
 PRIOR_MTBF_S = 3 * 3600.0
-"""How long a job is taken to run between two failures until it has shown otherwise."""
+"""The assumed time between failures until the job has measured its own."""
 MIN_INTERVAL_S = 1.0
 MAX_INTERVAL_S = 3600.0
 
 
 class Every(msgspec.Struct, frozen=True):
-    """How often: every so many steps, passes over the data, or seconds; with none of these, as CRAFT chooses."""
+    """A number of steps, epochs or seconds; with none of these, CRAFT chooses."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -31,7 +31,7 @@ class Every(msgspec.Struct, frozen=True):
 
 
 def parse_every(text: str) -> Every:
-    """Read ``auto``, ``500 steps``, ``2 epochs`` or ``10 min``; raise ConfigError if it is none of these."""
+    """Parse ``auto``, ``500 steps``, ``2 epochs`` or ``10 min``; raise ConfigError otherwise."""
     if text.strip() == "auto":
         return Every()
     found = _EVERY.fullmatch(text)
@@ -47,20 +47,20 @@ def parse_every(text: str) -> Every:
 
 
 def parse_duration(text: str) -> float:
-    """Read ``12 s``, ``6min`` or ``50,000 hours``; raise ConfigError if it is none of these. Returns seconds."""
+    """Parse ``12 s``, ``6min`` or ``50,000 hours`` into seconds; raise ConfigError otherwise."""
     found = _DURATION.fullmatch(text.lower())
     unit = found.group(2) if found else ""
     unit_s = _SECONDS.get(unit) or _SECONDS.get(unit.removesuffix("s"))
     seconds = float(found.group(1).replace(",", "")) * unit_s if found and unit_s else math.inf
     if not math.isfinite(seconds):
         raise ConfigError(
-            f"{text!r} is no duration: give a number and a unit, such as '12 s', '6 min', '1.5 h' or '30 days'"
+            f"{text!r} is not a duration: give a number and a unit, such as '12 s', '6 min', '1.5 h' or '30 days'"
         )
     return seconds
 
 
 def first_order(cost_s: float, between_s: float) -> float:
-    """The interval that loses least, sqrt(2 C F): a checkpoint costs C, failures are F apart, and C is small beside F."""
+    """Return the interval that loses least, sqrt(2 C F), for checkpoint cost C and time between failures F >> C."""
     return math.sqrt(2 * cost_s * between_s)
 
 
@@ -70,9 +70,9 @@ class IntervalChoice(msgspec.Struct, frozen=True):
 
 
 def choose(cost_s: float, write_s: float, elapsed_s: float, failures: int) -> IntervalChoice:
-    """Return the interval that loses least (``first_order``), within reason.
+    """Return the interval that loses least (``first_order``), within limits.
 
-    ``write_s`` is how long one takes to be complete: there is none oftener. Until failures were seen, F is what a prior says.
+    ``write_s``: how long one takes to be complete; the interval is not shorter. F starts from a prior.
     """
     between_s = (PRIOR_MTBF_S + elapsed_s) / (1 + failures)
     best = first_order(cost_s, between_s)

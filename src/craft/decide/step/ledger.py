@@ -1,11 +1,11 @@
-"""One worker's own progress: what it holds, what it has promised, and when it may commit.
+"""One worker's progress: what it holds, what it promised, and when it may commit.
 
 The worker's main thread owns the only copy and replaces it by what these functions return; the exhaustive search drives
-the very same functions. The order of calls in a generation is: enter, claim, settled, then begin, hold ... hold, complete,
+the same functions. The order of calls in a generation is: enter, claim, settled, then begin, hold ... hold, complete,
 acknowledged ... acknowledged, commit.
 
-A joiner goes through the same calls while its state is still on the way: it queues the results. Whoever has the state as
-of step s and the results from s to t-1 has the state as of step t: ``adopt`` makes that so.
+A joiner makes the same calls while its state is still in transfer: it queues the results. The state as of step s and
+the results from s to t-1 give the state as of step t: ``adopt`` does that.
 """
 
 from __future__ import annotations
@@ -25,50 +25,50 @@ from craft.protocol.membership import Claim, Generation, Settlement
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str
     branch: int = 0
-    level: int = 0
-    """The step in flight. For whoever has the state, it is also the number of committed steps."""
-    whole: bool = True
-    """Whether this worker has the training state, or all that it takes to bring it to ``level``."""
-    able: bool = True
+    step: int = 0
+    """The step in flight. With the training state, it is also the number of committed steps."""
+    has_state: bool = True
+    """Whether this worker has the training state, or everything to bring it to ``step``."""
+    can_compute: bool = True
     """Whether this worker can be given microbatches."""
     generation: int = 0
-    """The newest generation it entered. To enter is a promise: it never commits under an older one."""
+    """The newest generation it entered. Entering is a promise: it never commits under an older one."""
     members: tuple[str, ...] = ()
     idle: frozenset[str] = frozenset()
     """Members that are given no microbatches; all members agree on them."""
     settled: bool = False
-    """Whether the claims of this generation are settled. Before that it takes part in no exchange."""
+    """Whether the claims of this generation are settled. Before that it joins no exchange."""
     owners: tuple[int, ...] = ()
-    """Who computes which microbatch of the step in flight; empty while that step has not begun here."""
+    """The owner of each microbatch of the step in flight; empty before that step begins here."""
     held: frozenset[int] = frozenset()
     again: frozenset[int] = frozenset()
-    """Of its share: what it had computed and has let go, so that it computes that again."""
+    """Of its share: microbatches that it computed, released, and computes again."""
     result: int | None = None
-    """The generation under which it got the whole result of the step in flight."""
+    """The generation under which it got the complete result of the step in flight."""
     acknowledged_by: frozenset[str] = frozenset()
     calls: int = 0
     """Collective calls between the steps, completed since the last commit."""
     call_result: int | None = None
-    """The generation under which it got everybody's part of the collective call it is in."""
+    """The generation under which it got all parts of the current collective call."""
     call: str = ""
     """The name of that call."""
     pace: MemberSpeeds = EVEN
-    """Which members are slow. All agree on it, by the words of this generation: the plan depends on it."""
+    """Which members are slow. All agree on it, by the control words of this generation: the plan depends on it."""
     rewinds: int = 0
-    """How often it has gone back to a checkpoint; beginning from one counts, too."""
+    """How often it went back to a checkpoint; starting from one counts too."""
     rewind_to: tuple[int, int] | None = None
-    """(branch, step) of the checkpoint that it has read and verified, if all are about to go back to one."""
+    """(branch, step) of the checkpoint that it read and verified, if all are about to go back to one."""
     loop: int = 1
-    """The training loop of the script that it is in or has ended last, from 1."""
+    """The script's current training loop, or the last one that ended; from 1."""
     over: bool = False
-    """Whether every member has come to the end of that loop."""
+    """Whether every member reached the end of that loop."""
     first_step: int = 0
     """The number of that loop's first step."""
 
     @property
     def committed(self) -> int | None:
         """Number of committed steps; None while this worker has no state."""
-        return self.level if self.whole else None
+        return self.step if self.has_state else None
 
     @property
     def rank(self) -> int:
@@ -76,7 +76,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> tuple[int, ...]:
-        """The microbatches of the step in flight that are this worker's."""
+        """This worker's microbatches of the step in flight."""
         return share_of(self.owners, self.rank)
 
     @property
@@ -86,31 +86,31 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pending(self) -> tuple[int, ...]:
-        """Those of its share that it has not computed yet."""
+        """The part of its share that it has not computed yet."""
         return tuple(microbatch for microbatch in self.share if microbatch not in self.held)
 
     @property
     def may_commit(self) -> bool:
-        """True when the result is whole here and every member, idle ones included, said that it is whole there."""
+        """Whether the result is complete here and every member, idle ones included, acknowledged its own."""
         return self.settled and self.result == self.generation and self.acknowledged_by >= frozenset(self.members)
 
 
 def enter(ledger: Ledger, generation: Generation) -> Ledger:
-    """Take part in a newer generation; from here on nothing can be committed under an older one."""
+    """Enter a newer generation; from here on nothing can be committed under an older one."""
     if generation.number <= ledger.generation:
         raise ProtocolViolation(f"generation {generation.number} does not follow {ledger.generation}")
     rank = generation.rank_of(ledger.worker_id)
     if rank is None:
         raise ProtocolViolation(f"worker {ledger.worker_id} is not a member of generation {generation.number}")
     if ledger.generation < generation.members[rank].since:
-        # The others went on without it, if it ever was with them: whatever it has is not the state of the job.
-        ledger = replace(ledger, whole=False, able=False)
-    if not ledger.whole:
-        # Results without the state they belong to are of no use in a generation that may begin elsewhere.
+        # The others went on without it: what it has is not the state of the job.
+        ledger = replace(ledger, has_state=False, can_compute=False)
+    if not ledger.has_state:
+        # Results without their state are useless in a generation that may begin at another step.
         ledger = replace(
             ledger, owners=(), held=frozenset(), again=frozenset(), result=None, calls=0, call_result=None, call=""
         )
-    # What was given out under the old generation stays this worker's: its ranks are rewritten to the new ones.
+    # Microbatches given out under the old generation stay this worker's, under its new rank.
     owners = tuple(rank if owner == ledger.rank else DROPPED for owner in ledger.owners) if ledger.owners else ()
     return replace(
         ledger,
@@ -123,7 +123,7 @@ def enter(ledger: Ledger, generation: Generation) -> Ledger:
 
 
 def claim(ledger: Ledger) -> Claim:
-    """What this worker tells the other members of the generation that it has entered."""
+    """Return what this worker claims to the other members of the generation that it entered."""
     return Claim(
         worker_id=ledger.worker_id,
         branch=ledger.branch,
@@ -133,7 +133,7 @@ def claim(ledger: Ledger) -> Claim:
         pending=ledger.pending if ledger.owners else (),
         again=tuple(sorted(ledger.again)),
         size=len(ledger.owners),
-        able=ledger.able,
+        able=ledger.can_compute,
         calls=NO_PART if ledger.worker_id in ledger.idle else ledger.calls,
         call_result=ledger.call_result,
         call=ledger.call,
@@ -146,13 +146,13 @@ def claim(ledger: Ledger) -> Claim:
 
 
 def settled(ledger: Ledger, settlement: Settlement) -> Ledger:
-    """Carry the settlement out: commit what is in hand if it says so, then go on with step ``level``."""
+    """Carry out the settlement: commit the result in hand if it says so, then go on with its ``step``."""
     if ledger.worker_id in settlement.commits:
         ledger = commit(ledger)
-    if not ledger.whole:
+    if not ledger.has_state:
         ledger = replace(
             ledger,
-            level=settlement.level,
+            step=settlement.step,
             branch=settlement.branch,
             rewinds=settlement.rewinds,
             rewind_to=None,
@@ -160,16 +160,16 @@ def settled(ledger: Ledger, settlement: Settlement) -> Ledger:
             first_step=settlement.first_step,
         )
     elif ledger.rewinds < settlement.rewinds:
-        # Raises, in one that joined while the others went back: it must end.
+        # Raises in a joiner that missed the rewind: it must end.
         ledger = rewound(ledger)
     elif ledger.worker_id in settlement.idle:
-        # One that catches up has no other way to know that the script of the others left the loop.
+        # A worker that catches up learns only from this that the others left the loop.
         ledger = replace(ledger, over=ledger.over or settlement.over)
-    if ledger.level != settlement.level:
+    if ledger.step != settlement.step:
         raise ProtocolViolation(
-            f"worker {ledger.worker_id} stands at step {ledger.level}, the settlement at {settlement.level}"
+            f"worker {ledger.worker_id} stands at step {ledger.step}, the settlement at {settlement.step}"
         )
-    # A result that is not committed now never will be: the step is taken up again.
+    # A result that is not committed now never will be: the step is computed again.
     return replace(
         ledger,
         settled=True,
@@ -181,7 +181,7 @@ def settled(ledger: Ledger, settlement: Settlement) -> Ledger:
         calls=settlement.calls,
         call_result=None,
         call=ledger.call if ledger.calls == settlement.calls else "",
-        # Those who join have not seen what the others know of each other's speed: all begin anew.
+        # Joiners have not seen the speeds that the others measured: all begin anew.
         pace=EVEN,
     )
 
@@ -196,43 +196,43 @@ def begin(ledger: Ledger, num_microbatches: int) -> Ledger:
 
 
 def hold(ledger: Ledger, microbatch: int) -> Ledger:
-    """The gradient of ``microbatch`` is in this worker's own buffers."""
+    """Record that the gradient of ``microbatch`` is in this worker's buffers."""
     return replace(ledger, held=ledger.held | {microbatch})
 
 
 def let_go(ledger: Ledger, computed: Collection[int] = ()) -> Ledger:
-    """What was held or ``computed`` here of the step in flight is of no use any more: it is computed again."""
+    """Release what was held or ``computed`` of the step in flight: it is computed again."""
     return replace(ledger, held=frozenset(), again=ledger.held | frozenset(computed))
 
 
 def complete(ledger: Ledger) -> Ledger:
-    """Every chunk, the buffers and the word of the step in flight are here: acknowledge it to every member."""
+    """Record that all chunks, buffers and the word of the step in flight are here; acknowledge it to every member."""
     return replace(ledger, result=ledger.generation, acknowledged_by=ledger.acknowledged_by | {ledger.worker_id})
 
 
 def acknowledged(ledger: Ledger, by: str, generation: int, step: int) -> Ledger:
-    """``by`` has the whole result of ``step`` under ``generation``; anything but the attempt at hand is ignored."""
-    if generation != ledger.generation or step != ledger.level or not ledger.settled:
+    """Record that ``by`` has the result of ``step`` under ``generation``; ignore all but the current attempt."""
+    if generation != ledger.generation or step != ledger.step or not ledger.settled:
         return ledger
     return replace(ledger, acknowledged_by=ledger.acknowledged_by | {by})
 
 
 def commit(ledger: Ledger, able: Collection[str] | None = None, pace: MemberSpeeds | None = None) -> Ledger:
-    """Count the step in flight; its gradients need not be held any longer.
+    """Commit the step in flight; release its gradients.
 
-    ``able`` is what its word said of the members, ``pace`` what is known of their speed with it.
+    ``able``: members that can compute, by its combined word; ``pace``: their speeds after it.
     """
     if ledger.result is None:
         raise ProtocolViolation(f"worker {ledger.worker_id} has no result to commit")
     idle = ledger.idle if not able else frozenset(ledger.members) - frozenset(able)
-    return replace(_before(ledger, ledger.level + 1), idle=idle, pace=ledger.pace if pace is None else pace)
+    return replace(_before(ledger, ledger.step + 1), idle=idle, pace=ledger.pace if pace is None else pace)
 
 
-def _before(ledger: Ledger, level: int) -> Ledger:
-    """The ledger of one that has not begun step ``level``."""
+def _before(ledger: Ledger, step: int) -> Ledger:
+    """Return the ledger before ``step`` begins."""
     return replace(
         ledger,
-        level=level,
+        step=step,
         owners=(),
         held=frozenset(),
         again=frozenset(),
@@ -245,53 +245,53 @@ def _before(ledger: Ledger, level: int) -> Ledger:
 
 
 def adopt(ledger: Ledger) -> Ledger:
-    """A joiner's state is here: with the results that it queued since, it stands where the others stand."""
-    return replace(ledger, whole=True)
+    """Record that a joiner's state is here: with its queued results, it is as far as the others."""
+    return replace(ledger, has_state=True)
 
 
 def keeps_pace(ledger: Ledger) -> Ledger:
-    """A joiner has caught up and warmed up: from now on it can be given microbatches."""
-    return replace(ledger, able=True)
+    """Record that a joiner caught up and warmed up: it can be given microbatches."""
+    return replace(ledger, can_compute=True)
 
 
 def calling(ledger: Ledger, call: str) -> Ledger:
-    """The script makes a collective call."""
+    """Record that the script makes a collective call."""
     return replace(ledger, call=call)
 
 
 def called(ledger: Ledger) -> Ledger:
-    """Everybody's part of the collective call is here."""
+    """Record that all parts of the collective call are here."""
     return replace(ledger, call_result=ledger.generation)
 
 
 def verified(ledger: Ledger, branch: int, step: int) -> Ledger:
-    """The checkpoint that all are about to go back to is here, and every byte of it was checked."""
+    """Record that the checkpoint to go back to is here and verified."""
     return replace(ledger, rewind_to=(branch, step))
 
 
 def discarded(ledger: Ledger) -> Ledger:
-    """Somebody cannot use that checkpoint: nobody does."""
+    """Drop that checkpoint: a member cannot use it."""
     return replace(ledger, rewind_to=None)
 
 
 def rewound(ledger: Ledger) -> Ledger:
-    """Every member has it: go back. What was in flight never was."""
+    """Go back to that checkpoint, which every member has. The step in flight is dropped."""
     if ledger.rewind_to is None:
         raise ProtocolViolation(f"worker {ledger.worker_id} has no checkpoint to go back to")
-    branch, level = ledger.rewind_to
-    return replace(_before(ledger, level), branch=branch, rewinds=ledger.rewinds + 1, rewind_to=None)
+    branch, step = ledger.rewind_to
+    return replace(_before(ledger, step), branch=branch, rewinds=ledger.rewinds + 1, rewind_to=None)
 
 
 def returned(ledger: Ledger) -> Ledger:
-    """The collective call is completed: it returns to the script."""
+    """Record that the collective call returns to the script."""
     return replace(ledger, calls=ledger.calls + 1, call_result=None, call="")
 
 
 def loop_ended(ledger: Ledger) -> Ledger:
-    """Every member has come to the end of the training loop."""
+    """Record that every member reached the end of the training loop."""
     return replace(ledger, over=True)
 
 
 def loop_begun(ledger: Ledger) -> Ledger:
-    """The script begins a further training loop, whose steps are numbered on from the last one."""
-    return replace(ledger, loop=ledger.loop + 1, over=False, first_step=ledger.level)
+    """Record that the script begins another training loop; its steps are numbered on from the last one."""
+    return replace(ledger, loop=ledger.loop + 1, over=False, first_step=ledger.step)

@@ -1,4 +1,4 @@
-"""Who computes which microbatch of a step."""
+"""Plan which rank computes which microbatch of a step."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from craft.protocol.membership import DROPPED
 def plan(num_microbatches: int, num_ranks: int, slowness: tuple[float, ...] = ()) -> tuple[int, ...]:
     """Return the owner of each microbatch: contiguous shares whose sizes differ by at most one, larger ones first.
 
-    Larger ones first keeps shares on whole nodes of the tree: 6 over 4 ranks gives 01|23|4|5. ``slowness`` says how many times
-    as long a microbatch takes on each rank, where that differs: some of the slow ones' then move to the others, and all else
-    stays where it is, on whole nodes.
+    Larger ones first keep shares on full nodes of the tree: 6 over 4 ranks gives 01|23|4|5. ``slowness`` is how many times
+    longer a microbatch takes on each rank, if they differ: then some of the slow ranks' microbatches move, and the rest
+    stays on full nodes.
     """
     share, extra = divmod(num_microbatches, num_ranks)
     owners: list[int] = []
@@ -29,9 +29,9 @@ def plan(num_microbatches: int, num_ranks: int, slowness: tuple[float, ...] = ()
 
 
 def _fair(counts: Sequence[int], slowness: Sequence[float]) -> list[int]:
-    """How many microbatches each rank is to have, so that the last one is done as early as can be.
+    """Return how many microbatches each rank gets so that the last one is done as early as possible.
 
-    Whoever had one keeps one: a rank that computes nothing could not show that it is fast again.
+    A rank that had one keeps one: without work it could not show that it is fast again.
     """
     fair = [min(1, count) for count in counts]
     done = [((fair[rank] + 1) * slowness[rank], rank) for rank in range(len(counts))]
@@ -44,7 +44,7 @@ def _fair(counts: Sequence[int], slowness: Sequence[float]) -> list[int]:
 
 
 def _moved(owners: Sequence[int], counts: Sequence[int], fair: Sequence[int]) -> tuple[int, ...]:
-    """Give the last ones of too large a share to those who are to have more: neighbours together, so that nodes stay whole."""
+    """Move the last microbatches of too large shares to the other ranks: neighbours together, so that nodes stay full."""
     takers = [rank for rank, count in enumerate(counts) for _ in range(fair[rank] - count)]
     answer, place = list(owners), dict.fromkeys(range(len(counts)), 0)
     for microbatch, owner in enumerate(owners):
@@ -55,16 +55,16 @@ def _moved(owners: Sequence[int], counts: Sequence[int], fair: Sequence[int]) ->
 
 
 def share_of(owners: Sequence[int], rank: int) -> tuple[int, ...]:
-    """The microbatches of ``rank``, in order."""
+    """Return the microbatches of ``rank``, in order."""
     return tuple(microbatch for microbatch, owner in enumerate(owners) if owner == rank)
 
 
 def give_out(
     owners: Sequence[int | None], loads: Sequence[int], *, idle: frozenset[int] = frozenset()
 ) -> tuple[int, ...]:
-    """Give each microbatch without an owner to the rank with the least left to compute (the lowest of several).
+    """Give each microbatch without an owner to the rank with the least left to compute (the lowest on a tie).
 
-    ``loads`` is what each rank has still to compute; ranks in ``idle`` are given nothing.
+    ``loads``: what each rank still has to compute; ranks in ``idle`` get nothing.
     """
     todo = list(loads)
     able = [rank for rank in range(len(todo)) if rank not in idle]
@@ -78,7 +78,7 @@ def give_out(
 
 
 def cost_of_loss(num_microbatches: int, num_workers: int, num_lost: int = 1) -> float:
-    """How much longer a step computes once some of ``num_workers`` are lost and not replaced: 1.0 is no longer at all."""
+    """Return how many times longer a step computes after ``num_lost`` losses without replacement."""
     if num_workers <= num_lost:
         return 1.0
     before = ceil(num_microbatches / num_workers)

@@ -1,8 +1,8 @@
-"""What the members of a new generation do with the step that was in flight.
+"""Settle what the members of a new generation do with the step that was in flight.
 
-Every member runs ``settle`` on the same claims and so comes to the same answer. It rests on the commit rule: a worker
-commits a step only when every member of its generation has acknowledged the whole result. Hence, if anybody, dead or
-alive, committed step s under generation g, every member of g that is still here has the result of s in hand.
+Every member runs ``settle`` on the same claims and gets the same answer. It rests on the commit rule: a worker commits a
+step only when every member of its generation acknowledged the complete result. Hence, if any worker, dead or alive,
+committed step s under generation g, every member of g that is still here holds the result of s.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from craft.protocol.membership import Claim, Settlement
 LossAnswer = Literal["redo", "shrink", "wait", "auto"]
 
 NO_PART = -1
-"""In place of a number of collective calls: this member takes no part in them, since it lags behind."""
+"""In place of a number of collective calls: this member takes no part in them, since it is catching up."""
 
 
 def settle(claims: Sequence[Claim], size_of: Callable[[int], int], on_loss: LossAnswer = "redo") -> Settlement:
-    """Return the common course of action; ``claims`` are in the order of ranks.
+    """Return the settlement; ``claims`` are in the order of ranks.
 
     ``size_of(step)`` is the number of microbatches of a step: fewer in a last, partial batch, 0 past the end.
     """
@@ -42,13 +42,13 @@ def settle(claims: Sequence[Claim], size_of: Callable[[int], int], on_loss: Loss
                 " but it does not hold the result in between"
             )
     if not behind and _all_hold_one_result(with_state):
-        # Somebody who is gone may have committed it; and committing it is always right, since it is whole.
+        # A worker that is gone may have committed it; and committing a complete result is always right.
         return _fresh(top + 1, tuple(claim.worker_id for claim in with_state), claims, size_of(top + 1), calls=0)
     return _resume(top, claims, behind, size_of(top), on_loss)
 
 
 def _without_stragglers(claims: Sequence[Claim]) -> Sequence[Claim]:
-    """One that joined while the others went back to a checkpoint took no part in that: it has nothing that is of use."""
+    """Drop the state of joiners that missed a rewind: it is of no use."""
     done = max(claim.rewinds for claim in claims)
     return [
         replace(claim, committed=None, result=None, held=(), pending=(), size=0)
@@ -59,25 +59,25 @@ def _without_stragglers(claims: Sequence[Claim]) -> Sequence[Claim]:
 
 
 def _rewinds(claims: Sequence[Claim]) -> int:
-    """How often everybody is to have gone back to a checkpoint.
+    """Return how often every member is to have gone back to a checkpoint.
 
-    Like a step: whoever went back knew that every member had read and verified that checkpoint.
+    As for a step: a worker that went back knew that every member had read and verified that checkpoint.
     """
     in_hand = {claim.rewind_to for claim in claims}
-    # Somebody who is gone may have gone back; and to go back is right, since all are about to.
+    # A worker that is gone may have gone back; and going back is right, since all are about to.
     all_hold_one = len(in_hand) == 1 and in_hand != {None} and len({claim.rewinds for claim in claims}) == 1
     return max(claim.rewinds for claim in claims) + (1 if all_hold_one else 0)
 
 
 def _go_back(claims: Sequence[Claim], rewinds: int, on_loss: LossAnswer) -> Settlement:
-    """Whoever has not gone back yet does so; then step ``level`` goes on as far as somebody has begun it."""
+    """Let members that have not gone back do so; then resume the step as far as any member began it."""
     back = [
         _at_target(claim, rewinds) if claim.committed is not None and claim.rewinds < rewinds else claim
         for claim in claims
     ]
-    level = next(claim.committed for claim in back if claim.committed is not None)
-    # Where nobody has begun it, it is planned when it begins: its size is told by the checkpoint, which is not loaded yet.
-    return _resume(level, back, (), max(claim.size for claim in back), on_loss)
+    step = next(claim.committed for claim in back if claim.committed is not None)
+    # If none began it, it is planned when it begins: only the checkpoint, not loaded yet, knows its size.
+    return _resume(step, back, (), max(claim.size for claim in back), on_loss)
 
 
 def _at_target(claim: Claim, rewinds: int) -> Claim:
@@ -86,11 +86,11 @@ def _at_target(claim: Claim, rewinds: int) -> Claim:
             f"worker {claim.worker_id} has gone back {claim.rewinds} times and another member {rewinds} times,"
             " but it does not hold the checkpoint in between"
         )
-    branch, level = claim.rewind_to
+    branch, step = claim.rewind_to
     return Claim(
         worker_id=claim.worker_id,
         branch=branch,
-        committed=level,
+        committed=step,
         able=claim.able,
         started=claim.started,
         rewinds=rewinds,
@@ -100,12 +100,12 @@ def _at_target(claim: Claim, rewinds: int) -> Claim:
 
 
 def _all_hold_one_result(claims: Sequence[Claim]) -> bool:
-    """Results of different generations may differ (under ``shrink``): only one and the same result may be committed."""
+    """Return whether all hold the same result: results of different generations may differ under ``shrink``."""
     return claims[0].result is not None and all(claim.result == claims[0].result for claim in claims)
 
 
 def _able(claims: Sequence[Claim]) -> list[int]:
-    """Ranks that can be given microbatches: whoever keeps pace, or, where nobody does, whoever has the state."""
+    """Return the ranks that can compute: those that keep pace, or, if none does, those with the state."""
     with_state = [rank for rank, claim in enumerate(claims) if claim.committed is not None]
     return [rank for rank in with_state if claims[rank].able] or with_state
 
@@ -119,7 +119,7 @@ def _joiners(claims: Sequence[Claim]) -> tuple[str, ...]:
 
 
 def _history(claims: Sequence[Claim]) -> dict[str, Any]:
-    """What those who have the state agree on; of the loop, the one that is furthest in the script knows."""
+    """Return what members with the state agree on; the one furthest in the script decides about the loop."""
     stands = max((claim for claim in claims if claim.committed is not None), key=lambda each: (each.loop, each.over))
     return {
         "branch": stands.branch,
@@ -131,9 +131,9 @@ def _history(claims: Sequence[Claim]) -> dict[str, Any]:
 
 
 def _calls(claims: Sequence[Claim]) -> int:
-    """How many collective calls since the last commit count as completed.
+    """Return how many collective calls since the last commit count as completed.
 
-    Like a step: whoever completed one knew that every member had everybody's part of it.
+    As for a step: a worker that completed one knew that every member had all parts of it.
     """
     taking_part = [claim for claim in claims if claim.calls != NO_PART]
     done = max((claim.calls for claim in taking_part), default=0)
@@ -150,13 +150,13 @@ def _calls(claims: Sequence[Claim]) -> int:
 
 
 LOOP_END = "steps: its end"
-"""The call in which workers meet that have come to the end of a loop."""
+"""The call in which workers meet at the end of a loop."""
 
 
 def _check_calls(claims: Sequence[Claim], calls: int) -> None:
-    """Raise CallsDiffer if some are in a call that others, at the same step, have gone past: it would never return."""
+    """Raise CallsDiffer if some are in a call that others, at the same step, have passed: it would never return."""
     waiting = [claim for claim in claims if claim.call and claim.calls == calls]
-    # Whoever is in no call when a generation begins is in the next step, or at the end. Not so one that catches up.
+    # A member in no call when a generation begins is in the next step, or at the end; unless it catches up.
     beyond = [claim.worker_id for claim in claims if not claim.call and claim.calls == calls and claim.able]
     if not waiting or not beyond:
         return
@@ -175,20 +175,20 @@ def _check_calls(claims: Sequence[Claim], calls: int) -> None:
 
 
 def name_of(call: str) -> str:
-    """How the user knows a collective call."""
+    """Return a collective call as the user knows it."""
     if " " in call:
         return call
     return f"job.{call}" if call.endswith(")") else f"job.{call}()"
 
 
 def _fresh(
-    level: int, commits: tuple[str, ...], claims: Sequence[Claim], num_microbatches: int, calls: int
+    step: int, commits: tuple[str, ...], claims: Sequence[Claim], num_microbatches: int, calls: int
 ) -> Settlement:
-    """Everyone begins step ``level`` together, and nobody has begun it yet."""
+    """Let all begin ``step`` together; none has begun it yet."""
     able = _able(claims)
     owners = tuple(able[owner] for owner in plan(num_microbatches, len(able)))
     return Settlement(
-        level=level,
+        step=step,
         commits=commits,
         owners=owners,
         given=(),
@@ -202,7 +202,7 @@ def _fresh(
 def _resume(
     top: int, claims: Sequence[Claim], behind: Sequence[Claim], num_microbatches: int, on_loss: LossAnswer
 ) -> Settlement:
-    """Step ``top`` goes on: what is held stays held, what is begun stays begun, the rest is given out anew."""
+    """Resume step ``top``: held and begun microbatches stay, the rest is given out anew."""
     commits = tuple(claim.worker_id for claim in behind)
     started = [claim for claim in claims if claim.committed == top]
     calls = _calls(started)
@@ -217,14 +217,14 @@ def _resume(
         missing = ()
     else:
         if on_loss == "wait" and missing:
-            # Whoever takes the place of a lost worker computes what that one would have.
+            # The replacement computes the microbatches of the lost worker.
             able = sorted({*able, *(rank for rank, claim in enumerate(claims) if claim.committed is None)})
             loads = [
                 load + (0 if claims[rank].committed is None else num_microbatches) for rank, load in enumerate(loads)
             ]
         kept = give_out(owners, loads, idle=frozenset(range(len(claims))) - frozenset(able))
     return Settlement(
-        level=top,
+        step=top,
         commits=commits,
         owners=kept,
         given=missing,
@@ -236,13 +236,13 @@ def _resume(
 
 
 def _taken(claims: Sequence[Claim], top: int, num_microbatches: int) -> tuple[list[int | None], list[int]]:
-    """Who holds or was given which microbatch of step ``top``, and how much each rank has still to compute."""
+    """Return the owner of each microbatch of step ``top``, and how much each rank still has to compute."""
     owners: list[int | None] = [None] * num_microbatches
     loads = [0] * len(claims)
     for rank, claim in enumerate(claims):
         if claim.committed == top:
             for microbatch in claim.held:
-                # Held by two: only through a late message; the lower rank's copy is used, both are the same bits.
+                # Held by two only through a late message; both copies have the same bits.
                 if owners[microbatch] is None:
                     owners[microbatch] = rank
     for rank, claim in enumerate(claims):

@@ -1,8 +1,8 @@
-"""How the members of a generation are spread over hosts, and whether their blocks travel within a host first.
+"""How a generation's members are spread over hosts, and whether their blocks are summed within a host first.
 
-Within a host first, one member of each host collects a slice of the blocks of its neighbours, sums what forms whole nodes
-of the tree, and sends only these to its like on the other hosts. The result comes back once per host. Fewer bytes go
-between hosts, at the price of one more wait within each: so only where several hosts have several members.
+Within a host first, one member of each host collects a slice of its neighbours' blocks, sums them into full nodes of the
+tree, and sends only these to its peers on other hosts. The result comes back once per host. Fewer bytes go between
+hosts, at the price of one more wait within each: so only where several hosts have several members.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ class HostTopology(msgspec.Struct, frozen=True):
 
     @property
     def num_slices(self) -> int:
-        """Into how many slices a bucket is cut: as many as the largest host has members, so that all of them have one."""
+        """The number of slices of a bucket: one for each member of the largest host."""
         return max(map(len, self.ranks))
 
     def host_of(self, rank: int) -> int:
         return next(host for host, ranks in enumerate(self.ranks) if rank in ranks)
 
     def collector(self, piece: int, host: int) -> int:
-        """The member of ``host`` that collects slice ``piece`` there; on a smaller host some collect several."""
+        """Return the member of ``host`` that collects slice ``piece``; on a smaller host some collect several."""
         return self.ranks[host][piece % len(self.ranks[host])]
 
     def nodes(self, host: int, owners: Sequence[int]) -> tuple[Node, ...]:
-        """The fewest nodes of the tree that are all that a host's members hold."""
+        """Return the fewest nodes of the tree that are all that a host's members hold."""
         here = frozenset(self.ranks[host])
         return cover([microbatch for microbatch, owner in enumerate(owners) if owner in here], len(owners))
 
 
 def spread_of(hosts: Sequence[str]) -> HostTopology:
-    """``hosts`` names the host of each rank."""
+    """Return the topology; ``hosts`` names the host of each rank."""
     ranks: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):
         ranks.setdefault(host, []).append(rank)
@@ -56,7 +56,7 @@ def spread_of(hosts: Sequence[str]) -> HostTopology:
 
 
 def host_first(hosts: Sequence[str], owners: Sequence[int]) -> HostTopology | None:
-    """The spread by which the blocks of a plan travel within hosts first; None where they go straight to their owners."""
+    """Return the topology if blocks of the plan are summed within hosts first; None if they go straight to owners."""
     if len(set(hosts)) < 2:
         return None
     spread = spread_of(hosts)
@@ -66,7 +66,7 @@ def host_first(hosts: Sequence[str], owners: Sequence[int]) -> HostTopology | No
 
 
 def both_sum(spread: HostTopology, owners: Sequence[int]) -> bool:
-    """Whether two hosts send each other all they hold and each sums everything: for as many bytes, one wait less."""
+    """Return whether two hosts exchange all they hold and each sums everything: as many bytes, one wait less."""
     return spread.num_hosts == 2 and _num_nodes(spread, owners) <= 2
 
 
@@ -75,7 +75,7 @@ def _num_nodes(spread: HostTopology, owners: Sequence[int]) -> int:
 
 
 def between_flat(spread: HostTopology, owners: Sequence[int]) -> Fraction:
-    """How often all gradients' bytes go from one host to another when every rank sums the chunk that is its own."""
+    """Return how often all gradient bytes go between hosts when every rank sums its own chunk."""
     total = 0
     for ranks in spread.ranks:
         away = spread.size - len(ranks)
@@ -85,13 +85,13 @@ def between_flat(spread: HostTopology, owners: Sequence[int]) -> Fraction:
 
 
 def between_by_host(spread: HostTopology, owners: Sequence[int]) -> Fraction:
-    """The same when they travel within hosts first."""
+    """Return the same when blocks are summed within hosts first."""
     nodes, others = _num_nodes(spread, owners), spread.num_hosts - 1
     return Fraction(nodes) if both_sum(spread, owners) else Fraction(nodes * others, spread.num_hosts) + others
 
 
 def seated(staying: Sequence[str], joining: Sequence[str], host_of: Callable[[str], str]) -> tuple[str, ...]:
-    """Members in the order of their ranks: whoever joins comes behind the last one of its host, or of all if it is the first.
+    """Return the members in the order of their ranks: a joiner comes after the last one of its host, else at the end.
 
     So neighbours in the plan are neighbours on a host, and what a host holds forms few nodes.
     """

@@ -1,8 +1,8 @@
-"""The one binary tree over microbatches 0..M-1 along which every sum is taken.
+"""The binary tree over microbatches 0..M-1 along which every sum is taken.
 
-A node is a half-open range ``(lo, hi)``. Its left child is the largest power of two that is smaller than the range, so
-that equal shares of workers are whole nodes whenever they can be. The tree depends on M alone: who computes what
-changes the route of the numbers, never the order in which they are added.
+A node is a half-open range ``(lo, hi)``. Its left child is the largest power of two smaller than the range, so that equal
+shares of workers are full nodes where possible. The tree depends on M alone: who computes what changes the route of the
+numbers, never the order in which they are added.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def middle(lo: int, hi: int) -> int:
-    """Where the node ``(lo, hi)`` splits; it must have at least two leaves."""
+    """Return where the node ``(lo, hi)`` splits; it must have at least two leaves."""
     return lo + (1 << ((hi - lo - 1).bit_length() - 1))
 
 
@@ -54,7 +54,7 @@ def fold(
     num_microbatches: int,
     add: Callable[[T, T], T],
 ) -> T | None:
-    """Add ``parts`` along the tree; a branch in which nothing is present adds nothing. None if nothing is present."""
+    """Add ``parts`` along the tree; absent branches add nothing. None if nothing is present."""
 
     def walk(lo: int, hi: int) -> T | None:
         if (lo, hi) in parts:

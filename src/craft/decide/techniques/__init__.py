@@ -65,6 +65,6 @@ BUILT_IN: tuple[type[AnyTechnique], ...] = (
 
 
 def defaults(*given: AnyTechnique) -> Chosen:
-    """All of them, as they are where nobody says otherwise; ``given`` in the place of those of the same name."""
+    """Return all built-in techniques with default settings; ``given`` replaces those of the same name."""
     by_name = {each.name: each for each in given}
     return Chosen([by_name.get(kind.name) or kind(kind.Settings()) for kind in BUILT_IN])

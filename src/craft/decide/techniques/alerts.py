@@ -1,4 +1,4 @@
-"""Alerts of other systems. Last of all: whoever knows better answers before."""
+"""The technique that answers alerts of other systems; the last one, so that all others answer before."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from craft.protocol.events import AlertFired, AlertResolved, PreemptRequested
 
 
 class Alerts(Technique[AlertSettings]):
-    """Its settings have tables of their own in craft.toml: ``[[alerts]]`` and ``[hooks.NAME]``."""
+    """Its settings are the tables ``[[alerts]]`` and ``[hooks.NAME]`` of craft.toml."""
 
     name = "alerts"
     summary = "answers alerts that come over HTTP by the rules of craft.toml"

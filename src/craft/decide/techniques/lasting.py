@@ -1,4 +1,4 @@
-"""What makes the state of a job durable, and lets the job make room."""
+"""Techniques that make the job's state durable: checkpoints and preemption."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from craft.decide.policies.checkpoint import CheckpointPolicy
 from craft.decide.policies.policy import Policy
 from craft.decide.policies.preempt import PreemptPolicy
+from craft.decide.policies.requests import CheckpointPolicy
 from craft.decide.step.interval import parse_every
 from craft.decide.techniques.technique import Technique
 from craft.protocol.errors import ConfigError
@@ -49,7 +49,7 @@ class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class Checkpoints(Technique[CheckpointSettings]):
-    """Its hooks are ``worker/checkpoint/scheduler``: the control word makes all workers take one at the same step boundary."""
+    """Its hooks are ``worker/checkpoint/scheduler``: by the control word, all workers save at the same step boundary."""
 
     name = "checkpoints"
     summary = "writes the state of the job, in the background, to where a job can go on from it"
@@ -88,7 +88,7 @@ class PreemptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 class Preemption(Technique[PreemptionSettings]):
     name = "preemption"
-    summary = "has a job that is told to make room take a checkpoint and leave, to be resumed"
+    summary = "makes a preempted job take a checkpoint and leave, to be resumed"
     Settings = PreemptionSettings
     flags: ClassVar[Mapping[str, str]] = {"preempt_file": "file", "drain_limit_s": "limit_s"}
     before = ("membership",)

@@ -1,12 +1,12 @@
-"""What follows from the loss of a worker: its microbatches, its slot, its process. And from the loss of all.
+"""Techniques for the loss of workers: their microbatches, slots, processes and state.
 
-With ``Retry`` they are a ladder, whose rungs are tried one after the other; each says why in the reason of its action.
+With ``Retry`` they escalate, one after the other; the reason of each action says why.
 
-1. **retry**: an exchange broke and nobody is lost: the same members meet again, a few times (``Retry``).
-2. **replace**: it broke again and somebody is out of reach, or somebody died: that one is lost, the others go on, and a
-   spare or one that is started takes its slot (``Retry``, ``Loss``, ``Spares``, ``Restart``).
-3. **restore**: nobody is left who has the state: all begin again from the newest checkpoint (``RestoreFromCheckpoint``).
-4. **stop**: there is nothing to begin from, nobody to do so, or it was done in vain: exit code 3 (``RestoreFromCheckpoint``, ``Loss``).
+1. **retry**: an exchange broke without a loss: the same members re-form the group, a few times (``Retry``).
+2. **replace**: a member died or is unreachable: the others go on, and a spare or a new worker takes its slot
+   (``Retry``, ``Loss``, ``Spares``, ``Restart``).
+3. **restore**: no copy of the state is left: all restore from the newest checkpoint (``RestoreFromCheckpoint``).
+4. **stop**: no checkpoint, no workers, or no progress: exit code 3 (``RestoreFromCheckpoint``, ``Loss``).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     join_steps: Annotated[
         float,
         msgspec.Meta(ge=0.0, le=1e9),
-        says("With auto: what it costs the others to let somebody join, in steps."),
+        says("With auto: what a join costs the others, in steps."),
     ] = 1.0
 
 
@@ -86,7 +86,7 @@ class Loss(Technique[LossSettings]):
     def objection(self, others: Mapping[str, Technique[Any]]) -> str | None:
         if self.settings.answer != "wait" or spares_of(others) or max_restarts_of(others):
             return None
-        return "with wait, somebody must be able to come: give --spares, or let restart be on"
+        return "with wait, a replacement must be able to come: give --spares, or let restart be on"
 
     def inexact(self) -> str | None:
         return "microbatches of lost workers are dropped" if self.settings.answer == "shrink" else None
@@ -99,10 +99,10 @@ class Loss(Technique[LossSettings]):
 
 
 class RestoreFromCheckpoint(Technique[RestoreSettings]):
-    """The rung of the ladder behind all that keeps the state alive. Asked before ``Loss``, which would give the job up."""
+    """Restores the job once every copy of the state is lost. Asked before ``Loss``, which would give the job up."""
 
     name = "restore"
-    summary = "begins again from the newest checkpoint, by itself, when nobody is left who has the training state"
+    summary = "restores the newest checkpoint, automatically, when no worker with the training state is left"
     Settings = RestoreSettings
     before = ("loss",)
     answers = (
@@ -145,7 +145,7 @@ class Restart(Technique[RestartSettings]):
 
 
 def spares_of(techniques: Mapping[str, Technique[Any]]) -> int:
-    """How many spares a host has: none where that is switched off."""
+    """Return the number of spares of a host; 0 if the technique is off."""
     found = techniques.get(Spares.name)
     return found.settings.count if isinstance(found, Spares) else 0
 

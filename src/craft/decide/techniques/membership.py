@@ -1,19 +1,16 @@
-"""Who belongs to the job: its first generation, those who come and go, its end. Everything else stands on it."""
+"""Techniques of membership: the first generation, joins and drains, the end of the job."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import ClassVar
 
-from craft.decide.policies.abort import AbortPolicy
 from craft.decide.policies.broken import BrokenPolicy
-from craft.decide.policies.drain import DrainPolicy
 from craft.decide.policies.finish import FinishPolicy
-from craft.decide.policies.form import FormPolicy
-from craft.decide.policies.join import JoinPolicy
 from craft.decide.policies.last_copy import LastCopyPolicy
+from craft.decide.policies.membership import FormPolicy, JoinPolicy, RecoverPolicy
 from craft.decide.policies.policy import Policy
-from craft.decide.policies.recover import RecoverPolicy
+from craft.decide.policies.requests import AbortPolicy, DrainPolicy
 from craft.decide.policies.stop import StopPolicy
 from craft.decide.techniques.technique import NoSettings, Technique
 from craft.protocol.events import (
@@ -45,7 +42,7 @@ from craft.protocol.events import (
 
 
 class Membership(Technique[NoSettings]):
-    """First of all but what makes room: a job that ends needs no other answer."""
+    """Asked first, after preemption: a job that ends needs no other answer."""
 
     name = "membership"
     summary = "makes the first generation, and ends the job when all is done or nothing can be"
@@ -66,11 +63,11 @@ class Membership(Technique[NoSettings]):
 
 
 class Retry(Technique[NoSettings]):
-    """The first rung of the escalation: nobody is lost, so all try again."""
+    """The first level of the escalation: no worker is lost, so all try again."""
 
     name = "retry"
     summary = (
-        "has the same members meet again when an exchange breaks though nobody was lost; then leaves out who is cut off"
+        "re-forms the group with the same members when an exchange breaks without a loss; then drops unreachable ones"
     )
     optional = False
     before: ClassVar[tuple[str, ...]] = ("joining",)

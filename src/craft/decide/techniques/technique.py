@@ -1,13 +1,13 @@
 """The role ``Technique``: a named, configurable unit of detection and/or response.
 
-Built-in ones (``decide.techniques``) and those of other packages (entry-point group ``craft.techniques``) are the same to
-all who use them. Every process of a job makes each of its own, from the same settings. Then, in this order:
+Techniques of CRAFT (``decide.techniques``) and of other packages (entry-point group ``craft.techniques``) are used alike.
+Every process of a job makes its own instances, from the same settings. Then, in this order:
 
 1. ``craft run`` asks each for its ``objection``, before anything is started.
-2. The lighthouse asks for ``policies`` and puts them one behind the other; the first that answers an event wins.
+2. The lighthouse asks for ``policies`` and chains them; the first that answers an event wins.
 3. Each worker asks for ``hooks`` when its loop over the steps begins, and calls them at the safe points of every step.
 
-The module of a technique is imported by the lighthouse, too: torch belongs into that of its hooks.
+The lighthouse imports the module of a technique: torch belongs into the module of its hooks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from craft.protocol.membership import Generation
 
 
 class NoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of a technique that has none."""
+    """The settings of a technique without any."""
 
 
 S_co = TypeVar("S_co", bound=msgspec.Struct, covariant=True)
@@ -43,17 +43,17 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[str, ...]
     """The workers of that generation, in the order of their ranks."""
     microbatch: int | None = None
-    """What is being computed; None where no microbatch is."""
+    """The microbatch being computed; None between microbatches."""
     metrics: Mapping[str, float] = {}
     """In ``after_commit``: what was logged, averaged over the global batch."""
     word: Combined | None = None
-    """In ``after_commit``: what all workers said in this step, combined; the same on every worker."""
+    """In ``after_commit``: the combined control word of this step; the same on every worker."""
     under: Generation | None = None
-    """In ``after_commit``: the generation in which the result came about, whenever each worker committed it."""
+    """In ``after_commit``: the generation of the result; the same on every worker."""
     lost: tuple[str, ...] = ()
-    """In ``generation_change``: members of the generation before that are not in this one."""
+    """In ``generation_change``: members of the former generation that are not in this one."""
     behind: bool = False
-    """Whether this worker still catches up, and takes no part in what the others do between the steps."""
+    """Whether this worker is still catching up, and takes no part in calls between the steps."""
 
 
 class Surroundings(Protocol):
@@ -66,15 +66,15 @@ class Surroundings(Protocol):
     def host(self) -> str: ...
 
     def tell(self, what: str, value: float | None = None, detail: str = "") -> None:
-        """Have ``ConditionSeen`` reach the lighthouse, where policies answer it, and the journal. Any thread may."""
+        """Report ``ConditionSeen`` to the lighthouse, for policies and the journal. Callable from any thread."""
 
 
 class Hooks:
     """What a technique does in a worker, at the safe points of a step, on the main thread. Override what is needed.
 
     A step calls, in this order: for each microbatch of this worker ``batch_start`` and ``after_backward``; ``before_commit``
-    once all of them are exchanged; ``after_commit``. ``generation_change`` comes between any two of these. Every call holds the
-    worker up for as long as it takes. Nothing in them may change the state: it would differ from that of the others.
+    once all of them are exchanged; ``after_commit``. ``generation_change`` may come between any two of these. Every call
+    delays the worker. A hook must not change the training state: it would differ from that of the others.
     """
 
     def batch_start(self, moment: Moment) -> None:
@@ -84,41 +84,41 @@ class Hooks:
         """The script is done with a microbatch: its gradient is held."""
 
     def before_commit(self, moment: Moment) -> None:
-        """This worker has computed its share; it is exchanged, and acknowledged by all, next."""
+        """This worker computed its share; the exchange and the acknowledgements come next."""
 
     def after_commit(self, moment: Moment) -> None:
         """The step is committed; the script's update of the state comes next."""
 
     def generation_change(self, moment: Moment) -> None:
-        """The members of a newer generation have met, and agree on the step in flight."""
+        """The members of a newer generation agree on the step in flight."""
 
     def close(self) -> None:
-        """The loop over the steps has ended, however that came about."""
+        """The loop over the steps ended, normally or not."""
 
 
 POINTS = ("batch_start", "after_backward", "before_commit", "after_commit", "generation_change")
 
 
 class Technique(Generic[S_co]):
-    """Derive from it, and name the class in the entry-point group ``craft.techniques``."""
+    """Derive from it, and list the class in the entry-point group ``craft.techniques``."""
 
     name: ClassVar[str]
-    """What it is called in craft.toml, in ``craft techniques`` and in the journal."""
+    """Its name in craft.toml, in ``craft techniques`` and in the journal."""
     summary: ClassVar[str]
     """One line for people."""
     Settings: ClassVar[type[msgspec.Struct]] = NoSettings
     """Frozen, every field with a default, described by ``says``; unknown keys are refused."""
     flags: ClassVar[Mapping[str, str]] = {}
-    """Names that settings have outside of their table: ``--on-loss`` and ``CRAFT_ON_LOSS`` for ``{"on_loss": "answer"}``.
+    """Names of settings outside of their table: ``--on-loss`` and ``CRAFT_ON_LOSS`` for ``{"on_loss": "answer"}``.
 
-    Those of CRAFT alone have such names; of others this is not looked at, and ``--set NAME.KEY=VALUE`` is there for them.
+    Only for built-in techniques; settings of others are given by ``--set NAME.KEY=VALUE``.
     """
     shared: ClassVar[tuple[str, ...]] = ()
     """Settings that must be the same on every worker, because bits or plans depend on them."""
     emits: ClassVar[tuple[type[Event], ...]] = ()
     answers: ClassVar[tuple[type[Event], ...]] = ()
     points: ClassVar[tuple[str, ...]] = ()
-    """Safe points at which its hooks wait, of ``POINTS``; for people, calls go to whatever the hooks override."""
+    """Safe points that its hooks use, of ``POINTS``. For display only: all that the hooks override is called."""
     before: ClassVar[tuple[str, ...]] = ("alerts",)
     """Techniques whose policies are asked after this one's."""
     optional: ClassVar[bool] = True
@@ -129,30 +129,30 @@ class Technique(Generic[S_co]):
 
     @classmethod
     def check(cls, settings: Any) -> None:
-        """Raise ConfigError if the settings, each of them good in itself, are not good together.
+        """Raise ConfigError if the settings, each of them valid, do not fit together.
 
-        A message that begins with a key, such as ``every='often': ...``, is put down to the line that has it.
+        A message that begins with a key, such as ``every='often': ...``, is attributed to the line of that key.
         """
 
     def objection(self, others: Mapping[str, Technique[Any]]) -> str | None:
-        """Why it cannot work beside ``others`` (all that are on, itself included), or None."""
+        """Return why it cannot work with ``others`` (all active ones, itself included), or None."""
         return None
 
     def inexact(self) -> str | None:
-        """Why, with these settings, the weights can differ from those of an undisturbed run; None if they cannot."""
+        """Return why, with these settings, the weights can differ from those of an undisturbed run, or None."""
         return None
 
     def policies(self) -> Sequence[Policy]:
-        """What it decides in the lighthouse: pure functions of the job's state and an event."""
+        """Return its policies in the lighthouse: pure functions of the job state and an event."""
         return ()
 
     def hooks(self, surroundings: Surroundings) -> Hooks | None:
-        """What it does in a worker."""
+        """Return its hooks in a worker."""
         return None
 
 
 def described(kind: type[Technique[Any]]) -> str:
-    """A technique and its class, for whoever has to find it: ``technique thermal (craft_thermal:Thermal)``."""
+    """Return a technique with its class: ``technique thermal (craft_thermal:Thermal)``."""
     return f"technique {kind.name} ({kind.__module__}:{kind.__qualname__})"
 
 
@@ -161,7 +161,7 @@ K = TypeVar("K", bound=Technique[Any])
 
 
 class Chosen:
-    """The techniques of a job that are on, in the order in which their policies are asked."""
+    """The active techniques of a job, in the order in which their policies are asked."""
 
     def __init__(self, techniques: Sequence[AnyTechnique] = ()) -> None:
         self._by_name = {each.name: each for each in techniques}
@@ -171,7 +171,7 @@ class Chosen:
         return self._by_name
 
     def get(self, kind: type[K]) -> K | None:
-        """The technique of this class, if it is on."""
+        """Return the technique of this class, if it is active."""
         found = self._by_name.get(kind.name)
         return found if isinstance(found, kind) else None
 
@@ -179,7 +179,7 @@ class Chosen:
         return tuple(policy for each in self._by_name.values() for policy in each.policies())
 
     def answer(self, kind: type[Event]) -> bool:
-        """Whether any of them declares that it answers such events."""
+        """Return whether any of them declares that it answers such events."""
         return any(kind in each.answers for each in self._by_name.values())
 
     def check(self) -> None:
@@ -193,7 +193,7 @@ class Chosen:
                 raise ConfigError(f"technique {each.name}: {objection}")
 
     def shared(self) -> dict[str, int | float | str | bool | None]:
-        """What must be the same on every worker."""
+        """Return the settings that must be the same on every worker."""
         return {
             f"{each.name}.{key}": getattr(each.settings, key) for each in self._by_name.values() for key in each.shared
         }
@@ -202,7 +202,7 @@ class Chosen:
 def arrange(kinds: Sequence[type[AnyTechnique]], order: Sequence[str] = ()) -> list[type[AnyTechnique]]:
     """Put techniques in the order in which their policies are asked.
 
-    ``order`` comes from craft.toml and counts most; then what each says it comes ``before``; else they stay as they are.
+    ``order`` from craft.toml counts most, then each one's ``before``; else the order stays.
     """
     names = [kind.name for kind in kinds]
     ahead: dict[str, set[str]] = {name: set() for name in names}

@@ -1,4 +1,4 @@
-"""What is noticed about workers and numbers that are there, and not as they should be."""
+"""Techniques that watch running workers: hangs, divergence, stragglers, GPU health."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from craft.decide.detect.gpu_health import HealthSettings
 from craft.decide.detect.hangs import HangLimits
 from craft.decide.detect.spikes import SpikeRule
 from craft.decide.detect.stragglers import StragglerSettings
-from craft.decide.policies.hang import HangPolicy
-from craft.decide.policies.health import HealthPolicy
+from craft.decide.policies.detected import HangPolicy, HealthPolicy, StragglerPolicy
 from craft.decide.policies.policy import Policy
-from craft.decide.policies.straggler import StragglerPolicy
 from craft.decide.techniques.technique import Technique
 from craft.protocol.events import (
     ConditionSeen,
@@ -80,7 +78,7 @@ class DivergenceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class Divergence(Technique[DivergenceSettings]):
-    """Its hooks are ``worker/monitor/nonfinite``: every worker sees the same numbers, so that nobody has to be asked."""
+    """Its hooks are ``worker/monitor/nonfinite``: every worker sees the same numbers and finds the same."""
 
     name = "divergence"
     summary = "looks at every loss and gradient, and answers one that is not finite, or a spike where that is asked for"
@@ -92,7 +90,7 @@ class Divergence(Technique[DivergenceSettings]):
 
 
 class Stragglers(Technique[StragglerSettings]):
-    """Its hooks are ``worker/monitor/stragglers``: every worker has the same times, from the control word, and finds the same."""
+    """Its hooks are ``worker/monitor/stragglers``: every worker has the same times, from the control word."""
 
     name = "stragglers"
     summary = "finds workers that are slower than the others, and moves microbatches away from them"
@@ -108,7 +106,7 @@ class Stragglers(Technique[StragglerSettings]):
 
 
 class GpuHealth(Technique[HealthSettings]):
-    """Its eyes are ``worker/monitor/gpu``: every worker looks at the GPU that it uses."""
+    """Its hooks are ``worker/monitor/gpu``: every worker watches the GPU that it uses."""
 
     name = "gpu_health"
     summary = "watches each worker's GPU for ECC errors, XIDs, heat and falling off the bus"

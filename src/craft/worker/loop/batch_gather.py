@@ -144,7 +144,7 @@ class BatchGather:
         owners = sorted(set(ledger.owners))
         if group is not None and len(owners) > 1 and ledger.rank in owners:
             peers = [each for each in owners if each != ledger.rank]
-            for row in _exchanged(group, peers, pack(own), lambda: reach("gathering", ledger.level)):
+            for row in _exchanged(group, peers, pack(own), lambda: reach("gathering", ledger.step)):
                 theirs = {int(name): values for name, values in unpack(row, self._device).items()}
                 self._rows = theirs | self._rows
         counts = {len(values) for values in self._rows.values() if values}

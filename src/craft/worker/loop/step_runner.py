@@ -396,7 +396,7 @@ class StepRunner:
             step=self.step,
             records=tuple(self._records[microbatch] for microbatch in held),
             ready=self._participant.ready,
-            able=self._participant.ledger.able,
+            able=self._participant.ledger.can_compute,
             stop=self.stop_reason,
             resend=self._late,
             buffers=changed,

@@ -216,7 +216,7 @@ class TrainingLoop:
                 self.participant.await_move()
                 settlement = self._regroup()
         reach("started", self.participant.step)
-        if self.participant.ledger.whole:
+        if self.participant.ledger.has_state:
             self.transfer.needs_nothing()
             self.lifecycle.applied = self.participant.step
             if settlement is not None:
@@ -537,7 +537,7 @@ class TrainingLoop:
         if self.participant.entered is not None:
             self._account.settled(self.participant.entered)
         # Whether it was in a step or still before its first one: from here on all look at the same slices.
-        self._consistency.restart(settlement.level + 1)
+        self._consistency.restart(settlement.step + 1)
         self.transfer.settled(settlement)
         if settlement.idle:
             self.calls.tell_joiners()

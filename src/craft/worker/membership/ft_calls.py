@@ -131,7 +131,7 @@ class FaultTolerantCalls:
             return parts
 
     def _exchange(self, data: bytes) -> list[bytes]:
-        level = self._participant.ledger.level
+        level = self._participant.ledger.step
         where = f"after step {level - 1}" if level else "before the first step"
         return exchange_named(
             self._participant, self._name, data, where, lambda: reach("calling", self._participant.step)

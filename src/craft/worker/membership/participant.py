@@ -110,7 +110,7 @@ class Participant:
     @property
     def step(self) -> int:
         """The step in flight, which is also the number of committed steps."""
-        return self.ledger.level
+        return self.ledger.step
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -147,14 +147,14 @@ class Participant:
         self.started = True
         if not self._take_start_step() or settlement is None:
             return settlement
-        return replace(settlement, level=self.step)
+        return replace(settlement, step=self.step)
 
     def _take_start_step(self) -> bool:
         """Be at the first step of the script's, unless a checkpoint goes before it, or steps were committed."""
         ledger = self.ledger
-        if not self.start_step or ledger.loop > 1 or ledger.level or ledger.rewinds:
+        if not self.start_step or ledger.loop > 1 or ledger.step or ledger.rewinds:
             return False
-        self._ledger = replace(ledger, level=self.start_step)
+        self._ledger = replace(ledger, step=self.start_step)
         return True
 
     def _started_at(self, claim: Claim) -> Claim:
@@ -196,7 +196,7 @@ class Participant:
                 self._ledger = replace(self.ledger, branch=restoration.branch)
             is_first = not self.ledger.generation
             self._ledger = ledgers.enter(self.ledger, generation)
-            if is_first and self.recalled and self.ledger.whole:
+            if is_first and self.recalled and self.ledger.has_state:
                 # The others of a job that begins anew make these calls again, and would wait for this one.
                 raise LeftBehind(
                     "the job began anew after this worker had taken the results of calls from members that are gone: another"
@@ -223,14 +223,14 @@ class Participant:
             except StateLost:
                 self._on_state_lost(generation.number)
                 raise
-            if not self.ledger.whole and self.ledger.loop < settlement.loop:
+            if not self.ledger.has_state and self.ledger.loop < settlement.loop:
                 raise LeftBehind(
                     f"the job went on to training loop {settlement.loop} of the script while this worker was joining in loop"
                     f" {self.ledger.loop}: another one will come"
                 )
             self._ledger = ledgers.settled(self.ledger, settlement)
             self._advanced()
-            if not self.ledger.whole:
+            if not self.ledger.has_state:
                 self.trained = next(entry.trainable for entry in entries if entry.claim.committed is not None)
             before = self.generation.worker_ids if self.generation is not None else ()
             self.lost = tuple(worker_id for worker_id in before if worker_id not in generation.worker_ids)
@@ -242,7 +242,7 @@ class Participant:
     def _write_down(
         self, generation: Generation, claims: Sequence[Claim], settlement: Settlement, moments: Moments, came: float
     ) -> None:
-        goes_on = [claim for claim in claims if claim.committed == settlement.level]
+        goes_on = [claim for claim in claims if claim.committed == settlement.step]
         self.entered = Entered(
             generation=generation.number,
             time=time.time(),
@@ -255,7 +255,7 @@ class Participant:
             lost=self.lost,
             joiners=settlement.joiners,
             idle=settlement.idle,
-            step=settlement.level,
+            step=settlement.step,
             commits=self.ledger.worker_id in settlement.commits,
             retried=any(claim.held or claim.again for claim in goes_on),
             given=settlement.given,
@@ -340,4 +340,4 @@ class Participant:
 
     def _advanced(self) -> None:
         """A step was committed, a call completed, or a settlement found: what is reported of this worker says so."""
-        self._membership.progress = (self.ledger.branch, self.ledger.level, self.ledger.calls)
+        self._membership.progress = (self.ledger.branch, self.ledger.step, self.ledger.calls)

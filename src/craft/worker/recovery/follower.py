@@ -164,7 +164,7 @@ class Follower:
         """A generation is settled: if the state is not whole, fetch it as of this one."""
         self._route = None
         self._gradients = GradientAccumulator(self._layout(None), hooked=False)
-        if self._participant.ledger.whole:
+        if self._participant.ledger.has_state:
             return
         with self._change:
             self._results.clear()
@@ -205,7 +205,7 @@ class Follower:
             if self._state is None:
                 # Too late from now on: it would be the state of an older generation.
                 self._cancelled.set()
-            elif not self._participant.ledger.whole:
+            elif not self._participant.ledger.has_state:
                 self._participant.adopt_state()
 
     @property
@@ -221,7 +221,7 @@ class Follower:
     def _has_nothing_to_take(self) -> bool:
         """Whether all steps are over, or the others count on this worker in the next one, as on any that keeps pace."""
         ledger = self._participant.ledger
-        if ledger.over or self._size_of(ledger.level) == 0 or ledger.worker_id not in ledger.idle:
+        if ledger.over or self._size_of(ledger.step) == 0 or ledger.worker_id not in ledger.idle:
             return True
         with self._change:
             last = self._results[-1].combined if self._results else None
@@ -276,7 +276,7 @@ class Follower:
         ledger = self._participant.ledger
         # Nobody may leave before this worker has the state: it might be the only one to keep it.
         ready = self._participant.ready if self._has_state else ledger.generation
-        return Word(step=ledger.level, ready=ready, able=self._is_awaited, rewinds=ledger.rewinds)
+        return Word(step=ledger.step, ready=ready, able=self._is_awaited, rewinds=ledger.rewinds)
 
     @property
     def _is_awaited(self) -> bool:
@@ -348,7 +348,7 @@ class Follower:
             level = self._main_waits and self._loaded and not self._results
             self._results.append(result)
             if level:
-                if not ledger.whole:
+                if not ledger.has_state:
                     self._participant.adopt_state()
                 self._ended = True
             self._change.notify_all()

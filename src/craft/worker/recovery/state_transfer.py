@@ -103,11 +103,11 @@ class StateTransfer:
         if worker_id in donors:
             began = time.monotonic()
             state = self._lifecycle.state()
-            self._donor.stage(generation.name, settlement.level, state, donors.index(worker_id), len(donors))
+            self._donor.stage(generation.name, settlement.step, state, donors.index(worker_id), len(donors))
             self._serving = True
             took_s = time.monotonic() - began
-            logger.info("staged the state as of step %d for those who join, in %.3f s", settlement.level, took_s)
-            reach("staged", settlement.level)
+            logger.info("staged the state as of step %d for those who join, in %.3f s", settlement.step, took_s)
+            reach("staged", settlement.step)
 
     def measure(self) -> int:
         """Find out how large the state is; return how much memory a joiner should set aside."""

@@ -79,7 +79,7 @@ class Reporter:
         changes: dict[str, Any] = {"generation": generation, "broken": None, "progress": self._membership.progress}
         retried = None
         if settlement.given or dropped:
-            retried = StepRetried(generation=generation, step=settlement.level, given=settlement.given, dropped=dropped)
+            retried = StepRetried(generation=generation, step=settlement.step, given=settlement.given, dropped=dropped)
             changes["retried"] = retried
         self.report(**changes)
         return retried

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from craft.control.replay.already_journaled import AlreadyJournaled
 from craft.control.replay.checkpoints import CheckpointBook
+from craft.control.replay.journal_replay import JournalReplay
 from craft.protocol.events import (
     AnyNote,
     CheckpointAbandoned,
@@ -55,7 +55,7 @@ def journal_of(path: Path, book: CheckpointBook) -> Journal:
 
 
 def test_what_workers_tell_is_counted_as_it_is_written(path: Path) -> None:
-    book = CheckpointBook(())
+    book = CheckpointBook()
     journal = journal_of(path, book)
     for note in NOTES:
         journal.write("event", note)
@@ -71,22 +71,22 @@ def test_what_workers_tell_is_counted_as_it_is_written(path: Path) -> None:
 
 
 def test_a_restarted_lighthouse_knows_what_was_told_before(path: Path) -> None:
-    first = CheckpointBook(())
+    first = CheckpointBook()
     journal = journal_of(path, first)
     for note in NOTES:
         journal.write("event", note)
     journal.close()
-    second = CheckpointBook(read_lines(path))
+    second = JournalReplay(read_lines(path)).checkpoints
     assert second.status == first.status
     assert second.newest == written(40, tag="best")
-    assert all(note in AlreadyJournaled(read_lines(path)) for note in NOTES)
-    assert written(41) not in AlreadyJournaled(read_lines(path))
+    assert all(note in JournalReplay(read_lines(path)).journaled for note in NOTES)
+    assert written(41) not in JournalReplay(read_lines(path)).journaled
 
 
 def test_a_restarted_lighthouse_knows_a_condition_by_the_time_that_its_worker_gave_it(path: Path) -> None:
     told = ConditionSeen(technique="thermal", what="heat", worker_id="w1", host="a", value=95.0, detail="", time=123.5)
-    journal = journal_of(path, CheckpointBook(()))
+    journal = journal_of(path, CheckpointBook())
     journal.write("event", told)
     journal.close()
-    assert told in AlreadyJournaled(read_lines(path))
-    assert replace(told, time=124.5) not in AlreadyJournaled(read_lines(path))
+    assert told in JournalReplay(read_lines(path)).journaled
+    assert replace(told, time=124.5) not in JournalReplay(read_lines(path)).journaled

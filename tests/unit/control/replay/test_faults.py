@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from craft.control.replay.faults import Cost, costed, faults_in
+from craft.control.replay.faults import Cost, Fault, FaultBook, costed
 from craft.protocol.events import CheckpointWritten, Recovered
 from craft.protocol.messages import Exited, WorkerReport
 
@@ -20,6 +20,13 @@ Report = Callable[..., WorkerReport]
 def recovered(generation: int, *lost: str, since: int = 1, by: str = "w0", **more: Any) -> Recovered:
     given = {"lost_s": 0.0431, "retried": (11,), "redone": (2, 3), "redone_samples": 8, "dropped_samples": 0}
     return Recovered(worker_id=by, generation=generation, since=since, lost=lost, step=11, **{**given, **more})
+
+
+def replayed(lines: Iterable[dict[str, Any]]) -> tuple[Fault, ...]:
+    book = FaultBook()
+    for line in lines:
+        book(line)
+    return book.faults
 
 
 def costs(lab: Lab) -> list[Cost]:
@@ -104,7 +111,7 @@ def test_a_job_that_began_again_puts_no_cost_on_what_was_lost_before(lab: Lab, w
 
     assert [cost.worker_ids for cost in costs(lab)] == [("w3",)]
     assert [fault.cost is not None for fault in lab.loop.faults] == [False, False, True]
-    assert faults_in(lab.lines) == lab.loop.faults
+    assert replayed(lab.lines) == lab.loop.faults
 
 
 def test_a_restarted_lighthouse_knows_the_costs_from_the_journal(
@@ -113,6 +120,6 @@ def test_a_restarted_lighthouse_knows_the_costs_from_the_journal(
     running.report(worker("w0", generation=1), worker("w1", generation=1), exited=(dead("w1"),))
     running.report(worker("w0", generation=2, notes=(recovered(2, "w1"),)))
 
-    assert faults_in(running.lines) == running.loop.faults
+    assert replayed(running.lines) == running.loop.faults
     # Told again by another member, whatever its clock says, it is old news.
     assert costed(running.loop.faults, recovered(2, "w1", by="w5"))[0] == running.loop.faults

@@ -13,12 +13,9 @@ from typing import Any
 import pytest
 
 from craft.control.lighthouse import Lighthouse, LighthouseSettings
-from craft.control.replay.alert_book import AlertBook
-from craft.control.replay.already_journaled import AlreadyJournaled
-from craft.control.replay.checkpoints import CheckpointBook
 from craft.control.replay.event_stream import EventStream
-from craft.control.replay.faults import faults_in
-from craft.control.replay.timings import Timings, times_in
+from craft.control.replay.journal_replay import JournalReplay
+from craft.control.replay.timings import Timings
 from craft.protocol.events import AlertFired, TimesMeasured
 from craft.settings.rundir import RunDir
 from craft.telemetry.explain.sentences import detail
@@ -79,11 +76,7 @@ def damage_in(folder: Path) -> list[dict[str, Any]]:
 def replay(data: bytes) -> None:
     """All that a lighthouse and the commands make of a journal."""
     lines = [record for line in parsed(data.splitlines()) if (record := as_record(line)) is not None]
-    CheckpointBook(lines)
-    AlertBook(lines)
-    faults_in(lines)
-    Timings(times_in(lines))
-    AlreadyJournaled(lines)
+    Timings(JournalReplay(lines).times)
     for line in lines:
         detail(line)
 

@@ -8,7 +8,7 @@ import pytest
 
 from craft.decide.detect.gpu_health import GpuCondition, GpuHistory, HealthSettings, notice
 from craft.decide.job.state import JobState, WorkerView
-from craft.decide.policies.health import HealthPolicy
+from craft.decide.policies.detected import HealthPolicy
 from craft.protocol.actions import AnyAction, DeclareLost, RequestDrain
 from craft.protocol.events import ConditionSeen
 from craft.protocol.membership import Generation, Member

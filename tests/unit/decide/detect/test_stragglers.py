@@ -193,13 +193,13 @@ def generation(number: int, *names: str) -> Generation:
 
 def test_members_plan_by_the_pace_of_their_generation_and_forget_it_with_it() -> None:
     """P2: who joins has not seen what the others have, and must come to the same plan."""
-    even = Settlement(level=0, commits=(), owners=(), given=(), idle=(), joiners=())
+    even = Settlement(step=0, commits=(), owners=(), given=(), idle=(), joiners=())
     ledger = settled(enter(Ledger(worker_id="a"), generation(1, "a", "b")), even)
     slow = after([(30_000, 10_000)] * 7)
 
     ledger = commit(complete(begin(ledger, 8)), pace=slow)
     assert begin(ledger, 8).owners == (0, 0, 1, 1, 1, 1, 1, 1)
-    ledger = settled(enter(ledger, generation(2, "a", "b", "c")), replace(even, level=1))
+    ledger = settled(enter(ledger, generation(2, "a", "b", "c")), replace(even, step=1))
     assert ledger.pace == EVEN
     assert begin(ledger, 6).owners == (0, 0, 1, 1, 2, 2)
 

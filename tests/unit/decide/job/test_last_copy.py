@@ -111,7 +111,7 @@ def test_a_job_that_begins_again_owes_no_code_after_the_loop() -> None:
     checkpoint = CheckpointWritten(name="c", branch=0, step=2, url="u")
     ended = (LoopEnded(worker_id="w0", step=9, loop=1), LoopEnded(worker_id="w1", step=9, loop=1))
     state = after(training("w0", "w1"), checkpoint, *ended, lost("w0"))
-    assert state.unpaid
+    assert state.unfinished_scripts
     state = after(state, lost("w1"))
     assert state.restoring and not state.owed
 

@@ -123,7 +123,7 @@ def test_a_replacement_that_dies_before_it_commits_leaves_the_slot_empty_since_t
 def test_a_spare_that_dies_leaves_no_slot_and_one_that_was_not_needed_is_no_measure() -> None:
     book = loss_costs.arrived(loss_costs.arrived(CostBook(), "s"), "t")
     assert loss_costs.lost(book, "s", ("s", "t"), 1.0) == loss_costs.arrived(CostBook(), "t")
-    book = loss_costs.forgone(loss_costs.lost(book, "w1", ("s", "t"), 2.0))
+    book = loss_costs.left_empty(loss_costs.lost(book, "w1", ("s", "t"), 2.0))
     book = loss_costs.committed(loss_costs.lost(book, "w2", ("s", "t"), 100.0), "s", 100.5)
     assert book.spare_s == 0.5, "the slot of w1 was left free"
 

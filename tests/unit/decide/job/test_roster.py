@@ -6,12 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from craft.decide.job.observe import observe
-from craft.decide.job.roster import find, having, leaving, present, replaced
-from craft.decide.job.state import JobState, Standing, WorkerView
+from craft.decide.job.roster import Roster, Standing, WorkerView
+from craft.decide.job.state import JobState
 from craft.protocol.events import GenerationEntered, WorkerJoined
 from craft.protocol.membership import Generation, Member
 
-Workers = tuple[WorkerView, ...]
 STANDINGS: tuple[Standing, ...] = ("waiting", "member", "lost", "finished")
 
 
@@ -30,49 +29,59 @@ change = st.one_of(
 )
 
 
-def after(tuples: list[Workers], what: str, number: int, standing: Standing) -> Workers:
-    """A tuple of workers that comes about by one change, as they do in a job and as they never do."""
-    workers = tuples[-1]
+def after(rosters: list[Roster], what: str, number: int, standing: Standing) -> Roster:
+    """A roster that comes about by one change, as they do in a job and as they never do."""
+    roster = rosters[-1]
     if what == "append":
-        known = {each.member.worker_id for each in workers}
-        return workers if f"w{number}" in known else (*workers, view(number, standing))
+        known = {each.member.worker_id for each in roster}
+        return roster if f"w{number}" in known else roster.with_appended(view(number, standing))
     if what == "replace":
-        return replaced(workers, view(number, standing))
+        return roster.with_view(view(number, standing))
     if what == "drain":
-        return replaced(workers, view(number, standing, draining="because"))
+        return roster.with_view(view(number, standing, draining="because"))
     if what == "enter":
-        return tuple(view(int(each.member.worker_id[1:]), each.standing, number) for each in workers)
+        return Roster(view(int(each.member.worker_id[1:]), each.standing, number) for each in roster)
     if what == "drop":
-        return tuple(each for each in workers if each.member.worker_id != f"w{number}")
+        return Roster(each for each in roster if each.member.worker_id != f"w{number}")
     if what == "back":
-        return tuples[number % len(tuples)]
-    return workers[::-1]
+        return rosters[number % len(rosters)]
+    return Roster(roster[::-1])
+
+
+def check(roster: Roster) -> None:
+    asked: list[tuple[Standing, ...]] = [*((each,) for each in STANDINGS), ("waiting", "member"), STANDINGS]
+    for wanted in asked:
+        assert roster.having(wanted) == tuple(each for each in roster if each.standing in wanted)
+    generation = Generation(number=1, nonce="x", members=tuple(each.member for each in roster[::-2]))
+    members = {each.member.worker_id for each in roster if each.standing == "member"}
+    for _ in range(2):
+        assert roster.present(generation) == tuple(each for each in generation.worker_ids if each in members)
+    draining = [each for each in roster if each.draining is not None]
+    assert roster.has_leaving_members() == any(each.standing == "member" for each in draining)
+    for name in range(10):
+        expected = next((each for each in roster if each.member.worker_id == f"w{name}"), None)
+        assert roster.find(f"w{name}") == expected
 
 
 @given(st.lists(change, max_size=30))
 def test_whatever_was_asked_before_the_answers_are_those_of_a_search(changes: list[tuple[str, int, Standing]]) -> None:
-    tuples: list[Workers] = [()]
+    rosters = [Roster()]
     for what, number, standing in changes:
-        workers = after(tuples, what, number, standing)
-        tuples.append(workers)
-        for wanted in (*((each,) for each in STANDINGS), ("waiting", "member"), STANDINGS):
-            assert having(workers, wanted) == tuple(each for each in workers if each.standing in wanted)
-        generation = Generation(number=1, nonce="x", members=tuple(each.member for each in workers[::-2]))
-        members = {each.member.worker_id for each in workers if each.standing == "member"}
-        for _ in range(2):
-            expected_ids = tuple(each for each in generation.worker_ids if each in members)
-            assert present(workers, generation) == expected_ids
-        draining = [each for each in workers if each.draining is not None]
-        assert leaving(workers) == any(each.standing == "member" for each in draining)
-        for name in range(10):
-            expected = next((each for each in workers if each.member.worker_id == f"w{name}"), None)
-            assert find(workers, f"w{name}") == expected
+        rosters.append(after(rosters, what, number, standing))
+        check(rosters[-1])
+    for roster in rosters:
+        check(roster)
 
 
 def test_one_replaced_worker_leaves_the_others_where_they_are() -> None:
-    workers = (view(0), view(1), view(2))
-    assert replaced(workers, view(1, "lost")) == (view(0), view(1, "lost"), view(2))
-    assert replaced(workers, view(7)) == workers
+    workers = Roster((view(0), view(1), view(2)))
+    assert workers.with_view(view(1, "lost")) == (view(0), view(1, "lost"), view(2))
+    assert workers.with_view(view(7)) is workers
+
+
+def test_a_state_made_of_a_plain_tuple_has_a_roster() -> None:
+    state = JobState(slots=2, workers=(view(0), view(1, "lost")))
+    assert state.view("w1") == view(1, "lost") and state.having("waiting") == (view(0),)
 
 
 def test_thousands_of_workers_join_and_enter_in_a_moment() -> None:

@@ -84,5 +84,5 @@ def test_durations_that_people_write_are_understood(text: str, seconds: float) -
 
 @pytest.mark.parametrize("text", ["", "12", "s", "-1 s", "1 parsec", "1e999 h", "1 s 2", "nan s"])
 def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no duration"):
+    with pytest.raises(ConfigError, match="is not a duration"):
         parse_duration(text)

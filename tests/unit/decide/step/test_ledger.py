@@ -172,7 +172,7 @@ def test_a_settlement_that_says_go_on_drops_the_result_and_keeps_what_is_held() 
 
 def test_a_settlement_for_another_step_is_refused() -> None:
     ledger = enter(first("a", "ab"), generation(2, "a"))
-    other = settle([claim(Ledger(worker_id="a", level=4))], lambda step: 3)
+    other = settle([claim(Ledger(worker_id="a", step=4))], lambda step: 3)
 
     with pytest.raises(ProtocolViolation, match="stands at step 0"):
         settled(ledger, other)
@@ -255,7 +255,7 @@ def test_what_is_let_go_stays_with_who_had_computed_it_and_only_what_was_lost_is
     settlement = settle(claims, lambda step: 3)
 
     assert [(each.held, each.pending, each.again) for each in claims] == [((), (0,), (0,)), ((), (1,), (1,))]
-    assert (settlement.level, settlement.owners, settlement.given) == (0, (0, 1, 0), (2,))
+    assert (settlement.step, settlement.owners, settlement.given) == (0, (0, 1, 0), (2,))
     assert [settled(ledger, settlement).pending for ledger in ledgers] == [(0, 2), (1,)]
 
 
@@ -264,5 +264,5 @@ def test_a_result_in_hand_is_committed_though_what_it_is_the_sum_of_was_let_go()
     ledgers = [enter(let_go(whole(first(name, "abc"))), generation(2, "ab")) for name in "ab"]
     settlement = settle([claim(ledger) for ledger in ledgers], lambda step: 3)
 
-    assert (settlement.level, settlement.commits) == (1, ("a", "b"))
+    assert (settlement.step, settlement.commits) == (1, ("a", "b"))
     assert not settled(ledgers[0], settlement).again

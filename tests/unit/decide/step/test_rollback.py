@@ -26,7 +26,7 @@ def rewound(worker_id: str, **values: Any) -> Claim:
 
 def test_whoever_holds_the_checkpoint_follows_one_that_went_back() -> None:
     found = settle([rewound("a"), claim("b", rewind_to=TARGET)], lambda _: 4)
-    assert (found.level, found.branch, found.rewinds, found.commits) == (400, 1, 1, ())
+    assert (found.step, found.branch, found.rewinds, found.commits) == (400, 1, 1, ())
 
 
 def test_what_one_that_went_back_has_begun_goes_on() -> None:
@@ -37,18 +37,18 @@ def test_what_one_that_went_back_has_begun_goes_on() -> None:
 
 def test_if_all_hold_it_all_go_back_since_one_that_is_gone_may_have() -> None:
     found = settle([claim("a", rewind_to=TARGET), claim("b", rewind_to=TARGET)], lambda _: 4)
-    assert (found.level, found.branch, found.rewinds, found.owners) == (400, 1, 1, ())
+    assert (found.step, found.branch, found.rewinds, found.owners) == (400, 1, 1, ())
 
 
 def test_if_some_do_not_hold_it_nobody_has_gone_back() -> None:
     found = settle([claim("a", rewind_to=TARGET), claim("b")], lambda _: 4)
-    assert (found.level, found.branch, found.rewinds) == (601, 0, 0)
+    assert (found.step, found.branch, found.rewinds) == (601, 0, 0)
 
 
 def test_one_that_joined_meanwhile_has_nothing_of_use_and_must_end() -> None:
     found = settle([rewound("a"), claim("b")], lambda _: 4)
-    assert found.joiners == ("b",) and found.level == 400
-    missed = Ledger(worker_id="b", level=601, generation=2, members=("a", "b"))
+    assert found.joiners == ("b",) and found.step == 400
+    missed = Ledger(worker_id="b", step=601, generation=2, members=("a", "b"))
     with pytest.raises(ProtocolViolation, match="no checkpoint to go back to"):
         ledgers.settled(missed, found)
 
@@ -61,23 +61,23 @@ def test_a_member_that_missed_the_one_before_would_be_a_bug() -> None:
 def test_a_joiner_learns_the_branch() -> None:
     found = settle([rewound("a"), Claim(worker_id="j", committed=None)], lambda _: 4)
     assert found.joiners == ("j",) and (found.branch, found.rewinds) == (1, 1)
-    joiner = replace(Ledger(worker_id="j", whole=False), generation=1, members=("a", "j"))
+    joiner = replace(Ledger(worker_id="j", has_state=False), generation=1, members=("a", "j"))
     after = ledgers.settled(joiner, found)
-    assert (after.branch, after.level, after.rewinds) == (1, 400, 1)
+    assert (after.branch, after.step, after.rewinds) == (1, 400, 1)
 
 
 def test_the_ledger_goes_back_when_the_settlement_says_so() -> None:
     generation = Generation(number=2, nonce="x", members=(Member(worker_id="a"), Member(worker_id="b")))
     entered = [
-        Ledger(worker_id=name, level=601, generation=1, members=("a", "b"), held=frozenset({0}), owners=(0,))
+        Ledger(worker_id=name, step=601, generation=1, members=("a", "b"), held=frozenset({0}), owners=(0,))
         for name in "ab"
     ]
     entered = [ledgers.enter(ledgers.verified(ledger, *TARGET), generation) for ledger in entered]
     found = settle([ledgers.claim(ledger) for ledger in entered], lambda _: 4)
     after = ledgers.settled(entered[0], found)
-    assert (after.branch, after.level, after.rewinds, after.rewind_to, after.held) == (1, 400, 1, None, frozenset())
+    assert (after.branch, after.step, after.rewinds, after.rewind_to, after.held) == (1, 400, 1, None, frozenset())
 
 
 def test_what_was_in_hand_once_leads_nowhere_later() -> None:
-    ledger = ledgers.discarded(ledgers.verified(Ledger(worker_id="a", level=50), *TARGET))
-    assert ledgers.claim(replace(ledger, level=500, members=("a",))).rewind_to is None
+    ledger = ledgers.discarded(ledgers.verified(Ledger(worker_id="a", step=50), *TARGET))
+    assert ledgers.claim(replace(ledger, step=500, members=("a",))).rewind_to is None

@@ -66,7 +66,7 @@ def test_what_is_held_or_begun_stays_where_it_is_and_is_not_given_out(case: tupl
     """P1: a retry never recomputes what a survivor still holds."""
     claims, size = case
     answer = settled(claims, size)
-    assume(answer.level == STEP)
+    assume(answer.step == STEP)
 
     kept = {m: rank for rank, claim in enumerate(claims) if claim.committed == STEP for m in claim.held + claim.pending}
 
@@ -86,7 +86,7 @@ def test_laggards_commit_what_another_has_committed(case: tuple[list[Claim], int
     answer = settled(claims, size)
 
     assert answer.commits == laggards
-    assert answer.level == STEP
+    assert answer.step == STEP
 
 
 @given(claims_and_size())
@@ -99,10 +99,10 @@ def test_a_result_is_committed_only_if_all_with_state_hold_the_very_same(case: t
     answer = settled(claims, size)
 
     if len(results) == 1 and None not in results:
-        assert answer.level == STEP + 1
+        assert answer.step == STEP + 1
         assert answer.commits == tuple(claim.worker_id for claim in claims if claim.committed == STEP)
     else:
-        assert answer.level == STEP
+        assert answer.step == STEP
         assert answer.commits == ()
 
 
@@ -112,9 +112,9 @@ def test_shrink_drops_what_nobody_has_and_never_everything(case: tuple[list[Clai
     redo, shrink = settled(claims, size), settled(claims, size, "shrink")
     laggards = any(claim.committed == STEP - 1 for claim in claims)
 
-    assert (shrink.level, shrink.commits) == (redo.level, redo.commits)
+    assert (shrink.step, shrink.commits) == (redo.step, redo.commits)
     dropped = [m for m, owner in enumerate(shrink.owners) if owner == DROPPED]
-    if laggards or redo.level > STEP:
+    if laggards or redo.step > STEP:
         assert shrink == redo
     else:
         assert dropped == list(redo.given)
@@ -146,7 +146,7 @@ def test_past_the_last_step_there_is_nothing_to_own() -> None:
 
     answer = settle(claims, lambda step: 1 if step < 6 else 0)
 
-    assert (answer.level, answer.owners) == (6, ())
+    assert (answer.step, answer.owners) == (6, ())
 
 
 @pytest.mark.parametrize(

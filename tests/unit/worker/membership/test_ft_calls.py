@@ -18,7 +18,7 @@ from craft.worker.membership.ft_calls import CallPlace, FaultTolerantCalls
 
 def calls_of(generation: Generation, *idle: str) -> FaultTolerantCalls:
     """Those of worker j, which catches up."""
-    ledger = Ledger(worker_id="j", level=20, members=generation.worker_ids, idle=frozenset(idle))
+    ledger = Ledger(worker_id="j", step=20, members=generation.worker_ids, idle=frozenset(idle))
     participant: Any = SimpleNamespace(generation=generation, ledger=ledger, moved=False, group=None, step=20)
     return FaultTolerantCalls(participant, None, b"", lambda: None)
 

@@ -23,8 +23,8 @@ def participant(start_step: int) -> Participant:
 def test_the_step_is_taken_when_all_are_known_to_begin_together() -> None:
     own = participant(50)
     assert own.step == 0
-    settlement = own.start(Settlement(level=0, commits=(), owners=(), given=()))
-    assert settlement is not None and own.step == settlement.level == 50 and own.started
+    settlement = own.start(Settlement(step=0, commits=(), owners=(), given=()))
+    assert settlement is not None and own.step == settlement.step == 50 and own.started
 
 
 def test_a_checkpoint_goes_before_it() -> None:

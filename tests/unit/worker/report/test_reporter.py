@@ -41,7 +41,7 @@ def reporter_with(reports: Reports | None, emitted: list[Event] | None = None) -
 
 
 def settlement(owners: tuple[int, ...], given: tuple[int, ...] = ()) -> Settlement:
-    return Settlement(level=3, commits=(), owners=owners, given=given)
+    return Settlement(step=3, commits=(), owners=owners, given=given)
 
 
 def test_a_settled_generation_that_lost_nothing_clears_the_broken_group() -> None:

@@ -1,0 +1,103 @@
+"""Decide who is a member: the first generation, joins and leaves at step boundaries, a restarted lighthouse."""
+
+from __future__ import annotations
+
+from craft.decide.job.state import JobState
+from craft.decide.policies.policy import EXIT_GIVEN_UP, names, too_few
+from craft.decide.step.topology import seated
+from craft.protocol.actions import AnyAction, Propose, Reconfigure, Stop
+from craft.protocol.events import (
+    AnyEvent,
+    DrainRequested,
+    GenerationEntered,
+    HostLost,
+    WorkerFailed,
+    WorkerFinished,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLost,
+)
+from craft.protocol.membership import Member
+
+
+class FormPolicy:
+    """Makes the first generation once every expected worker has joined or is lost."""
+
+    def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
+        if state.generation is not None or state.restoring:
+            return ()
+        if not isinstance(event, WorkerJoined | WorkerLost | WorkerFailed | WorkerFinished | WorkerLeft | HostLost):
+            return ()
+        if len(state.having("waiting")) < state.slots - state.absent:
+            return ()
+        # Spares replace workers that never come, not those that take longer.
+        if sum(not view.member.late for view in state.having("waiting")) < state.slots - state.absent:
+            return ()
+        waiting = in_order(state)
+        if len(waiting) < state.min_workers:
+            return (Stop(reason=too_few(len(waiting), state.min_workers), exit_code=EXIT_GIVEN_UP),)
+        chosen = waiting[: state.slots]
+        reason = f"all {len(chosen)} workers joined" if len(chosen) > 1 else "the only worker joined"
+        return (Reconfigure(members=chosen, reason=reason),)
+
+
+def in_order(state: JobState) -> tuple[str, ...]:
+    """Return the waiting workers in the order of their ranks: by name, so that ranks equal RANK; late ones last."""
+    return tuple(member.worker_id for member in sorted((view.member for view in state.having("waiting")), key=_by_name))
+
+
+def _by_name(member: Member) -> tuple[bool, str, int, str]:
+    """Sort w10 after w9."""
+    return member.late, member.host, len(member.worker_id), member.worker_id
+
+
+class JoinPolicy:
+    """Proposes a generation with workers that wait for a free slot, and without draining ones."""
+
+    def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
+        if not isinstance(event, WorkerJoined | GenerationEntered | DrainRequested):
+            return ()
+        return proposed(state)
+
+
+def proposed(state: JobState) -> tuple[AnyAction, ...]:
+    """Propose the generation for the next step boundary; () if it is the current one."""
+    if state.generation is None or state.recovering or state.holding or state.ending:
+        return ()
+    if state.upcoming is not None:
+        # Its members may be entering it now; if it were replaced, their generation would be unknown.
+        return ()
+    if not state.having("waiting") and not state.roster.has_leaving_members():
+        # The usual case, checked fast: thousands of workers enter a generation within moments.
+        return ()
+    if any(view.entered < state.generation.number for view in state.having("member")):
+        # The next generation is prepared only once all are in this one; GenerationEntered asks again.
+        return ()
+    staying = state.staying
+    kept = frozenset(staying)
+    leaving = tuple(worker_id for worker_id in state.members if worker_id not in kept)
+    # Free slots stay empty where filling them costs more than it saves.
+    joining = state.spares[: max(0, state.slots - len(staying))] if state.replacing else ()
+    if not staying:
+        # One member with the state must stay until another one has it.
+        staying, leaving = state.members, ()
+    wanted = seated(staying, joining, state.host_of)
+    if not (joining or leaving) or (leaving and len(wanted) < state.min_workers):
+        return ()
+    parts = [f"{names(joining)} {'joins' if len(joining) == 1 else 'join'}"] if joining else []
+    parts += [f"{names(leaving)} {'leaves' if len(leaving) == 1 else 'leave'}"] if leaving else []
+    return (Propose(members=wanted, reason=f"{' and '.join(parts)} at the next step boundary"),)
+
+
+class RecoverPolicy:
+    """After a restart of the lighthouse: adopts the running generation, or supersedes it."""
+
+    def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
+        current = state.generation
+        if not state.recovering or current is None or not isinstance(event, GenerationEntered):
+            return ()
+        if event.generation > current.number:
+            # A worker knows a generation that this lighthouse does not: supersede it.
+            reason = f"generation {event.generation} is running, which the restarted lighthouse did not know"
+            return (Reconfigure(members=state.members, reason=reason),)
+        return ()
