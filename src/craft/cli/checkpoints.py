@@ -93,7 +93,7 @@ def verify(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
     from craft.snapshots.checkpoint.catalog import is_listed
     from craft.snapshots.checkpoint.selection import select
     from craft.snapshots.checkpoint.verify import verify as look
-    from craft.telemetry.explain.sentences import size
+    from craft.telemetry.explain.amounts import size
 
     url, which = _place_and_one(words)
     tiers, found, unreadable = _listed(_place(url, run_dir))
@@ -175,7 +175,7 @@ def rm(words: tuple[str, ...], run_dir: Path | None, dry_run: bool, as_json: boo
 
 
 def _say_removed(url: str, found: Collected, dry_run: bool, as_json: bool) -> None:
-    from craft.telemetry.explain.sentences import size
+    from craft.telemetry.explain.amounts import size
 
     if as_json:
         echo_json({"url": url, "dry_run": dry_run, **found._asdict()})

@@ -53,12 +53,12 @@ def doctor(
       craft doctor --params 1e9 --dtype bf16 --microbatches 16 --workers 3
     """
     from craft.doctor.judge import judge
-    from craft.doctor.machine import look
+    from craft.doctor.machine import measure
 
     place = (folder or Path.cwd()).absolute()
     cost = [_cost(params, dtype, microbatches or workers, workers)] if params is not None else []
     tokens = sorted({*place.glob("craft-run*/token"), *place.glob("token"), *([token_file] if token_file else [])})
-    findings = [*judge(look(place, tokens, _gpu_health()), _torch(), workers), *cost]
+    findings = [*judge(measure(place, tokens, _gpu_health()), _torch(), workers), *cost]
     if as_json:
         echo_json([_plain(finding) for finding in findings], indent=2)
     else:

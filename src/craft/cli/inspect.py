@@ -259,7 +259,7 @@ def _print_status(found: dict[str, Any]) -> None:
 
 
 def _print_checkpoints(found: dict[str, Any]) -> None:
-    from craft.telemetry.explain.sentences import checkpoint, clock
+    from craft.telemetry.explain.amounts import checkpoint, clock
 
     last = found["last"]
     if not found["taken"] and last is None:

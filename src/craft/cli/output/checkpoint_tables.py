@@ -12,7 +12,7 @@ from craft.snapshots.checkpoint.suspect import SuspectCheckpoints
 from craft.snapshots.checkpoint.verify import Difference, TensorChange
 from craft.snapshots.state.index import TensorEntry
 from craft.snapshots.store.manifest import Manifest
-from craft.telemetry.explain.sentences import size
+from craft.telemetry.explain.amounts import size
 
 _UNITS = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 

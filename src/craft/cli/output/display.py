@@ -25,8 +25,8 @@ from craft.decide.step.plan import cost_of_loss
 from craft.protocol.messages import WorkerReport
 from craft.settings.run import RunSettings
 from craft.settings.rundir import RunDir
-from craft.telemetry.explain.phrases import counted
-from craft.telemetry.explain.sentences import checkpoint, clock, count, sentence, work
+from craft.telemetry.explain.amounts import checkpoint, clock, count, counted, work
+from craft.telemetry.explain.sentences import sentence
 from craft.telemetry.history import Run, fault_costs, read_run, went_on
 from craft.telemetry.records.journal import Tail
 from craft.telemetry.records.journal_reader import as_record

@@ -21,7 +21,7 @@ from craft.protocol.generation_log import Entered
 from craft.settings.rundir import RunDir
 from craft.telemetry.records import metric_lines
 from craft.telemetry.records.background_writer import BackgroundWriter
-from craft.telemetry.records.jsonl_file import MAX_WAITING, JsonlFile, append_to, say_once, trouble_of
+from craft.telemetry.records.jsonl_file import MAX_WAITING, JsonlFile, append_to, log_change, trouble_of
 
 _STALLED_S = 5.0
 """A disk that has taken nothing for so long is told of, as one that fails is."""
@@ -173,7 +173,7 @@ class _Metrics:
             # Whatever came of it: look at the file again before the next line.
             self._written = -1
             trouble = trouble_of(self._path, error)
-        say_once(self._path, self.trouble, trouble)
+        log_change(self._path, self.trouble, trouble)
         self.trouble = trouble
 
     def _append(self, fd: int) -> None:
@@ -202,5 +202,5 @@ def _last_place(fd: int) -> tuple[tuple[int, int], bool]:
     size = os.fstat(fd).st_size
     begin = max(0, size - 65536)
     *whole, rest = os.pread(fd, size - begin, begin).split(b"\n")
-    found = [values for values in metric_lines.whole(whole) if values is not None]
+    found = [values for values in metric_lines.decoded(whole) if values is not None]
     return (found[-1].get("branch", 0), found[-1]["step"]) if found else (0, -1), bool(rest)

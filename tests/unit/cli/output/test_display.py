@@ -24,7 +24,7 @@ from craft.telemetry.records.journal import Journal
 def supervisor(*started: str) -> Any:
     """As much of an agent as the display looks at."""
     relay = SimpleNamespace(directive=None, reports=dict, unwritten=lambda: "")
-    return SimpleNamespace(relay=relay, crew=SimpleNamespace(started=list(started), ended_ids=frozenset(started)))
+    return SimpleNamespace(relay=relay, pool=SimpleNamespace(started=list(started), ended_ids=frozenset(started)))
 
 
 def console(file: Any) -> Console:
