@@ -103,9 +103,9 @@ from pathlib import Path
 sys.modules["re2"] = None
 from craft.protocol.errors import ConfigError
 from craft.settings.alerts import read_alerts
-from craft.settings.files.toml_file import Document
+from craft.settings.files.toml_file import TomlFile
 try:
-    print(read_alerts(Document(Path(sys.argv[1]))).rules[0].match["a"])
+    print(read_alerts(TomlFile(Path(sys.argv[1]))).rules[0].match["a"])
 except ConfigError as error:
     print(error)
 """
