@@ -19,7 +19,11 @@ _COMMANDS = {
     "abort": ("craft.cli.inspect", "abort", "Have all workers come out of what they are blocked in."),
     "chaos": ("craft.cli.chaos", "chaos", "Inject faults into a running job."),
     "checkpoint": ("craft.cli.inspect", "checkpoint", "Have a job take a checkpoint now."),
-    "checkpoints": ("craft.cli.checkpoints", "checkpoints", "List, verify, compare, export and remove checkpoints."),
+    "checkpoints": (
+        "craft.cli.checkpoints.commands",
+        "checkpoints",
+        "List, verify, compare, export and remove checkpoints.",
+    ),
     "debug": ("craft.cli.debug", "debug", "Look at a worker from close up: what it does, its stacks."),
     "demo": ("craft.cli.demo", "demo", "See it work: kill workers of a small job and compare the bits."),
     "doctor": ("craft.cli.doctor", "doctor", "Measure whether this machine is fit for jobs, and say what to do."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,8 @@ else:
 class ProcessInfo(_Strategy):
     """The half of ``CraftStrategy`` that does not train."""
 
+    package = "lightning.pytorch"
+    _leads = False
     _joined: Job | None = None
     _driven: Driven | None = None
     _accumulates = False
@@ -34,6 +37,10 @@ class ProcessInfo(_Strategy):
         if self._joined is None:
             self._joined = join()
         return self._joined
+
+    def _take_rank(self) -> None:
+        rank_zero = importlib.import_module(f"{self.package}.utilities.rank_zero")
+        rank_zero.rank_zero_only.rank = self.global_rank
 
     @property
     def root_device(self) -> torch.device:

@@ -5,6 +5,7 @@ How a fit is made of steps is chosen when its data is known (``choice.py``); the
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ from craft.adapters.lightning import refusals
 from craft.adapters.lightning.fit.choice import choose, lightnings_own
 from craft.adapters.lightning.fit.fit import Fit
 from craft.adapters.lightning.process_info import ProcessInfo
-from craft.adapters.lightning.requirements import check_version, strategy_class
+from craft.adapters.lightning.requirements import check_version
 from craft.worker.api.adapter_access import has_trained, is_alone
 from craft.worker.api.job import Job
 from craft.worker.api.steps import Step
@@ -31,7 +32,6 @@ class CraftStrategy(ProcessInfo):
     """Each process that ``craft run`` started is a worker of one job; losses, joins and drains do not change a bit."""
 
     strategy_name = "craft"
-    package = "lightning.pytorch"
 
     def __init__(self, microbatches: int | None = None, **more: Any) -> None:
         """``microbatches``: batches of the DataLoader in a step; default: the job's slots times accumulate_grad_batches."""
@@ -41,16 +41,11 @@ class CraftStrategy(ProcessInfo):
         self._fit: Fit | None = None
         self._evaluating = ExitStack()
         self._undo = ExitStack()
-        self._leads = False
         # Before the script makes loggers: a worker in the place of a lost rank 0 must not take itself for that.
         self._take_rank()
         self._leads = self.is_global_zero
 
     # Before the first step.
-
-    def _take_rank(self) -> None:
-        rank_zero = importlib.import_module(f"{self.package}.utilities.rank_zero")
-        rank_zero.rank_zero_only.rank = self.global_rank
 
     def model_to_device(self) -> None:
         assert self.model is not None
@@ -152,8 +147,16 @@ class CraftStrategy(ProcessInfo):
         return _make, (self.package,), super().__getstate__() | dict.fromkeys(("_joined", "_fit", "_driven"))
 
 
+@functools.cache
+def strategy_class(package: str) -> Any:
+    """Return the strategy as a subclass of this package's ``Strategy``."""
+    base = importlib.import_module(f"{package}.strategies").Strategy
+    own = {"__doc__": CraftStrategy.__doc__, "__module__": __name__, "package": package}
+    return type("CraftStrategy", (CraftStrategy, base), own)
+
+
 def _make(package: str) -> CraftStrategy:
-    """An empty strategy of this package: its class is made at run time, and has no address."""
+    """Return an empty strategy of this package; pickle cannot name its class, which is made at run time."""
     kind = strategy_class(package)
     made: CraftStrategy = kind.__new__(kind)
     return made

@@ -32,8 +32,8 @@ from craft.snapshots.interop.dcp_header import Share, Stored, make_header
 from craft.snapshots.state.index import ByteLayout, TensorEntry, entry_bytes
 from craft.snapshots.state.raw_memory import resolved, view_of
 from craft.snapshots.store.manifest import PARTS, Manifest, Ref, SaveOf, manifest_path, name_of, place_of_name, seal
-from craft.snapshots.store.store import Adding, Store, open_store
-from craft.snapshots.store.tiers import open_tiers
+from craft.snapshots.store.store import Adding, Store
+from craft.snapshots.store.tiers import open_store, open_tiers
 
 _NONCE = "dcp"
 _BATCH_BYTES = 64 << 20

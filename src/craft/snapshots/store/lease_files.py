@@ -10,13 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from craft.protocol.errors import SnapshotError
-from craft.snapshots.store.store import Collecting, StoreBusy, Writing
-
-if TYPE_CHECKING:
-    from craft.snapshots.store.remote import RemoteStore
+from craft.snapshots.store.store import Collecting, Store, StoreBusy, Writing
 
 INTENTS = "intents"
 """Claims of those who write."""
@@ -29,8 +26,10 @@ TTL_S = {INTENTS: 120.0, LEASES: 30.0}
 class LeaseFile(Writing, Collecting):
     """One claim, renewed on a thread of its own until ``end``."""
 
-    def __init__(self, store: RemoteStore, folder: str, who: str) -> None:
+    def __init__(self, store: Store, modified: Callable[[str], float | None], folder: str, who: str) -> None:
+        """``modified`` returns when a file of the store was written, by its clock; None if it is missing."""
         self._store = store
+        self._modified = modified
         self._ttl_s = TTL_S[folder]
         self.path = f"{folder}/{who}-{os.urandom(6).hex()}"
         # Guards what follows: the thread speaks, and so does whoever checks.
@@ -48,7 +47,7 @@ class LeaseFile(Writing, Collecting):
     def speak(self) -> None:
         with self._lock:
             self._store.put(self.path, b"{}")
-            heard = self._store.modified(self.path)
+            heard = self._modified(self.path)
             # Slept for too long, as a virtual machine may: others may have taken us for gone.
             self._lost |= heard is None or (self.spoken > 0.0 and heard - self.spoken >= self._ttl_s)
             self.spoken = heard or self.spoken

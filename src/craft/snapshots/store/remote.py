@@ -129,7 +129,7 @@ class RemoteStore(Store):
 
     @contextlib.contextmanager
     def writing(self, who: str) -> Iterator[Writing]:
-        intent = LeaseFile(self, INTENTS, who)
+        intent = LeaseFile(self, self.modified, INTENTS, who)
         try:
             intent.begin()
             give_up = time.monotonic() + _PATIENCE_S
@@ -145,7 +145,7 @@ class RemoteStore(Store):
 
     @contextlib.contextmanager
     def collecting(self, who: str) -> Iterator[Collecting]:
-        lease = LeaseFile(self, LEASES, who)
+        lease = LeaseFile(self, self.modified, LEASES, who)
         try:
             lease.begin()
             if lease.others(LEASES) or lease.others(INTENTS):

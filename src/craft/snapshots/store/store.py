@@ -9,7 +9,6 @@ several threads. They raise SnapshotError (SnapshotMissing where a file is not t
 from __future__ import annotations
 
 import abc
-import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -115,15 +114,3 @@ class Collecting(abc.ABC):
     @abc.abstractmethod
     def tidy(self) -> None:
         """Remove what somebody began to write and did not finish."""
-
-
-def open_store(url: str) -> Store:
-    """Return the store at a path, or at a URL that fsspec knows. Nothing is read or written yet."""
-    scheme, found, rest = url.partition("://")
-    if not found or scheme in ("file", "local"):
-        from craft.snapshots.store.local import LocalStore
-
-        return LocalStore(rest if found else os.path.expanduser(url))
-    from craft.snapshots.store.remote import RemoteStore
-
-    return RemoteStore(url)

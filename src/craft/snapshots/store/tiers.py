@@ -6,10 +6,12 @@ workers of that host wrote: nothing is ever listed there, and a reader takes fro
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 from craft.snapshots.store.local import LocalStore
-from craft.snapshots.store.store import Store, open_store
+from craft.snapshots.store.remote import RemoteStore
+from craft.snapshots.store.store import Store
 
 
 class Tiers(NamedTuple):
@@ -28,6 +30,14 @@ class Tiers(NamedTuple):
     @property
     def nearest_first(self) -> tuple[Store, ...]:
         return (self.durable,) if self.local is None else (self.local, self.durable)
+
+
+def open_store(url: str) -> Store:
+    """Return the store at a path, or at a URL that fsspec knows. Nothing is read or written yet."""
+    scheme, found, rest = url.partition("://")
+    if not found or scheme in ("file", "local"):
+        return LocalStore(rest if found else os.path.expanduser(url))
+    return RemoteStore(url)
 
 
 def open_tiers(url: str, local: str | None = None, owner: str = "") -> Tiers:

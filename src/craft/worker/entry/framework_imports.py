@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any
 
 ADAPTERS = {
-    "lightning.pytorch": "craft.adapters.lightning.requirements",
-    "pytorch_lightning": "craft.adapters.lightning.requirements",
+    "lightning.pytorch": "craft.adapters.lightning.registration",
+    "pytorch_lightning": "craft.adapters.lightning.registration",
 }
 """What a script imports, and the module whose ``register(name)`` is called then."""
 

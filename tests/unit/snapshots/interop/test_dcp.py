@@ -25,8 +25,7 @@ from craft.snapshots.checkpoint.catalog import candidates
 from craft.snapshots.checkpoint.gc import collect
 from craft.snapshots.state.raw_memory import same_bits
 from craft.snapshots.store.manifest import Manifest, chunk_path, manifest_path, seal
-from craft.snapshots.store.store import open_store
-from craft.snapshots.store.tiers import open_tiers
+from craft.snapshots.store.tiers import open_store, open_tiers
 
 from ..scene import crew, flip, s3_server
 

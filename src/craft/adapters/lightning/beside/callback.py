@@ -7,6 +7,7 @@ follows on all, at the same step. Under ``craft run`` there is a lighthouse, too
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import socket
@@ -231,3 +232,9 @@ def _made(wanted: str | AnyTechnique) -> AnyTechnique:
         raise ConfigError(f"CraftCallback: there is no technique {name!r}; craft techniques lists them")
     kind = kinds[name] if name in kinds else load(foreign()[name])
     return kind(kind.Settings())
+
+
+def callback_class(package: str) -> Any:
+    """Return the callback as a subclass of this package's ``Callback``."""
+    base = importlib.import_module(f"{package}.callbacks").Callback
+    return type("CraftCallback", (CraftCallback, base), {"__doc__": CraftCallback.__doc__, "__module__": __name__})

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from craft.adapters.lightning import leader_output, refusals
 from craft.adapters.lightning.metric_log import MetricRecorder
+from craft.adapters.lightning.process_info import ProcessInfo
 from craft.adapters.lightning.progress import FitCallbackStates, FitProgress
 from craft.adapters.lightning.training_callbacks import averages_of
 from craft.worker.api.steps import Driven, Steps
-
-if TYPE_CHECKING:
-    from craft.adapters.lightning.strategy import CraftStrategy
 
 Native = Callable[..., Any]
 
@@ -26,7 +24,7 @@ Native = Callable[..., Any]
 class Fit:
     """Lightning's own loop. Each method is called from the hook of the strategy that has its name."""
 
-    def __init__(self, strategy: CraftStrategy, trainer: Any) -> None:
+    def __init__(self, strategy: ProcessInfo, trainer: Any) -> None:
         self.strategy = strategy
         self.trainer = trainer
         self.undo = ExitStack()
@@ -69,7 +67,7 @@ class Fit:
 class FollowingFit(Fit):
     """A fit whose state follows the job."""
 
-    def __init__(self, strategy: CraftStrategy, trainer: Any) -> None:
+    def __init__(self, strategy: ProcessInfo, trainer: Any) -> None:
         super().__init__(strategy, trainer)
         self.recorder = MetricRecorder(strategy.reduce)
         self.progress = FitProgress(trainer)

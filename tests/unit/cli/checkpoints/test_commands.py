@@ -15,11 +15,11 @@ import fsspec
 import pytest
 import torch
 from click.testing import CliRunner
+from craft.cli.checkpoints.tables import age
 from fsspec.implementations.memory import MemoryFileSystem
 from tests.unit.snapshots.scene import crew, flip
 
 from craft.cli.main import main
-from craft.cli.output.checkpoint_tables import age
 from craft.snapshots.checkpoint.catalog import candidates
 from craft.snapshots.checkpoint.suspect import Suspicion, mark
 from craft.snapshots.store.manifest import Manifest, chunk_path
