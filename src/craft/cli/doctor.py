@@ -43,7 +43,7 @@ def doctor(
     microbatches: int | None,
     as_json: bool,
 ) -> None:
-    """Measure this machine and say what is in the way of a job, and what to do about it.
+    """Measure this machine; report what is in the way of a job, and what to do about it.
 
     Takes some seconds. The exit code is 1 if there is a problem; warnings leave it at 0.
 
@@ -74,7 +74,7 @@ def _gpu_health() -> str | None:
 
 
 def _torch() -> Torch | str:
-    """By a process of its own: torch may be missing, broken, or hang."""
+    """Probe torch in a separate process: it may be missing, broken, or hang."""
     import msgspec
 
     from craft.doctor.findings import Torch
@@ -89,7 +89,7 @@ def _torch() -> Torch | str:
     except (IndexError, msgspec.DecodeError):
         said = done.stderr.decode(errors="replace").strip().splitlines()
         errors = [line for line in said if "Error" in line] or said
-        return errors[-1] if errors else f"ended with {done.returncode} and said nothing"
+        return errors[-1] if errors else f"ended with {done.returncode} and printed nothing"
 
 
 def _cost(params: float, dtype: str, microbatches: int, workers: int) -> Finding:

@@ -1,4 +1,4 @@
-"""``craft lighthouse``: run the control plane of a job as a process of its own."""
+"""``craft lighthouse``: run the control plane of a job as a separate process."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def lighthouse(
     sets: tuple[str, ...],
     with_parent: bool,
 ) -> None:
-    """Run the lighthouse of a job: it knows who is there, decides, and tells.
+    """Run the lighthouse of a job: it knows the membership, decides, and tells.
 
     'craft run' starts one by itself; start your own for a job of several hosts. It can be killed and started again on
     the same run directory while the job goes on.

@@ -42,11 +42,11 @@ def measure(run: Run) -> Measured:
     written = [float(line["seconds"]) for line in run.journal if line.get("event") == "CheckpointWritten"]
     costs = [cost.lost_s for cost in fault_costs(run) if cost.lost_s is not None]
     times = [commit.time for commit in commits]
-    everybody = [commit.time for each in run.commits.values() for commit in each]
+    all_times = [commit.time for each in run.commits.values() for commit in each]
     return Measured(
         workers=_last(run, "LighthouseStarted", "slots"),
         microbatches=len(commits[-1].plan) if commits else None,
-        elapsed_s=max(everybody) - min(everybody) if everybody else 0.0,
+        elapsed_s=max(all_times) - min(all_times) if all_times else 0.0,
         step_s=_median([later - earlier for earlier, later in itertools.pairwise(times)]),
         checkpoint_s=_median(written),
         stall_s=_last(run, "IntervalChosen", "cost_s"),

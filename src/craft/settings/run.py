@@ -56,7 +56,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     arguments: tuple[str, ...] = ()
     as_module: bool = False
     workers: Annotated[int, says("Workers of this host.")] = 1
-    min_workers: Annotated[int, says("Give up when fewer are left and nobody can replace them.")] = 1
+    min_workers: Annotated[int, says("Give up when fewer are left and none can replace them.")] = 1
     lease_s: Annotated[
         float,
         msgspec.Meta(gt=0.0, le=1e9),
@@ -67,7 +67,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         says("Begin from a checkpoint: auto (the newest good one, a fresh start where there is none), or its step."),
     ] = None
     chaos: Annotated[
-        bool, says("Whether this job is there for faults to be injected: craft chaos then asks nobody.")
+        bool, says("Whether this job is there for faults to be injected: craft chaos then does not ask.")
     ] = False
     threads: Annotated[
         int, says("OMP_NUM_THREADS of every worker: part of the job's identity, since bits depend on it.")

@@ -1,6 +1,6 @@
-"""``craft checkpoints``: look at a job's checkpoints, verify and compare them, remove old ones, take one out of the store.
+"""``craft checkpoints``: list, verify, compare, remove and export a job's checkpoints.
 
-All but ``export`` do without torch. What is printed for people is in ``tables.py``.
+All but ``export`` work without torch. ``tables.py`` formats the output.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _ALL = 1 << 62
 _MAX_REMOVED = 5
-"""So many checkpoints may be removed while one is read to export it."""
+"""How many checkpoints may be removed while one is read to export it."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 
@@ -40,7 +40,7 @@ def checkpoints() -> None:
     """List, verify, compare, export and remove checkpoints.
 
     URL is where they are: a directory, or such as s3://bucket/job. Without it, that of the newest run in this directory.
-    One of them is meant by its step, its name or its tag; without that, the newest.
+    Name one by its step, its name or its tag; the default is the newest.
 
     \b
     Example:
@@ -84,9 +84,9 @@ def ls(url: str | None, run_dir: Path | None, as_json: bool) -> None:
 @json_option
 @explained_as_problem
 def verify(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
-    """Read every byte of a checkpoint, or of all in URL, and say what is damaged or missing.
+    """Read every byte of a checkpoint, or of all in URL, and report what is damaged or missing.
 
-    Exit code 1 if there is anything.
+    The exit code is 1 if anything is.
 
     \b
     Example:
@@ -108,7 +108,7 @@ def verify(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
         for manifest in chosen:
             wrong = look(tiers, manifest, advance) + doubts_about(tiers, manifest)
             if wrong and not is_listed(tiers, manifest.name):
-                say(f"{manifest.name} was removed meanwhile: a job that writes there keeps only its newest ones")
+                say(f"{manifest.name} was removed meanwhile: the job that writes there keeps only its newest ones")
                 removed.append(manifest.name)
                 continue
             problems += wrong
@@ -154,10 +154,10 @@ def gc(url: str | None, run_dir: Path | None, keep: int | None, dry_run: bool, a
 @json_option
 @explained_as_problem
 def rm(words: tuple[str, ...], run_dir: Path | None, dry_run: bool, as_json: bool) -> None:
-    """Remove the checkpoints that are named, also those with a tag, and bytes that no other one needs.
+    """Remove the named checkpoints, also those with a tag, and bytes that no other one needs.
 
-    A step or a tag means all that have it. Asks nothing. Refuses while a job writes there. With --dir, or if the first word
-    is a step or a name, there is no URL among the words.
+    A step or a tag means all that have it. It does not ask. It refuses while a job writes there. With --dir, or if the first
+    word is a step or a name, there is no URL among the words.
 
     \b
     Example:
@@ -197,7 +197,7 @@ def _say_removed(url: str, found: Collected, dry_run: bool, as_json: bool) -> No
 @json_option
 @explained_as_problem
 def diff(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
-    """Say in which tensors checkpoints A and B differ, and how many bytes are stored once for both.
+    """Show in which tensors checkpoints A and B differ, and how many bytes are stored once for both.
 
     \b
     Example:
@@ -232,7 +232,7 @@ def diff(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
 )
 @explained_as_problem
 def export(words: tuple[str, ...], out: Path, run_dir: Path | None, form: Form) -> None:
-    """Write a checkpoint to OUT, in a form that other programs read; every byte is verified on the way.
+    """Write a checkpoint to OUT in a format that other programs read; every byte is verified.
 
     torch and dcp hold {"model": its state_dict, "registered": {name: state_dict}, "step": ..., "branch": ...}.
 
@@ -248,7 +248,7 @@ def export(words: tuple[str, ...], out: Path, run_dir: Path | None, form: Form) 
     place = url_of(url, run_dir)
     for is_last in (False,) * _MAX_REMOVED + (True,):
         tiers, manifest = to_export(place, which)
-        # Only now: torch takes a while to import, and bad input gets its answer at once.
+        # Imported late: torch takes a while, and bad input gets its answer at once.
         from craft.snapshots.interop.export import export as write
 
         try:

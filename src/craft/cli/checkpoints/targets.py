@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def to_export(place: str, which: str | None) -> tuple[Tiers, Manifest]:
-    """The checkpoint that is meant: the newest that can be trusted, where none is named."""
+    """Return the named checkpoint; without a name, the newest that is not suspect."""
     from craft.snapshots.checkpoint.selection import select
 
     tiers, found, _ = listed(place)
@@ -40,7 +40,7 @@ def doubts_about(tiers: Tiers, manifest: Manifest) -> list[str]:
 
 
 def url_of(url: str | None, run_dir: Path | None) -> str:
-    """Where checkpoints are: ``url`` itself, or what a run says."""
+    """Return where checkpoints are: ``url``, or what a run says."""
     if url is not None:
         return url
     from craft.settings.run import read_effective
@@ -51,16 +51,16 @@ def url_of(url: str | None, run_dir: Path | None) -> str:
     given = read_effective(run.config)
     if given.get("checkpoints"):
         return str(given["checkpoints"])
-    # The script itself may have said where: then every checkpoint that was written tells.
+    # The script may have set it: then the events of written checkpoints name it.
     lines = read_journal(run.journal)
     urls = [str(line["url"]) for line in lines if line.get("event") == "CheckpointWritten"]
     if not urls:
-        raise ConfigError(f"the run in {run.path} has written no checkpoints: give the URL of those that you mean")
+        raise ConfigError(f"the run in {run.path} has written no checkpoints: give their URL")
     return urls[-1]
 
 
 def url_and_name(words: tuple[str, ...]) -> tuple[str | None, str | None]:
-    """Tell a place from the step or name of a checkpoint, where each may be left out."""
+    """Distinguish a URL from the step or name of a checkpoint; each may be missing."""
     from craft.snapshots.checkpoint.selection import names_one
 
     if len(words) > 2:
@@ -71,7 +71,7 @@ def url_and_name(words: tuple[str, ...]) -> tuple[str | None, str | None]:
 
 
 def listed(url: str) -> tuple[Tiers, list[Manifest], list[str]]:
-    """Return the store at a URL, what is listed there, newest first, and sentences on what cannot be read."""
+    """Return the store at a URL, its manifests, newest first, and sentences about unreadable ones."""
     from craft.snapshots.checkpoint.catalog import candidates
     from craft.snapshots.checkpoint.selection import select
     from craft.snapshots.store.tiers import open_tiers
@@ -88,14 +88,14 @@ def check_not_empty(store: Store) -> None:
     from craft.snapshots.checkpoint.selection import select
     from craft.snapshots.store.manifest import CHUNKS, MANIFESTS, PARTS
 
-    # Before anything is locked there: a URL with a mistake in it is not to become a store.
+    # Before anything is locked there: a mistyped URL must not become a store.
     if not any(store.files(folder) for folder in (MANIFESTS, PARTS, CHUNKS)):
         select((), store.url)
 
 
 @contextmanager
 def reading(total_bytes: int, quiet: bool) -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
-    """Give what is to be told of bytes that were read, and of lines to print: on a terminal these wait until the bar is gone."""
+    """Yield functions that report read bytes, and print lines; on a terminal lines wait until the bar is gone."""
     if quiet or not sys.stderr.isatty():
         yield (lambda _: None), (lambda line: None if quiet else echo(line))
         return
