@@ -4,7 +4,8 @@
     python tools/house.py --draw      # also write docs/assets/house.svg
     python tools/house.py --strict    # exit with code 1 if something is over a limit
 
-Imports are read from the syntax tree, lazy and type-only ones included. No module of the project is imported.
+Over a limit are large folders, files and functions, and import cycles between modules of one folder. Imports are read from
+the syntax tree, lazy and type-only ones included. No module of the project is imported.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import ast
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -34,12 +35,14 @@ class Module:
 
     name: str
     lines: int
+    is_package: bool = False
+    """Whether it is the ``__init__.py`` of a folder."""
     imports: frozenset[str] = frozenset()
     long_functions: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:
-        return self.name.rpartition(".")[0]
+        return self.name if self.is_package else self.name.rpartition(".")[0]
 
 
 @dataclass
@@ -59,7 +62,12 @@ class Package:
 
     @property
     def most_in_a_folder(self) -> tuple[str, int]:
-        return Counter(module.folder for module in self.modules).most_common(1)[0]
+        return sizes_of_folders(self.modules).most_common(1)[0]
+
+
+def sizes_of_folders(modules: Iterable[Module]) -> Counter[str]:
+    """Count the modules in each folder, without its ``__init__.py`` and its sub-folders."""
+    return Counter(module.folder for module in modules if not module.is_package)
 
 
 def read_modules() -> dict[str, Module]:
@@ -71,7 +79,13 @@ def read_modules() -> dict[str, Module]:
         if not text.strip() and path.name == "__init__.py":
             continue
         tree = ast.parse(text)
-        modules[name] = Module(name, text.count("\n"), frozenset(_imports(tree, name, paths.keys())), _long(tree, name))
+        modules[name] = Module(
+            name=name,
+            lines=text.count("\n"),
+            is_package=path.name == "__init__.py",
+            imports=frozenset(_imports(tree, name, paths.keys())),
+            long_functions=_long(tree, name),
+        )
     return modules
 
 
@@ -127,8 +141,8 @@ def edges_between(modules: dict[str, Module]) -> Counter[tuple[str, str]]:
     return found
 
 
-def orders() -> dict[str, list[str]]:
-    """The order of sub-packages, from the contracts of import-linter."""
+def layers() -> dict[str, list[str]]:
+    """Return the layers of each package, top first, from the contracts of import-linter; ``a | b`` share a layer."""
     contracts = msgspec.toml.decode((ROOT / "pyproject.toml").read_bytes())["tool"]["importlinter"]["contracts"]
     return {
         container: contract["layers"]
@@ -138,24 +152,55 @@ def orders() -> dict[str, list[str]]:
     }
 
 
+def rooms(packages: Collection[str]) -> list[str]:
+    """Return the names of the packages, top first."""
+    named = [name.strip() for layer in layers()["craft"] for name in layer.split("|")]
+    return [name for name in named if name in packages]
+
+
+def cycles(modules: dict[str, Module]) -> list[str]:
+    """Return import cycles between modules of one folder; each as a shortest path back to its first module."""
+    found: dict[frozenset[str], str] = {}
+    for name in sorted(modules):
+        path = _way_back(name, modules)
+        if path is not None and frozenset(path) not in found:
+            folder = modules[name].folder
+            shown = [each.removeprefix(f"{folder}.") for each in [*path, name]]
+            found[frozenset(path)] = f"{folder}: import cycle {' -> '.join(shown)}"
+    return sorted(found.values())
+
+
+def _way_back(name: str, modules: dict[str, Module]) -> list[str] | None:
+    """Return the modules of a shortest cycle through ``name`` within its folder."""
+    folder = modules[name].folder
+    paths, seen = [[name]], {name}
+    for path in paths:
+        for target in sorted(modules[path[-1]].imports):
+            if target == name:
+                return path
+            if target in modules and modules[target].folder == folder and target not in seen:
+                seen.add(target)
+                paths.append([*path, target])
+    return None
+
+
 def over_limits(modules: dict[str, Module]) -> list[str]:
-    """Return what is larger than it should be, in words."""
-    folders = Counter(module.folder for module in modules.values())
+    """Return what is over a limit, in words."""
     found = [
         f"{name}: {count} modules in one folder (aim: {MOST_MODULES})"
-        for name, count in folders.items()
+        for name, count in sizes_of_folders(modules.values()).items()
         if count > MOST_MODULES
     ]
     found += [
         f"{each.name}: {each.lines} lines (aim: {MOST_LINES})" for each in modules.values() if each.lines > MOST_LINES
     ]
     found += [f"{each} (aim: {MOST_FUNCTION_LINES})" for module in modules.values() for each in module.long_functions]
-    return sorted(found)
+    return sorted([*found, *cycles(modules)])
 
 
 def table(modules: dict[str, Module]) -> str:
     """One row for each package."""
-    between, order = edges_between(modules), orders()
+    between, order = edges_between(modules), layers()
     fans: dict[str, tuple[set[str], set[str]]] = defaultdict(lambda: (set(), set()))
     for source, target in between:
         fans[target][0].add(source)
@@ -173,7 +218,7 @@ def table(modules: dict[str, Module]) -> str:
         )
     ]
     packages = packages_of(modules)
-    for name in [each for each in order["craft"] if each in packages]:
+    for name in rooms(packages):
         package = packages[name]
         longest, (folder, count) = package.longest, package.most_in_a_folder
         rows.append(
@@ -199,7 +244,7 @@ def table(modules: dict[str, Module]) -> str:
 def draw(modules: dict[str, Module]) -> str:
     """Return the import graph of the packages as SVG: each imports only what is below it."""
     packages, between = packages_of(modules), edges_between(modules)
-    order = [each for each in orders()["craft"] if each in packages]
+    order = rooms(packages)
     width, height, gap, left = 220, 34, 22, 330
     places = {name: (left, 20 + row * (height + gap)) for row, name in enumerate(order)}
     parts = []

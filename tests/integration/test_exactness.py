@@ -84,9 +84,7 @@ def test_an_error_on_the_last_worker_ends_the_job_with_its_traceback(jobs: Jobs)
     result = jobs.run(workers=1, faults=[Fault(point="forward", kind="raise", step=5)])
     assert result.exit_code == 1, describe(result)
     assert "the last one" in result.output
-    assert (
-        "Traceback" in result.output and "InjectedError: a test wanted an error at forward of step 5" in result.output
-    )
+    assert "Traceback" in result.output and "InjectedError: injected by a test at forward of step 5" in result.output
 
 
 BUGGY = """

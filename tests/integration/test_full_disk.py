@@ -48,7 +48,7 @@ def test_a_full_disk_is_told_and_costs_no_record_P1(jobs: Jobs, references: Refe
     wait_for(lambda: job.client.get_status()["step"] > reached, "they commit")
     assert not list(disk.glob("run/.address*"))
     filler.unlink()
-    wait_for(lambda: "can be written down again" in said(job), "that is told, too")
+    wait_for(lambda: "records can be written again" in said(job), "that is told, too")
     go.touch()
     result = job.wait()
     # The agent says it once for the job. The leader's log may have had room for its own line, which is then shown, too.

@@ -208,7 +208,7 @@ def test_workers_that_keep_dying_young_are_not_replaced_for_ever(replaced: Repla
     wait_for(lambda: any(line.get("event") == "ReplacementsEnded" for line in job.journal()), "it gives up")
     result = replaced.finish(job)
     result.assert_exact(replaced.reference(), faults=4, steps=STEPS)
-    assert "starts no more workers in the place of lost ones: --max-restarts is 3" in result.output
+    assert "does not replace lost workers any more: --max-restarts is 3" in result.output
 
 
 def test_a_job_whose_state_is_lost_everywhere_is_given_up(replaced: Replaced) -> None:

@@ -126,8 +126,8 @@ def test_a_full_disk_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "why"),
     [
-        ("CRAFT_ADDRESS", "300.1.1.1", "is no address of this host"),
-        ("CRAFT_ADDRESS", "192.0.2.7", "is no address of this host"),
+        ("CRAFT_ADDRESS", "300.1.1.1", "is not an address of this host"),
+        ("CRAFT_ADDRESS", "192.0.2.7", "is not an address of this host"),
         ("CRAFT_HOST", "", "a host needs a name"),
     ],
 )

@@ -34,7 +34,7 @@ def lighthouse(tmp_path: Path) -> Iterator[str]:
 
     def port() -> str | None:
         assert process.poll() is None, log.read_text()
-        found = re.search(r"is open on port (\d+)", log.read_text())
+        found = re.search(r"listens on port (\d+)", log.read_text())
         return found.group(1) if found is not None else None
 
     try:

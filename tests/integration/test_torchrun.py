@@ -198,7 +198,7 @@ def test_processes_of_a_torchrun_do_not_each_become_a_job_of_their_own(tmp_path:
     command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", str(TRAIN)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=tmp_path)
     assert done.returncode == 1
-    assert "CRAFT_LIGHTHOUSE is not set: each would be a job of its own" in done.stderr
+    assert "CRAFT_LIGHTHOUSE is not set: each would be a separate job" in done.stderr
 
 
 @pytest.mark.long

@@ -20,7 +20,7 @@ from craft.settings.rundir import RunDir
 from craft.snapshots.store.local import LocalStore
 from craft.telemetry.explain import bundle
 from craft.telemetry.records.journal import Journal, read_lines
-from craft.telemetry.records.journal_reader import aside_of, read_journal, set_aside
+from craft.telemetry.records.journal_reader import damaged_file, quarantine, read_journal
 from craft.telemetry.records.metric_lines import read_metrics
 from craft.wire.auth import ensure_token, read_token
 from craft.worker.report.step_log import Committed, StepLog
@@ -187,8 +187,8 @@ def test_damaged_lines_of_a_journal_are_kept_under_short_writes(run: RunDir, swi
     run.journal.write_bytes(b'{"time": 1.0, "kind": "even\n' + b'{"rubbish": 1}\n')
     damaged = run.journal.read_bytes()
     with failing(switch, Rule("write", short=True, path=f"{run.path}*")):
-        assert set_aside(run.journal) == 2
-    assert aside_of(run.journal).read_bytes() == damaged
+        assert quarantine(run.journal) == 2
+    assert damaged_file(run.journal).read_bytes() == damaged
     assert run.journal.read_bytes().split() == []
 
 

@@ -1,4 +1,4 @@
-"""What of a framework's callbacks can follow the job: what is made of tensors and plain data, and nothing else."""
+"""Decide which states of a framework's callbacks can follow the job: those made of tensors and plain data."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ logger = logging.getLogger(__name__)
 
 
 class CallbackState:
-    """Of each callback that has to stay behind it tells once."""
+    """Warns once about each callback whose state cannot follow."""
 
     def __init__(self) -> None:
         self._left_out: set[str] = set()
 
     def allows(self, callback: str, state: Any) -> bool:
-        """Whether this state of ``callback`` can be handed to another worker."""
+        """Return whether this state of ``callback`` can be sent to another worker."""
         found = obstacle(callback, state)
         if found is not None and callback not in self._left_out:
             self._left_out.add(callback)

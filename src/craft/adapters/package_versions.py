@@ -1,4 +1,4 @@
-"""Versions of the packages that adapters are for, by their first two numbers."""
+"""Compare versions of adapted packages by their first two numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ Number = tuple[int, int]
 
 
 def is_between(version: str, oldest: Number, following: Number) -> bool:
-    """Whether a version is ``oldest`` or newer, and before ``following``; what has no numbers is not."""
+    """Return whether a version is at least ``oldest`` and before ``following``; False for one without numbers."""
     try:
         number = tuple(int(part) for part in version.split(".")[:2])
     except ValueError:
@@ -15,5 +15,5 @@ def is_between(version: str, oldest: Number, following: Number) -> bool:
 
 
 def dotted(number: Number) -> str:
-    """As people write it: ``2.4``."""
+    """Return a version such as ``2.4``."""
     return ".".join(map(str, number))

@@ -1,4 +1,4 @@
-"""``craft chaos``: make things go wrong in a running job, through its lighthouse."""
+"""``craft chaos``: inject faults into a running job, through its lighthouse."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 EXIT_JOB_FAILED = 1
 _LOOK_S = 0.2
 _AWAY_S = 30.0
-"""A lighthouse that does not answer for so long is not coming back."""
+"""A lighthouse that does not answer for this long is gone."""
 
 
 @click.command()
@@ -89,7 +89,7 @@ def chaos(
 
 
 def _confirm(status: dict[str, Any], yes: bool) -> bool:
-    """Whether to insist; ends the command if nobody says that this job may be hurt."""
+    """Return whether to insist; end the command if the user does not confirm."""
     if status["chaos"]:
         return False
     question = "this job was not started for chaos: go on?"
@@ -119,10 +119,10 @@ class _Chaos:
         return time.monotonic() - self._began
 
     def run(self, plan: Iterator[Planned], limit_s: float | None) -> int:
-        """Inject one after the other until the plan, the time or the job ends; returns the exit code."""
+        """Inject faults until the plan, the time or the job ends; return the exit code."""
         late_s = 0.0
         for planned in plan:
-            # A fault that had to wait moves all that follow: two do not come at once because the first was late.
+            # A fault that had to wait delays all later ones: two must not come at once because the first was late.
             due = planned.at_s + late_s
             if not self._wait(due if limit_s is None else min(due, limit_s)) or (limit_s or due) < due:
                 break
@@ -132,7 +132,7 @@ class _Chaos:
         return self._summary()
 
     def _wait(self, moment_s: float) -> bool:
-        """Watch the job until ``moment_s``; False if it has ended."""
+        """Watch the job until ``moment_s``; return False if it has ended."""
         while self._look():
             left_s = moment_s - self._elapsed_s
             if left_s <= 0:
@@ -141,7 +141,7 @@ class _Chaos:
         return False
 
     def _look(self) -> bool:
-        """Ask for the status; False once the job is over. The lighthouse may be away for a moment."""
+        """Read the status; return False once the job is over. The lighthouse may be away for a moment."""
         away = time.monotonic()
         while True:
             try:
@@ -155,7 +155,7 @@ class _Chaos:
         return self._status["state"] in ("forming", "running", "restoring")
 
     def _inject(self, planned: Planned) -> bool:
-        """Inject a fault as soon as it may be; False if the job has ended."""
+        """Inject a fault as soon as possible; return False if the job has ended."""
         from craft.testing.chaos import PATIENCE_S, NotNow
 
         deadline = self._elapsed_s + PATIENCE_S
@@ -172,7 +172,7 @@ class _Chaos:
                 return False
 
     def _order(self, fault: ChaosFault) -> str | None:
-        """Have the lighthouse do it; returns why it does not."""
+        """Ask the lighthouse for it; return why it refuses."""
         details: dict[str, Any] = {"worker_id": fault.worker_id, "host": fault.host}
         lasts_s = 0.0
         if fault.kind == "slow":

@@ -1,4 +1,4 @@
-"""``craft debug``: workers of a running job from close up, by way of the lighthouse."""
+"""``craft debug``: inspect workers of a running job, through the lighthouse."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _RUNS = ("starting", "waiting", "member")
 @click.command()
 @click.argument("worker", required=False)
 @run_option
-@click.option("--all", "everybody", is_flag=True, help="Look at all workers, and write a bundle of files.")
+@click.option("--all", "inspect_all", is_flag=True, help="Inspect all workers, and write a bundle of files.")
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Where to. Default: in the run directory."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; not with --all.")
 @explained
-def debug(worker: str | None, run_dir: Path | None, everybody: bool, out: Path | None, as_json: bool) -> None:
+def debug(worker: str | None, run_dir: Path | None, inspect_all: bool, out: Path | None, as_json: bool) -> None:
     """Show what WORKER is doing: whom it waits for, its last steps, the stacks of its threads.
 
-    It answers while the worker is blocked, stopped, or keeps its GIL. The worker goes on as it was.
+    It works while the worker is blocked, stopped, or holds its GIL. The worker is not disturbed.
 
     \b
     Example:
@@ -42,9 +42,9 @@ def debug(worker: str | None, run_dir: Path | None, everybody: bool, out: Path |
     from craft.settings.rundir import find_run
     from craft.wire.client import Client
 
-    if everybody == (worker is not None):
+    if inspect_all == (worker is not None):
         raise ConfigError("name one worker, or give --all: 'craft status' lists them")
-    if out is not None and not everybody:
+    if out is not None and not inspect_all:
         raise ConfigError("--out is for --all: what is found about one worker is printed")
     run = find_run(run_dir)
     client = Client.of_run(run)
@@ -75,7 +75,7 @@ def _text(found: dict[str, Any]) -> str:
 
 
 def _bundle(client: Client, folder: Path) -> str:
-    """Look at all workers that run, several at a time, and return the summary."""
+    """Inspect all running workers, several at a time, and return the summary."""
     from concurrent.futures import ThreadPoolExecutor
 
     import msgspec
@@ -95,7 +95,7 @@ def _bundle(client: Client, folder: Path) -> str:
         looked = list(pool.map(look, runs))
     found = [each for each in looked if isinstance(each, CloseUp)]
     missing = [each for each in looked if isinstance(each, str)]
-    title = f"Somebody asked, {time.strftime('%Y-%m-%d %H:%M:%S')}."
+    title = f"Requested by craft debug, {time.strftime('%Y-%m-%d %H:%M:%S')}."
     try:
         bundle.write(folder, title, found, missing)
     except OSError as error:

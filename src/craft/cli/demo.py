@@ -36,7 +36,7 @@ def demo(workers: int, kills: int, steps: int, seed: int | None) -> None:
       craft demo --workers 4 --kills 2
     """
     if kills >= workers:
-        raise click.UsageError(f"--kills {kills} of {workers} workers leaves nobody to go on: at most {workers - 1}")
+        raise click.UsageError(f"--kills {kills} of {workers} workers leaves none to go on: at most {workers - 1}")
     stdio.forgive()
     folder = Path(tempfile.mkdtemp(prefix="craft-demo-"))
     try:
@@ -75,7 +75,7 @@ class Killer:
 
 
 def _train(path: Path, workers: int, steps: int, killer: Killer | None) -> set[str]:
-    """Run the job; return the digests of the training state at the end, one for each worker that finished."""
+    """Run the job; return the final digests of the training state, one for each worker that finished."""
     from craft.agent.supervisor import supervise
     from craft.cli.output.display import Display
     from craft.settings.run import resolve, write_effective

@@ -43,7 +43,7 @@ def doctor(
     microbatches: int | None,
     as_json: bool,
 ) -> None:
-    """Measure this machine and say what is in the way of a job, and what to do about it.
+    """Measure this machine; report what is in the way of a job, and what to do about it.
 
     Takes some seconds. The exit code is 1 if there is a problem; warnings leave it at 0.
 
@@ -53,12 +53,12 @@ def doctor(
       craft doctor --params 1e9 --dtype bf16 --microbatches 16 --workers 3
     """
     from craft.doctor.judge import judge
-    from craft.doctor.machine import look
+    from craft.doctor.machine import measure
 
     place = (folder or Path.cwd()).absolute()
     cost = [_cost(params, dtype, microbatches or workers, workers)] if params is not None else []
     tokens = sorted({*place.glob("craft-run*/token"), *place.glob("token"), *([token_file] if token_file else [])})
-    findings = [*judge(look(place, tokens, _gpu_health()), _torch(), workers), *cost]
+    findings = [*judge(measure(place, tokens, _gpu_health()), _torch(), workers), *cost]
     if as_json:
         echo_json([_plain(finding) for finding in findings], indent=2)
     else:
@@ -74,7 +74,7 @@ def _gpu_health() -> str | None:
 
 
 def _torch() -> Torch | str:
-    """By a process of its own: torch may be missing, broken, or hang."""
+    """Probe torch in a separate process: it may be missing, broken, or hang."""
     import msgspec
 
     from craft.doctor.findings import Torch
@@ -89,7 +89,7 @@ def _torch() -> Torch | str:
     except (IndexError, msgspec.DecodeError):
         said = done.stderr.decode(errors="replace").strip().splitlines()
         errors = [line for line in said if "Error" in line] or said
-        return errors[-1] if errors else f"ended with {done.returncode} and said nothing"
+        return errors[-1] if errors else f"ended with {done.returncode} and printed nothing"
 
 
 def _cost(params: float, dtype: str, microbatches: int, workers: int) -> Finding:

@@ -1,4 +1,4 @@
-"""``craft status``, ``events``, ``fail``, ``stop`` and others: look at a running job, and act on it."""
+"""``craft status``, ``events``, ``fail``, ``stop`` and others: inspect a running job, and act on it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _client(run_dir: Path | None) -> Any:
 @click.option("--json", "as_json", is_flag=True, help="Print the whole status as one JSON object.")
 @explained
 def status(run_dir: Path | None, as_json: bool) -> None:
-    """Show how a job stands: its step, its workers, its faults.
+    """Show the state of a job: its step, its workers, its faults.
 
     \b
     Example:
@@ -94,7 +94,7 @@ def fail(worker: str, run_dir: Path | None, reason: str) -> None:
 @click.option("--reason", default="asked by a person", show_default=True, help="For the journal.")
 @explained
 def abort(run_dir: Path | None, reason: str) -> None:
-    """Have every worker come out of what it is blocked in: all abort their exchange and meet again; nothing is lost.
+    """Abort what every worker is blocked in: all abort their exchange and meet again; nothing is lost.
 
     If one of them hangs in its own code, name it with 'craft fail' instead: the others go on without it.
 
@@ -103,7 +103,7 @@ def abort(run_dir: Path | None, reason: str) -> None:
       craft abort --reason "the switch was rebooted"
     """
     answer = _client(run_dir).abort(reason)
-    echo("all workers meet again" if answer["actions"] else "nobody is to be freed: no generation runs")
+    echo("all workers meet again" if answer["actions"] else "there is nothing to abort: no generation runs")
     _print_actions(answer)
 
 
@@ -158,7 +158,7 @@ def stop(run_dir: Path | None, reason: str) -> None:
 @click.option("--deadline", type=FiniteNumber(min=0), help="Seconds after which it ends, saved or not.")
 @explained
 def preempt(run_dir: Path | None, reason: str, deadline: float | None) -> None:
-    """Have the job make room: it takes a checkpoint at the next step boundary and ends with exit code 75.
+    """Preempt the job: it takes a checkpoint at the next step boundary and ends with exit code 75.
 
     'craft run --resume' goes on from there. SIGTERM to 'craft run' does the same, with the deadline of drain_limit_s.
 
@@ -200,7 +200,7 @@ def _lines(run_dir: Path | None, follow: bool) -> Any:
     try:
         yield from filter(None, map(as_record, Client.of_run(run).events(follow)))
     except Unreachable:
-        # The job is over or its lighthouse is away: the file has all that happened.
+        # The job is over or its lighthouse is down: the file has all that happened.
         yield from read_journal(run.journal)
 
 
@@ -210,7 +210,7 @@ def _print_actions(answer: dict[str, Any]) -> None:
 
 
 def _sentence(line: dict[str, Any]) -> str:
-    """One line of the journal for a person."""
+    """Return one line of the journal for people."""
     from craft.telemetry.explain.sentences import detail
 
     kind = str(line.get("kind", "?"))
@@ -259,7 +259,7 @@ def _print_status(found: dict[str, Any]) -> None:
 
 
 def _print_checkpoints(found: dict[str, Any]) -> None:
-    from craft.telemetry.explain.sentences import checkpoint, clock
+    from craft.telemetry.explain.amounts import checkpoint, clock
 
     last = found["last"]
     if not found["taken"] and last is None:

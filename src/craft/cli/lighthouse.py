@@ -1,4 +1,4 @@
-"""``craft lighthouse``: run the control plane of a job as a process of its own."""
+"""``craft lighthouse``: run the control plane of a job as a separate process."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def lighthouse(
     sets: tuple[str, ...],
     with_parent: bool,
 ) -> None:
-    """Run the lighthouse of a job: it knows who is there, decides, and tells.
+    """Run the lighthouse of a job: it knows the membership, decides, and tells.
 
     'craft run' starts one by itself; start your own for a job of several hosts. It can be killed and started again on
     the same run directory while the job goes on.
@@ -115,21 +115,17 @@ def lighthouse(
     """
     parent_pid = os.getppid()
     stdio.forgive()
-    # Only now: aiohttp takes a while to import, and 'craft --help' must not wait for it.
+    # Imported late: 'craft --help' must not wait for aiohttp.
     from craft.control.lighthouse import LighthouseSettings
     from craft.control.process import LighthouseAddress, end_with_parent, serve
     from craft.settings.techniques import Wishes
 
     if min_workers > workers:
         raise click.UsageError(f"--min-workers {min_workers} is more than --workers {workers}")
-    if (tls_cert is None) != (tls_key is None):
-        raise click.UsageError("--tls-cert and --tls-key go together")
-    tls = (tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None
-    place = LighthouseAddress(bind=bind, port=port, host_address=host_address, tls=tls)
-    run = RunDir(run_dir)
+    place = LighthouseAddress(bind=bind, port=port, host_address=host_address, tls=_tls(tls_cert, tls_key))
+    run, flags = RunDir(run_dir), {"on_loss": on_loss, "wait_limit_s": wait_limit}
 
     def begin() -> int:
-        flags = {"on_loss": on_loss, "wait_limit_s": wait_limit}
         settings = LighthouseSettings(
             workers=workers,
             min_workers=min_workers,
@@ -148,10 +144,18 @@ def lighthouse(
     raise SystemExit(_guarded(begin))
 
 
+def _tls(certificate: Path | None, key: Path | None) -> tuple[Path, Path] | None:
+    if certificate is not None and key is not None:
+        return certificate, key
+    if certificate is not None or key is not None:
+        raise click.UsageError("--tls-cert and --tls-key go together")
+    return None
+
+
 def _techniques(run: RunDir, flags: dict[str, Any], config: Path | None, wishes: Wishes) -> Chosen:
     from craft.settings.run import for_lighthouse
 
-    # What 'craft run' wrote down for the lighthouse that it starts: flags had their say there already.
+    # The file that 'craft run' wrote for its lighthouse includes the flags already.
     effective = config is not None and config.resolve() == run.config.resolve()
     return for_lighthouse(flags, config, wishes, effective=effective)
 
@@ -175,13 +179,13 @@ def _keep(run: RunDir, settings: LighthouseSettings, place: LighthouseAddress, t
 
 
 def _guarded(begin: Callable[[], int]) -> int:
-    """The exit code of ``begin``; an error of ours is one line for people."""
+    """Return the exit code of ``begin``; print an error of CRAFT as one line."""
     try:
         return begin()
     except CraftError as error:
         echo_error(f"craft lighthouse: {error}")
         return 2 if isinstance(error, ConfigError) else 1
     except OSError as error:
-        # A full disk, or one that went away.
+        # Such as a full disk.
         echo_error(f"craft lighthouse: {error}")
         return 1

@@ -1,4 +1,4 @@
-"""``craft``: one command, and what belongs to it. Each subcommand is imported only when it is called."""
+"""``craft``: the command group. Each subcommand is imported only when it is called."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ _INTERRUPTED = 130
 try:
     import click
 except KeyboardInterrupt:
-    # The one thing here that takes a while.
+    # Slow to import.
     raise SystemExit(_INTERRUPTED) from None
 
 _COMMANDS = {
-    "abort": ("craft.cli.inspect", "abort", "Have all workers come out of what they are blocked in."),
+    "abort": ("craft.cli.inspect", "abort", "Abort what all workers are blocked in."),
     "chaos": ("craft.cli.chaos", "chaos", "Inject faults into a running job."),
     "checkpoint": ("craft.cli.inspect", "checkpoint", "Have a job take a checkpoint now."),
-    "checkpoints": ("craft.cli.checkpoints", "checkpoints", "List, verify, compare, export and remove checkpoints."),
-    "debug": ("craft.cli.debug", "debug", "Look at a worker from close up: what it does, its stacks."),
+    "checkpoints": (
+        "craft.cli.checkpoints.commands",
+        "checkpoints",
+        "List, verify, compare, export and remove checkpoints.",
+    ),
+    "debug": ("craft.cli.debug", "debug", "Inspect a worker: what it does, its stacks."),
     "demo": ("craft.cli.demo", "demo", "See it work: kill workers of a small job and compare the bits."),
     "doctor": ("craft.cli.doctor", "doctor", "Measure whether this machine is fit for jobs, and say what to do."),
     "drain": ("craft.cli.inspect", "drain", "Let a worker or a host leave in order."),
@@ -58,7 +62,7 @@ class _Lazy(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            # Whoever presses Ctrl-C knows why.
+            # The user who presses Ctrl-C knows why.
             raise SystemExit(_INTERRUPTED) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -76,7 +80,7 @@ def main(**_: Any) -> None:
       craft run --workers 4 train.py      then, in another terminal, kill -9 one of its workers
     """
     stdio.open_standard_files()
-    # Only now: 'craft --help' has nothing to log.
+    # Imported late: 'craft --help' logs nothing.
     import logging
 
     from craft.telemetry.text import logs

@@ -1,4 +1,4 @@
-"""``craft plan``: what each technique would cost a job and save it, and how often to take checkpoints."""
+"""``craft plan``: what each technique costs a job and saves it, and how often to take checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MEASURED_DEFAULTS = ("stall_s",)
 
 
 def duration(text: str) -> float:
-    """Seconds, from such as ``6 min``."""
+    """Return the seconds of a text such as ``6 min``."""
     from craft.decide.step.interval import parse_duration
     from craft.protocol.errors import ConfigError
 
@@ -32,29 +32,29 @@ def duration(text: str) -> float:
 
 
 def some_time(text: str) -> float:
-    """The same, and more than nothing."""
+    """Return the same, more than 0."""
     seconds = duration(text)
     if not seconds:
-        raise click.BadParameter(f"{text!r}: it has to be longer than nothing")
+        raise click.BadParameter(f"{text!r}: it must be more than 0")
     return seconds
 
 
 def amount(text: str) -> float:
-    """A finite number of at least 0."""
+    """Return a finite number of at least 0."""
     try:
         number = float(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no number") from None
+        raise click.BadParameter(f"{text!r} is not a number") from None
     if not math.isfinite(number) or number < 0:
-        raise click.BadParameter(f"{text!r} is no finite number of at least 0")
+        raise click.BadParameter(f"{text!r} is not a finite number of at least 0")
     return number
 
 
 def some(text: str) -> float:
-    """The same, and more than nothing."""
+    """Return the same, more than 0."""
     number = amount(text)
     if not number:
-        raise click.BadParameter(f"{text!r}: it has to be more than nothing")
+        raise click.BadParameter(f"{text!r}: it must be more than 0")
     return number
 
 
@@ -88,7 +88,7 @@ _OPTIONS: tuple[tuple[str, str, Any, str, str], ...] = (
 
 
 def _figures(command: Any) -> Any:
-    """Give a command an option for every figure; None where none was given."""
+    """Add an option for every figure to a command; None if it is not given."""
     for flag, name, kind, metavar, text in reversed(_OPTIONS):
         command = click.option(flag, name, type=kind, metavar=metavar, default=None, help=text)(command)
     return command
@@ -141,7 +141,7 @@ def plan(run_dir: Path | None, as_json: bool, chart: Path | None, **figures: Any
 
 
 def _shown(run_dir: Path, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What a run shows, as fields of a Cluster, and sentences on what it does not show."""
+    """Return the figures of a run as fields of a Cluster, and sentences about what it does not show."""
     from craft.plan.measured import measure
     from craft.protocol.errors import ConfigError
     from craft.settings.rundir import find_run
@@ -160,7 +160,7 @@ def _fields(found: Measured, given: dict[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {"step_s": found.step_s, "checkpoint_s": found.checkpoint_s, "stall_s": found.stall_s}
     fields["replace_s"] = found.replace_s
     if "gpus" not in given:
-        # Another number of workers would have other microbatches, on other hosts.
+        # With another number of workers there would be other microbatches, on other hosts.
         fields |= {"gpus": found.workers, "microbatches": found.microbatches}
         if "gpus_per_host" not in given:
             fields["lost_gpus"] = found.lost_workers or 1
@@ -216,7 +216,7 @@ def _print(cluster: Cluster, rows: tuple[Row, ...], origins: dict[str, str], not
 
 
 def _print_table(rows: list[Any], right: tuple[int, ...]) -> None:
-    """With rich on a terminal, as plain columns otherwise."""
+    """Print with rich on a terminal, as plain columns otherwise."""
     if not sys.stdout.isatty():
         from craft.cli.output.columns import columns
 

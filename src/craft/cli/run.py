@@ -1,4 +1,4 @@
-"""``craft run``: start a job on this host and see it through."""
+"""``craft run``: start a job on this host and run it to its end."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from craft.telemetry.text import stdio
 
 
 class _Resume(click.Command):
-    """``--resume`` may come without a value: what follows is then the script."""
+    """Allows ``--resume`` without a value: what follows is then the script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         valued = {
             name for each in self.params if isinstance(each, click.Option) and not each.is_flag for name in each.opts
         }
         place = 0
-        # Up to the script: from there on everything is the script's.
+        # Up to the script: everything after it belongs to the script.
         while place < len(args) and args[place].startswith("-"):
             value = args[place + 1] if place + 1 < len(args) else ""
             if args[place] == "--resume" and value != "auto" and not value.isdigit():
@@ -36,7 +36,7 @@ class _Resume(click.Command):
 @click.command(cls=_Resume, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--workers", type=int, help="Workers on this host.  [default: 1]")
 @click.option("--spares", type=int, help="Further workers that wait for a free slot.  [default: 0]")
-@click.option("--min-workers", type=int, help="Give up when fewer are left and nobody comes.  [default: 1]")
+@click.option("--min-workers", type=int, help="Give up when fewer are left and no replacement comes.  [default: 1]")
 @click.option("--max-restarts", type=int, help="Workers started in the place of lost ones, at most.  [default: 1000]")
 @click.option(
     "--on-loss",
@@ -149,7 +149,7 @@ def run(
         write_effective(place.config, resolved)
     except CraftError as error:
         raise SystemExit(_refuse(error)) from None
-    # Only now: what has to be imported takes a while, and bad input gets its answer at once.
+    # Imported late: it takes a while, and bad input gets its answer at once.
     from craft.agent.supervisor import supervise
     from craft.cli.output.display import Display
 
@@ -167,7 +167,7 @@ def run(
 
 
 def _new_run_dir(path: Path | None) -> RunDir:
-    """The run directory for a new job; one that holds a job already is refused."""
+    """Return the run directory of a new job; refuse one that holds a job already."""
     from craft.settings.rundir import claim, claim_new
 
     return claim_new() if path is None else claim(path)

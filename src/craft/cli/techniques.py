@@ -1,4 +1,4 @@
-"""``craft techniques``: what there is, what is on, how it is set, and who answers what."""
+"""``craft techniques``: list techniques, whether they are on, their settings, and what they answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _TechniqueRow(NamedTuple):
     name: str
     summary: str
     origin: str
-    """built-in, or the package that it comes from."""
+    """built-in, or its package."""
     on: bool
     optional: bool
     settings: list[dict[str, Any]]
@@ -28,7 +28,7 @@ class _TechniqueRow(NamedTuple):
     points: list[str]
     inexact: str | None
     unavailable: str | None
-    """Why it can do nothing on this host, if so."""
+    """Why it cannot work on this host, if so."""
 
 
 @click.command()
@@ -68,13 +68,13 @@ def techniques(name: str | None, config: Path | None, run_dir: Path | None, as_j
 
 
 class _Found(NamedTuple):
-    """All techniques that there are."""
+    """All techniques."""
 
     kinds: list[Any]
     """In the order in which they are asked."""
     origins: dict[str, str]
     broken: dict[str, str]
-    """Those of other packages that cannot be used, with a sentence on each."""
+    """Sentences about unusable techniques of other packages."""
     choice: Any
 
 
@@ -89,7 +89,7 @@ def _found(config: Path | None, run_dir: Path | None) -> _Found:
     choice = choose(TomlFile(find_run(run_dir).config if run_dir is not None else config), of_environment())
     order = list(choice.techniques.by_name)
     kinds, origins, broken = arrange(BUILT_IN, order), {kind.name: "built-in" for kind in BUILT_IN}, {}
-    # Those that are on come first: they can be asked in one order, or the job would have been refused.
+    # Enabled ones come first: they have one order, or the job would have been refused.
     for entry in sorted(foreign().values(), key=lambda each: each.name not in order):
         try:
             kinds = arrange([*kinds, load(entry)], order)
@@ -138,7 +138,7 @@ def _entry(kind: Any, found: _Found) -> _TechniqueRow:
 
 
 def _plain(entry: _TechniqueRow) -> dict[str, Any]:
-    """For JSON, which has no infinity."""
+    """Convert for JSON, which has no infinity."""
     settings = [
         {**each, "value": str(each["value"]) if each["value"] == math.inf else each["value"]} for each in entry.settings
     ]

@@ -1,4 +1,4 @@
-"""``craft why``: the story of a fault, from the files of a run. Needs no lighthouse."""
+"""``craft why``: the timeline of a fault, from the files of a run. Needs no lighthouse."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: one object, or a list with --all.")
 @explained
 def why(number: int | None, everything: bool, run_dir: Path | None, hosts: tuple[Path, ...], as_json: bool) -> None:
-    """Tell what happened in the last fault, or in the Nth: who saw what, what was decided and why, what it cost.
+    """Show what happened in the last fault, or in the Nth: who saw what, what was decided and why, what it cost.
 
     Reads the files of the run, whether the job runs or is over.
 
@@ -92,7 +92,7 @@ def _chosen(found: list[Timeline], number: int | None) -> Timeline:
         return found[-1]
     if number > len(found):
         there = "none" if not found else "one" if len(found) == 1 else str(len(found))
-        raise ConfigError(f"there is no fault {number} in this run, which had {there}: 'craft why --all' tells of all")
+        raise ConfigError(f"there is no fault {number} in this run, which had {there}: 'craft why --all' shows all")
     return found[number - 1]
 
 

@@ -33,7 +33,7 @@ from craft.protocol.journal import FileDamaged, LighthouseAlone, LighthouseHeard
 from craft.settings.rundir import RunDir
 from craft.telemetry.metrics import LineCounter
 from craft.telemetry.records.journal import Journal, read_lines
-from craft.telemetry.records.journal_reader import aside_of, set_aside
+from craft.telemetry.records.journal_reader import damaged_file, quarantine
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Lighthouse:
     def __init__(self, run: RunDir, settings: LighthouseSettings, url: str) -> None:
         durable_file = DurableFile(run.generation)
         durable = durable_file.load()
-        damaged_lines = set_aside(run.journal)
+        damaged_lines = quarantine(run.journal)
         fresh = JobState(slots=settings.workers, min_workers=settings.min_workers)
         replay = JournalReplay(read_lines(run.journal))
         self.checkpoints, self.alerts = replay.checkpoints, replay.alerts
@@ -164,7 +164,7 @@ class Lighthouse:
             self.journal.write("event", FileDamaged(file=run.generation.name, detail=problem))
         if damaged_lines:
             lines = "1 line is" if damaged_lines == 1 else f"{damaged_lines} lines are"
-            detail = f"{lines} not readable, and set aside in {aside_of(run.journal).name}"
+            detail = f"{lines} not readable, and set aside in {damaged_file(run.journal).name}"
             logger.warning("%s: %s", run.journal, detail)
             self.journal.write("event", FileDamaged(file=run.journal.name, detail=detail))
 

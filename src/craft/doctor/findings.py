@@ -1,4 +1,4 @@
-"""What was measured on a machine, and what is to be said of it: values of ``craft doctor``."""
+"""The measurements of a machine and the findings about it: values of ``craft doctor``."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ class TokenFile(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     mode: int
     own: bool
-    """Whether it belongs to whoever asks."""
+    """Whether it belongs to the current user."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """Found without torch. None: could not be found out."""
+    """Measured without torch. None: could not be measured."""
 
     python: str
     cpus: float
-    """That this process may use, by its affinity and its control group."""
+    """Available to this process, by its affinity and its control group."""
     memory_bytes: int
-    """That is free."""
+    """Free memory."""
     shared_bytes: int | None
     """Free in ``/dev/shm``."""
     open_files: int
     pidfd: bool
-    """Whether the kernel tells of a process's end by a file."""
+    """Whether the kernel has pidfds, which report the end of a process."""
     synchronised: bool | None
-    """Whether the kernel thinks that its clock is right."""
+    """Whether the kernel considers its clock synchronised."""
     ports: int | None
-    """How many the kernel may give out by itself."""
+    """Size of the ephemeral port range."""
     loopback_mb_s: float | None
     folder: str
     folder_free_bytes: int | None
@@ -51,12 +51,12 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Torch(msgspec.Struct, frozen=True, kw_only=True):
-    """Found by a process that imports torch."""
+    """Measured by a process that imports torch."""
 
     version: str
     threads: int
     abort_ms: float | None = None
-    """From the abort of a Gloo group until whoever was blocked in it came out; None: it did not."""
+    """From the abort of a Gloo group until the blocked call returned; None: it did not."""
     abort_error: str = ""
     cuda: str | None = None
     nccl: str | None = None

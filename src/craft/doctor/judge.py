@@ -1,4 +1,4 @@
-"""Is this machine fit for CRAFT? Measurements in, one finding for each subject out. ``craft doctor`` measures and prints."""
+"""Judge whether a machine is fit for CRAFT: measurements in, one finding per subject out. ``craft doctor`` prints them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BUCKET_BYTES = 25 << 20
 
 
 def judge(machine: Machine, torch: Torch | str, workers: int) -> tuple[Finding, ...]:
-    """``torch`` is a sentence where it could not be looked at; ``workers`` is how many this host is to have."""
+    """Return the findings. ``torch`` is a sentence if it could not be probed; ``workers`` is the number for this host."""
     found = [_python(machine), *_torch(torch), _cpus(machine, workers), _memory(machine), *_kernel(machine)]
     found += [_ports(machine), _loopback(machine), *_folder(machine), _clock(machine)]
     found += [_token(token) for token in machine.tokens]
@@ -51,12 +51,12 @@ def _python(machine: Machine) -> Finding:
 
 def _torch(torch: Torch | str) -> list[Finding]:
     if isinstance(torch, str):
-        return [_problem("torch", torch, "install it: pip install torch; what is said of it comes from 'import torch'")]
+        return [_problem("torch", torch, "install it: pip install torch; this is the error of 'import torch'")]
     version = _numbers(torch.version)
     if version < _OLDEST_TORCH:
         return [_problem("torch", torch.version, "take torch 2.9 or newer")]
     if version > _NEWEST_TORCH:
-        return [_warning("torch", f"{torch.version}, newer than what CRAFT was tested with", "2.9 to 2.13 are")]
+        return [_warning("torch", f"{torch.version}, newer than what CRAFT was tested with", "use 2.9 to 2.13")]
     return [
         _ok("torch", f"{torch.version}, {torch.threads} threads by default; craft run gives each worker its own number")
     ]
@@ -137,7 +137,7 @@ def _token(token: TokenFile) -> Finding:
     found = f"{token.path} has mode {token.mode:04o}"
     if not token.own:
         return _problem(
-            "token", f"{token.path} belongs to somebody else", "take one of your own: whoever has it rules the job"
+            "token", f"{token.path} belongs to another user", "use your own: the token gives control of the job"
         )
     if token.mode & 0o077:
         return _problem(
@@ -148,9 +148,9 @@ def _token(token: TokenFile) -> Finding:
 
 def _abort(torch: Torch) -> Finding:
     if torch.abort_ms is None:
-        advice = "workers would stay blocked when another dies; report it with the versions above"
+        advice = "workers would stay blocked when a peer dies; report it with the versions above"
         return _problem("Gloo", f"its abort does not free a blocked worker: {torch.abort_error}", advice)
-    found = f"a blocked worker came out {torch.abort_ms:.0f} ms after the abort"
+    found = f"a blocked worker returned {torch.abort_ms:.0f} ms after the abort"
     if torch.abort_ms > _SLOW_ABORT_MS:
         return _warning("Gloo", found, "is this machine busy? every recovery takes that much longer")
     return _ok("Gloo", found)
@@ -180,9 +180,9 @@ def _devices(torch: Torch, health: str | None) -> list[Finding]:
 def costs(
     params: float, dtype: str, element_bytes: int, microbatches: int, workers: int, held: GradientMemory
 ) -> Finding:
-    """What holding the gradients of a model costs in memory."""
+    """Return what holding the gradients of a model costs in memory."""
     copy = params * element_bytes
-    # Between devices there is one room for all buckets.
+    # Between devices there is one buffer for all buckets.
     room = held.inbox * min(copy, _BUCKET_BYTES)
     device, overlaid = held.apart * copy + room, held.overlaid * copy + room
     text = (
@@ -195,7 +195,7 @@ def costs(
 
 
 def size(number: float) -> str:
-    """Bytes, for people."""
+    """Return a number of bytes for people."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if number < 1024:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"

@@ -1,6 +1,6 @@
-"""What this host can do, measured without torch: processors, memory, files, ports, loopback, disk, clock, tokens.
+"""Measure this host without torch: processors, memory, files, ports, loopback, disk, clock, tokens.
 
-Enters: a folder, and token files. Leaves: a ``Machine``. ``craft doctor`` calls it. Takes about a second.
+In: a folder and token files. Out: a ``Machine``, for ``craft doctor``. Takes about a second.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _LOOPBACK_BYTES, _DISK_BYTES = 128 << 20, 64 << 20
 _PIECE = 1 << 20
 _LIMIT_S = 20.0
 _TIME_ERROR = 5
-"""What ``adjtimex`` returns where nobody keeps the clock right."""
+"""Returned by ``adjtimex`` if the clock is not synchronised."""
 
 
-def look(folder: Path, tokens: Iterable[Path], gpu_health: str | None) -> Machine:
+def measure(folder: Path, tokens: Iterable[Path], gpu_health: str | None) -> Machine:
     """Measure this host; ``folder`` is where run directories and checkpoints would be."""
     return Machine(
         python=platform.python_version(),
@@ -62,7 +62,7 @@ def _cpus() -> float:
 
 
 def _synchronised() -> bool | None:
-    # The call fills a struct of about 200 bytes; zeroed, it only asks.
+    # The call fills a struct of about 200 bytes; zeroed, it only reads.
     asked = ctypes.create_string_buffer(512)
     try:
         answer = ctypes.CDLL(None, use_errno=True).adjtimex(asked)
@@ -90,7 +90,7 @@ def _loopback_mb_s() -> float | None:
 
 
 def _through(server: socket.socket) -> float:
-    """Send to oneself from another thread, and time the receiving."""
+    """Send to this process from another thread, and time the receiving."""
 
     def send() -> None:
         piece = bytes(_PIECE)

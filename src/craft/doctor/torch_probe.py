@@ -1,6 +1,6 @@
-"""What a process with torch can do on this host: ``python -m craft.doctor.torch_probe`` prints a ``Torch`` as JSON.
+"""Probe torch on this host: ``python -m craft.doctor.torch_probe`` prints a ``Torch`` as JSON.
 
-``craft doctor`` starts it: the command line has no torch, and what hangs here must not hang there.
+``craft doctor`` runs it as a process, because the command line does not import torch and must not hang with it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from craft.wire.peers import KEY_BYTES
 
 _LIMIT_S = 10.0
 _KEY = secrets.token_bytes(KEY_BYTES)
-"""Of a job that is in this process alone."""
+"""Key of a job that exists only in this process."""
 _COPY_BYTES = 256 << 20
 _COPIES = 5
 
 
-def look() -> Torch:
-    """Look at torch, try an abort, measure the GPUs."""
+def probe() -> Torch:
+    """Read torch's versions, try an abort, measure the GPUs."""
     abort_ms, error = _abort_ms()
     has_cuda = torch.cuda.is_available()
     return Torch(
@@ -45,14 +45,14 @@ def look() -> Torch:
 
 
 def _abort_ms() -> tuple[float | None, str]:
-    """Block in a receive that nobody answers, abort it from another thread, and see how long that takes."""
+    """Block in a receive without a sender, abort it from another thread, and time the abort."""
     groups = _pair()
     if groups is None:
         return None, "two members in one process did not meet"
     freed = threading.Event()
     blocked = threading.Thread(target=_blocked, args=(groups[0], freed), daemon=True)
     blocked.start()
-    # Long enough for the thread to be in its wait; should it not be, the abort has to free it just the same.
+    # Long enough for the thread to block; if it does not yet, the abort has to free it just the same.
     blocked.join(0.1)
     began = time.monotonic()
     groups[0].abort()
@@ -111,7 +111,7 @@ def _gb_s(number: int, count: int, copy: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(msgspec.json.encode(look()) + b"\n")
+    sys.stdout.buffer.write(msgspec.json.encode(probe()) + b"\n")
     sys.stdout.flush()
-    # Not through Gloo's destructors: a thread of its own that is still there would end this with an error.
+    # Skip Gloo's destructors: one of its threads that still runs would make this exit with an error.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""The Gloo group: ``torch.distributed.ProcessGroupGloo`` by its class, so that torch's default group stays the user's."""
+"""The Gloo group: uses ``torch.distributed.ProcessGroupGloo`` directly and leaves torch's default group to the user."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from craft.groups.rendezvous import Rendezvous
 from craft.protocol.errors import GroupAborted, GroupBroken, GroupError, GroupTimeout
 from craft.protocol.membership import Generation
 
-# The names that torch does not export by type.
+# Names for which torch has no types.
 dist: Any = torch.distributed
 
-# Waiting for a peer has no limit of its own: a slow step is not a fault, and whoever is lost is found by the lighthouse.
+# Waiting for a peer has no limit: a slow step is not a fault, and the lighthouse detects lost workers.
 _NO_LIMIT = timedelta(days=30)
 # Creating a device and finding its port among this process's sockets must not overlap with another group's.
 _device_lock = threading.Lock()
 
-# Gloo itself tells of a connection that ended within milliseconds, unless the end came in the middle of a message.
+# Gloo reports a closed connection within milliseconds, unless it closed in the middle of a message.
 _HALF_DONE_S = 1.0
 
 THREADS = "craft-group"
-"""So begin the names of threads that wait in Gloo: one that comes out of it while Python is taken down ends the process."""
+"""Prefix of the names of threads that wait in Gloo: one that returns while Python shuts down ends the process."""
 
 _Answer: TypeAlias = "queue.SimpleQueue[GroupError | None]"
 
@@ -40,12 +40,12 @@ class GlooGroup:
     def __init__(
         self, generation: Generation, rank: int, address: str, key: bytes, open_timeout_s: float = 30.0
     ) -> None:
-        """Meet the other members, which have the same ``key``; blocks until all are here. Raises GroupTimeout if that fails."""
+        """Connect to the other members, which have the same ``key``; raise GroupTimeout if they do not all arrive in time."""
         self.generation = generation.number
         self.rank = rank
         self.size = len(generation.members)
         self._aborted = threading.Event()
-        # Guards the next three: abort() may be called by any thread, also while open() is under way.
+        # Guards the next three: any thread may call abort(), also while _open() runs.
         self._lock = threading.Lock()
         self._over: GroupError | None = None
         self._connections: list[Any] = []
@@ -113,15 +113,15 @@ class GlooGroup:
             try:
                 raise error
             finally:
-                # Its traceback has this frame, which must not have it in turn: they, and what was to be received, would
-                # stay until the garbage collector finds them.
+                # Its traceback refers to this frame, which must not refer to it in turn: that cycle would keep the receive
+                # buffers until the garbage collector runs.
                 del error, pending, answer
 
     def _wait_loop(self) -> None:
-        """Wait in Gloo for whoever calls ``wait_all``.
+        """Wait in Gloo on behalf of ``wait_all``.
 
-        Gloo forgets an operation that was half done when its connection ended: nothing ever frees who waits for it. So it
-        is this thread that waits, and that is left behind then, with the group.
+        Gloo forgets an operation that was half done when its connection ended, and never wakes its waiter. So this thread waits,
+        and is abandoned with the group in that case.
         """
         while (question := self._questions.get()) is not None:
             pending, answer = question
@@ -129,23 +129,23 @@ class GlooGroup:
             for each in pending:
                 error = error or each.finish()
             answer.put(error)
-        # Here, because the end of a group waits for its own threads, one of which may hang in the same way.
+        # Here, because destroying a group joins its threads, one of which may hang in the same way.
         self._gloo = None
 
     def _watch_loop(self) -> None:
-        """Answer in Gloo's stead when a connection ends and Gloo says nothing."""
+        """Fail waiters when a connection ends and Gloo does not report it."""
         poller = select.poll()
         with self._lock:
             for connection in self._connections:
                 poller.register(connection, select.POLLRDHUP)
-        # In turns, because after an abort the descriptors may be somebody else's.
+        # With a timeout, because after an abort the descriptors may be reused.
         while not self._aborted.is_set() and not poller.poll(1000):
             pass
         if not self._aborted.wait(_HALF_DONE_S):
             self._end(GroupBroken(f"generation {self.generation}: a connection ended", self.generation))
 
     def _end(self, error: GroupError) -> None:
-        """From now on, whoever waits or will wait gets ``error``."""
+        """Make all current and future waits raise ``error``."""
         with self._lock:
             self._over = error
             answers, self._answers = self._answers, set()
@@ -156,7 +156,7 @@ class GlooGroup:
         return GroupAborted(f"generation {self.generation} was aborted", self.generation)
 
     def error(self, error: RuntimeError, peer: int) -> GroupAborted | GroupBroken:
-        """Map what torch raised to the tree of errors."""
+        """Map an error of torch to CRAFT's error tree."""
         if self._aborted.is_set():
             return self._gone()
         first_line = str(error).partition("\n")[0]
@@ -168,7 +168,7 @@ class GlooGroup:
 
     @property
     def over(self) -> GroupError | None:
-        """Why nobody need wait here any longer; None while the group is of use."""
+        """Why waiting here is pointless; None while the group works."""
         with self._lock:
             return self._over
 
@@ -181,15 +181,15 @@ class GlooGroup:
         self._questions.put(None)
 
     def cut_one(self) -> bool:
-        """Shut one connection down, as a network would that fails between two hosts; False if there is none left.
+        """Shut one connection down, as a network failure between two hosts would; False if none is left.
 
-        There is one connection for each peer, so that one peer is cut off from this member. Which one it is cannot be
-        told: a connection that was accepted says nothing about its other end's rank.
+        There is one connection per peer, so that one peer is cut off. Which one is unknown: an accepted connection does not
+        show the rank of its other end.
         """
         with self._lock:
             if not self._connections:
                 return False
-            # Not closed: the watching thread looks at it, and abort() closes it with the others.
+            # Not closed: the watching thread polls it, and abort() closes it with the others.
             sockets.shut(self._connections[-1])
             return True
 
@@ -207,8 +207,8 @@ class _GlooPending:
         self._group.wait_all([self])
 
     def finish(self) -> GroupError | None:
-        """Block until Gloo is done with it, if ever; return what went wrong. On the waiting thread only."""
-        # Gloo hands a completion out once: a second wait on the same operation would block for ever.
+        """Block until Gloo completes it, if ever; return the error. On the waiting thread only."""
+        # Gloo delivers a completion once: a second wait on the same operation would block for ever.
         work, self._work = self._work, None
         if work is None:
             return None
@@ -220,11 +220,11 @@ class _GlooPending:
 
 
 def _device(address: str) -> tuple[Any, tuple[str, int]]:
-    """Create a Gloo device and tell where it listens, in numbers: ``address`` may be a name, connections know none."""
+    """Create a Gloo device; return it with the numeric address that it listens on, since ``address`` may be a name."""
     with _device_lock:
         before = sockets.listening_addresses()
         device = dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
         new = sockets.listening_addresses() - before
     if len(new) != 1:
-        raise OSError(f"expected one new listening socket of Gloo's, found {sorted(new)}")
+        raise OSError(f"expected one new listening socket of Gloo, found {sorted(new)}")
     return device, new.pop()

@@ -1,8 +1,8 @@
-"""The NCCL group: tensors on devices by NCCL, everything else (words, acknowledgements, claims) by a Gloo group beside it.
+"""The NCCL group: device tensors go through NCCL, everything else (words, acknowledgements, claims) through Gloo.
 
-Gloo's connections also tell of a peer's death, of which NCCL says nothing. What NCCL is given runs on a stream of the group's
-own. No other stream ever waits for that one: the main thread asks the device whether an exchange has ended, and can give up
-asking. So an exchange that hangs blocks nothing but its own stream, until the abort ends it.
+Gloo's connections also reveal a peer's death, which NCCL does not. NCCL runs on the group's stream, and no other stream waits
+for it: the main thread polls the device for the end of an exchange and can stop polling. An exchange that hangs blocks only
+that stream, until the abort ends it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 import torch
 
 from craft.groups.gloo import GlooGroup
-from craft.groups.group import EXIT_NOT_FREED, Parcels, Pending
+from craft.groups.group import EXIT_NOT_FREED, Pending, Transfers
 from craft.groups.nccl_calls import Communicator, NcclError
 from craft.protocol.errors import GroupAborted, GroupBroken, GroupError
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 20e-6
-"""The device is asked again after this long; the kernel makes some 70 microseconds of it."""
+"""Pause between polls of the device; the kernel stretches it to some 70 microseconds."""
 _LOOK_FOR_ERRORS_S = 0.1
 _ABORT_LIMIT_S = 10.0
-"""An abort that takes longer never returns: the device does not answer, and nothing in this process can change that."""
+"""An abort that takes longer never returns: the device does not answer, and this process cannot change that."""
 
 
 class NcclGroup:
@@ -36,7 +36,7 @@ class NcclGroup:
     def __init__(self, gloo: GlooGroup, device: torch.device, identity: bytes) -> None:
         """Connect the devices of the members of ``gloo``, which all have the same ``identity`` from one of them.
 
-        Blocks until all are here, for ever if one dies meanwhile: on a thread that can be left behind. Raises GroupError.
+        Blocks until all arrive, for ever if one dies meanwhile: call it on a thread that can be abandoned. Raises GroupError.
         """
         self.generation = gloo.generation
         self.rank = gloo.rank
@@ -44,7 +44,7 @@ class NcclGroup:
         self.device = device
         self.stream = torch.cuda.Stream(device, priority=-1)
         self._gloo = gloo
-        # Guards the flag: abort() may be called by any thread.
+        # Guards the flag: any thread may call abort().
         self._lock = threading.Lock()
         self._aborted = False
         try:
@@ -58,7 +58,7 @@ class NcclGroup:
             raise
 
     def _greet(self) -> None:
-        """NCCL connects two ranks when they first have something for each other: now, not in the middle of a step."""
+        """Make NCCL connect all ranks now: it connects two ranks on first use, which would be in the middle of a step."""
         with torch.cuda.stream(self.stream):
             signals = torch.zeros(self.size, 16, dtype=torch.uint8, device=self.device)
             others = [rank for rank in range(self.size) if rank != self.rank]
@@ -67,8 +67,8 @@ class NcclGroup:
 
     # Between devices.
 
-    def swap(self, sends: Parcels, receives: Parcels) -> None:
-        """Put sends and receives on the group's stream; those who have something for each other make their calls in one order."""
+    def swap(self, sends: Transfers, receives: Transfers) -> None:
+        """Enqueue sends and receives on the group's stream; each pair of ranks must list them in the same order."""
         if self._aborted:
             raise self._gone()
         try:
@@ -77,15 +77,15 @@ class NcclGroup:
             raise self._broken(error) from error
 
     def mark(self) -> torch.cuda.Event:
-        """A mark behind everything that the group's stream has been given so far."""
+        """Return an event behind everything enqueued on the group's stream so far."""
         event = torch.cuda.Event()
         event.record(self.stream)
         return event
 
     def wait_device(self, mark: torch.cuda.Event) -> None:
-        """Block until the stream has come to ``mark``; raise GroupError if it never will, or not with what was sent.
+        """Block until the stream reaches ``mark``; raise GroupError if it never will, or reaches it through an abort.
 
-        An abort lets the stream go on, over whatever was half received: whether there was one is looked at afterwards.
+        An abort lets the stream continue past half-received data, so that the flag is checked again at the end.
         """
         look = time.monotonic() + _LOOK_FOR_ERRORS_S
         while not mark.query():
@@ -140,7 +140,7 @@ class NcclGroup:
         return self._aborted
 
     def abort(self) -> None:
-        """Returns at once, and so does whoever waits in the group; the device comes free some 50 ms later."""
+        """Unblock every waiter and return at once; the device comes free some 50 ms later."""
         with self._lock:
             first, self._aborted = not self._aborted, True
         self._gloo.abort()
@@ -148,7 +148,7 @@ class NcclGroup:
             threading.Thread(target=self._end, name=f"craft-abort-{self.generation}", daemon=True).start()
 
     def _end(self) -> None:
-        """Abort what is under way on the device. If even that hangs, this process is of no use any more."""
+        """Abort the work on the device; exit the process if even that hangs."""
         end = threading.Timer(_ABORT_LIMIT_S, _give_up, args=(self.generation,))
         end.daemon = True
         end.start()
@@ -164,7 +164,7 @@ class NcclGroup:
 
 def _give_up(generation: int) -> None:
     logger.critical(
-        "the abort of generation %d has not returned for %.0f s: the device does not answer, and this worker ends",
-        generation, _ABORT_LIMIT_S,
+        "abort of generation %d still blocked after %.0f s: the device does not answer; exiting %d for replacement",
+        generation, _ABORT_LIMIT_S, EXIT_NOT_FREED,
     )  # fmt: skip
     os._exit(EXIT_NOT_FREED)

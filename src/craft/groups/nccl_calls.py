@@ -1,7 +1,7 @@
-"""NCCL's own calls, as far as a group needs them, by ctypes: the library that torch brings, without torch's process group.
+"""Call NCCL through ctypes: the library that torch ships, without torch's process group.
 
-Enters: tensors on a device, and the stream they are to be sent on. Leaves: work on that stream. ``nccl.py`` calls it. Why not
-through torch is in docs/explanation/decisions/nccl_by_its_own_calls.md.
+In: device tensors and the stream to send them on. Out: work on that stream. ``nccl.py`` calls it.
+docs/explanation/decisions/nccl_by_its_own_calls.md says why it does not go through torch.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
-from craft.groups.group import Parcels
+from craft.groups.group import Transfers
 
 ID_BYTES = 128
 _SUCCESS, _IN_PROGRESS = 0, 7
 _BYTE = 1
-"""NCCL's number for uint8: what travels is bytes, whatever they mean."""
+"""NCCL's number for uint8: everything is sent as bytes."""
 _ABORT_PATIENCE_S = 1.0
-"""So long an abort lets a call that is under way in another thread come to its end; then it ends the call."""
+"""How long an abort waits for a call on another thread to return before it ends the call."""
 
 
 class NcclError(Exception):
-    """A call of NCCL's failed."""
+    """A call to NCCL failed."""
 
 
 class _Id(ctypes.Structure):
@@ -33,7 +33,7 @@ class _Id(ctypes.Structure):
 
 @functools.cache
 def _library() -> Any:
-    """The library as torch has loaded it, or the one beside it; raises NcclError where there is none."""
+    """Return the library that torch has loaded, or the one beside it; raise NcclError if neither exists."""
     problem = ""
     for name in ("libnccl.so.2", "libnccl.so", "libtorch_cuda.so"):
         try:
@@ -49,7 +49,7 @@ def _library() -> Any:
             problem = problem or str(error)
         else:
             return found
-    raise NcclError(f"there is no NCCL here: {problem}")
+    raise NcclError(f"NCCL is not installed: {problem}")
 
 
 def _check(code: int, call: str) -> None:
@@ -60,14 +60,14 @@ def _check(code: int, call: str) -> None:
 
 
 def version() -> str:
-    """Such as 2.28.9; raises NcclError where there is none."""
+    """Return the version, such as 2.28.9; raise NcclError without NCCL."""
     number = ctypes.c_int()
     _check(_library().ncclGetVersion(ctypes.byref(number)), "ncclGetVersion")
     return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
 
 
 def unique_id() -> bytes:
-    """What all members of a communicator must know: made by one of them, who listens for the others from then on."""
+    """Return the identity that all members of a communicator share; its maker listens for the others from then on."""
     made = _Id()
     _check(_library().ncclGetUniqueId(ctypes.byref(made)), "ncclGetUniqueId")
     return ctypes.string_at(ctypes.byref(made), ID_BYTES)
@@ -77,20 +77,20 @@ class Communicator:
     """One rank's end. ``swap`` by one thread at a time; ``abort`` by any thread, at any moment."""
 
     def __init__(self, identity: bytes, rank: int, size: int, device: torch.device) -> None:
-        """Blocks until all members are here; may block for ever if one dies meanwhile."""
-        # Held while a call uses the communicator, so that an abort does not take it away in the middle.
+        """Connect all members; may block for ever if one dies meanwhile."""
+        # Held while a call uses the communicator, so that an abort does not free it meanwhile.
         self._calls = threading.Lock()
         self._handle: ctypes.c_void_p | None = None
         made = _Id()
         ctypes.memmove(ctypes.byref(made), identity, ID_BYTES)
         handle = ctypes.c_void_p()
-        # The device is a thread's own, and this may be one that has none yet.
+        # The current device is per thread, and this thread may have none yet.
         with torch.cuda.device(device):
             _check(_library().ncclCommInitRank(ctypes.byref(handle), size, made, rank), "ncclCommInitRank")
         self._handle = handle
 
-    def swap(self, sends: Parcels, receives: Parcels, stream: torch.cuda.Stream) -> None:
-        """Put sends and receives on ``stream``, all at once: in whatever order their peers name them, they meet."""
+    def swap(self, sends: Transfers, receives: Transfers, stream: torch.cuda.Stream) -> None:
+        """Enqueue sends and receives on ``stream`` as one NCCL group: the order among peers does not matter."""
         library, where = _library(), ctypes.c_void_p(stream.cuda_stream)
         with self._calls, torch.cuda.device(stream.device):
             handle = self._alive()
@@ -105,7 +105,7 @@ class Communicator:
             _check(code, "ncclGroupEnd")
 
     def error(self) -> str | None:
-        """What went wrong behind the scenes, if anything did. None, too, while another call is under way."""
+        """Return the asynchronous error, if any; None, too, while another call is under way."""
         if not self._calls.acquire(blocking=False):
             return None
         try:
@@ -119,7 +119,7 @@ class Communicator:
         return None
 
     def abort(self) -> None:
-        """End everything that is under way, on the device too. Takes a while; once it has returned, nothing is written."""
+        """End all work, on the device too. Once it has returned, nothing is written any more."""
         patient = self._calls.acquire(timeout=_ABORT_PATIENCE_S)
         try:
             handle, self._handle = self._handle, None

@@ -1,4 +1,4 @@
-"""Which members of a generation can be reached at all: a connection to each, tried at the same time."""
+"""Find the members of a generation that this worker cannot reach."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _ATTEMPTS = 2
 def unreachable(generation: Generation, worker_id: str, limit_s: float = _LIMIT_S) -> tuple[str, ...]:
     """Return the members to which ``worker_id`` cannot connect within the limit.
 
-    A process that hangs is reached, since its kernel answers for it: what this finds is a network that does not carry.
+    A process that hangs counts as reached, since its kernel answers: this finds network failures only.
     """
     missing: set[str] = set()
 
-    def knock(member: Member) -> None:
+    def try_connect(member: Member) -> None:
         for _ in range(_ATTEMPTS):
             try:
                 socket.create_connection((member.address, member.store_port), limit_s).close()
             except ConnectionRefusedError:
-                # Its process is gone, and the network carries: its agent will say so.
+                # Its process is gone but the network works: its agent will report it.
                 return
             except OSError:
                 continue
@@ -32,7 +32,7 @@ def unreachable(generation: Generation, worker_id: str, limit_s: float = _LIMIT_
         missing.add(member.worker_id)
 
     threads = [
-        threading.Thread(target=knock, args=(member,), name="craft-reach", daemon=True)
+        threading.Thread(target=try_connect, args=(member,), name="craft-reach", daemon=True)
         for member in generation.members
         if member.worker_id != worker_id
     ]

@@ -1,10 +1,10 @@
-"""The rendezvous store: where the members of a generation bring what the others must know, and get what all brought.
+"""The rendezvous store: every member of a generation brings entries and receives those of all members.
 
-It stands in for torch's ``TCPStore``, which asks a name server for the name of every peer. Where that is slow or silent,
-each new generation would take seconds.
+It replaces torch's ``TCPStore``, which asks a name server for the name of every peer: with a slow name server each new
+generation would take seconds.
 
-The server end lives in every worker; the one of rank 0 is used. A member connects, proves to have the job's key, brings its
-entries and gets, once all members have, the entries of all. Both ends bound what they read (``craft.wire.peer_server``).
+Every worker runs the server end; rank 0's is used. A member connects, proves to have the job's key, sends its entries and
+receives, once all members have arrived, the entries of all. Both ends bound what they read (``craft.wire.peer_server``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from craft.wire.peer_server import PeerServer
 from craft.wire.peers import Peer, PeerRefusal
 
 _MAX_STRANGERS = 1024
-"""All members of a large generation come at the same moment."""
+"""All members of a large generation arrive at the same moment."""
 _MAX_MEMBERS = 1 << 14
 _MAX_BROUGHT_BYTES = 1 << 24
 _MAX_BYTES = 1 << 28
@@ -34,7 +34,7 @@ _MAX_NAMED = 64
 _LONGEST_WAIT_S = 600.0
 _AGAIN_S = 0.05
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-"""Errors by which this process, or its host, lacks something for a while."""
+"""Errors that mean a transient shortage in this process or on its host."""
 
 
 class Bring(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -42,27 +42,27 @@ class Bring(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
     number: int
     name: str
-    """Of the generation; its number alone may be that of one that a lost lighthouse had begun."""
+    """Name of the generation; its number alone may be that of one that a lost lighthouse had begun."""
     rank: int
     size: int
     limit_s: float
-    """How long it will wait for the others."""
+    """How long it waits for the others."""
     entries_bytes: int
     nonce: bytes
 
 
 class Met(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """All members came. The entries of all follow in frames."""
+    """All members arrived. The entries of all follow in frames."""
 
     entries_bytes: int
 
 
 class NotMet(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The members of the generation did not all come, or need not any more."""
+    """Not all members arrived, or a newer generation has met."""
 
     reason: str
     missing: tuple[int, ...] = ()
-    """Ranks that did not come; the first of them, if there are many."""
+    """Ranks that did not arrive; the first of them, if there are many."""
 
 
 _BRING: msgspec.msgpack.Decoder[Bring] = msgspec.msgpack.Decoder(Bring)
@@ -71,7 +71,7 @@ _ENTRIES: msgspec.msgpack.Decoder[dict[str, bytes]] = msgspec.msgpack.Decoder(di
 
 
 class _Gathering:
-    """The members of one generation, as far as they are here."""
+    """The members of one generation that have arrived."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -80,10 +80,10 @@ class _Gathering:
 
 
 class RendezvousStore:
-    """The server end. Lives as long as the process: a generation may be meeting there at any time."""
+    """The server end. Lives as long as the process: a generation may meet there at any time."""
 
     def __init__(self, address: str, key: bytes) -> None:
-        # Guards the gatherings: each member is served by a thread of its own.
+        # Guards the gatherings: one thread serves each member.
         self._change = threading.Condition()
         self._gatherings: dict[str, _Gathering] = {}
         self._newest = 0
@@ -107,7 +107,7 @@ class RendezvousStore:
         peers.send_frames(peer.connection, peer.answers, memoryview(data))
 
     def _gather(self, bring: Bring, entries: dict[str, bytes]) -> dict[str, bytes] | NotMet:
-        """Wait until all members of the generation have brought their entries, or that is of no use any more."""
+        """Wait until all members of the generation have brought their entries, or a newer generation has met."""
         with self._change:
             if bring.number < self._newest:
                 return _outdated(bring)
@@ -124,10 +124,10 @@ class RendezvousStore:
             if gathering.outdated:
                 return _outdated(bring)
             missing = tuple(rank for rank in range(bring.size) if rank not in gathering.brought)
-            return NotMet(f"{len(missing)} of {bring.size} members did not come", missing[:_MAX_NAMED])
+            return NotMet(f"{len(missing)} of {bring.size} members did not arrive", missing[:_MAX_NAMED])
 
     def _met(self, number: int) -> None:
-        """Those who still wait for an older generation wait in vain: its rank 0, whose store this is, has moved on."""
+        """Fail those who wait for an older generation: rank 0, whose store this is, has moved on."""
         self._newest = number
         for name, gathering in list(self._gatherings.items()):
             if gathering.number < number:
@@ -136,13 +136,13 @@ class RendezvousStore:
 
 
 def _outdated(bring: Bring) -> NotMet:
-    return NotMet(f"a newer generation than {bring.number} was there first")
+    return NotMet(f"generation {bring.number} is outdated: a newer one has met")
 
 
 class Rendezvous(TorchStore):
-    """A member's end, in the form that Gloo wants: ``set`` what you bring, and the first ``wait`` brings it.
+    """The client end, as the store that Gloo expects: ``set`` entries, and the first ``wait`` exchanges them.
 
-    Everything must be set before that: there is one exchange, not one for each key.
+    Set everything before that: there is one exchange, not one per key.
     """
 
     def __init__(self, generation: Generation, rank: int, key: bytes, limit_s: float) -> None:
@@ -155,7 +155,7 @@ class Rendezvous(TorchStore):
         self._own: dict[str, bytes] = {}
         self._all: dict[str, bytes] | None = None
         self.missed: tuple[int, ...] = ()
-        """After an error: the ranks because of which the members did not meet, as far as it is known; perhaps the own."""
+        """After an error: the ranks that kept the members from meeting, as far as known; perhaps this one."""
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
         self._own[key] = bytes(value)
@@ -170,7 +170,7 @@ class Rendezvous(TorchStore):
         return self._all[key]
 
     def _meet(self) -> dict[str, bytes]:
-        """Go to the store of rank 0, and once more if it sends this member away before it has heard it."""
+        """Connect to the store of rank 0; retry if the connection ends before the store answers."""
         deadline = time.monotonic() + self._limit_s
         leader = self._generation.members[0]
         while True:
@@ -186,7 +186,7 @@ class Rendezvous(TorchStore):
                     continue
                 self.missed = (self._rank,) if passing else (0,)
                 why = "it did not answer" if isinstance(error, BlockingIOError) else str(error)
-                raise OSError(f"no way into the rendezvous store of {leader.worker_id}: {why}") from None
+                raise OSError(f"cannot use the rendezvous store of {leader.worker_id}: {why}") from None
 
     def _visit(self, place: tuple[str, int], deadline: float) -> dict[str, bytes]:
         left = max(_AGAIN_S, deadline - time.monotonic())
@@ -202,7 +202,7 @@ class Rendezvous(TorchStore):
         )
         with socket.create_connection(place, left) as connection:
             peers.prepare(connection)
-            # The limit is the store's to keep; this one is for a store that does not answer at all.
+            # The store keeps the limit; this one is for a store that does not answer at all.
             peers.limit(connection, left + 1.0)
             peer = peers.introduce(connection, msgspec.msgpack.encode(bring), self._key)
             peers.send_frames(connection, peer.body, memoryview(entries))
@@ -213,7 +213,7 @@ class Rendezvous(TorchStore):
         raise self._explained(answer)
 
     def _explained(self, answer: Met | NotMet | PeerRefusal) -> _NotMet:
-        """Why the store gives no entries, in words, with those who are missing by their names."""
+        """Explain why the store returns no entries, and name the missing workers."""
         if isinstance(answer, Met):
             return _NotMet(f"the members brought {answer.entries_bytes} bytes: the limit is {_MAX_BYTES}")
         self.missed = answer.missing if isinstance(answer, NotMet) else ()
@@ -223,4 +223,4 @@ class Rendezvous(TorchStore):
 
 
 class _NotMet(OSError):
-    """The store answered, and the members do not meet."""
+    """The store answered that the members do not meet."""

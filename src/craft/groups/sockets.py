@@ -1,8 +1,8 @@
 """Find the TCP connections of a Gloo group among the file descriptors of this process.
 
-Gloo has no abort. What frees a blocked call is ``shutdown`` on the group's own connections, and only those: a listening
-socket would make Gloo end the process, and the rendezvous store's sockets belong to others. A connection is known as
-Gloo's by its ports: either ours is the port of the group's own listening socket, or the peer's is that of a member's.
+Gloo has no abort. ``shutdown`` on the group's connections frees a blocked call. It must hit only those: on a listening socket
+it would make Gloo end the process, and the rendezvous store's sockets serve others. A connection is Gloo's if its local port
+is that of the group's listening socket, or its remote port is that of a member's.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 _LOOP = "gloo_tcp_loop"
-"""The name that Gloo gives to the thread that waits for a group's connections."""
+"""Name of Gloo's thread that waits for a group's connections."""
 _OPEN_HERE = (1, 8)
-"""Of TCP's states, as Linux numbers them: established, and closed by the peer alone."""
-_LOOK_AGAIN_S = 0.001
-_LOOKS = 200
+"""Linux's numbers of the TCP states established and close-wait."""
+_RETRY_S = 0.001
+_ATTEMPTS = 200
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """Yield a duplicate of each TCP socket of this process. What is looked at is what is held: no race with other threads."""
+    """Yield a duplicate of each TCP socket of this process: other threads cannot close it while it is inspected."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -38,7 +38,7 @@ def _sockets() -> Iterator[socket.socket]:
 
 
 def listening_addresses() -> set[tuple[str, int]]:
-    """Where this process listens: numeric address and port."""
+    """Return the numeric address and port of every socket on which this process listens."""
     found = set()
     for copy in _sockets():
         with copy:
@@ -50,7 +50,7 @@ def listening_addresses() -> set[tuple[str, int]]:
 def connections(own_port: int, peer_addresses: Collection[tuple[str, int]]) -> list[socket.socket]:
     """Return duplicates of the connections that were accepted on ``own_port`` or lead to one of ``peer_addresses``.
 
-    Not of those that were cut: Gloo may hold them for long, and their ports are given to others meanwhile.
+    Connections that were shut down are left out: Gloo may hold them for long, and their ports may be reused meanwhile.
     """
     found = []
     for copy in _sockets():
@@ -69,17 +69,16 @@ def connections(own_port: int, peer_addresses: Collection[tuple[str, int]]) -> l
 
 
 def _numeric(name: tuple[str, int]) -> tuple[str, int]:
-    """Address and port of a socket's name; an IPv4 address is the same however the socket speaks of it."""
+    """Return address and port of a socket's name; an IPv4 address mapped to IPv6 as IPv4."""
     return str(name[0]).removeprefix("::ffff:"), int(name[1])
 
 
 def gloo_connections() -> list[socket.socket]:
-    """Return duplicates of the connections of every Gloo group in this process, whoever opened it, or is opening it now.
+    """Return duplicates of the connections of every Gloo group in this process, open or opening.
 
-    Nothing has to be known about how they were opened, and no other connection can be among them: each group has a thread of
-    Gloo's that waits on an epoll instance of its own, in which its connections are, beside a pipe and the socket on which it
-    listens. The kernel tells which instance a thread waits on, and what is in it. A group of CRAFT's own is one of them, too:
-    this is for guests, which have none.
+    It needs no knowledge of how they were opened and finds no other connection: each group has a Gloo thread that waits on an
+    epoll instance, which holds the group's connections, a pipe and its listening socket. The kernel says which instance a
+    thread waits on and what it contains. For workers attached from torchrun, which have no group of CRAFT.
     """
     found = []
     for instance in _gloo_instances():
@@ -98,23 +97,20 @@ def gloo_connections() -> list[socket.socket]:
 
 
 def abort_gloo() -> int:
-    """Free everybody who is blocked in any Gloo group of this process, here and at the peers.
-
-    Returns how many connections that took.
-    """
+    """Free every call that is blocked in a Gloo group, here and at the peers; return the number of connections."""
     found = gloo_connections()
     cut(found)
     return len(found)
 
 
 def _gloo_instances() -> set[int]:
-    """The epoll instances, by descriptor, that threads of Gloo's wait on."""
+    """Return the descriptors of the epoll instances that Gloo's threads wait on."""
     found = set()
     pending = [task for task in Path("/proc/self/task").iterdir() if _read(task / "comm").strip() == _LOOP]
-    for look in range(_LOOKS):
-        if look:
-            # A thread that runs just now will wait again within moments.
-            time.sleep(_LOOK_AGAIN_S)
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            # A thread that is running waits again within moments.
+            time.sleep(_RETRY_S)
         for task in list(pending):
             instance = _waits_on(task)
             if instance is not None or not task.exists():
@@ -127,7 +123,7 @@ def _gloo_instances() -> set[int]:
 
 
 def _waits_on(task: Path) -> int | None:
-    """The epoll instance in whose wait a thread is; None if it is not in one."""
+    """Return the epoll instance that a thread waits on; None if it waits on none."""
     # The number of the system call, then its arguments, in hexadecimal.
     _, _, arguments = _read(task / "syscall").partition(" ")
     first = arguments.partition(" ")[0]
@@ -141,7 +137,7 @@ def _waits_on(task: Path) -> int | None:
 
 
 def _watched(instance: int) -> Iterator[tuple[int, int]]:
-    """Descriptor and inode of everything in an epoll instance; by both, a descriptor that is used again is told apart."""
+    """Yield descriptor and inode of everything in an epoll instance; the inode detects a reused descriptor."""
     for line in _read(Path(f"/proc/self/fdinfo/{instance}")).splitlines():
         if line.startswith("tfd:"):
             words = line.split()
@@ -165,7 +161,7 @@ def cut(found: Collection[socket.socket]) -> None:
 
 
 def shut(copy: socket.socket) -> None:
-    """Shut one connection down; it stays this process's to close."""
-    # Not connected any more: the peer was faster.
+    """Shut one connection down; the caller still closes it."""
+    # No longer connected: the peer was faster.
     with contextlib.suppress(OSError):
         copy.shutdown(socket.SHUT_RDWR)

@@ -1,6 +1,6 @@
-"""Some members of a group as a group of their own: over the same connections, with ranks and tags of its own.
+"""Treat some members of a group as a group: same connections, separate ranks and tags.
 
-NCCL's messages have no tags. Between devices two parts of a group must not be in use at once: those who use a part see to that.
+NCCL's messages have no tags, so that two subgroups must not use the devices at once: their users see to that.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from collections.abc import Sequence
 
 import torch
 
-from craft.groups.group import P2P, DeviceP2P, Parcels, Pending
+from craft.groups.group import P2P, DeviceP2P, Pending, Transfers
 
 
 def part_of(group: P2P, ranks: Sequence[int], first_tag: int) -> P2P:
-    """The members of these ranks, this one among them; what carries tensors between devices still does."""
+    """Return a subgroup of these ranks, which include this one; it transfers between devices if ``group`` does."""
     if isinstance(group, DeviceP2P):
         return DeviceSubgroup(group, ranks, first_tag)
     return Subgroup(group, ranks, first_tag)
 
 
 class Subgroup:
-    """By the connections between hosts."""
+    """A subgroup over the connections between hosts."""
 
     def __init__(self, group: P2P, ranks: Sequence[int], first_tag: int) -> None:
         self.generation = group.generation
@@ -41,7 +41,7 @@ class Subgroup:
 
 
 class DeviceSubgroup(Subgroup):
-    """By those between devices, too: on the group's own stream."""
+    """A subgroup that also transfers between devices, on the group's stream."""
 
     def __init__(self, group: DeviceP2P, ranks: Sequence[int], first_tag: int) -> None:
         super().__init__(group, ranks, first_tag)
@@ -49,11 +49,11 @@ class DeviceSubgroup(Subgroup):
         self.stream = group.stream
         self._devices = group
 
-    def swap(self, sends: Parcels, receives: Parcels) -> None:
+    def swap(self, sends: Transfers, receives: Transfers) -> None:
         self._devices.swap(self._of_group(sends), self._of_group(receives))
 
-    def _of_group(self, parcels: Parcels) -> Parcels:
-        return [(tensor, self._ranks[peer]) for tensor, peer in parcels]
+    def _of_group(self, transfers: Transfers) -> Transfers:
+        return [(tensor, self._ranks[peer]) for tensor, peer in transfers]
 
     def mark(self) -> torch.cuda.Event:
         return self._devices.mark()

@@ -1,4 +1,4 @@
-"""A plan as a picture. Needs matplotlib, which CRAFT does not install."""
+"""Draw a plan as a picture. Needs matplotlib, which CRAFT does not install."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FACTORS = [10 ** (power / 8) for power in range(-8, 13)]
 
 
 def check_chart(path: Path) -> None:
-    """Say at once if there can be none: of this form, in this place, or at all."""
+    """Raise ConfigError early if the chart cannot be written: wrong suffix, no directory, no matplotlib."""
     if path.suffix.lower() not in FORMS:
         raise ConfigError(f"--chart {path}: the name ends with .png, .svg or .pdf")
     if not path.absolute().parent.is_dir():
@@ -33,7 +33,7 @@ def check_chart(path: Path) -> None:
 
 
 def draw(cluster: Cluster, rows: Sequence[Row], path: Path) -> None:
-    """Left: what each technique loses. Right: the share of time that each loses, over the rate of failures."""
+    """Draw what each technique loses (left), and the share of time that each loses over the failure rate (right)."""
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.6), layout="constrained")

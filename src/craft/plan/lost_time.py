@@ -1,7 +1,6 @@
-"""The share of its time in which a job gets on, in closed form. ``techniques.py`` puts techniques together from these.
+"""The share of time in which a job makes progress, in closed form. ``techniques.py`` builds on these formulas.
 
-Failures come at a constant rate, each at any moment alike. Each formula is derived in docs/howto/planning.md, and a simulation
-in the tests holds it to that.
+Failures arrive at a constant rate. docs/howto/planning.md derives each formula, and a simulation in the tests checks it.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ import msgspec
 from craft.decide.step.interval import first_order
 
 _FAR = 700.0
-"""exp() of more than that is no number any more, and nothing gets done."""
+"""exp() of more than this overflows; no work gets done then."""
 _NEVER = 1e-30
-"""A rate, per second, that is none."""
+"""Rates per second up to this count as zero."""
 _SMALL = 1e-12
-"""For a cost of so small a part of the time between failures, the first order is as exact as numbers are."""
+"""For stalls below this fraction of the time between failures, the first order is exact to machine precision."""
 
 
 def saved_share(rate: float, interval_s: float, stall_s: float, back_s: float) -> float:
-    """What is left of the time where each failure leads back to the last checkpoint.
+    """Return the productive share of time if each failure leads back to the last checkpoint.
 
-    One is taken after every ``interval_s`` of work and holds it up for ``stall_s``. ``back_s``: how long it takes to begin
-    again, and from the stall until a checkpoint can be gone back to.
+    A checkpoint follows every ``interval_s`` of work and stalls it for ``stall_s``. ``back_s``: the time to begin again, plus
+    that from the stall until the checkpoint is usable.
     """
     if rate <= _NEVER:
         return interval_s / (interval_s + stall_s) if interval_s < math.inf else 1.0
@@ -36,7 +35,7 @@ def saved_share(rate: float, interval_s: float, stall_s: float, back_s: float) -
 
 
 def best_interval(rate: float, stall_s: float) -> float:
-    """The interval at which ``saved_share`` is largest; infinite where nothing fails.
+    """Return the interval with the largest ``saved_share``; infinite if nothing fails.
 
     It solves 1 - x = exp(-x - rate * stall_s) with x = rate * interval. For a small stall that is ``first_order``.
     """
@@ -46,7 +45,7 @@ def best_interval(rate: float, stall_s: float) -> float:
     if stall <= _SMALL:
         return first_order(stall_s, 1 / rate)
     low, high = 0.0, min(1.0, rate * first_order(stall_s, 1 / rate))
-    # The root lies below sqrt(2 rate stall_s): the first order leaves out only what makes it smaller.
+    # The root lies below sqrt(2 rate stall_s): the terms beyond the first order only make it smaller.
     while high - low > 1e-14 * high:
         middle = (low + high) / 2
         if middle in (low, high):
@@ -61,17 +60,17 @@ class Absence(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     """Losses per second."""
     pause_s: float
-    """For so long nobody gets on."""
+    """How long the whole job pauses."""
     join_s: float
-    """A spare keeps pace so long after the loss."""
+    """Time from the loss until a spare keeps pace."""
     replace_s: float
-    """Another unit is there so long after the loss: it takes the place, or becomes the next spare."""
+    """Time from the loss until another unit arrives and takes the slot, or becomes the next spare."""
     spares: int = 0
 
     def working(self, num_units: int) -> Iterator[tuple[int, float]]:
-        """How many units are missing while the others get on, with probabilities; they sum to the share of that time.
+        """Yield numbers of missing units while the job works, with probabilities that sum to the share of that time.
 
-        Losses of the last ``pause_s``: none. Those since then and before ``join_s`` are missing. Of older ones, those that
+        No loss lies within the last ``pause_s``. Losses between that and ``join_s`` ago are missing; of older ones, those that
         exceed the spares.
         """
         joined_s = max(self.join_s if self.spares else 0.0, self.pause_s)
@@ -81,7 +80,7 @@ class Absence(msgspec.Struct, frozen=True, kw_only=True):
                 yield fresh + max(0, older - self.spares), share * chance * chance_older
 
     def end_rate(self, num_units: int) -> float:
-        """How often the last unit is lost while all others are missing, and the state with it. Spares make it rarer still."""
+        """Return how often the last unit is lost while all others are missing, and the state with it. Spares make it rarer."""
         if num_units == 1:
             return self.rate
         odds = self.rate / num_units * max(self.replace_s, self.pause_s)
@@ -90,13 +89,13 @@ class Absence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def working_share(absence: Absence, num_units: int, speed: Callable[[int], float]) -> float:
-    """What is left of the time where those who are left go on; ``speed(missing)`` is theirs, 1 with all of them."""
+    """Return the productive share of time if survivors go on; ``speed(missing)`` is theirs, 1 with all units."""
     speeds = ((chance, speed(missing)) for missing, chance in absence.working(num_units) if missing < num_units)
     return min(1.0, math.fsum(chance * each for chance, each in speeds))
 
 
 def _poisson(mean: float, limit: int) -> Iterator[tuple[int, float]]:
-    """Numbers below ``limit`` with their probabilities, less those that never come."""
+    """Yield the numbers below ``limit`` with their probabilities, without negligible ones."""
     if mean <= 0:
         yield 0, 1.0
         return

@@ -1,4 +1,4 @@
-"""What a run shows of the figures that a plan is made from: read from its journal and from what its workers committed."""
+"""Measure the inputs of a plan from a run: from its journal and its workers' commits."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from craft.telemetry.history import Run, fault_costs
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """None: the run does not show it."""
+    """Figures of one run. None: the run does not show it."""
 
     workers: int | None
-    """Places in its layout."""
+    """Slots of the job."""
     microbatches: int | None
     elapsed_s: float
     """From its first commit to its last."""
@@ -25,28 +25,28 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_s: float | None
     """Median time to write one, beside training."""
     stall_s: float | None
-    """What one cost training, as it was found last."""
+    """What one cost training, by the last measurement."""
     failures: int
     lost_workers: int | None
-    """That one failure took out: the median."""
+    """Workers that one failure took out: the median."""
     pause_s: float | None
     """What a failure cost the others: the median."""
     replace_s: float | None
-    """From a failure until all places were filled again: the median."""
+    """From a failure until all slots were filled again: the median."""
 
 
 def measure(run: Run) -> Measured:
-    """Return what a run shows; it may still be on its way."""
+    """Return the figures of a run, which may still be going on."""
     commits = max(run.commits.values(), key=len, default=())
     faults = [line for line in run.journal if line.get("outcome") == "Fault"]
     written = [float(line["seconds"]) for line in run.journal if line.get("event") == "CheckpointWritten"]
     costs = [cost.lost_s for cost in fault_costs(run) if cost.lost_s is not None]
     times = [commit.time for commit in commits]
-    everybody = [commit.time for each in run.commits.values() for commit in each]
+    all_times = [commit.time for each in run.commits.values() for commit in each]
     return Measured(
         workers=_last(run, "LighthouseStarted", "slots"),
         microbatches=len(commits[-1].plan) if commits else None,
-        elapsed_s=max(everybody) - min(everybody) if everybody else 0.0,
+        elapsed_s=max(all_times) - min(all_times) if all_times else 0.0,
         step_s=_median([later - earlier for earlier, later in itertools.pairwise(times)]),
         checkpoint_s=_median(written),
         stall_s=_last(run, "IntervalChosen", "cost_s"),
@@ -58,16 +58,16 @@ def measure(run: Run) -> Measured:
 
 
 def _replacements(run: Run) -> Iterator[float]:
-    """How long after each fault a generation with all places filled was entered, where one was."""
+    """Yield the time from each fault to the first generation with all slots filled, where there was one."""
     places = _last(run, "LighthouseStarted", "slots")
-    whole: set[int] = set()
+    full: set[int] = set()
     faults: list[float] = []
     for line in run.journal:
         if line.get("outcome") == "Fault":
             faults.append(line["time"])
         elif line.get("action") in ("Propose", "Reconfigure") and len(line["members"]) == places:
-            whole.add(line["generation"])
-        elif line.get("event") == "GenerationEntered" and line["generation"] in whole:
+            full.add(line["generation"])
+        elif line.get("event") == "GenerationEntered" and line["generation"] in full:
             yield from (line["time"] - fault for fault in faults)
             faults = []
 

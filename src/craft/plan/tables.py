@@ -1,4 +1,4 @@
-"""A plan in lines of text, and as plain records for ``--json``. Pure: ``plan.py`` prints what comes from here."""
+"""Format a plan as lines of text, and as records for ``--json``. Pure: ``cli/plan.py`` prints them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ANSWERS = {"redo": "--on-loss redo", "wait": "--on-loss wait"}
 
 
 def cells(cluster: Cluster, rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """A row of cells for each technique; money is per ``weeks``."""
+    """Return a row of cells for each technique; money is per ``weeks``."""
     return [
         (
             row.name,
@@ -33,18 +33,18 @@ def cells(cluster: Cluster, rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 def bars(rows: Sequence[Row], block: str) -> Iterator[str]:
-    """A bar of ``block`` for what each technique loses; the longest is the one that loses most."""
+    """Yield a bar of ``block`` for what each technique loses; the longest is the one that loses most."""
     most = max(row.lost for row in rows) or 1.0
     width = max(len(row.name) for row in rows)
     for row in rows:
         length = max(0, round(_BAR_WIDTH * row.lost / most))
-        # Something that is lost is seen.
+        # Any loss is visible.
         bar = block * max(length, 1 if row.lost > 0 else 0)
         yield f"{row.name.ljust(width)}  {bar} {money(row.lost)}"
 
 
 def advice(cluster: Cluster, rows: tuple[Row, ...]) -> Iterator[str]:
-    """What to do, in sentences, and the command that does it."""
+    """Yield the advice in sentences, then the command that follows it."""
     best, first = advise(rows), rows[0]
     instead = f"{money(best.lost)} instead of {money(first.lost)} ({first.name})"
     yield f"{best.name} loses least of those that use every sample: {instead}."
@@ -76,7 +76,7 @@ def _command(best: Row, cluster: Cluster) -> str:
 
 
 def inputs(cluster: Cluster, origins: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """What the plan was made from: name, value, and where the value is from."""
+    """Yield the inputs of the plan: name, value and origin."""
     rate = cluster.failure_rate * 86400
     together = f"{cluster.lost} of which fail together" if cluster.lost > 1 else "which fail one by one"
     yield "GPUs", f"{cluster.gpus:,}, {together}", origins["gpus"]
@@ -98,7 +98,7 @@ def inputs(cluster: Cluster, origins: Mapping[str, str]) -> Iterator[tuple[str, 
 
 
 def record(cluster: Cluster, rows: tuple[Row, ...], origins: Mapping[str, str]) -> dict[str, Any]:
-    """All of it, for ``--json``. Money is in the unit of the price, over ``weeks``."""
+    """Return everything, for ``--json``. Money is in the unit of the price, over ``weeks``."""
     best = advise(rows)
     return {
         "inputs": msgspec.to_builtins(cluster),
@@ -115,12 +115,12 @@ def record(cluster: Cluster, rows: tuple[Row, ...], origins: Mapping[str, str]) 
 
 
 def money(amount: float) -> str:
-    """In the unit of the price."""
+    """Format an amount in the unit of the price."""
     return f"{amount:,.0f}" if abs(amount) >= 100 else f"{amount:,.2f}"
 
 
 def lasts(seconds: float) -> str:
-    """A time such as ``350 ms``, ``45 s``, ``12 min`` or ``3.2 h``; ``--checkpoint-every`` reads it from a second up."""
+    """Format a time such as ``350 ms``, ``45 s``, ``12 min`` or ``3.2 h``; ``--checkpoint-every`` reads it from 1 s up."""
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms"
     if seconds < 120:

@@ -1,4 +1,4 @@
-"""What each technique would cost a job, and save it. Pure: figures of a cluster in, one row for each technique out.
+"""Predict what each technique costs a job and saves it. Pure: figures of a cluster in, one row per technique out.
 
 ``craft plan`` calls it. The formulas are in ``lost_time.py``; where they and the defaults come from is in docs/howto/planning.md.
 """
@@ -15,7 +15,7 @@ from craft.plan.lost_time import Absence, best_interval, saved_share, working_sh
 from craft.protocol.errors import ConfigError
 
 STALL_SHARE = 40.0 / 468.7
-"""How long a checkpoint of CRAFT holds a step up, of what torch.save takes (bench/results/checkpoints.txt)."""
+"""Stall of a CRAFT checkpoint as a share of torch.save's (bench/results/checkpoints.txt)."""
 ASYNC_SAVE_SHARE = 265.2 / 468.7
 """The same of torch.distributed.checkpoint.async_save (bench/results/checkpoints.txt)."""
 REGROUP_S = 0.0332
@@ -27,52 +27,52 @@ TORCHFT_STEP_S = 0.012
 SPARE_S = 0.153
 """From SIGKILL to the next commit with a spare in the slot (bench/results/healing.txt)."""
 TRANSFER_GB_PER_S = 2.12
-"""State that a joiner gets in one stripe (bench/results/transfer.txt)."""
+"""Rate at which a joiner receives state in one stripe (bench/results/transfer.txt)."""
 MICROBATCHES_PER_WORKER = 4
 _WEEK_S, _DAY_S, _MONTH_S = 7 * 86400.0, 86400.0, 30 * 86400.0
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plan is for. A worker has one GPU."""
+    """The cluster that the plan is for. A worker has one GPU."""
 
     gpus: int = 1024
     """GPUs that train."""
     gpus_per_host: int | None = None
-    """GPUs of a host; None: 8, or all where there are fewer."""
+    """GPUs of a host; None: 8, or all if there are fewer."""
     lost_gpus: int | None = None
     """GPUs that one failure takes out; None: those of a host."""
     mtbf_gpu_s: float = 50_000 * 3600.0
-    """How long one GPU runs between failures of it, of its host or of what it is connected by."""
+    """Mean time between failures of one GPU, its host or its network link."""
     failures_per_day: float | None = None
-    """Failures of the whole job; None: by the number of GPUs and what each fails."""
+    """Failures of the whole job; None: from the number of GPUs and ``mtbf_gpu_s``."""
     outages_per_month: float = 1.0
-    """How often everything ends at once: power, network, storage, maintenance."""
+    """How often the whole cluster fails at once: power, network, storage, maintenance."""
     step_s: float = 10.0
     """An undisturbed step."""
     microbatches: int | None = None
-    """Of the global batch; None: 4 for each GPU. The more, the less a step grows when a worker is missing."""
+    """Of the global batch; None: 4 per GPU. With more, a step grows less when a worker is missing."""
     checkpoint_s: float = 40.0
-    """How long a checkpoint holds training up that is written while everybody waits."""
+    """How long a blocking checkpoint stalls training."""
     stall_s: float | None = None
     """How long one of CRAFT's does; None: 8.5% of that, as measured."""
     every_s: float | None = None
     """How often checkpoints are taken today; None: at the best interval."""
     restart_s: float = 360.0
-    """From a failure until a job that was started again trains: seen, queued, started, checkpoint read."""
+    """From a failure until the restarted job trains: detection, queue, start, reading the checkpoint."""
     replace_s: float | None = None
-    """From a loss until another host takes part; None: as long as a restart takes."""
+    """From a loss until another host joins; None: as long as a restart."""
     detect_s: float = 1.0
-    """Until the loss is seen: the limit on silence."""
+    """Time to detect a loss: the heartbeat limit."""
     pause_s: float | None = None
-    """What a loss costs the others right away; None: that limit, regrouping, and the redone microbatches."""
+    """What a loss costs the others at once; None: detection, regrouping and the redone microbatches."""
     spares: int = 1
-    """Spares, each of as many GPUs as a failure takes out."""
+    """Spares, each with as many GPUs as a failure takes out."""
     state_gb: float = 0.0
-    """State that a spare has to get."""
+    """State that a spare has to receive."""
     price: float = 2.5
-    """Of a GPU for an hour."""
+    """Price of a GPU hour."""
     weeks: float = 1.0
-    """Money is counted over so many weeks."""
+    """Money is counted over this many weeks."""
 
     def __post_init__(self) -> None:
         if self.lost > self.gpus or (self.gpus_per_host or 0) > self.gpus:
@@ -115,7 +115,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return self.restart_s if self.replace_s is None else self.replace_s
 
     def slower(self, missing: int) -> float:
-        """How many times as long a step takes with so many units missing."""
+        """Return the factor by which a step takes longer with so many units missing."""
         return cost_of_loss(self.num_microbatches, self.gpus, missing * self.lost)
 
 
@@ -124,11 +124,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     what: str
-    """In a sentence, for people."""
+    """A sentence for people."""
     goodput: float
-    """Share of the time in which the GPUs that train get on, 0 to 1."""
+    """Share of the time in which the training GPUs make progress, 0 to 1."""
     interval_s: float | None
-    """How much work lies between two checkpoints; None: none is needed."""
+    """Work between two checkpoints; None: no checkpoint is needed."""
     exact: bool
     """Every sample is used once, in batches of the same size."""
     left_out: float
@@ -136,13 +136,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     paid: float
     """Money for all GPUs, spares included."""
     lost: float
-    """Of that, what bought no progress."""
+    """The part of it that bought no progress."""
     saves: float = 0.0
-    """By how much less is lost than with the first row."""
+    """How much less is lost than with the first row."""
 
 
 def compare(cluster: Cluster) -> tuple[Row, ...]:
-    """Return a row for each technique. The first is what the others are compared with: starting again from checkpoints."""
+    """Return a row for each technique. The first is the baseline: restarting from checkpoints."""
     rows = [*_restarts(cluster), _torchft(cluster), _shrink(cluster), _wait(cluster, 0), _redo(cluster, 0)]
     if cluster.spares:
         rows[-1:-1] = [_wait(cluster, cluster.spares)]
@@ -151,17 +151,17 @@ def compare(cluster: Cluster) -> tuple[Row, ...]:
 
 
 def advise(rows: tuple[Row, ...]) -> Row:
-    """The exact one that loses the least money; the earlier of equals."""
+    """Return the exact technique that loses the least money; the first among equals."""
     return min((row for row in rows if row.exact), key=lambda row: row.lost)
 
 
 def best_spares(cluster: Cluster, most: int = 16) -> int:
-    """With how many spares ``redo`` loses the least money."""
+    """Return the number of spares with which ``redo`` loses the least money."""
     return min(range(most + 1), key=lambda spares: _redo(cluster, spares).lost)
 
 
 def interval(cluster: Cluster, rate: float, stall_s: float, write_s: float = 0.0) -> float:
-    """The best interval that can be had: at least a step, and twice what writing one takes beside training."""
+    """Return the best feasible interval: at least a step, and twice the time that writing takes."""
     return max(best_interval(rate, stall_s), cluster.step_s, 2 * write_s)
 
 
@@ -190,7 +190,7 @@ def _redo(cluster: Cluster, spares: int) -> Row:
 
 
 def _shrink(cluster: Cluster) -> Row:
-    # Only what the lost ones held of the step in flight is left out; the steps after it have every microbatch.
+    # Only the lost workers' microbatches of the step in flight are dropped; later steps have all of them.
     left_out = min(1.0, cluster.failure_rate * cluster.step_s / cluster.num_units)
     what = "shrink: the lost microbatches are dropped"
     pause_s = cluster.detect_s + REGROUP_S
@@ -198,7 +198,7 @@ def _shrink(cluster: Cluster) -> Row:
 
 
 def _wait(cluster: Cluster, spares: int) -> Row:
-    # Whoever takes the place computes the lost microbatches while the others wait.
+    # The replacement computes the lost microbatches while the others wait.
     pause_s = cluster.detect_s + REGROUP_S + cluster.step_s
     what = f"wait, {spares} spare{'s' * (spares != 1)}" if spares else "wait: all wait for a replacement"
     name = "wait-spares" if spares else "wait"
@@ -206,7 +206,7 @@ def _wait(cluster: Cluster, spares: int) -> Row:
 
 
 def _torchft(cluster: Cluster) -> Row:
-    """Those who are left keep their own share: the batch is smaller until another takes part. The step in flight is dropped."""
+    """Survivors keep their share: the batch is smaller until a replacement joins. The step in flight is dropped."""
     units, pause_s = cluster.num_units, TORCHFT_PAUSE_S + cluster.step_s
     absence = _absence(cluster, pause_s, 0)
     chances = [(chance, missing / units) for missing, chance in absence.working(units) if missing < units]
@@ -246,7 +246,7 @@ def _goes_on(
     left_out: float | None = None,
     stall_s: float | None = None,
 ) -> Row:
-    """A technique that loses nothing while anybody is left: checkpoints are only for when nobody is."""
+    """A technique that loses nothing while a worker survives: checkpoints only serve the loss of all."""
     units = cluster.num_units
     if cluster.pause_s is not None and name != "torchft":
         pause_s = cluster.pause_s
@@ -255,7 +255,7 @@ def _goes_on(
     stall_s = cluster.stall if stall_s is None else stall_s
     every_s = interval(cluster, rate, stall_s, cluster.checkpoint_s)
     share = saved_share(rate, every_s, stall_s, cluster.restart_s + cluster.checkpoint_s)
-    # Where one unit is all there is, its loss is in that already.
+    # With a single unit, the rate above includes its loss.
     share *= working_share(absence, units, speed) if units > 1 else 1.0
     return _row(cluster, name, what, share, every_s, left_out is None, left_out or 0.0, spares)
 

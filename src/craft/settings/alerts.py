@@ -1,7 +1,7 @@
-"""Rules for alerts and hooks in craft.toml: ``[[alerts]]`` and ``[hooks.NAME]``.
+"""Read the alert rules and hooks of craft.toml: ``[[alerts]]`` and ``[hooks.NAME]``.
 
-``craft lighthouse --config`` reads them here; ``craft run --config`` reads them, too, to refuse what is wrong at once, and
-writes them into the run directory for the lighthouse that it starts.
+``craft lighthouse --config`` reads them here. ``craft run --config`` does, too, to report errors at once, and writes them
+into the run directory for the lighthouse that it starts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HOOK_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def read_alerts(document: TomlFile) -> AlertSettings:
-    """Return what the file says about alerts; ConfigError names the file, line, key, and the nearest one that there is."""
+    """Return the alert settings of a file; ConfigError names file, line, key, and the nearest valid one."""
     rules, hooks = document.values.get("alerts", []), document.values.get("hooks", {})
     if not isinstance(rules, list):
         raise document.error("alerts", None, "alerts is a list of tables: write [[alerts]] above each rule")

@@ -1,6 +1,6 @@
-"""Techniques of other packages: found by the entry-point group ``craft.techniques``, looked at before they are used.
+"""Techniques of other packages: found by the entry-point group ``craft.techniques`` and validated before use.
 
-Whatever is wrong with one ends in a ConfigError that names it and its class: nobody else must suffer from it.
+Every defect of one becomes a ConfigError that names it and its class.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GROUP = "craft.techniques"
 
 
 def foreign() -> dict[str, EntryPoint]:
-    """What other packages offer, by name; nothing of it is imported."""
+    """Return the techniques of other packages, by name, without importing them."""
     return {each.name: each for each in entry_points(group=GROUP)}
 
 
@@ -32,7 +32,7 @@ def load(entry: EntryPoint) -> type[AnyTechnique]:
     except Exception as error:
         raise ConfigError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
     if not (isinstance(kind, type) and issubclass(kind, Technique)):
-        raise ConfigError(f"{where} is no class derived from craft.techniques.Technique")
+        raise ConfigError(f"{where} is not a class derived from craft.techniques.Technique")
     if getattr(kind, "name", None) != entry.name:
         raise ConfigError(f"{where} calls itself {getattr(kind, 'name', None)!r}: both names must be the same")
     if kind.name in {each.name for each in BUILT_IN}:
@@ -44,7 +44,7 @@ def load(entry: EntryPoint) -> type[AnyTechnique]:
 
 
 def _wrong(kind: type[AnyTechnique]) -> Iterator[str]:
-    """What is wrong with the declarations of a technique."""
+    """Yield what is wrong with the declarations of a technique."""
     settings: Any = kind.Settings
     if not (isinstance(settings, type) and issubclass(settings, msgspec.Struct)):
         yield f"Settings must be a class derived from msgspec.Struct, not {settings!r}"
@@ -54,7 +54,7 @@ def _wrong(kind: type[AnyTechnique]) -> Iterator[str]:
         msgspec.json.schema(settings, schema_hook=lambda _: {})
     except TypeError as error:
         yield f"every one of its settings needs a default, and a type that msgspec knows: {error}"
-    except Exception as error:  # noqa: BLE001  (code of another package; it is said what it was)
+    except Exception as error:  # noqa: BLE001  (code of another package; the message names the error)
         yield f"Settings: {type(error).__name__}: {error}"
     if not (isinstance(getattr(kind, "summary", None), str) and kind.summary.strip()):
         yield "it needs a summary: one line for people"
@@ -79,7 +79,7 @@ def _unknown(attribute: str, given: tuple[str, ...], known: tuple[str, ...]) -> 
 
 
 def made(kind: type[AnyTechnique], settings: msgspec.Struct) -> AnyTechnique:
-    """A technique with its settings; ConfigError if its class cannot be made."""
+    """Return a technique with its settings; raise ConfigError if its constructor fails."""
     try:
         return kind(settings)
     except Exception as error:
@@ -87,7 +87,7 @@ def made(kind: type[AnyTechnique], settings: msgspec.Struct) -> AnyTechnique:
 
 
 def why_inexact(technique: AnyTechnique) -> str | None:
-    """What ``inexact`` says; ConfigError if it raises."""
+    """Return the result of ``inexact``; raise ConfigError if it fails."""
     try:
         return technique.inexact()
     except Exception as error:

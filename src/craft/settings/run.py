@@ -50,13 +50,13 @@ TeeMode = Literal["leader", "all", "none"]
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that ``craft run`` needs to know."""
+    """All settings of ``craft run``."""
 
     script: str
     arguments: tuple[str, ...] = ()
     as_module: bool = False
     workers: Annotated[int, says("Workers of this host.")] = 1
-    min_workers: Annotated[int, says("Give up when fewer are left and nobody can replace them.")] = 1
+    min_workers: Annotated[int, says("Give up when fewer are left and none can replace them.")] = 1
     lease_s: Annotated[
         float,
         msgspec.Meta(gt=0.0, le=1e9),
@@ -67,7 +67,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         says("Begin from a checkpoint: auto (the newest good one, a fresh start where there is none), or its step."),
     ] = None
     chaos: Annotated[
-        bool, says("Whether this job is there for faults to be injected: craft chaos then asks nobody.")
+        bool, says("Whether this job is there for faults to be injected: craft chaos then does not ask.")
     ] = False
     threads: Annotated[
         int, says("OMP_NUM_THREADS of every worker: part of the job's identity, since bits depend on it.")
@@ -123,11 +123,11 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     host: Annotated[str, says("Name of this host.")] = ""
     address: Annotated[str, says("Where workers on other hosts reach those of this one.")] = "127.0.0.1"
     techniques: Chosen = msgspec.field(default_factory=defaults)
-    """Those that are on, with their settings."""
+    """The enabled techniques, with their settings."""
 
     @property
     def worker_prefix(self) -> str:
-        """Worker ids are unique in the job: with a lighthouse of its own, a host needs no name in them."""
+        """Prefix of worker ids, which are unique in the job; it names the host if hosts share a lighthouse."""
         return "w" if self.lighthouse is None else f"{self.host}-w"
 
     @property
@@ -155,7 +155,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return found.settings.url if found is not None else None
 
     @property
-    def makes_room(self) -> bool:
+    def handles_preemption(self) -> bool:
         """Whether the job takes a checkpoint before it ends by SIGTERM or a file."""
         return self.techniques.get(Preemption) is not None
 
@@ -167,7 +167,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def preempt_file(self) -> Path | None:
         file = self._preemption.file
-        return Path(file) if file is not None and self.makes_room else None
+        return Path(file) if file is not None and self.handles_preemption else None
 
     @property
     def drain_limit_s(self) -> float:
@@ -208,21 +208,21 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 _COMMAND = ("script", "arguments", "as_module")
-"""Given on the command line alone."""
+"""Given on the command line only."""
 OWN = tuple(name for name in RunSettings.__struct_fields__ if name not in _COMMAND and name != "techniques")
 
 
 class Resolved(NamedTuple):
     settings: RunSettings
     origins: dict[str, str]
-    """Where each setting of ``[run]`` came from."""
+    """The origin of each setting of ``[run]``."""
     choice: TechniqueChoice
 
 
 def resolve(flags: Mapping[str, Any], config: Path | None, wishes: Wishes = NO_WISHES) -> Resolved:
-    """Return the effective settings, and where each of them came from."""
+    """Return the effective settings and their origins."""
     document = TomlFile(config)
-    elsewhere = {name for kind in BUILT_IN for name in kind.flags}
+    of_techniques = {name for kind in BUILT_IN for name in kind.flags}
     in_file = _of_file(document)
     values: dict[str, Any] = {"host": socket.gethostname(), "threads": _threads()}
     origins = dict.fromkeys(OWN, "default")
@@ -233,8 +233,8 @@ def resolve(flags: Mapping[str, Any], config: Path | None, wishes: Wishes = NO_W
         ("flag", given_by_flags(flags)),
     ):
         given.update(found)
-        values.update({name: each.value for name, each in found.items() if name not in elsewhere})
-        origins.update(dict.fromkeys((name for name in found if name not in elsewhere), origin))
+        values.update({name: each.value for name, each in found.items() if name not in of_techniques})
+        origins.update(dict.fromkeys((name for name in found if name not in of_techniques), origin))
 
     def refused(key: str | None, message: str) -> ConfigError:
         return given[key].refused(document, message) if key in given else ConfigError(f"{key}: {message}")
@@ -259,7 +259,7 @@ def _check(settings: RunSettings, refused: Refuse) -> None:
     if not settings.host:
         raise refused("host", "a host needs a name")
     if (trouble := _not_here(settings.address)) is not None:
-        raise refused("address", f"{settings.address!r} is no address of this host ({trouble})")
+        raise refused("address", f"{settings.address!r} is not an address of this host ({trouble})")
     if settings.threads < 1:
         raise refused("threads", "a worker needs at least 1 thread")
     if settings.lighthouse is not None and settings.token_file is None:
@@ -273,7 +273,7 @@ def _check(settings: RunSettings, refused: Refuse) -> None:
 
 
 def _not_here(address: str) -> str | None:
-    """Why workers cannot listen on an address; None: they can."""
+    """Return why workers cannot listen on an address; None if they can."""
     try:
         family, _, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as listener:
@@ -284,16 +284,16 @@ def _not_here(address: str) -> str | None:
 
 
 def for_lighthouse(flags: Mapping[str, Any], config: Path | None, wishes: Wishes, *, effective: bool) -> Chosen:
-    """The techniques of a job for its lighthouse: from the same places, unless the file has what is in force already."""
+    """Return the techniques of a job for its lighthouse; ``effective``: the file holds the effective settings already."""
     document = TomlFile(undamaged(config) if effective and config is not None else config)
-    elsewhere = {name for kind in BUILT_IN for name in kind.flags}
-    given = {name: each for name, each in _of_file(document).items() if name in elsewhere}
-    around = {} if effective else of_environment()
-    return choose(document, {**given, **around, **given_by_flags(flags)}, wishes).techniques
+    of_techniques = {name for kind in BUILT_IN for name in kind.flags}
+    given = {name: each for name, each in _of_file(document).items() if name in of_techniques}
+    environment = {} if effective else of_environment()
+    return choose(document, {**given, **environment, **given_by_flags(flags)}, wishes).techniques
 
 
 def _of_file(document: TomlFile) -> dict[str, Given]:
-    """What ``[run]`` says."""
+    """Return the settings in ``[run]``."""
     found = document.table("run")
     flags = sorted(name for kind in BUILT_IN for name in kind.flags)
     document.check_keys("run", found, (*_COMMAND, *OWN, *flags), "[run] has no setting")
@@ -313,7 +313,7 @@ def _from_environment() -> dict[str, Given]:
 
 
 def write_effective(path: Path, resolved: Resolved) -> None:
-    """Write the effective settings into the run directory, each with its origin, and the rules for alerts."""
+    """Write the effective settings into the run directory, each with its origin, and the alert rules."""
     lines = ["[run]"]
     for name in (*_COMMAND, *OWN):
         value = msgspec.to_builtins(getattr(resolved.settings, name), enc_hook=str)
@@ -325,7 +325,7 @@ def write_effective(path: Path, resolved: Resolved) -> None:
 
 
 def read_effective(path: Path) -> dict[str, Any]:
-    """Read the effective settings of a run back, without their origins, under the names of their flags."""
+    """Read the effective settings of a run, without their origins, under the names of their flags."""
     document = TomlFile(path)
     return {**document.table("run"), **flat(document)}
 

@@ -1,4 +1,4 @@
-"""The run directory: one job's files, and how to find them. The only place that knows their names."""
+"""The run directory: paths of one job's files, how to find and claim it. The only place that knows their names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PREFIX = "craft-run"
 
 @dataclass(frozen=True)
 class RunDir:
-    """Paths of one job's files. The directory itself is private (0700): it holds the token."""
+    """Paths of one job's files. The directory is private (0700), because it holds the token."""
 
     path: Path
 
@@ -38,7 +38,7 @@ class RunDir:
 
     @property
     def certificate(self) -> Path:
-        """A copy of the lighthouse's certificate, where it speaks TLS."""
+        """A copy of the lighthouse's certificate, if it uses TLS."""
         return self.path / "certificate.pem"
 
     @property
@@ -55,7 +55,7 @@ class RunDir:
 
     @property
     def generation(self) -> Path:
-        """What the lighthouse made durable last."""
+        """The state that the lighthouse made durable last."""
         return self.path / "generation.json"
 
     @property
@@ -65,7 +65,7 @@ class RunDir:
 
     @property
     def lighthouse_log(self) -> Path:
-        """What the lighthouse has to say to people, where ``craft run`` started it."""
+        """Output of a lighthouse that ``craft run`` started."""
         return self.path / "lighthouse.log"
 
     def worker(self, worker_id: str) -> Path:
@@ -75,7 +75,7 @@ class RunDir:
         return self.worker(worker_id) / "log"
 
     def stacks(self, worker_id: str) -> Path:
-        """Where the worker writes the stacks of its threads when its agent asks for them."""
+        """Where the worker writes the stacks of its threads at its agent's request."""
         return self.worker(worker_id) / "stacks"
 
     def steps(self, worker_id: str) -> Path:
@@ -86,11 +86,11 @@ class RunDir:
 
     @property
     def diagnosis(self) -> Path:
-        """What was collected when a worker hung, or when somebody asked: one folder each."""
+        """Diagnosis bundles of hangs and of ``craft debug``, one folder each."""
         return self.path / "diagnosis"
 
     def create(self) -> RunDir:
-        """Make the directory, for this user alone. One that is there already becomes so; one of another user is refused."""
+        """Make the directory private to this user, also if it exists; refuse one of another user."""
         with _explained(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             before = make_folder(self.path)
@@ -100,7 +100,7 @@ class RunDir:
         return self
 
     def check(self) -> RunDir:
-        """Raise ConfigError if another user made the directory, or can write to it: its token and address may be planted."""
+        """Raise ConfigError if another user owns the directory or can write to it: token and address may be planted."""
         try:
             with own_folder(self.path):
                 return self
@@ -108,7 +108,7 @@ class RunDir:
             raise ConfigError(f"the run directory {self.path} cannot be trusted: {error.strerror}") from None
 
     def read_address(self) -> str:
-        """Return the lighthouse's URL, or say that there is none."""
+        """Return the lighthouse's URL; raise ConfigError if there is none."""
         try:
             return read_private(self.address).decode().strip()
         except PermissionError as error:
@@ -124,15 +124,15 @@ START_ANEW = "Start the job again in another directory, with --resume if it take
 
 
 class HeldRunDir:
-    """The run directory of a job that runs: knows when it was taken away, or another one was put in its place."""
+    """The run directory of a running job: notices when it is removed or replaced."""
 
     def __init__(self, run: RunDir) -> None:
         self._path = run.path
-        # Open for the life of this process: as long as it is, no other directory gets the same number.
+        # Kept open for the life of this process, so that no other directory gets the same inode.
         self._fd = os.open(run.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def trouble(self) -> str:
-        """Return what has happened to it, as the beginning of a sentence; empty: nothing."""
+        """Return what happened to it, as the beginning of a sentence; empty: nothing."""
         try:
             if os.path.samestat(os.fstat(self._fd), os.stat(self._path)):
                 return ""
@@ -151,7 +151,7 @@ def find_run(path: Path | None = None) -> RunDir:
         if not path.is_dir():
             raise ConfigError(f"there is no run directory {path}: name one that 'craft run' made with --dir")
         return RunDir(path)
-    # Where others can write, too, one of theirs is not taken for the newest of this user's.
+    # In a folder that others can write to, ignore their directories.
     runs = [found for found in Path.cwd().glob(f"{PREFIX}*") if found.is_dir() and is_own_folder(found)]
     if not runs:
         raise ConfigError(
@@ -162,16 +162,16 @@ def find_run(path: Path | None = None) -> RunDir:
 
 
 def _age_key(path: Path) -> tuple[float, str]:
-    """Runs in the order in which their lighthouses were started; the name decides between equals."""
+    """Return a sort key: when the lighthouse was started, then the name."""
     address = path / "address"
     return (address.stat().st_mtime if address.exists() else path.stat().st_mtime, path.name)
 
 
 def claim(path: Path) -> RunDir:
-    """Return the directory for a new job. One that belongs to another job, living or ended, is refused."""
+    """Return the directory for a new job; refuse one that belongs to another job, running or ended."""
     run = RunDir(path)
     if os.path.lexists(path):
-        # First of all: nothing is believed that is in a directory of another user.
+        # First: nothing in a directory of another user is trusted.
         with _explained(path), own_folder(path):
             pass
     if run.lock.exists() and _is_locked(run.lock):
@@ -184,7 +184,7 @@ def claim(path: Path) -> RunDir:
 
 
 def claim_new() -> RunDir:
-    """Return a directory for a new job, named by the time, that nobody else has: several may start in the same second."""
+    """Return an unused directory for a new job, named by the time: several may start in the same second."""
     stamp = f"{PREFIX}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = itertools.chain((stamp,), (f"{stamp}-{number}" for number in itertools.count(2)))
     return claim(next(path for path in map(Path, names) if _is_made(path)))
@@ -216,13 +216,13 @@ def _is_locked(path: Path) -> bool:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Say what is to be done about a run directory that cannot be made, or cannot be this user's alone."""
+    """Explain why a run directory cannot be made, or cannot be private to this user."""
     try:
         yield
     except OSError as error:
         if error.errno != errno.EPERM:
             raise ConfigError(f"cannot make the run directory {path}: {error.strerror}") from None
         raise ConfigError(
-            f"{error.filename or path} cannot be used as a run directory: {error.strerror}. It holds the token that rules the"
-            " job. Name a directory that is not there yet with --dir, and it is made with mode 0700"
+            f"{error.filename or path} cannot be used as a run directory: {error.strerror}. It holds the token that controls the"
+            " job. Name a directory that does not exist yet with --dir; it is made with mode 0700"
         ) from None

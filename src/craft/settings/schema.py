@@ -1,4 +1,4 @@
-"""What a craft.toml may hold, as a JSON schema: for editors, and as the reference for people (docs/reference/settings.md)."""
+"""The JSON schema of craft.toml, for editors, and the reference made from it (docs/reference/settings.md)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ENABLED = {"type": "boolean", "default": True, "description": "Whether it is on
 
 
 def schema(kinds: Kinds = BUILT_IN) -> dict[str, Any]:
-    """The whole schema, for these techniques."""
+    """Return the schema with these techniques."""
     tables = {kind.name: _technique(kind) for kind in kinds}
     rules, components = msgspec.json.schema_components([AlertRule, Hook], ref_template="#/$defs/{name}")
     names = {"type": "array", "items": {"enum": [kind.name for kind in kinds]}}
@@ -71,12 +71,12 @@ def _properties(kind: type[msgspec.Struct]) -> Iterator[tuple[str, dict[str, Any
 
 
 def reference(kinds: Kinds = BUILT_IN) -> str:
-    """The same for people, in Markdown: one table for each table of craft.toml."""
-    whole = schema(kinds)["properties"]
-    own = {name: each for name, each in whole["run"]["properties"].items() if name in OWN}
+    """Return the same for people, in Markdown: one table for each table of craft.toml."""
+    tables = schema(kinds)["properties"]
+    own = {name: each for name, each in tables["run"]["properties"].items() if name in OWN}
     parts = [_markdown("[run]", "What flags of `craft run` say, under their names.", own)]
     for kind in kinds:
-        table = whole["techniques"]["properties"][kind.name]
+        table = tables["techniques"]["properties"][kind.name]
         flags = {key: name for name, key in flags_of(kind).items()}
         parts.append(
             _markdown(

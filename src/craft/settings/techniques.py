@@ -1,7 +1,7 @@
-"""Which techniques a job has, and their settings: from craft.toml, ``CRAFT_*`` variables and flags.
+"""Choose a job's techniques and their settings from craft.toml, ``CRAFT_*`` variables and flags.
 
-Built-in ones are on unless they are switched off. Those of other packages are found by the entry-point group
-``craft.techniques`` and are on when they are named: by a table ``[techniques.NAME]``, or by ``--enable NAME``.
+Built-in ones are on unless they are disabled. Those of other packages (entry-point group ``craft.techniques``) are on if they
+are named: by a table ``[techniques.NAME]``, or by ``--enable NAME``.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _NAMED = re.compile(r"""(?P<key>\w+)\s*=\s*('[^']*'|"[^"]*"|[^:'"]*): (?P<rest>.
 
 
 class Given(NamedTuple):
-    """A setting under the name that it has outside of a table, and who gave it."""
+    """A setting under its name outside of a table, with its origin."""
 
     value: Any
     origin: str
     called: str
-    """As whoever gave it calls it: ``--on-loss`` or ``CRAFT_ON_LOSS``; in craft.toml, the key of ``[run]``."""
+    """Its name at the origin: ``--on-loss`` or ``CRAFT_ON_LOSS``; in craft.toml, the key of ``[run]``."""
 
     def refused(self, document: TomlFile, message: str) -> ConfigError:
-        """An error about this value, for whoever gave it."""
+        """Return an error about this value in the terms of its origin."""
         if self.origin == str(document.path):
             return document.error("run", self.called, f"[run] {self.called} = {toml(self.value)}: {message}")
         between = "=" if self.origin == "environment" else " "
@@ -46,33 +46,33 @@ class Given(NamedTuple):
 
 
 class Wishes(NamedTuple):
-    """What the command line says about techniques by their names."""
+    """What the command line says about techniques by name."""
 
     enable: Sequence[str] = ()
     disable: Sequence[str] = ()
     sets: Sequence[str] = ()
-    """Each ``NAME.KEY=VALUE``; it also switches the technique on."""
+    """Each ``NAME.KEY=VALUE``; it also enables the technique."""
 
     @property
     def names(self) -> tuple[str, ...]:
         return (*self.enable, *self.disable, *(_split(each)[0] for each in self.sets))
 
     def called(self, name: str) -> str:
-        """As the command line has it, where it names a technique: ``--enable hang`` or ``--set hang.limit_s=3``."""
+        """Return the flag that names a technique: ``--enable hang`` or ``--set hang.limit_s=3``."""
         for flag, names in (("--enable", self.enable), ("--disable", self.disable)):
             if name in names:
                 return f"{flag} {name}"
         return next((f"--set {each}" for each in self.sets if _split(each)[0] == name), name)
 
     def check(self) -> None:
-        """Raise ConfigError if it says one thing and its opposite."""
+        """Raise ConfigError if flags contradict each other."""
         for name in self.disable:
             others = self._replace(disable=())
             if name in others.names:
                 raise ConfigError(f"{others.called(name)} and --disable {name} contradict each other: say one of them")
 
     def of(self, name: str) -> dict[str, Given]:
-        """What is set for a technique, by key."""
+        """Return what is set for a technique, by key."""
         split = ((_split(each), each) for each in self.sets)
         return {key: Given(value, "flag", f"--set {each}") for (of, key, value), each in split if of == name}
 
@@ -91,7 +91,7 @@ def _split(text: str) -> tuple[str, str, str]:
 class TechniqueChoice(NamedTuple):
     techniques: Chosen
     origins: dict[str, str]
-    """Where each setting came from, by ``NAME.KEY``; those that are not here are defaults."""
+    """The origin of each setting, by ``NAME.KEY``; those that are missing are defaults."""
 
 
 def _built_in() -> dict[str, type[AnyTechnique]]:
@@ -99,12 +99,12 @@ def _built_in() -> dict[str, type[AnyTechnique]]:
 
 
 def flags_of(kind: type[AnyTechnique]) -> Mapping[str, str]:
-    """Names that settings have outside of their table: only those of CRAFT have such."""
+    """Return the names of settings outside of their table: only built-in techniques have such."""
     return kind.flags if kind in BUILT_IN else {}
 
 
 def _kinds(names: Iterable[str], refused: Callable[[str, str], ConfigError]) -> list[type[AnyTechnique]]:
-    """The built-in techniques, and those of other packages that are named."""
+    """Return the built-in techniques, and those of other packages that are named."""
     found, others = _built_in(), foreign() if set(names) - set(_built_in()) else {}
     for name in names:
         if name in found:
@@ -113,9 +113,6 @@ def _kinds(names: Iterable[str], refused: Callable[[str, str], ConfigError]) -> 
             raise refused(name, f"there is no technique {name!r}{hint(name, (*found, *others))}")
         found[name] = load(others[name])
     return list(found.values())
-
-
-# Settings.
 
 
 def choose(document: TomlFile, given: Mapping[str, Given], wishes: Wishes = NO_WISHES) -> TechniqueChoice:
@@ -136,7 +133,7 @@ def choose(document: TomlFile, given: Mapping[str, Given], wishes: Wishes = NO_W
 
 
 def _arranged(document: TomlFile, wishes: Wishes) -> list[type[AnyTechnique]]:
-    """All that are named anywhere, in the order in which they are asked."""
+    """Return all techniques that are named anywhere, in the order in which they are asked."""
     tables = dict(document.table("techniques"))
     order = tables.pop(_ORDER, [])
     if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
@@ -165,7 +162,7 @@ def _is_on(kind: type[AnyTechnique], document: TomlFile, wishes: Wishes) -> bool
     if kind.name in wishes.names:
         wanted = kind.name not in wishes.disable
     if not wanted and not kind.optional:
-        message = f"technique {kind.name} cannot be switched off: everything else stands on it"
+        message = f"technique {kind.name} cannot be switched off: everything else depends on it"
         raise document.error(table, _ENABLED, message) if kind.name not in wishes.disable else ConfigError(message)
     return wanted
 
@@ -173,7 +170,7 @@ def _is_on(kind: type[AnyTechnique], document: TomlFile, wishes: Wishes) -> bool
 def _made(
     kind: type[AnyTechnique], document: TomlFile, own: Mapping[str, Given], origins: dict[str, str]
 ) -> AnyTechnique:
-    """A technique with its settings: those of its table, of ``[run]``, of variables and of flags."""
+    """Return a technique with its settings from its table, ``[run]``, variables and flags."""
     table = f"techniques.{kind.name}"
     values = dict(document.table(table))
     values.pop(_ENABLED, None)
@@ -210,7 +207,7 @@ Refuse = Callable[[str | None, str], ConfigError]
 def _check_names(
     kind: type[AnyTechnique], document: TomlFile, values: Mapping[str, Any], own: Mapping[str, Given]
 ) -> None:
-    """Raise ConfigError for what variables and flags set and there is not, or the table says, too."""
+    """Raise ConfigError for settings of variables and flags that do not exist, or that the table sets, too."""
     table, known = f"techniques.{kind.name}", kind.Settings.__struct_fields__
     for key, each in own.items():
         if key in values and each.origin == str(document.path):
@@ -246,7 +243,7 @@ def _check_together(kind: type[AnyTechnique], settings: msgspec.Struct, refused:
 
 
 def of_environment() -> dict[str, Given]:
-    """What ``CRAFT_*`` variables say about built-in techniques."""
+    """Return the settings of built-in techniques in ``CRAFT_*`` variables."""
     found = {}
     for kind in BUILT_IN:
         for name in flags_of(kind):
@@ -257,17 +254,14 @@ def of_environment() -> dict[str, Given]:
 
 
 def given_by_flags(flags: Mapping[str, Any]) -> dict[str, Given]:
-    """What flags say, where they were given."""
+    """Return the flags that were given."""
     return {
         name: Given(value, "flag", f"--{name.replace('_', '-')}") for name, value in flags.items() if value is not None
     }
 
 
-# On their way to other processes.
-
-
 def to_toml(choice: TechniqueChoice) -> str:
-    """As tables of a craft.toml, each setting with its origin."""
+    """Return tables of a craft.toml, each setting with its origin."""
     lines: list[str] = []
     names = list(choice.techniques.by_name)
     lines += ["", "[techniques]", f"order = {toml(names)}"]
@@ -284,31 +278,31 @@ def to_toml(choice: TechniqueChoice) -> str:
 
 
 def flat(document: TomlFile) -> dict[str, Any]:
-    """The settings of built-in techniques in a craft.toml, under the names that they have outside of their tables."""
+    """Return the settings of built-in techniques in a craft.toml, under their names outside of tables."""
     tables = document.table("techniques")
     named = ((name, tables.get(kind.name, {}).get(key)) for kind in BUILT_IN for name, key in kind.flags.items())
     return {name: value for name, value in named if value is not None}
 
 
 def to_json(techniques: Chosen) -> str:
-    """For the environment of a worker; alerts are not its business."""
+    """Return the techniques for the environment of a worker, which does not need alerts."""
     tables = {
         each.name: msgspec.to_builtins(each.settings)
         for each in techniques.by_name.values()
         if not isinstance(each, Alerts)
     }
-    # Not msgspec's: a limit may be infinite, which it writes as null.
+    # Not msgspec: it writes an infinite limit as null.
     return json.dumps(tables)
 
 
 def from_json(text: str) -> Chosen:
-    """What ``to_json`` wrote."""
+    """Return the techniques that ``to_json`` wrote."""
     tables: dict[str, Any] = json.loads(text)
     kinds = {kind.name: kind for kind in _kinds(list(tables), lambda _, message: ConfigError(message))}
     return Chosen([made(kinds[name], msgspec.convert(table, kinds[name].Settings)) for name, table in tables.items()])
 
 
 def alone() -> Chosen:
-    """Of a script that runs outside of ``craft run``."""
+    """Return the techniques of a script that runs outside of ``craft run``."""
     given = of_environment()
     return choose(TomlFile(None), given).techniques if given else defaults()

@@ -1,4 +1,4 @@
-"""What an agent tells a worker through its environment."""
+"""Settings that an agent passes to a worker through its environment."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The agent's Unix socket; None outside of ``craft run``."""
     run_dir: Path | None = None
     activity: Path | None = None
-    """File in memory in which this worker says what it is doing; None: it does not."""
+    """File in memory on which this worker publishes its activity; None: it does not."""
     carried_bytes: int = 0
-    """How much memory the state of the job will take here beside that of the model; 0: not known."""
+    """Memory for the job's state in this process beside the model; 0: unknown."""
     state_key: str = ""
-    """The key, in hexadecimal, by which workers of one job know each other when they hand over state."""
+    """The key, in hexadecimal, by which workers authenticate state transfers."""
     local_rank: int = 0
     late: bool = False
-    """A spare, or one in the place of a lost worker: it takes part when it has come to its first step, not before."""
+    """A spare or a replacement: it takes part from its first step on, not before."""
     check_bits: bool = True
     """Compute microbatch 0 on every worker in the first step, and one of another worker in a later one; compare the bits."""
     check_script: bool = True
-    """Look at the script's loop in its first steps, and refuse what would give a wrong result unseen."""
+    """Check the script's loop in its first steps, and refuse what would silently give a wrong result."""
     digest_bytes: int = 32768
     """How much of the state is hashed in each step to find silent divergence; 0 switches it off."""
     bucket_mb: float = 25.0
     """Size limit of a gradient bucket; the first one is at most 1 MiB, so that the exchange begins early."""
     group: Literal["auto", "gloo", "nccl"] = "auto"
-    """What carries gradients between workers; auto: NCCL between GPUs, Gloo between CPUs."""
+    """Transport of gradients between workers; auto: NCCL between GPUs, Gloo between CPUs."""
     hold: Hold = "device"
-    """Where gradients that were sent are held until the step is committed."""
+    """Where sent gradients are held until the step is committed."""
     resume: str | None = None
     """``auto`` or the number of a step; None: a fresh start."""
     techniques: str = ""
-    """Those that are on, with their settings, as JSON; empty outside of ``craft run``."""
+    """The enabled techniques with their settings, as JSON; empty outside of ``craft run``."""
 
     def chosen(self) -> Chosen:
-        """The techniques that are on."""
+        """Return the enabled techniques."""
         return from_json(self.techniques) if self.techniques else alone()
 
     @property
@@ -72,7 +72,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{said}: {complaint(error, cls, values)}") from None
 
     def shared(self) -> dict[str, int | float | str | bool | None]:
-        """What must be the same on every worker of the job."""
+        """Return the settings that must be the same on every worker of the job."""
         return {
             "check_bits": self.check_bits,
             "digest_bytes": self.digest_bytes,
@@ -81,13 +81,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def to_environment(self) -> Mapping[str, str]:
-        """The variables from which ``from_environment`` makes this value again."""
+        """Return the variables from which ``from_environment`` makes this value again."""
         values = msgspec.structs.asdict(self)
         return {key: str(values[name]) for name, key in _KEYS.items() if values[name] is not None}
 
 
 def multiprocessing_folder(activity: Path) -> Path:
-    """Return where Python's multiprocessing keeps the sockets of a worker, given the file in which it says what it does."""
+    """Return where multiprocessing keeps the sockets of a worker, beside its activity file."""
     return activity.with_suffix(".mp")
 
 

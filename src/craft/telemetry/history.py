@@ -1,4 +1,4 @@
-"""Read a run's files back: what happened (the journal), who committed which step when, and how each came into a generation."""
+"""Read the files of a run: the journal, the commits of each worker, and the generations that it entered."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a run left behind."""
+    """The files of a run."""
 
     journal: tuple[dict[str, Any], ...]
     commits: dict[str, tuple[Commit, ...]]
@@ -55,7 +55,7 @@ def read_run(path: Path) -> Run:
 
 
 def _typed(file: Path, kind: type[T]) -> tuple[T, ...]:
-    """The lines of a file; those that are damaged are left out, and that is said."""
+    """Return the lines of a file without damaged ones, each of which is logged."""
     found = []
     for line in read_lines(file):
         try:
@@ -66,7 +66,7 @@ def _typed(file: Path, kind: type[T]) -> tuple[T, ...]:
 
 
 def recoveries(journal: Iterable[dict[str, Any]]) -> list[Recovered]:
-    """What the workers told of the losses that they overcame."""
+    """Return the reports of workers about losses that they overcame."""
     return [msgspec.convert(line, Recovered, strict=False) for line in journal if line.get("event") == "Recovered"]
 
 
@@ -76,36 +76,36 @@ class _Losses(msgspec.Struct):
     lines: list[dict[str, Any]] = []
     generation: int = 0
     restored: dict[str, Any] | None = None
-    """Set if nobody was left, so that some steps were computed once more: the line of that decision."""
+    """The line of the Restore, if no worker was left, so that some steps were computed again."""
 
 
 def fault_costs(run: Run) -> list[FaultCost]:
-    """What each loss cost the others, from their commits around it. Losses that were overcome together count as one."""
+    """Return what each loss cost, from the commits around it. Losses that were overcome together count as one."""
     costs = [_cost(run, losses) for losses in _answered(run)]
     together = (tuple(some) for _, some in itertools.groupby(costs, key=lambda cost: cost.resumed))
     return [_one(run, some) for some in together]
 
 
 def went_on(run: Run, cost: FaultCost) -> bool:
-    """Whether anything was committed after a loss, though it may have been nothing new."""
+    """Return whether any step was committed after a loss, perhaps one that had been committed before."""
     return any(commit.generation >= cost.generation for commits in run.commits.values() for commit in commits)
 
 
 def _one(run: Run, costs: tuple[FaultCost, ...]) -> FaultCost:
-    """Several losses before the next commit, as one, with what the workers told of it."""
+    """Merge several losses before the next commit into one, with the workers' report about it."""
     last = costs[-1]
-    told = recoveries(run.journal)
+    reports = recoveries(run.journal)
     begun = _beginnings(run)
-    # Who began again knows of no commit before: its word is not about losses from before that.
+    # A worker of a restored job knows no commit from before: its report is not about earlier losses.
     recovered = next(
         (
             each
-            for each in told
-            if each.since < last.generation <= each.generation and _course(begun, each.generation) <= last.generation
+            for each in reports
+            if each.since < last.generation <= each.generation and _start_of(begun, each.generation) <= last.generation
         ),
         None,
     )
-    # What they told is in the journal, too: one fault has one cost.
+    # Their figure is in the journal, too: one fault has one cost.
     known = recovered.lost_s if recovered is not None else None
     return replace(
         last,
@@ -117,7 +117,7 @@ def _one(run: Run, costs: tuple[FaultCost, ...]) -> FaultCost:
 
 
 def _beginnings(run: Run) -> list[int]:
-    """The first generation of each course: of the job, and whenever it began again."""
+    """Return the first generation after the start of the job, and after each restore."""
     found, beginning = [], True
     for line in run.journal:
         beginning = beginning or line.get("action") == "Restore"
@@ -127,7 +127,7 @@ def _beginnings(run: Run) -> list[int]:
     return found
 
 
-def _course(begun: Iterable[int], generation: int) -> int:
+def _start_of(begun: Iterable[int], generation: int) -> int:
     return max((first for first in begun if first <= generation), default=0)
 
 
@@ -145,7 +145,7 @@ def _answered(run: Run) -> list[_Losses]:
         elif line.get("action") == "Restore":
             losses.restored = line
             while answered and answered[-1].generation not in used:
-                # Its members were lost before they did anything: it was no answer.
+                # Its members were lost before they committed anything: it answered no loss.
                 losses.lines = answered.pop().lines + losses.lines
     return answered
 
@@ -158,7 +158,7 @@ def _cost(run: Run, losses: _Losses) -> FaultCost:
     after = [commit for commit in commits if commit.generation >= losses.generation]
     lost: dict[int, int] = {}
     if losses.restored is not None and before:
-        # What is computed once more is lost, too.
+        # Steps that are computed again are lost, too.
         last = [commit for commit in before if commit.branch == before[-1].branch]
         lost = {each.step: len(each.plan) for each in last if each.step >= int(losses.restored["step"])}
         furthest = max(commit.step for commit in last)

@@ -1,4 +1,4 @@
-"""Metrics in Prometheus' text format, made from a job's status at the moment they are asked for."""
+"""Expose a job's status in Prometheus' text format, sampled when it is scraped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True)
 class Sample:
-    """Everything that is measured, at one moment."""
+    """All measured values at one moment."""
 
     step: int = 0
     total_steps: int | None = None
@@ -30,19 +30,19 @@ class Sample:
     workers: Mapping[str, int] = field(default_factory=dict)
     """How many workers are in which state."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the script logs."""
+    """Metrics that the script logs."""
     checkpoints: int = 0
     checkpoint_step: int | None = None
-    """That of the newest; None: there is none."""
+    """Step of the newest checkpoint, if there is one."""
     checkpoint_time: float = 0.0
     checkpoint_bytes: int = 0
-    """Of all that were written."""
+    """Of all checkpoints that were written."""
     checkpoint_new_bytes: int = 0
     checkpoint_failures: int = 0
     lines: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """How often each (kind, name) was written to the journal."""
     times: Mapping[str, StepTimes] = field(default_factory=dict)
-    """Where the time of a step goes on each member."""
+    """Where the time of a step goes, by member."""
 
 
 class JobCollector(Collector):
@@ -52,7 +52,7 @@ class JobCollector(Collector):
         self._sample = sample
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: without this the registry would take a sample when it is made."""
+        """Return nothing: otherwise the registry would take a sample on registration."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
@@ -118,7 +118,7 @@ class JobCollector(Collector):
 
 
 class LineCounter:
-    """Counts journal lines by what they are about; a listener of a Journal."""
+    """Counts journal lines by kind and name; a listener of a Journal."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
@@ -129,7 +129,7 @@ class LineCounter:
 
 
 def registry_of(sample: Callable[[], Sample]) -> CollectorRegistry:
-    """Return a registry of its own, which measures by calling ``sample``."""
+    """Return a new registry that samples by calling ``sample``."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(JobCollector(sample))
     return registry

@@ -1,7 +1,7 @@
-"""What the driver knows of a GPU's health, by NVML (the package ``nvidia-ml-py``, imported only when somebody asks).
+"""Read a GPU's health from the driver through NVML (the package ``nvidia-ml-py``, imported on first use).
 
-Enters: the UUID of a device. Leaves: a ``Reading`` each time one is asked for. Where package, driver or device are missing,
-``why_not`` says so in a sentence; nothing here is an error of the job.
+In: the UUID of a device. Out: a ``Reading`` per call. If the package, driver or device is missing, ``why_not`` returns the
+reason; that is never an error of the job.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 from craft.protocol.values.gpu import Reading
 
 _HOT = {0x20: "software thermal slowdown", 0x40: "hardware thermal slowdown"}
-"""NVML's bits for why clocks are held down; those that mean heat."""
+"""NVML's throttle-reason bits that mean heat."""
 _UNCORRECTED, _VOLATILE = 1, 0
 _XID = 8
 _LOST, _TIMEOUT = 15, 10
-"""Of NVML's errors: the device fell off the bus; no event came within the time."""
+"""NVML's error codes: the device fell off the bus; no event arrived in time."""
 
 
 def why_not(nvml: Any = None) -> str | None:
-    """Why the health of GPUs cannot be watched here; None if it can."""
+    """Return why GPU health cannot be monitored here; None if it can."""
     try:
         nvml = nvml if nvml is not None else importlib.import_module("pynvml")
     except ImportError:
@@ -29,15 +29,15 @@ def why_not(nvml: Any = None) -> str | None:
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
-        return f"the driver of NVIDIA's GPUs does not answer ({error})"
+        return f"the NVIDIA driver does not answer ({error})"
     return None if count else "this host has no NVIDIA GPU"
 
 
 class Gpu:
-    """One device. Owned by the thread that reads it; the driver is asked for all at once, which takes well below 10 ms."""
+    """One device, owned by the thread that reads it. A read takes well below 10 ms."""
 
     def __init__(self, uuid: str) -> None:
-        """Raises ``OSError`` with a sentence where that device cannot be watched."""
+        """Raise ``OSError`` with the reason if the device cannot be monitored."""
         reason = why_not()
         if reason is not None:
             raise OSError(reason)
@@ -47,10 +47,10 @@ class Gpu:
             self.name = f"{_text(self._nvml.nvmlDeviceGetName(self._handle))} {uuid}"
             self._events = self._register()
         except self._nvml.NVMLError as error:
-            raise OSError(f"GPU {uuid} cannot be watched ({error})") from None
+            raise OSError(f"GPU {uuid} cannot be monitored ({error})") from None
 
     def _register(self) -> Any:
-        """A set of events to wait for XIDs with; None where the device or the rights do not allow it."""
+        """Return a set of events to wait for XIDs with; None where the device or permissions do not allow it."""
         try:
             events = self._nvml.nvmlEventSetCreate()
             self._nvml.nvmlDeviceRegisterEvents(self._handle, _XID, events)
@@ -60,11 +60,11 @@ class Gpu:
 
     @property
     def hears(self) -> bool:
-        """Whether it is told of XIDs."""
+        """Whether the driver reports XIDs to this process."""
         return self._events is not None
 
     def xids(self, wait_s: float) -> tuple[int, ...]:
-        """Wait for XIDs, for so long at most; returns those that came."""
+        """Wait for XIDs, at most ``wait_s``; return those that arrived."""
         try:
             event = self._nvml.nvmlEventSetWait_v2(self._events, round(wait_s * 1000))
         except self._nvml.NVMLError as error:
@@ -74,7 +74,7 @@ class Gpu:
         return (int(event.eventData),) if event.eventType == _XID else ()
 
     def read(self, xids: tuple[int, ...] = ()) -> Reading:
-        """What the driver says now. What a device does not know (ECC on a small one) is None."""
+        """Return the current reading. Values that the device does not support (such as ECC) are None."""
         try:
             return Reading(
                 device=self.name,
@@ -91,7 +91,7 @@ class Gpu:
         return tuple(words for bit, words in _HOT.items() if bits & bit)
 
     def _ask(self, call: str, *arguments: int) -> int | None:
-        """None for what this device or driver does not tell; a device that is gone raises."""
+        """Return None for values that the device or driver does not support; raise if the device is gone."""
         try:
             return int(getattr(self._nvml, call)(self._handle, *arguments))
         except self._nvml.NVMLError as error:

@@ -1,4 +1,4 @@
-"""For tests of jobs: place a fault at a named point of a step, and check what a run left behind (``craft.testing.history``)."""
+"""Tools for tests of jobs: inject a fault at a named point of a step, and check a run's files (``craft.testing.history``)."""
 
 from __future__ import annotations
 

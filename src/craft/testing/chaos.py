@@ -1,13 +1,12 @@
-"""What goes wrong next: the pure part of ``craft chaos``.
+"""Choose the next fault: the pure part of ``craft chaos``.
 
-Enters: a seed or a schedule, and again and again the job's status with the time. Leaves: faults, each with its victim, or
-the reason why it must wait. No clock and no I/O; ``cli/chaos.py`` asks, and has the lighthouse inject what comes out.
+In: a seed or a schedule, then the job's status with the time, again and again. Out: faults with their victims, or the reason
+to wait. No clock, no I/O: ``cli/chaos.py`` asks, and makes the lighthouse inject them.
 
-The rule that keeps a job alive: the training state must survive. A *holder* is a member that has committed a step and has
-been seen so for ``SETTLE_S``, on a host whose agent is heard, and that no fault is under way against. A fault is chosen
-only if at least one holder is left that it cannot hit. A fault is under way until its victims are gone, every member acts
-under the current generation, and the job has committed a step since. So however the recoveries of several faults overlap,
-somebody has the state all the time.
+The training state must survive. A *holder* is a member that has committed a step and has been seen so for ``SETTLE_S``, on a
+host whose agent is connected, with no fault under way against it. A fault is chosen only if at least one holder is left that
+it cannot hit. A fault is under way until its victims are gone, every member has entered the current generation, and the job
+has committed a step since. So a worker has the state at all times, however the recoveries overlap.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from craft.protocol.errors import ConfigError
 from craft.protocol.values.injections import KINDS, OF_A_WORKER
 
 SETTLE_S = 1.0
-"""A member holds the state for certain when it has been seen to commit for so long: its reports may be late."""
+"""How long a member must have been seen to commit before it counts as a holder: its reports may be late."""
 PATIENCE_S = 20.0
-"""A fault whose time has not come by then is left out."""
+"""A fault that could not be injected by then is dropped."""
 FORGET_S = 120.0
-"""A fault that was never seen to take effect is not waited for any longer."""
+"""How long to wait for a fault to take effect."""
 
 LIVING = ("starting", "waiting", "member")
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -38,10 +37,10 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """A fault that is to come."""
 
     at_s: float
-    """When, in seconds since the beginning."""
+    """When, in seconds since the start."""
     kind: str
     victim: str | None = None
-    """The worker or host it hits; None: whoever fits."""
+    """The worker or host it hits; None: any that fits."""
 
 
 class ChaosFault(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,11 +61,8 @@ class NotNow(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-# What is to come.
-
-
 def parse_duration(text: str) -> float:
-    """``5s``, ``500ms``, ``2m``, ``1h`` or a number of seconds, in seconds."""
+    """Return the seconds in ``5s``, ``500ms``, ``2m``, ``1h`` or a plain number."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"{text!r} is not a time: write for example 5s, 500ms, 2m or 1h")
@@ -74,7 +70,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_kinds(text: str) -> tuple[str, ...]:
-    """Kinds, separated by commas; one that is there twice comes twice as often."""
+    """Return kinds separated by commas; one that is listed twice comes twice as often."""
     kinds = tuple(part.strip() for part in text.split(",") if part.strip())
     for kind in kinds:
         if kind not in KINDS:
@@ -85,7 +81,7 @@ def parse_kinds(text: str) -> tuple[str, ...]:
 
 
 def parse_schedule(text: str) -> tuple[Planned, ...]:
-    """``10s:kill w1, 20s:stop, ...`` in the order of time."""
+    """Return the faults of ``10s:kill w1, 20s:stop, ...`` in the order of time."""
     found = []
     for part in text.split(","):
         moment, colon, what = part.strip().partition(":")
@@ -100,7 +96,7 @@ def parse_schedule(text: str) -> tuple[Planned, ...]:
 
 
 def possible(kinds: Sequence[str], *, slots: int, hosts: int) -> tuple[str, ...]:
-    """Those of ``kinds`` that a job of this size can survive; the others are left out from the beginning."""
+    """Return those of ``kinds`` that a job of this size can survive."""
     alone = slots < 2
     return tuple(
         kind
@@ -110,15 +106,12 @@ def possible(kinds: Sequence[str], *, slots: int, hosts: int) -> tuple[str, ...]
 
 
 def draw_plan(kinds: Sequence[str], mean_s: float, seed: int) -> Iterator[Planned]:
-    """Faults without end, the times between them exponential; the same seed and kinds give the same ones."""
+    """Yield faults without end at exponential intervals; the same seed and kinds give the same ones."""
     draw = random.Random(f"plan {seed}")
     at_s = 0.0
     while kinds:
         at_s += draw.expovariate(1.0 / mean_s)
         yield Planned(at_s=at_s, kind=draw.choice(kinds))
-
-
-# Who it can hit.
 
 
 class _UnderWay:
@@ -147,12 +140,12 @@ class _UnderWay:
             return False
         if self.gone_at_step is None:
             self.gone_at_step = int(status["step"])
-        # An exception in the same microbatch of another worker would be taken for a bug: that step must be over.
+        # An exception in the same microbatch on another worker would count as a bug: that step must be over.
         return bool(status["step"] > self.gone_at_step + (1 if self.fault.kind == "raise" else 0))
 
 
 class Chooser:
-    """Remembers what it has seen and done; one for each job."""
+    """Chooses victims; remembers what it has seen and done. One per job."""
 
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(f"victims {seed}")
@@ -162,7 +155,7 @@ class Chooser:
         self._under_way: list[_UnderWay] = []
 
     def see(self, status: Mapping[str, Any], now: float) -> None:
-        """Take in the job as ``GET /v1/status`` has it; ``now`` is in seconds on any clock that does not go back."""
+        """Take in the job's status (``GET /v1/status``); ``now`` is in seconds on a monotonic clock."""
         self._status, self._now = status, now
         living = frozenset(worker["worker_id"] for worker in status["workers"] if worker["state"] in LIVING)
         committing = {
@@ -174,7 +167,7 @@ class Chooser:
         self._under_way = [each for each in self._under_way if not each.over(status, living, now)]
 
     def choose(self, kind: str, victim: str | None = None) -> ChaosFault | NotNow:
-        """Return the fault of this kind that can be injected now, against ``victim`` or whoever fits."""
+        """Return the fault of this kind that can be injected now, against ``victim`` or any that fits."""
         if not self._status or self._status["state"] != "running":
             return NotNow(reason="the job is not running")
         if kind == "kill-lighthouse":
@@ -184,22 +177,22 @@ class Chooser:
             return NotNow(reason=f"{victim} cannot be hit by {kind} now")
         allowed = [each for each in ([victim] if victim else candidates) if self._survives(kind, each)]
         if not allowed:
-            return NotNow(reason="somebody else must have the training state for certain")
+            return NotNow(reason="no other worker has the training state for certain")
         if kind == "raise" and any(each.fault.kind == "raise" for each in self._under_way):
             return NotNow(reason="the step in which an exception was injected is not over")
         chosen = self._draw.choice(allowed)
         return ChaosFault(kind=kind, host=chosen) if kind == "kill-agent" else ChaosFault(kind=kind, worker_id=chosen)
 
     def injected(self, fault: ChaosFault, lasts_s: float = 0.0) -> None:
-        """``fault`` is under way now, and lasts at least so long."""
-        # What takes nobody on purpose may still make somebody be taken for lost: it counts all the same.
+        """Record that ``fault`` is under way, for at least ``lasts_s``."""
+        # A fault that removes no worker may still get one declared lost, so that it counts all the same.
         workers = self._hit(fault.kind, fault.victim)
         pid = int(self._status["lighthouse"]["pid"])
         self._under_way.append(_UnderWay(fault, workers, self._now + lasts_s, self._now, pid))
 
     @property
     def recovered(self) -> bool:
-        """Whether no fault is under way any more."""
+        """Whether no fault is under way."""
         return not self._under_way
 
     def _lighthouse(self) -> ChaosFault | NotNow:
@@ -211,12 +204,12 @@ class Chooser:
         return sorted(agent["host"] for agent in self._status["agents"] if agent["connected"])
 
     def _hosts(self) -> list[str]:
-        """Hosts that have a worker of the job."""
+        """Return connected hosts that have a worker of the job."""
         having = {worker["host"] for worker in self._status["workers"] if worker["state"] in LIVING}
         return [host for host in self._heard_hosts() if host in having]
 
     def _workers(self, kind: str) -> list[str]:
-        """Those that a fault of this kind can hit: a signal anybody, the others need a member that computes."""
+        """Return workers that a fault of this kind can hit: signals any, the others a member that computes."""
         if kind not in ("kill", "stop"):
             return sorted(self._holders())
         hit = self._hit_already()
@@ -235,12 +228,12 @@ class Chooser:
         return frozenset[str]().union(*(each.workers for each in self._under_way))
 
     def _holders(self) -> frozenset[str]:
-        """Members that have the training state for certain, and that nothing is under way against."""
-        ripe = {each for each, since in self._committing_since.items() if self._now - since >= SETTLE_S}
-        return frozenset(ripe) - self._hit_already()
+        """Return members that have the training state for certain, with no fault under way."""
+        settled = {each for each, since in self._committing_since.items() if self._now - since >= SETTLE_S}
+        return frozenset(settled) - self._hit_already()
 
     def _survives(self, kind: str, victim: str) -> bool:
         left = self._holders() - self._hit(kind, victim)
-        # Who was drained is not replaced: at least half of the slots stay filled, so that a job is not drained away.
+        # A drained worker is not replaced: keep at least half of the slots filled.
         needed = max(2, -(-int(self._status["slots"]) // 2)) if kind == "drain" else 1
         return len(left) >= needed

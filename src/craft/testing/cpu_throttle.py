@@ -1,4 +1,4 @@
-"""Slow a process down: stop it and let it go on in turns, many times a second, as a limit on its CPU time would."""
+"""Slow a process down by stopping and continuing it many times a second, as a CPU quota would."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import TracebackType
 class CpuThrottle:
     """A context manager within which the process ``pid`` runs only ``running_s`` of every ``stopped_s + running_s``.
 
-    Keep ``stopped_s`` well below the limit for stopped workers (``stop_limit_s``), and below a step: who is stopped can take part
+    Keep ``stopped_s`` well below the limit for stopped workers (``stop_limit_s``), and below a step: a stopped worker takes part
     in no exchange either.
     """
 
@@ -33,7 +33,7 @@ class CpuThrottle:
         self._thread.join()
 
     def _pulse(self) -> None:
-        # The process may end meanwhile; then there is nothing left to slow down.
+        # The process may end meanwhile.
         with contextlib.suppress(ProcessLookupError):
             owed_s = self._stopped_s
             while not self._over.is_set():
@@ -43,6 +43,6 @@ class CpuThrottle:
                 stopped = time.monotonic()
                 os.kill(self._pid, signal.SIGCONT)
                 self._over.wait(self._running_s)
-                # On a busy machine both last longer than they should: what counts is how they compare.
+                # On a busy machine both last longer than requested: their ratio counts.
                 ran_s = time.monotonic() - stopped
                 owed_s = max(0.0, owed_s - (stopped - began) + ran_s * self._stopped_s / self._running_s)

@@ -1,4 +1,4 @@
-"""Place a fault at a named point of a step, in one worker or in several.
+"""Inject a fault at a named point of a step, in one worker or in several.
 
 A test gives faults to a whole job through the environment, and the job's script arms them before it joins:
 
@@ -8,9 +8,9 @@ A test gives faults to a whole job through the environment, and the job's script
     testing.arm()
     job = craft.join()
 
-The points that CRAFT itself reaches are listed in ``craft.telemetry.fault_points``; a script adds its own with
-``testing.reach("forward", step.number)``. A fault strikes once in a job, and says so before it does: on the worker's
-standard error, and in the file ``struck/<index>`` of the run directory, which holds the worker's id.
+``craft.telemetry.fault_points`` lists the points that CRAFT reaches; a script adds its own with
+``testing.reach("forward", step.number)``. A fault strikes once in a job. Before it does, it writes to the worker's standard
+error, and the worker's id to the file ``struck/<index>`` of the run directory.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ _AFTER_LIMIT_S = 30.0
 
 
 class PlacedFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What happens, and where: to the first worker that fits."""
+    """What happens, and where: it hits the first worker that fits."""
 
     point: str
     """Name of the point."""
     kind: Literal["kill", "stop", "raise", "sleep", "error"] = "kill"
-    """SIGKILL or SIGSTOP to the own process, an InjectedError, a pause of ``seconds``, or the OSError ``errno``.
+    """SIGKILL or SIGSTOP to this process, an InjectedError, a pause of ``seconds``, or the OSError ``errno``.
 
-    An ``error`` is for the points that are system calls: the call fails every time in the ``seconds`` from the first one on.
+    An ``error`` is for points that are system calls: every call fails for ``seconds`` from the first one on.
     """
     step: int | None = None
     """Number of the step; None: any."""
     worker: str | None = None
     """The worker it hits; None: any."""
     rank: int | None = None
-    """The rank it hits, in the generation that the worker acts under at that moment; None: any."""
+    """The rank it hits, in the worker's current generation; None: any."""
     occurrence: int = 1
-    """Strike when the point is reached for this time, counted in each process; points of each bucket come several times."""
+    """Strike the n-th time that the point is reached in a process; points of buckets are reached several times."""
     after: str | None = None
-    """Wait at the point until this other one was reached in the same step by another thread, and strike then."""
+    """Wait at the point until another thread has reached this other one in the same step, and strike then."""
     after_file: str | None = None
-    """Strike only once a file of this name is in the run directory."""
+    """Strike only once a file of this name exists in the run directory."""
     seconds: float = 0.0
-    """How long a ``sleep`` is, and how long an ``error`` lasts; an error of 0 seconds comes once."""
+    """How long a ``sleep`` is, and how long an ``error`` lasts; an error of 0 seconds occurs once."""
     errno: str = "EMFILE"
-    """The name of the error with which the system call fails, such as ENOSPC."""
+    """Name of the error with which the system call fails, such as ENOSPC."""
 
 
 def arm(faults: Sequence[PlacedFault] | None = None) -> None:
-    """Place ``faults`` in this process; by default those in the environment variable ``CRAFT_TEST_FAULTS``, if any."""
+    """Place ``faults`` in this process; by default those in the environment variable ``CRAFT_TEST_FAULTS``."""
     wanted = _from_environment() if faults is None else faults
     for fault in wanted:
         if fault.errno not in errno.errorcode.values():
@@ -83,7 +83,7 @@ def _from_environment() -> Sequence[PlacedFault]:
 
 
 class _Armed:
-    """Listens to the points of this process, on whichever thread they are reached."""
+    """Listens to the points of this process, on any thread."""
 
     def __init__(self, faults: Sequence[PlacedFault], settings: WorkerSettings) -> None:
         self._worker_id = settings.worker_id
@@ -94,7 +94,7 @@ class _Armed:
         self._reached: set[tuple[str, int]] = set()
         self._until: dict[int, float] = {}
         """Errors that last, by the index of their fault: until when, by the monotonic clock."""
-        # Guards the three above: main, exchange and opening threads all come here.
+        # Guards the three above: main, exchange and opening threads all call this.
         self._change = threading.Condition()
 
     def __call__(self, point: str, step: int, rank: int | None) -> None:
@@ -132,7 +132,7 @@ class _Armed:
                 raise InjectedError(f"{fault.after} of step {step} was not reached while {fault.point} waited for it")
 
     def _claim(self, index: int) -> bool:
-        """True in the one process of the job that the fault strikes."""
+        """Return True in the one process of the job that the fault strikes."""
         if self._run_dir is None:
             return True
         try:
@@ -145,14 +145,14 @@ class _Armed:
         return True
 
     def _strike(self, fault: PlacedFault, step: int) -> None:
-        # Straight to the file descriptor: a process that is about to be killed flushes nothing.
+        # Straight to the file descriptor: a killed process flushes nothing.
         os.write(2, b"craft.testing: struck by " + msgspec.json.encode(fault) + b"\n")
         if fault.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.kind == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         elif fault.kind == "raise":
-            raise InjectedError(f"a test wanted an error at {fault.point} of step {step}")
+            raise InjectedError(f"injected by a test at {fault.point} of step {step}")
         elif fault.kind == "error":
             raise _error_of(fault)
         else:
@@ -165,8 +165,8 @@ def _error_of(fault: PlacedFault) -> OSError:
 
 
 def _current_rank() -> int | None:
-    """This worker's rank; None before it has joined."""
-    # Only now: this loads torch, and whoever reaches a point in a job has it already.
+    """Return this worker's rank; None before it has joined."""
+    # Imported late: it loads torch, which a process that reaches a point has loaded already.
     from craft.worker.entry.join import joined
 
     job = joined()
@@ -178,10 +178,10 @@ def _struck(run_dir: Path) -> Path:
 
 
 def struck(run_dir: Path) -> dict[int, str]:
-    """Which faults of a job have struck, by their index, and which worker each of them hit."""
+    """Return which faults of a job have struck, by index, with the worker that each hit."""
     return {int(file.name): file.read_text() for file in sorted(_struck(run_dir).glob("*"))}
 
 
 def encode(faults: Sequence[PlacedFault]) -> dict[str, str]:
-    """The environment variable that gives ``faults`` to a job."""
+    """Return the environment variable that passes ``faults`` to a job."""
     return {FAULTS: msgspec.json.encode(faults).decode()}

@@ -1,10 +1,10 @@
-"""Check P1 to P3 on the files that a run left behind.
+"""Check P1 to P3 on the files of a run.
 
     python -m craft.testing.history RUN [REFERENCE] [--host DIR]...
 
-REFERENCE is the directory of a run in which nothing failed, or its digest. In a job of several hosts, RUN is the
-directory of its lighthouse, and each --host that of one ``craft run``. Exit code 0: every promise held; 1: some did not,
-and each violation is a sentence on standard output; 2: bad input, such as a RUN that is no run directory.
+REFERENCE is the directory of a run without faults, or its digest. In a job of several hosts, RUN is the directory of its
+lighthouse, and each --host that of one ``craft run``. Exit code 0: every promise held; 1: some did not, and each violation
+is a sentence on standard output; 2: bad input, such as a RUN that is not a run directory.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from craft.testing.branches import Place, begun_again, branch_of, by_place, chec
 
 
 class HistoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check found."""
+    """Result of a check."""
 
     steps: int
     """Number of committed steps."""
     digest: str | None
-    """Of the final state, where every worker that finished has the same."""
+    """Digest of the final state, if all workers that finished agree."""
     dropped: tuple[tuple[int, int], ...]
-    """(step, microbatch) of each microbatch that nobody computed; only under ``shrink``."""
+    """(step, microbatch) of each microbatch that no worker computed; only under ``shrink``."""
     violations: tuple[str, ...]
-    """One sentence each; none if every promise held."""
+    """One sentence each; empty if every promise held."""
 
 
 def check(run_dir: Path, reference: Path | str | None = None, hosts: Sequence[Path] = ()) -> HistoryReport:
-    """Read the files of a run that has ended and look for violations of P1, P2 and P3.
+    """Check the files of a run that has ended for violations of P1, P2 and P3.
 
-    ``reference`` is the directory of an undisturbed run, or its digest; without it the final state is only compared
-    between the workers. In a job of several hosts, ``run_dir`` has the journal, and ``hosts`` are the run directories of
-    all hosts, lost ones included: what a host that was cut off has committed counts like anything else.
+    ``reference`` is the directory of an undisturbed run, or its digest; without it the final state is only compared between the
+    workers. In a job of several hosts, ``run_dir`` has the journal, and ``hosts`` are the run directories of all hosts, lost ones
+    included: commits of a host that was cut off count, too.
     """
     run = read_job(run_dir, hosts)
     digests = final_digests(run)
@@ -71,12 +71,12 @@ def check(run_dir: Path, reference: Path | str | None = None, hosts: Sequence[Pa
 
 
 def final_digests(run: Run) -> dict[str, str | None]:
-    """The digest of each worker that finished."""
+    """Return the digest of each worker that finished."""
     return {line["worker_id"]: line["digest"] for line in events(run, "WorkerFinished") if line["complete"]}
 
 
 def read_job(run_dir: Path, hosts: Sequence[Path] = ()) -> Run:
-    """Read the files of a job: the journal of ``run_dir``, and the steps of all hosts."""
+    """Read the journal of ``run_dir`` and the steps of all hosts."""
     run = read_run(run_dir) if run_dir.is_dir() else None
     if run is None or not run.journal:
         raise ConfigError(f"{run_dir} is not the directory of a run: it has no journal")
@@ -94,7 +94,7 @@ def read_job(run_dir: Path, hosts: Sequence[Path] = ()) -> Run:
 
 
 def _on_loss(run_dirs: Sequence[Path]) -> str:
-    """What becomes of lost microbatches; workers compare it at the start, so that all hosts have the same."""
+    """Return the answer to a loss; workers compare it at the start, so that all hosts have the same."""
     return str(read_effective(RunDir(run_dirs[0]).config).get("on_loss", "redo"))
 
 
@@ -123,20 +123,20 @@ def _bits(run: Run, digests: Mapping[str, str | None], reference: Path | str | N
 def _digest_of(reference: Path) -> str:
     found = set(final_digests(read_job(reference)).values())
     if len(found) != 1 or None in found:
-        raise ConfigError(f"{reference} is no reference: its workers finished with {len(found)} different states")
+        raise ConfigError(f"{reference} is not a reference: its workers finished with {len(found)} different states")
     return str(found.pop())
 
 
 def _coverage(run: Run) -> Iterator[str]:
-    """P2: every step is committed, and whoever finished had committed the last one."""
+    """P2: every step is committed, and each worker that finished committed the last one."""
     steps = _num_steps(run)
     committed = {commit.step for commits in run.commits.values() for commit in commits}
     for step in sorted(set(range(first_step(run), steps)) - committed):
-        yield f"P2: step {step} of {steps} was committed by nobody"
+        yield f"P2: step {step} of {steps} was not committed"
     for line in events(run, "WorkerFinished"):
         own = run.commits.get(line["worker_id"], ())
         last = own[-1].step if own else None
-        # One that began where the job ends, or took the state there, has nothing to write down.
+        # A worker that began where the job ends, or took the state there, has committed nothing.
         done = last == steps - 1 or (last is None and (steps == first_step(run) > 0 or _came_at(run, line, steps)))
         if line["complete"] and (line["step"] != steps or not done):
             yield (
@@ -146,7 +146,7 @@ def _coverage(run: Run) -> Iterator[str]:
 
 
 def _came_at(run: Run, finished: Mapping[str, Any], step: int) -> bool:
-    """Whether a worker that finished had no state yet when only the steps before ``step`` were committed."""
+    """Return whether a worker that finished joined when only the steps before ``step`` were committed."""
     worker_id = finished["worker_id"]
     return any(entry.step == step and worker_id in entry.joiners for entry in run.entries.get(worker_id, ()))
 
@@ -160,7 +160,7 @@ def _ownership(run: Run) -> Iterator[str]:
                 yield f"P2: step {step}: the plan of {worker_id} has microbatches {sorted(commit.plan)}, with gaps"
             for microbatch, owner in commit.plan.items():
                 if owner is not None and owner not in known:
-                    yield f"P2: step {step}: microbatch {microbatch} belongs to {owner}, which is no worker of the job"
+                    yield f"P2: step {step}: microbatch {microbatch} belongs to {owner}, which is not a worker of the job"
             planned = tuple(sorted(microbatch for microbatch, owner in commit.plan.items() if owner == worker_id))
             if planned != commit.microbatches:
                 yield (
@@ -185,13 +185,13 @@ def _drops(run: Run, dropped: tuple[tuple[int, int], ...], on_loss: str) -> Iter
     journaled = {(line["step"], microbatch) for line in events(run, "StepRetried") for microbatch in line["dropped"]}
     for step, microbatch in dropped:
         if on_loss != "shrink":
-            yield f"P2: step {step}: microbatch {microbatch} was computed by nobody, though lost ones are to be redone"
+            yield f"P2: step {step}: microbatch {microbatch} was not computed, though lost ones are to be redone"
         elif (step, microbatch) not in journaled:
             yield f"P2: step {step}: microbatch {microbatch} was dropped, and the journal does not say so"
 
 
 def _own_history(worker_id: str, commits: tuple[Commit, ...]) -> Iterator[str]:
-    """P3: a worker's steps grow by one, and its generations never go down; only a new branch may go back."""
+    """P3: a worker's steps grow by one, and its generations never decrease; only a new branch may go back."""
     for before, after in itertools.pairwise(commits):
         if after.branch < before.branch:
             yield f"P3: {worker_id} went back from branch {before.branch} to {after.branch}"
@@ -207,7 +207,7 @@ def _own_history(worker_id: str, commits: tuple[Commit, ...]) -> Iterator[str]:
 
 
 def _one_history(run: Run) -> Iterator[str]:
-    """P3: whoever committed a step, dead or alive, committed the same; and under no older generation than the step before."""
+    """P3: all commits of a step agree, of dead workers, too; and no step is older in generation than the one before."""
     newest, newest_step = 0, -1
     for (_, step), commits in by_place(run).items():
         first_id, first = next(iter(commits.items()))
@@ -230,7 +230,7 @@ def _one_history(run: Run) -> Iterator[str]:
 
 
 def _generations(run: Run) -> Iterator[str]:
-    """P3: a generation has one membership, and only its members commit under it."""
+    """P3: a generation has one membership, and only its members commit in it."""
     members = {
         line["generation"]: tuple(line["members"])
         for line in run.journal
@@ -254,20 +254,20 @@ def _generations(run: Run) -> Iterator[str]:
 
 
 def _metrics(run: Run, files: Mapping[Path, list[dict[str, Any]]]) -> Iterator[str]:
-    """Every step is in ``metrics.jsonl``, in each file at most once and in order, and with the same values in all.
+    """P3: every step is in ``metrics.jsonl``, in each file at most once and in order, with the same values in all.
 
-    A job of several hosts has several: a new leader writes down on its own host what the old one may not have written.
+    A job of several hosts has several files: a new leader writes on its host what the old one may not have written.
     """
     committed = {place_of(commit) for commits in run.commits.values() for commit in commits}
     written = {_metrics_place(line) for lines in files.values() for line in lines}
     again = begun_again(run)
     for branch, step in sorted(committed - written):
         if any(branch < other and step >= begin for other, begin in again.items()):
-            # Nobody was left to write it; it was computed once more, and is there under the other branch.
+            # No worker was left to write it; it was computed again, and is there under the other branch.
             continue
         yield f"P3: step {step} is in metrics.jsonl 0 times{f', in branch {branch}' if branch else ''}"
     for _, step in sorted(written - committed):
-        yield f"P3: step {step} is in metrics.jsonl, and nobody committed it"
+        yield f"P3: step {step} is in metrics.jsonl, but was not committed"
     for path, lines in files.items():
         where = f" of {path}" if len(files) > 1 else ""
         counts = Counter(map(_metrics_place, lines))
@@ -289,7 +289,7 @@ def _same_metrics(files: Mapping[Path, list[dict[str, Any]]]) -> Iterator[str]:
     first: dict[Place, tuple[Path, dict[str, Any]]] = {}
     for path, lines in files.items():
         for line in lines:
-            # When it was written is the one thing in it that differs between workers.
+            # Only the time of writing differs between workers.
             values = {name: value for name, value in line.items() if name != "time"}
             other, expected = first.setdefault(_metrics_place(line), (path, values))
             if other != path and values != expected:
@@ -297,7 +297,7 @@ def _same_metrics(files: Mapping[Path, list[dict[str, Any]]]) -> Iterator[str]:
 
 
 def _same_again(files: Mapping[Path, list[dict[str, Any]]]) -> Iterator[str]:
-    """P1: what was computed once more, because nobody was left who had the state, gave the same numbers."""
+    """P1: steps that were computed again after the loss of all workers gave the same numbers."""
     first: dict[int, dict[str, Any]] = {}
     for line in itertools.chain.from_iterable(files.values()):
         values = {name: value for name, value in line.items() if name not in ("time", "branch")}
@@ -309,7 +309,7 @@ def _same_again(files: Mapping[Path, list[dict[str, Any]]]) -> Iterator[str]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m craft.testing.history", description="Check P1 to P3 on a run.")
     parser.add_argument("run", type=Path, help="run directory; that of the lighthouse in a job of several hosts")
-    parser.add_argument("reference", nargs="?", help="directory of a run in which nothing failed, or its digest")
+    parser.add_argument("reference", nargs="?", help="directory of a run without faults, or its digest")
     parser.add_argument("--host", type=Path, action="append", default=[], help="run directory of a host, once for each")
     options = parser.parse_args(arguments)
     given = options.reference

@@ -2,11 +2,11 @@
 
     python -m craft.testing.liveness RUN [--host DIR]... [--journal FILE]... [--limit SECONDS] [--exit-code N]
 
-A *pause* is the time between two commits, or from the last one to the end of the job. What the journal says about it (a
-limit that had to run out, a restore whose workers are on their way) justifies parts of it; ``waits`` knows all of these.
-What is left must not be longer than the limit. A worker or host that is killed meanwhile on purpose begins it anew: the limit
-counts from there. Exit code 0: every pause is justified, and the job went on after its last fault, or ended; 1: each violation
-is on standard output, with the lines of the journal around it; 2: bad input.
+A *pause* is the time between two commits, or from the last one to the end of the job. The journal justifies parts of it (a
+limit that had to expire, a restore whose workers are on their way); ``waits`` knows all reasons. The rest must not exceed the
+limit, which starts anew when a worker or host is killed on purpose. Exit code 0: every pause is justified, and the job went
+on after its last fault, or ended; 1: each violation is on standard output, with the lines of the journal around it; 2: bad
+input.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from craft.testing.history import read_job
 from craft.testing.waits import Line, Wait, name_of, waits
 
 LIMIT_S = 5.0
-"""A pause that nothing justifies is not longer than this."""
+"""Limit of an unjustified pause."""
 _EXPLAINED = frozenset(
     {"slow", "drain", "end-host", "hang", "stop", "kill-lighthouse", "stop-lighthouse", "restart-lighthouse"}
 )
-"""Faults that hold nobody up, or for as long as other lines of the journal say: the limit does not begin anew with them."""
+"""Faults that delay no worker, or only as long as other lines of the journal say: they do not restart the limit."""
 _BEFORE_S = 2.0
 _SHOWN = 24
 _WIDTH = 220
 _REASONS = 3
-"""So many are named, the longest first."""
+"""Number of reasons that are named, the longest first."""
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,11 +50,11 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
     """In seconds since 1970."""
     end: float
     step: int | None
-    """The step committed before it; None: the first one was not yet."""
+    """The step committed before it; None: before the first one."""
     waits: tuple[Wait, ...] = ()
-    """What the journal says that was waited for, cut to the pause."""
+    """What the job waited for according to the journal, cut to the pause."""
     unjustified_s: float = 0.0
-    """The longest that it took for no reason, with nobody killed on purpose in between."""
+    """The longest unjustified part between kills on purpose."""
 
     @property
     def length_s(self) -> float:
@@ -72,14 +72,14 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LivenessReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check found."""
+    """Result of a check."""
 
     longest: Pause | None
     """The longest pause between two commits; None: there are no two."""
     pauses: tuple[Pause, ...]
     """All that are longer than the limit, justified or not."""
     violations: tuple[str, ...]
-    """Some lines each, the first of them a sentence; none if the job was live."""
+    """Some lines each, the first of them a sentence; empty if the job was live."""
 
 
 def check(
@@ -91,11 +91,11 @@ def check(
     first_step_s: float = 0.0,
     exit_code: int | None = None,
 ) -> LivenessReport:
-    """Read the files of a run that has ended and look for pauses that the journal does not justify.
+    """Check the files of a run that has ended for pauses that the journal does not justify.
 
-    ``hosts``: as for ``history.check``. ``journals`` are further files in the format of the journal, such as one of the
-    faults that a test caused itself. ``first_step_s``: how long the first step of a new process may take in this job, where
-    it compiles. ``exit_code``: the one that the job must have ended with.
+    ``hosts``: as for ``history.check``. ``journals`` are further files in the format of the journal, such as one of the faults
+    that a test caused. ``first_step_s``: how long the first step of a new process may take, if it compiles. ``exit_code``: the
+    expected one.
     """
     run = read_job(run_dir, hosts)
     more = itertools.chain.from_iterable(read_journal(path) for path in journals)
@@ -104,7 +104,7 @@ def check(
 
 
 def commit_times(run: Run) -> list[tuple[float, int]]:
-    """When each step was first committed by anybody, and its number, in the order of time."""
+    """Return when each step was first committed, and its number, in the order of time."""
     return sorted((min(each.time for each in who.values()), step) for (_, step), who in by_place(run).items())
 
 
@@ -117,9 +117,9 @@ def judge(
     exit_code: int | None = None,
     over: bool = True,
 ) -> LivenessReport:
-    """Look for pauses that the journal does not justify; both sequences are in the order of time.
+    """Find pauses that the journal does not justify; both sequences are in the order of time.
 
-    ``over``: whether the job has ended, so that it must have gone on, or said how it ended, after its last fault.
+    ``over``: whether the job has ended, so that after its last fault it must have gone on, or ended.
     """
     known = tuple(waits(journal, first_step_s))
     faults = [float(line["time"]) for line in journal if _is_fault(line)]
@@ -155,7 +155,7 @@ def _pause(
 
 
 def _covered(cut: Sequence[Wait], begin: float, end: float) -> float:
-    """How much of the time from ``begin`` to ``end`` is in any of the waits."""
+    """Return how much of the time from ``begin`` to ``end`` the waits cover."""
     total, reached = 0.0, begin
     for wait in sorted(cut, key=lambda each: each.begin):
         total += max(0.0, min(wait.end, end) - max(wait.begin, reached))
@@ -166,13 +166,13 @@ def _covered(cut: Sequence[Wait], begin: float, end: float) -> float:
 def _tail(
     journal: Sequence[Line], commits: Sequence[tuple[float, int]], known: Sequence[Wait], faults: Sequence[float]
 ) -> Pause | None:
-    """From the last commit to the end of the job; None where there was nothing left to commit."""
+    """Return the time from the last commit to the end of the job; None if there was nothing left to commit."""
     last = commits[-1] if commits else (float(journal[0]["time"]), None)
     stop = next((line for line in journal if name_of(line) == "Stop"), None)
     over = {"LoopEnded", "WorkerFinished", "ScriptEnded"}
     since = [line for line in journal if float(line["time"]) >= last[0]]
     if not commits or any(name_of(line) in over for line in since):
-        # It had not begun, or was through: before and after its steps a script takes as long as it likes.
+        # Before and after its steps a script may take any time.
         return None
     end = float(stop["time"]) if stop is not None else float(journal[-1]["time"])
     return _pause(known, faults, last, (end, None)) if end > last[0] else None
@@ -181,7 +181,7 @@ def _tail(
 def _end(
     journal: Sequence[Line], commits: Sequence[tuple[float, int]], faults: Sequence[float], exit_code: int | None
 ) -> Iterator[str]:
-    """After its last fault a job goes on, or it ends, and with the right exit code."""
+    """Yield a violation if the job did not go on or end after its last fault, or ended with another exit code."""
     stop = next((line for line in reversed(journal) if name_of(line) == "Stop"), None)
     lost = [float(line["time"]) for line in journal if line.get("outcome") == "Fault"]
     last = max([*faults, *lost], default=None)
@@ -190,7 +190,7 @@ def _end(
     if exit_code is not None and (stop is None or stop["exit_code"] != exit_code):
         said = "did not end" if stop is None else f"ended with exit code {stop['exit_code']} ({stop['reason']})"
         moment = float((stop or journal[-1])["time"])
-        yield _shown(f"the job {said}; its exit code was to be {exit_code}", journal, moment, moment)
+        yield _shown(f"the job {said}; expected exit code {exit_code}", journal, moment, moment)
 
 
 def _unjustified(pause: Pause, journal: Sequence[Line], limit_s: float) -> str:
@@ -203,7 +203,7 @@ def _unjustified(pause: Pause, journal: Sequence[Line], limit_s: float) -> str:
 
 
 def _shown(what: str, journal: Sequence[Line], begin: float, end: float) -> str:
-    """A sentence, and the lines of the journal around it."""
+    """Return a sentence and the lines of the journal around it."""
     around = [line for line in journal if begin - _BEFORE_S <= float(line["time"]) <= end + _BEFORE_S]
     left_out = len(around) - _SHOWN
     lines = [_line(line, begin) for line in around]
@@ -242,7 +242,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--first-step", type=float, default=0.0, help="seconds that a new process's first step may take"
     )
-    parser.add_argument("--exit-code", type=int, help="the one that the job must have ended with")
+    parser.add_argument("--exit-code", type=int, help="the exit code that the job must have ended with")
     options = parser.parse_args(arguments)
     try:
         report = check(

@@ -1,7 +1,6 @@
-"""What a journal says that a job waited for, and for how long: each is a reason for which no step was committed.
+"""Find what a job waited for, and how long, in its journal: each wait is a reason why no step was committed.
 
-``liveness`` asks; what enters is the lines of a journal in the order of time. A wait counts for no longer than its own limit:
-one that goes on after that has no reason any more.
+``liveness`` calls it with the lines of a journal in the order of time. A wait justifies no more than its own limit.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ import msgspec
 Line = dict[str, Any]
 
 _SEEN_S = 1.0
-"""From the end of a limit until the journal says so, at most: agents look ten times a second, and take the stacks first."""
+"""At most from the end of a limit until the journal says so: agents look ten times a second, and collect stacks first."""
 _AWAY_S = 10.0
-"""A lighthouse that was killed, or stopped, is followed by another one in less than this."""
+"""A lighthouse that was killed or stopped is replaced in less than this."""
 _WAITING = frozenset({"exchanging", "calling"})
 _PROBED_S = 15.0
-"""Members that find out whom they reach take no longer."""
+"""Members that test whom they reach take no longer."""
 _SILENCE = re.compile(r"\bfor (\d+(?:\.\d+)?) s\b")
 _ARRIVALS = frozenset({"WorkerJoined", "WorkerEnded", "WorkerLost", "WorkerFailed", "HostLost", "ReplacementsEnded"})
-"""What the first generation after a restore may have waited for."""
+"""Events that the first generation after a restore may have waited for."""
 _OF_THE_LIGHTHOUSE = frozenset({"kill-lighthouse", "stop-lighthouse", "restart-lighthouse"})
 
 
@@ -38,7 +37,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def name_of(line: Line) -> str:
-    """The name of what a line tells."""
+    """Return the name of the event, action or outcome."""
     return str(line[line["kind"]])
 
 
@@ -57,19 +56,19 @@ def _time(line: Line) -> float:
 
 
 def _until(names: Collection[str], lines: Sequence[Line]) -> float:
-    """When the first line of one of these names was written."""
+    """Return when the first line of one of these names was written."""
     return next((_time(line) for line in lines if name_of(line) in names), math.inf)
 
 
 def _overdue(line: Line, after: Sequence[Line]) -> Iterator[Wait]:
-    """A limit had to run out before a worker was taken for one that hangs.
+    """A limit had to expire before a worker counted as hanging.
 
-    One that waits for the others is not what holds them up, unless there is a link that carries nothing.
+    A worker that waits for the others does not delay them, unless a link carries nothing.
     """
     if line["phase"] in _WAITING and not any(_is_cut(each) for each in after if _time(each) < _time(line) + _PROBED_S):
         return
     length_s = min(float(line["elapsed_s"]), float(line["limit_s"]) + _SEEN_S)
-    why = f"the limit for {line['worker_id']} ({line['phase']}, {line['limit_s']:g} s) had to run out"
+    why = f"the limit for {line['worker_id']} ({line['phase']}, {line['limit_s']:g} s) had to expire"
     yield Wait(begin=_time(line) - length_s, end=_time(line), why=why)
 
 
@@ -78,7 +77,7 @@ def _is_cut(line: Line) -> bool:
 
 
 def _silent(line: Line, _: Sequence[Line]) -> Iterator[Wait]:
-    """A host, or a worker, was silent for a limit that had to run out."""
+    """A host or a worker was silent for a limit that had to expire."""
     found = _SILENCE.search(str(line.get("reason", "")))
     if found is not None and (line["event"] != "WorkerLost" or line["source"] == "heartbeat"):
         who = line.get("host") or line.get("worker_id")
@@ -88,15 +87,13 @@ def _silent(line: Line, _: Sequence[Line]) -> Iterator[Wait]:
 
 
 def _hold(line: Line, after: Sequence[Line]) -> Iterator[Wait]:
-    """A lost worker's place is to be taken, and the job waits for that."""
+    """The job waits for a replacement of a lost worker."""
     end = min(_time(line) + float(line["limit_s"]), _until({"Reconfigure", "Restore", "Stop", "HoldExpired"}, after))
-    yield Wait(
-        begin=_time(line), end=end, why=f"held until somebody takes the place of a lost worker: {line['reason']}"
-    )
+    yield Wait(begin=_time(line), end=end, why=f"held until a lost worker is replaced: {line['reason']}")
 
 
 def _restore(line: Line, after: Sequence[Line]) -> Iterator[Wait]:
-    """A job that begins again waits for its workers: up to the last of what it had to wait for."""
+    """A job that begins again waits for its workers: until the last of the events that it had to wait for."""
     limit = _time(line) + float(line["limit_s"])
     end = min(limit, _until({"Reconfigure", "Stop", "Restore"}, after))
     last = max((_time(each) for each in after if name_of(each) in _ARRIVALS and _time(each) <= end), default=None)
@@ -116,7 +113,7 @@ def _await(line: Line, after: Sequence[Line]) -> Iterator[Wait]:
 
 
 def _injected(line: Line, after: Sequence[Line]) -> Iterator[Wait]:
-    """While there is no lighthouse, nothing is decided."""
+    """Without a lighthouse, nothing is decided."""
     if line["fault"] in _OF_THE_LIGHTHOUSE:
         end = min(_time(line) + _AWAY_S, _until({"LighthouseStarted"}, after))
         yield Wait(begin=_time(line), end=end, why="no lighthouse was there")
@@ -133,14 +130,14 @@ def _loop_ended(line: Line, after: Sequence[Line]) -> Iterator[Wait]:
 
 
 def _paused(line: Line, _: Sequence[Line]) -> Iterator[Wait]:
-    """A worker was in ``job.paused``, or in something of CRAFT's own that has no limit; it says so afterwards."""
+    """A worker was in ``job.paused``, or in an unlimited operation of CRAFT; it reports that afterwards."""
     why = f"{line['worker_id']} was paused: {line['reason']}"
     end = float(line.get("seen") or line["time"])
     yield Wait(begin=end - float(line["seconds"]), end=end, why=why)
 
 
 def _first_steps(journal: Sequence[Line], first_step_s: float) -> Iterator[Wait]:
-    """Who never was in a generation before may compile in its first step."""
+    """A worker that enters its first generation may compile in its first step."""
     known: set[str] = set()
     for line in journal:
         if name_of(line) == "GenerationEntered" and line["worker_id"] not in known:

@@ -1,6 +1,6 @@
-"""Say once, in plain words, that a server of asyncio can take no connections, and when it can again.
+"""Log once that an asyncio server cannot accept connections, and once when it can again.
 
-asyncio tries again every second by itself, and those who connect meanwhile wait. It would print a stack each time.
+asyncio retries every second and would print a traceback each time. Clients wait in the backlog meanwhile.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ logger = logging.getLogger(__name__)
 _MESSAGE = "socket.accept() out of system resource"
 _AGAIN = "Exception in callback BaseSelectorEventLoop._start_serving("
 _OVER_S = 3.0
-"""Some time longer than asyncio's pause: a server that did not fail again meanwhile takes connections."""
+"""Longer than asyncio's pause between retries: a server that has not failed for this long accepts again."""
 ADVICE = "Raise the limit of open files (ulimit -n) or free memory, if this lasts"
 
 
 class AcceptErrors:
-    """The exception handler of an event loop. ``who``: whose server it is, as the beginning of a sentence."""
+    """Exception handler of an event loop. ``who`` names the server, at the start of a sentence."""
 
     def __init__(self, who: str) -> None:
         self._who = who
@@ -36,11 +36,11 @@ class AcceptErrors:
         if self._over is None:
             error = context.get("exception")
             why = getattr(error, "strerror", None) or error
-            logger.error("%s can take no connections: %s. Those who connect wait. %s", self._who, why, ADVICE)
+            logger.error("%s cannot accept connections: %s. Clients wait. %s", self._who, why, ADVICE)
         else:
             self._over.cancel()
         self._over = loop.call_later(_OVER_S, self._end)
 
     def _end(self) -> None:
         self._over = None
-        logger.warning("%s takes connections again", self._who)
+        logger.warning("%s accepts connections again", self._who)

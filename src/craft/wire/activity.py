@@ -1,18 +1,18 @@
-"""The file through which a worker's main thread says what it is doing: its format, and how it is read.
+"""Format and reader of the page on which a worker's main thread publishes its activity.
 
-``worker/report/activity_page.py`` writes it, through a mapping of its memory; ``agent/watchdog/watchdog.py`` reads it at
-any time, also while the worker holds its GIL or is stopped. 256 bytes, in the host's own byte order, since both are on one host:
+``worker/report/activity_page.py`` writes it through a memory map; ``agent/watchdog/watchdog.py`` reads it at any time, also
+while the worker holds the GIL or is stopped. 256 bytes in native byte order, since both run on one host:
 
     word 0       magic number, written last: before that there is nothing to read
-    word 1       sequence: the number of phases begun; its parity names the slot that is whole
+    word 1       sequence: the number of phases begun; its parity names the slot that is complete
     word 2       when another Python thread of the worker last ran
-    words 3-12   for each phase the longest of the recent durations; -1 where it was never completed
+    words 3-12   for each phase the longest recent duration; -1 where it was never completed
     words 13-17  slot 0: since, phase, step, microbatch, commits; -1 for no step and no microbatch
     words 18-22  slot 1
-    words 24-31  why it is paused, in UTF-8
+    words 24-31  reason for the pause, in UTF-8
 
-The writer fills the slot that is not in use, then changes the sequence. So one that is stopped half way leaves the
-phase before whole. A reader that finds another sequence after reading than before reads again.
+The writer fills the unused slot, then changes the sequence: a writer that stops half way leaves the previous phase intact.
+A reader that sees the sequence change while it reads tries again.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _ATTEMPTS = 16
 
 
 def memory_folder() -> Path:
-    """Where such files belong: in memory. On a disk that is busy, a write to a mapped page may wait for the disk."""
+    """Return the folder for activity pages: in memory, because a write to a page mapped from a busy disk may block."""
     shared = Path("/dev/shm")
     return shared if os.access(shared, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
 
 
 class ActivityReader:
-    """Reads one file again and again, without a system call once it is open. The file may not be there yet."""
+    """Reads one file repeatedly, without a system call once it is open. The file may not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -59,7 +59,7 @@ class ActivityReader:
         self._words: memoryview[int] | None = None
 
     def read(self) -> Doing | None:
-        """Return what the worker is doing; None before it has said anything, or if it changes too fast to be read."""
+        """Return the worker's activity; None before its first phase, or if it changes too fast to be read."""
         if self._words is None and not self._open():
             return None
         assert self._words is not None and self._map is not None
@@ -75,7 +75,7 @@ class ActivityReader:
             with self._path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_READ)
         except (OSError, ValueError):
-            # Not made yet, or made and still empty.
+            # Does not exist yet, or is still empty.
             return False
         self._words = memoryview(self._map).cast("Q")
         return True
@@ -100,7 +100,7 @@ def _decode(data: bytes, sequence: int) -> Doing | None:
         since=since,
         step=None if step == NONE else step,
         microbatch=None if microbatch == NONE else microbatch,
-        # Not in a slot: a reading at the moment at which one pause follows another may show a mixture.
+        # The reason is outside the slots: a read between two pauses may mix the reasons of both.
         reason=data[REASON].rstrip(b"\0").decode(errors="replace") if phase is Phase.PAUSED else "",
         commits=commits,
         changes=sequence,

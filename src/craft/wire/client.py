@@ -1,4 +1,4 @@
-"""A small synchronous client of the lighthouse, for the command line. Standard library only: it imports fast."""
+"""A small synchronous client of the lighthouse for the command line. It imports the standard library only, to start fast."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _CLOUD_EVENT = "application/cloudevents+json"
 
 
 class Client:
-    """Talks to one lighthouse; every call is a connection of its own."""
+    """Talks to one lighthouse, over a new connection for every call."""
 
     def __init__(self, url: str, token: str, timeout_s: float = TIMEOUT_S, tls: ssl.SSLContext | None = None) -> None:
-        """``tls`` is for https:// alone; by default its certificate must be of an authority that this machine trusts."""
+        """``tls`` applies to https:// only; by default the certificate must come from an authority that this machine trusts."""
         wrong = f"{url!r} is not a lighthouse's URL"
         try:
             parts = urlsplit(url)
@@ -56,18 +56,18 @@ class Client:
         return self._ask("GET", "/v1/status")
 
     def debug(self, worker_id: str) -> dict[str, Any]:
-        """Return a worker from close up; ConfigError if it does not run, or its agent is away."""
+        """Return details of one worker; raise ConfigError if it does not run or its agent is unreachable."""
         return self._ask("GET", f"/v1/workers/{quote(worker_id, safe='')}/debug")
 
     def report_failure(
         self, *, worker_id: str | None = None, host: str | None = None, reason: str = "reported"
     ) -> dict[str, Any]:
-        """Have the job go on without a worker, or without a host's workers; returns the event and the actions."""
+        """Report a worker, or all workers of a host, as failed; return the event and the actions."""
         subject = {"worker_id": worker_id} if worker_id is not None else {"host": host}
         return self._ask("POST", "/v1/failures", {**subject, "reason": reason})
 
     def stop(self, reason: str = "requested") -> dict[str, Any]:
-        """Have the job stop."""
+        """Stop the job."""
         return self._ask("POST", "/v1/actions", {"action": "stop", "reason": reason})
 
     def drain(
@@ -78,38 +78,38 @@ class Client:
         reason: str = "requested",
         deadline_s: float | None = None,
     ) -> dict[str, Any]:
-        """Have a worker, or all workers of a host, leave at a step boundary."""
+        """Make a worker, or all workers of a host, leave at a step boundary."""
         subject = {"worker_id": worker_id} if worker_id is not None else {"host": host}
         return self._ask(
             "POST", "/v1/actions", {"action": "drain", **subject, "reason": reason, "deadline_s": deadline_s}
         )
 
     def abort(self, reason: str = "requested") -> dict[str, Any]:
-        """Have every worker come out of what it is blocked in."""
+        """Abort what every worker is blocked in."""
         return self._ask("POST", "/v1/actions", {"action": "abort", "reason": reason})
 
     def preempt(self, reason: str, deadline_s: float | None = None) -> dict[str, Any]:
-        """Have the job take a checkpoint and end with exit code 75; ConfigError if it takes none."""
+        """Make the job take a checkpoint and exit with code 75; raise ConfigError if it takes none."""
         return self._ask("POST", "/v1/actions", {"action": "preempt", "reason": reason, "deadline_s": deadline_s})
 
     def checkpoint(self, reason: str, tag: str | None = None) -> dict[str, Any]:
-        """Have the job take a checkpoint at the next step boundary; ConfigError if it takes none."""
+        """Make the job take a checkpoint at the next step boundary; raise ConfigError if it takes none."""
         return self._ask("POST", "/v1/actions", {"action": "checkpoint", "reason": reason, "tag": tag})
 
     def cloud_event(self, source: str, kind: str, **data: str | int | float) -> dict[str, Any]:
-        """Tell of something that another system found, as a CloudEvent of its own; returns what came of it."""
+        """Report a finding of another system as a CloudEvent; return the response."""
         event = {"specversion": "1.0", "id": uuid.uuid4().hex, "source": source, "type": kind, "data": data}
         return self._ask("POST", "/v1/cloudevents", event, _CLOUD_EVENT)
 
     def inject(self, kind: str, *, sure: bool = False, **details: str | float | None) -> dict[str, Any]:
-        """Have a fault injected; ``details`` are the other fields of the order. ConfigError if it is refused."""
+        """Inject a fault; ``details`` are the other fields of the action. Raise ConfigError if it is refused."""
         given = {name: value for name, value in details.items() if value is not None}
         order = {"action": "inject", "kind": kind, **given, **({"sure": True} if sure else {})}
         return self._ask("POST", "/v1/actions", order)
 
     def events(self, follow: bool = False) -> Iterator[dict[str, Any]]:
-        """Yield the lines of the journal; with ``follow``, also those to come, until the lighthouse ends."""
-        # The lighthouse sends something every 15 s, so that silence for longer than that means that it is gone.
+        """Yield the lines of the journal; with ``follow``, also new ones, until the lighthouse ends."""
+        # The lighthouse sends something every 15 s: longer silence means that it is gone.
         connection = self._connect(timeout_s=60.0 if follow else self._timeout_s)
         try:
             response = self._send(connection, "GET", f"/v1/events?follow={int(follow)}", None)
@@ -125,7 +125,7 @@ class Client:
         try:
             return response.readline(MAX_MESSAGE_BYTES)
         except (OSError, http.client.HTTPException):
-            # It ended in the middle of a stream; what came so far is all there is.
+            # The lighthouse ended in the middle of the stream.
             return b""
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None, mime: str = _JSON) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class Client:
                 raise ConfigError(sentence) from None
             raise Unreachable(
                 f"no lighthouse answers at {self.url} ({error or type(error).__name__}): the job has ended, or its"
-                " lighthouse is being started again. If workers still run, 'craft lighthouse' brings it back",
+                " lighthouse is restarting. If workers still run, 'craft lighthouse' brings it back",
                 address=self.url,
             ) from None
 
@@ -171,7 +171,7 @@ class Client:
         except (OSError, http.client.HTTPException, ValueError):
             answer = None
         if not isinstance(answer, dict):
-            raise Unreachable(f"what answers at {self.url} is not a lighthouse", address=self.url)
+            raise Unreachable(f"the server at {self.url} is not a lighthouse", address=self.url)
         return answer
 
     def _refused(self, response: http.client.HTTPResponse) -> None:

@@ -1,4 +1,4 @@
-"""Bytes to typed messages and back. Nothing is ever unpickled, and nothing is read before its size is known."""
+"""Encode and decode typed messages. Nothing is unpickled, and nothing is read before its size is known."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HEADER = struct.Struct("!I")
 HEADER_BYTES = _HEADER.size
 
 PACKED_FROM_BYTES = 16 * 1024
-"""Larger messages are worth packing."""
+"""Messages of this size and more are compressed."""
 _PACK_LEVEL = 1
 
 Message = WorkerReport | HostReport | Directive | Heartbeat | Pace | Update | Look | Looked | Stacks | Collectives
@@ -37,7 +37,7 @@ _decoder = msgspec.json.Decoder(Message)
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Return a message as JSON. Metrics that are no finite number are left out: JSON has no way to write them."""
+    """Return a message as JSON, without metrics that are not finite: JSON cannot express them."""
     if isinstance(message, HostReport):
         workers = tuple(map(_finite, message.workers))
         message = message if workers == message.workers else replace(message, workers=workers)
@@ -46,7 +46,7 @@ def encode(message: msgspec.Struct) -> bytes:
     try:
         return _encoder.encode(message)
     except UnicodeEncodeError:
-        # Text that is no text, such as an odd file name in a traceback: what can be said is said.
+        # Not valid text, such as an odd file name in a traceback: replace what cannot be encoded.
         return json.dumps(msgspec.to_builtins(message), ensure_ascii=False).encode(errors="replace")
 
 
@@ -58,7 +58,7 @@ def _finite(report: WorkerReport) -> WorkerReport:
 
 
 def decode(data: bytes | str) -> Message:
-    """Return the message in ``data``, or raise MalformedMessage with the field that is wrong."""
+    """Return the message in ``data``, or raise MalformedMessage that names the wrong field."""
     if len(data) > MAX_MESSAGE_BYTES:
         raise MalformedMessage(f"message of {len(data)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
     try:
@@ -69,13 +69,13 @@ def decode(data: bytes | str) -> Message:
 
 
 def pack(message: msgspec.Struct) -> str | bytes:
-    """Return a message for a WebSocket: a small one as text, a large one packed, as bytes."""
+    """Return a message for a WebSocket: a small one as text, a large one compressed."""
     data = encode(message)
     return data.decode() if len(data) < PACKED_FROM_BYTES else zlib.compress(data, _PACK_LEVEL)
 
 
 def unpack(data: str | bytes) -> Message:
-    """Return the message in a WebSocket's frame; MalformedMessage also if it is too large once it is unpacked."""
+    """Return the message in a WebSocket frame; raise MalformedMessage also if it is too large once decompressed."""
     if isinstance(data, str):
         return decode(data)
     unpacker = zlib.decompressobj()
@@ -97,7 +97,7 @@ def decode_as(data: bytes, kind: type[T]) -> T:
 
 
 def field_of(error: Exception) -> str:
-    """The path of the field that a decoding error is about, such as ``$.worker_id``; empty if it names none."""
+    """Return the path of the field that a decoding error names, such as ``$.worker_id``; empty if it names none."""
     text = str(error)
     where = _AT.search(text)
     named = _NAMED.search(text)
@@ -108,13 +108,13 @@ def field_of(error: Exception) -> str:
 
 
 def frame(message: msgspec.Struct) -> bytes:
-    """Return a message behind its length, for a stream."""
+    """Return a message with its length in front, for a stream."""
     data = encode(message)
     return _HEADER.pack(len(data)) + data
 
 
 def frame_size(header: bytes) -> int:
-    """Return the length that a frame's header announces, or raise MalformedMessage."""
+    """Return the length in a frame's header, or raise MalformedMessage."""
     size = int(_HEADER.unpack(header)[0])
     if size > MAX_MESSAGE_BYTES:
         raise MalformedMessage(f"frame of {size} bytes is over the limit of {MAX_MESSAGE_BYTES}")

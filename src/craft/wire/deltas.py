@@ -1,6 +1,6 @@
-"""Directives by their differences: a generation of thousands of members is said once, and then what changes in it.
+"""Send directives as differences, so that a generation of thousands of members is sent in full only once.
 
-``Dispatch`` makes updates, the agent's ``Relay`` turns them back into whole directives.
+``Dispatch`` makes updates; the agent's ``Relay`` restores the full directives.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from craft.protocol.messages import Directive
 
 
 def difference(old: Directive, new: Directive) -> Update | None:
-    """Return ``new`` as an update of ``old``; None if it cannot be said that way, for example in another order."""
+    """Return ``new`` as an update of ``old``; None if it cannot be expressed as one, for example in another order."""
     bases = [each for each in (old.generation, old.upcoming) if each is not None]
     generation = upcoming = None
     if new.generation is not None:
@@ -29,7 +29,7 @@ def difference(old: Directive, new: Directive) -> Update | None:
 
 
 def updated(old: Directive | None, update: Update) -> Directive:
-    """Return the whole directive that ``update`` stands for; MalformedMessage if ``old`` is not what it is based on."""
+    """Return the directive that ``update`` describes; raise MalformedMessage if ``old`` is not its base."""
     bases = [each for each in (old.generation, old.upcoming) if each is not None] if old is not None else []
     generation = _applied(bases, update.generation) if update.generation is not None else None
     if generation is not None:
@@ -48,7 +48,7 @@ def _change(bases: list[Generation], new: Generation) -> GenerationChange | None
 
 def _changed(base: Generation, new: Generation) -> GenerationChange | None:
     before = {member.worker_id: member for member in base.members}
-    # Most members are the very same objects, which is quickly seen.
+    # Most members are the same objects, so that identity settles it.
     kept = {
         member.worker_id
         for member in new.members

@@ -1,7 +1,7 @@
-"""The end that workers of one job connect to: it hears owners of the job's key only, and strangers exhaust nothing.
+"""The server end of connections between workers: it serves only peers that prove to have the job's key.
 
-Enters: connections, on a port of this worker. Leaves: for each one whose other side proved to have the key, a call with the
-request that it made (``Peer``), on a thread of that connection. Donors and rendezvous stores are made of it.
+For each authenticated connection it calls ``serve`` with the request (``Peer``), on a thread of that connection. Limits keep
+unauthenticated connections from exhausting threads and files. Donors and rendezvous stores build on it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ logger = logging.getLogger(__name__)
 _HELLO_S = 5.0
 """How long a connection has to prove that it has the key."""
 _SILENCE_S = 60.0
-"""How long a peer may take nothing, and send nothing that is waited for, before the connection is given up."""
+"""How long a peer may make no progress before the connection is closed."""
 _PART_OF_FILES = 8
-"""Of the files that the process may have open, strangers get at most this part."""
+"""Unauthenticated connections get at most this fraction of the process's open files."""
 _AGAIN_S = 0.2
-"""How long to wait after the system could not give a connection: for such as too many open files, which passes."""
+"""Pause after a failed accept, for example because of too many open files."""
 _BACKLOG = 1024
 
 
 class PeerServer:
-    """Listens on ``address``, on a port of its own choice; ``key`` is the job's, of 32 bytes."""
+    """Listens on ``address``, on a free port; ``key`` is the job's, of 32 bytes."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class PeerServer:
         max_strangers: int,
         max_peers: int,
     ) -> None:
-        """``serve`` answers one request; the connection ends with it. ``name`` is for threads, logs and points.
+        """``serve`` answers one request, then the connection ends. ``name`` appears in threads, logs and fault points.
 
-        ``max_strangers``: connections that have not proved to have the key; when one more comes, the oldest goes.
+        ``max_strangers`` limits unauthenticated connections; the oldest makes way for a new one.
         """
         peers.check_key(key)
         self._key = key
@@ -66,7 +66,7 @@ class PeerServer:
         # Guards everything below: each connection has a thread, and so has accepting them.
         self._lock = threading.Lock()
         self._threads: dict[socket.socket, threading.Thread] = {}
-        """All connections, each with the thread that serves it. Two of its kinds are limited:"""
+        """All connections, each with the thread that serves it. Two subsets are limited:"""
         self._strangers: dict[socket.socket, None] = {}
         self._peers: set[socket.socket] = set()
         self._closed = False
@@ -84,13 +84,13 @@ class PeerServer:
         return len(self._peers)
 
     def close(self) -> None:
-        """End all connections and threads; nothing is served afterwards."""
+        """End all connections and threads."""
         with self._lock:
             self._closed = True
             threads = dict(self._threads)
             for connection in threads:
                 _end(connection)
-        # Wakes the thread that is blocked in accept; closing alone would not.
+        # Wakes the thread that is blocked in accept; closing alone does not.
         _end(self._socket)
         self._accepting.join()
         self._socket.close()
@@ -106,16 +106,16 @@ class PeerServer:
             except OSError as error:
                 if self._closed:
                     return
-                # Such as too many open files: it passes, and must not end this thread. Who connects meanwhile waits.
+                # Such as too many open files: transient, and must not end this thread.
                 if not failing:
                     why = error.strerror or error
-                    logger.error("the %s can take no connections, and tries again: %s. %s", self._name, why, ADVICE)
+                    logger.error("the %s cannot accept connections, and retries: %s. %s", self._name, why, ADVICE)
                 failing = True
                 time.sleep(_AGAIN_S)
                 continue
             if failing:
                 failing = False
-                logger.warning("the %s takes connections again", self._name)
+                logger.warning("the %s accepts connections again", self._name)
             self._admit(connection)
 
     def _admit(self, connection: socket.socket) -> None:
@@ -133,7 +133,7 @@ class PeerServer:
             try:
                 thread.start()
             except RuntimeError as error:
-                # The system gives no more threads, for now.
+                # The system is out of threads for now.
                 logger.warning("the %s could not serve a connection: %s", self._name, error)
                 del self._strangers[connection], self._threads[connection]
                 connection.close()
@@ -151,11 +151,11 @@ class PeerServer:
                 self._strangers.pop(connection, None)
                 self._peers.discard(connection)
                 del self._threads[connection]
-                # Under the lock: another thread may be about to shut it down, and its number may be used again.
+                # Under the lock: another thread may be about to shut it down, and its descriptor may be reused.
                 connection.close()
 
     def _welcome(self, connection: socket.socket) -> Peer | None:
-        """Return the peer that made a request as an owner of the key, and was told why if it is not served."""
+        """Return the authenticated peer with its request; None, after telling it why, if it is not served."""
         deadline = time.monotonic() + _HELLO_S
         challenge = secrets.token_bytes(peers.CHALLENGE_BYTES)
         connection.sendall(challenge)
@@ -165,7 +165,7 @@ class PeerServer:
         peers.limit(connection, _SILENCE_S)
         peer = Peer(connection, self._key, challenge, request)
         if not peers.same_tag(tag, peers.request_tag(self._key, challenge, request)):
-            # Sealed with this worker's key: to somebody who has another one, this very answer shows it.
+            # Sealed with this worker's key: a peer that has another key sees so from this answer.
             peer.answer(PeerRefusal("the request does not come from an owner of this job's key"))
             return None
         with self._lock:
@@ -180,6 +180,6 @@ class PeerServer:
 
 
 def _end(connection: socket.socket) -> None:
-    """Free whoever is blocked on a connection; its own thread closes it."""
+    """Wake the threads blocked on a connection; the thread that serves it closes it."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

@@ -1,12 +1,12 @@
-"""Connections between workers of one job: each proves to the other that it has the job's key.
+"""Authenticated connections between workers of one job: both ends prove to have the job's key.
 
-1. Who was connected to sends a random challenge.
-2. The other side sends a request, which has a nonce, and a tag: a keyed BLAKE3 over challenge and request.
-3. What follows, in messages and in frames of data, is sealed: behind each comes a tag over its number and the BLAKE3 of its
-   bytes, under a key made of the job's key, the challenge and the request. So one hash is checksum and authentication, no
-   old answer passes for a new one, and the bytes of a frame need to be hashed once only, however many get it.
+1. The server sends a random challenge.
+2. The client sends a request with a nonce, and a tag: a keyed BLAKE3 over challenge and request.
+3. All later messages and data frames are sealed: each is followed by a tag over its number and the BLAKE3 of its bytes, under a
+   key derived from the job's key, the challenge and the request. One hash serves as checksum and authentication, old answers
+   cannot be replayed, and a frame is hashed once however many peers receive it.
 
-Nothing is encrypted. Everything is bounded, and nothing is unpickled. ``peer_server.py`` is the end that is connected to.
+Nothing is encrypted. Everything is bounded, and nothing is unpickled. ``peer_server.py`` is the server end.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ CHALLENGE_BYTES = 32
 TAG_BYTES = 32
 MAX_MESSAGE_BYTES = 4096
 FRAME_BYTES = 1 << 20
-"""Small enough to be still in the processor's cache when it is hashed; large enough that a frame costs two short turns of
-Python beside a training loop."""
+"""Small enough to stay in the processor's cache until it is hashed; large enough that a frame costs only two short turns
+of the interpreter beside a training loop."""
 _SIZE = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
 _TIME = struct.Struct("@ll")
 
 
 class PeerRefusal(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """There is nothing to send."""
+    """The server refuses the request."""
 
     reason: str
 
@@ -45,17 +45,17 @@ def check_key(key: bytes) -> None:
 
 
 def request_tag(key: bytes, challenge: bytes, request: bytes) -> bytes:
-    """What proves that ``request`` comes from an owner of the key, now."""
+    """Return the tag that proves that ``request`` comes from an owner of the key, now."""
     return blake3(b"request" + challenge + request, key=key).digest()
 
 
 def same_tag(left: bytes, right: bytes) -> bool:
-    """Compare in the same time whatever is different."""
+    """Compare in constant time."""
     return hmac.compare_digest(left, right)
 
 
 def digest_of(*pieces: memoryview | bytes) -> bytes:
-    """The hash of a frame that consists of ``pieces``."""
+    """Return the hash of a frame that consists of ``pieces``."""
     hasher = blake3()
     for piece in pieces:
         hasher.update(piece)
@@ -63,15 +63,15 @@ def digest_of(*pieces: memoryview | bytes) -> bytes:
 
 
 class Seal:
-    """Makes or checks the tags of what goes in one direction, frame after frame."""
+    """Makes or checks the tags of one direction, frame after frame."""
 
     def __init__(self, key: bytes, challenge: bytes, request: bytes, way: bytes = b"answer") -> None:
-        """``way`` is the same at both ends, and another one for what goes in the other direction."""
+        """``way`` names the direction; both ends use the same."""
         self._key = blake3(way + challenge + request, key=key).digest()
         self._number = 0
 
     def tag(self, digest: bytes) -> bytes:
-        """The tag of the next frame, whose bytes have this digest."""
+        """Return the tag of the next frame, whose bytes have this digest."""
         tag = blake3(_NUMBER.pack(self._number) + digest, key=self._key).digest()
         self._number += 1
         return tag
@@ -87,18 +87,18 @@ class Seal:
 
 
 class Peer:
-    """One connection between two owners of the key, as both ends see it once the request was made."""
+    """One authenticated connection, as both ends see it after the request."""
 
     def __init__(self, connection: socket.socket, key: bytes, challenge: bytes, request: bytes) -> None:
         self.connection = connection
         self.request = request
         self.answers = Seal(key, challenge, request)
-        """Seals what goes to the one who asked."""
+        """Seals what goes to the client."""
         self.body = Seal(key, challenge, request, b"body")
-        """Seals what that one sends after its request."""
+        """Seals what the client sends after its request."""
 
     def answer(self, message: msgspec.Struct) -> None:
-        """Send the answer, or what comes before its frames."""
+        """Send the answer, or the header of its frames."""
         data = msgspec.msgpack.encode(message)
         send_message(self.connection, data, self.answers.tag(digest_of(data)))
 
@@ -122,7 +122,7 @@ def send_message(connection: socket.socket, data: bytes, tag: bytes) -> None:
 
 
 def message_size(header: bytes) -> int:
-    """Return the size that a message's first bytes announce, or raise msgspec.DecodeError if it is too much."""
+    """Return the size in a message's header, or raise msgspec.DecodeError if it is over the limit."""
     size = int(_SIZE.unpack(header)[0])
     if size > MAX_MESSAGE_BYTES:
         raise msgspec.DecodeError(f"a message of {size} bytes is over the limit of {MAX_MESSAGE_BYTES}")
@@ -145,7 +145,7 @@ def send_frame(connection: socket.socket, frame: memoryview, tag: bytes) -> None
 
 
 def receive_into(connection: socket.socket, room: memoryview) -> None:
-    """Fill ``room``, or raise EOFError if the other side ends before that."""
+    """Fill ``room``, or raise EOFError if the connection ends first."""
     while len(room):
         size = connection.recv_into(room, len(room), socket.MSG_WAITALL)
         if size == 0:
@@ -160,7 +160,7 @@ def receive(connection: socket.socket, size: int) -> bytes:
 
 
 def receive_frames(connection: socket.socket, seal: Seal, size: int, address: str) -> bytes:
-    """Receive ``size`` bytes in frames. Memory is taken as they come."""
+    """Receive ``size`` bytes in frames; memory is allocated as they arrive."""
     data = bytearray()
     while len(data) < size:
         frame = receive(connection, min(FRAME_BYTES, size - len(data)))
@@ -170,7 +170,7 @@ def receive_frames(connection: socket.socket, seal: Seal, size: int, address: st
 
 
 def receive_within(connection: socket.socket, size: int, deadline: float) -> bytes:
-    """Receive from somebody who is not trusted yet: all of it until ``deadline``, however it is dribbled."""
+    """Receive from an unauthenticated peer: all of it before ``deadline``, in however small pieces."""
     data = bytearray()
     while len(data) < size:
         left = deadline - time.monotonic()
@@ -185,10 +185,10 @@ def receive_within(connection: socket.socket, size: int, deadline: float) -> byt
 
 
 def limit(connection: socket.socket, silence_s: float) -> None:
-    """Let blocking calls fail after ``silence_s`` without progress.
+    """Make blocking calls fail after ``silence_s`` without progress.
 
-    By the kernel's own limits: with Python's, a call would wait and transfer in two steps, and take a turn of the
-    interpreter for every few packets.
+    Uses the kernel's timeouts: with Python's, a call would poll and transfer in two steps, and take a turn of the interpreter
+    for every few packets.
     """
     value = _TIME.pack(int(silence_s), int(silence_s % 1 * 1e6) or 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
@@ -196,7 +196,7 @@ def limit(connection: socket.socket, silence_s: float) -> None:
 
 
 def prepare(connection: socket.socket) -> None:
-    """Set what both ends of a line have in common."""
+    """Set the socket options that both ends share."""
     connection.setblocking(True)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,7 +1,6 @@
-"""TLS between agents, people and the lighthouse: optional, with certificates that the user has or makes.
+"""Make TLS contexts for the lighthouse, the command line and the agent's relay, and explain TLS errors.
 
-In: files named by settings. Out: contexts for the lighthouse's server, the command line's client and the agent's relay,
-and sentences for what can be wrong with them.
+TLS is optional; the user brings or makes the certificates. Settings name the files.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from craft.protocol.errors import ConfigError
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return the context of a lighthouse; ``certificate`` may hold the chain up to its authority."""
+    """Return the context of a lighthouse; ``certificate`` may include the chain up to its authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     for option, file in (("--tls-cert", certificate), ("--tls-key", key)):
@@ -37,9 +36,9 @@ def own_certificate(file: Path) -> bytes:
 
 
 def client_context(authority: Path | None) -> ssl.SSLContext:
-    """Return the context of who connects to a lighthouse: its certificate must be one of ``authority``, or be it.
+    """Return the context of a client of the lighthouse: it trusts ``authority``, which may be the certificate itself.
 
-    None: one of the authorities that this machine trusts. The name in the URL must be in the certificate.
+    None: the authorities that this machine trusts. The name in the URL must be in the certificate.
     """
     try:
         context = ssl.create_default_context(cafile=authority)
@@ -47,15 +46,15 @@ def client_context(authority: Path | None) -> ssl.SSLContext:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
         raise ConfigError(f"--tls-ca {authority} cannot be used ({reason}): it must hold certificates in PEM") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # So that the lighthouse's own certificate is enough, whoever signed it.
+    # The lighthouse's certificate alone suffices, without that of its authority.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 
 
 def pinned_context(certificate: Path) -> ssl.SSLContext:
-    """Return the context for who has a copy of the lighthouse's own certificate, from its run directory.
+    """Return the context for a client with a copy of the lighthouse's certificate, from its run directory.
 
-    Only who has its key can show it, under whatever name it is reached: names do not matter then.
+    Only the owner of its key can present it, so that the host name need not match.
     """
     context = client_context(certificate)
     context.check_hostname = False
@@ -63,7 +62,7 @@ def pinned_context(certificate: Path) -> ssl.SSLContext:
 
 
 def explain(error: Exception, url: str) -> str | None:
-    """Return what is wrong with TLS at ``url``, as a sentence; None if something else is wrong."""
+    """Return a sentence about the TLS problem at ``url``; None if the error is not about TLS."""
     cause = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
     if isinstance(cause, ssl.SSLCertVerificationError):
         return (

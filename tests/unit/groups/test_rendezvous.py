@@ -86,7 +86,7 @@ def test_generations_of_one_number_but_different_lighthouses_do_not_mix(store: R
 def test_who_waits_for_a_member_that_never_comes_gives_up_at_its_limit(store: RendezvousStore) -> None:
     visitor = Visitor(generation_of(store, 20, 2), 0, b"", limit_s=0.1)
 
-    assert visitor.outcome(AT_ONCE_S) == "1 of 2 members did not come: w1"
+    assert visitor.outcome(AT_ONCE_S) == "1 of 2 members did not arrive: w1"
     assert visitor.rendezvous.missed == (1,)
 
 
@@ -98,7 +98,7 @@ def test_who_waits_for_an_old_generation_is_freed_by_a_newer_one(store: Rendezvo
     visitors = [Visitor(new, rank, b"") for rank in range(2)]
 
     assert [visitor.outcome(AT_ONCE_S) for visitor in visitors] == [[b"", b""]] * 2
-    assert waiting.outcome(AT_ONCE_S) == "a newer generation than 30 was there first"
+    assert waiting.outcome(AT_ONCE_S) == "generation 30 is outdated: a newer one has met"
 
 
 def test_who_comes_for_an_old_generation_after_a_newer_one_met_is_sent_away(store: RendezvousStore) -> None:
@@ -108,7 +108,7 @@ def test_who_comes_for_an_old_generation_after_a_newer_one_met_is_sent_away(stor
 
     late = Visitor(generation_of(store, 35, 2), 1, b"")
 
-    assert late.outcome(AT_ONCE_S) == "a newer generation than 35 was there first"
+    assert late.outcome(AT_ONCE_S) == "generation 35 is outdated: a newer one has met"
 
 
 def test_a_member_that_comes_again_brings_what_it_brought_last(store: RendezvousStore) -> None:

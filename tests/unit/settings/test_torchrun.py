@@ -53,7 +53,7 @@ def test_a_lighthouse_without_its_token_is_refused(monkeypatch: pytest.MonkeyPat
 
 def test_several_processes_of_a_torchrun_without_a_lighthouse_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     surroundings(monkeypatch, **OF_TORCHRUN)
-    with pytest.raises(ConfigError, match="each would be a job of its own"):
+    with pytest.raises(ConfigError, match="each would be a separate job"):
         check_alone()
     surroundings(monkeypatch, **{**OF_TORCHRUN, "WORLD_SIZE": "1"})
     check_alone()

@@ -95,7 +95,7 @@ VIOLATIONS: dict[str, tuple[Change, str]] = {
     ),
     "step missing everywhere": (
         lambda files: [files.steps[worker].pop(1) for worker in ("w0", "w1")],
-        "P2: step 1 of 4 was committed by nobody",
+        "P2: step 1 of 4 was not committed",
     ),
     "finished too early": (
         lambda files: files.journal[-1].update(step=3),
@@ -107,7 +107,7 @@ VIOLATIONS: dict[str, tuple[Change, str]] = {
     ),
     "unknown owner": (
         edit_commit("w0", 3, plan={"0": "w0", "1": "w7"}, microbatches=[0]),
-        "P2: step 3: microbatch 1 belongs to w7, which is no worker of the job",
+        "P2: step 3: microbatch 1 belongs to w7, which is not a worker of the job",
     ),
     "own microbatches": (
         edit_commit("w0", 3, microbatches=[0, 1]),
@@ -115,7 +115,7 @@ VIOLATIONS: dict[str, tuple[Change, str]] = {
     ),
     "dropped under redo": (
         edit_commit("w0", 2, plan=DROPPING, microbatches=[0, 1, 3]),
-        "P2: step 2: microbatch 2 was computed by nobody, though lost ones are to be redone",
+        "P2: step 2: microbatch 2 was not computed, though lost ones are to be redone",
     ),
     "gap in a worker's steps": (drop_commit("w0", 1), "P3: w0 committed step 2 after step 0"),
     "step twice": (edit_commit("w0", 2, step=1), "P3: w0 committed step 1 after step 1"),
@@ -155,7 +155,7 @@ VIOLATIONS: dict[str, tuple[Change, str]] = {
     "metrics out of order": (swap_metrics, "P3: metrics.jsonl has step 1 after step 2"),
     "metrics of no step": (
         lambda files: files.metrics.append({"step": 9}),
-        "P3: step 9 is in metrics.jsonl, and nobody committed it",
+        "P3: step 9 is in metrics.jsonl, but was not committed",
     ),
 }
 

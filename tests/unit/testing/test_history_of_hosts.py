@@ -55,7 +55,7 @@ def test_metrics_of_several_hosts_have_every_step_and_none_twice_in_a_file(files
     write_lines(hosts[1] / "metrics.jsonl", [*files.metrics[2:], files.metrics[3], {"step": 9}])
     assert check(files.folder, "d1", hosts).violations == (
         "P3: step 1 is in metrics.jsonl 0 times",
-        "P3: step 9 is in metrics.jsonl, and nobody committed it",
+        "P3: step 9 is in metrics.jsonl, but was not committed",
         f"P3: step 3 is in metrics.jsonl of {hosts[1]} 2 times",
     )
 

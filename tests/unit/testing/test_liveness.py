@@ -164,7 +164,7 @@ def test_an_end_is_as_good_as_progress_if_it_comes_soon_and_with_the_right_code(
     (late,) = ended(29.0)
     assert late.startswith("no step was committed for 18.0 s after step 1")
     (wrong,) = ended(13.0, exit_code=0)
-    assert wrong.startswith("the job ended with exit code 3 (because); its exit code was to be 0")
+    assert wrong.startswith("the job ended with exit code 3 (because); expected exit code 0")
 
 
 def test_what_a_script_does_after_its_last_step_is_no_pause() -> None:

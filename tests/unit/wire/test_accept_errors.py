@@ -51,8 +51,8 @@ def test_a_server_of_asyncio_says_once_that_it_takes_no_connections_and_when_it_
 
     asyncio.run(serve())
     first, second = words(caplog)
-    assert first.startswith("the agent can take no connections: ") and "ulimit -n" in first
-    assert second == "the agent takes connections again"
+    assert first.startswith("the agent cannot accept connections: ") and "ulimit -n" in first
+    assert second == "the agent accepts connections again"
 
 
 def test_other_errors_of_an_event_loop_are_told_as_before(caplog: pytest.LogCaptureFixture) -> None:
@@ -77,5 +77,5 @@ def test_a_peer_server_says_once_that_it_takes_no_connections(
             assert connection.recv(1)
         server.close()
     first, second = words(caplog)
-    assert first.startswith("the store can take no connections, and tries again: ") and "ulimit -n" in first
-    assert second == "the store takes connections again"
+    assert first.startswith("the store cannot accept connections, and retries: ") and "ulimit -n" in first
+    assert second == "the store accepts connections again"

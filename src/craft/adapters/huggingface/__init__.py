@@ -1,7 +1,7 @@
-"""Hugging Face's Trainer (transformers 5): ``CraftTrainer`` in its place, started by ``craft run``.
+"""Hugging Face's Trainer (transformers 5): ``CraftTrainer`` replaces it, started by ``craft run``.
 
 Import it before ``TrainingArguments`` are made: from then on accelerate, which looks for other processes in the environment,
-takes a worker for one that is alone. See docs/tutorials/huggingface.md.
+takes a worker for a single process. See docs/tutorials/huggingface.md.
 """
 
 from __future__ import annotations

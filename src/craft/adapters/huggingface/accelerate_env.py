@@ -1,5 +1,4 @@
-"""accelerate, in a process that is a worker of a job: alone as far as it knows, on the worker's own device, and of the job's
-rank where it writes."""
+"""Make accelerate see a worker as a single process, on the worker's device, with the job's rank for writing."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from craft.worker.membership.devices import own_device
 
 
 class _AloneProperty(cached_property):  # type: ignore[type-arg]
-    """The property of ``TrainingArguments`` that looks for other processes, which finds none, and for devices."""
+    """The property of ``TrainingArguments`` that looks for processes and devices; it finds no other process."""
 
     def __init__(self, own: Any) -> None:
         def set_up(arguments: Any) -> Any:
@@ -28,7 +27,7 @@ class _AloneProperty(cached_property):  # type: ignore[type-arg]
 
 
 def _take_device(arguments: Any, found: torch.device) -> torch.device:
-    """Where a process that is alone would take all GPUs, the worker's own. On the CPU, if the script wants to be there."""
+    """Return the worker's GPU, where a single process would take all; the CPU if the script wants it."""
     if found.type != "cuda":
         return found
     device = own_device(WorkerSettings.from_environment().local_rank)
@@ -39,7 +38,7 @@ def _take_device(arguments: Any, found: torch.device) -> torch.device:
 
 
 def keep_alone() -> None:
-    """In a worker, ``TrainingArguments`` that are made from now on are those of one process. Can be repeated."""
+    """Make ``TrainingArguments`` in a worker those of one process, from now on. Can be repeated."""
     own: Any = vars(TrainingArguments)["_setup_devices"]
     if WorkerSettings.from_environment().socket is not None and not isinstance(own, _AloneProperty):
         TrainingArguments._setup_devices = _AloneProperty(own)
@@ -47,13 +46,13 @@ def keep_alone() -> None:
 
 
 def use_one_gpu(trainer: Any) -> None:
-    """Outside of ``craft run``: a Trainer that sees several GPUs would cut each batch over all of them (DataParallel)."""
+    """Outside of ``craft run``: keep a Trainer that sees several GPUs from splitting each batch over them (DataParallel)."""
     if trainer.args.n_gpu > 1:
         trainer.args._n_gpu = 1
         trainer._train_batch_size = trainer.args.train_batch_size
 
 
 def take_rank(rank: int) -> None:
-    """Whoever has rank 0 writes: accelerate and the Trainer ask this state."""
+    """Give accelerate's state the job's rank: it and the Trainer let rank 0 write."""
     state = PartialState()
     state.process_index = state.local_process_index = rank

@@ -1,7 +1,7 @@
-"""torch.compile under ``TrainingArguments(torch_compile=True)``: which kernels run depends on a batch's shape alone.
+"""torch.compile under ``TrainingArguments(torch_compile=True)``: make kernels depend on a batch's shape only.
 
-By default a second shape makes torch compile kernels for all shapes, and use them from then on. Which kernels compute a
-microbatch, and so its bits, would depend on what this worker has computed before.
+By default a second shape makes torch compile kernels for all shapes, and use them from then on. The kernels of a microbatch,
+and so its bits, would depend on what this worker has computed before.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from contextlib import contextmanager
 import torch
 
 _MAX_SHAPES = 256
-"""Past its limit torch would go on without compiled kernels, which has other bits; here it is an error."""
+"""Past its limit torch would continue without compiled kernels, which changes bits; here it is an error."""
 
 
 @contextmanager
 def by_shape(compiles: bool) -> Iterator[None]:
-    """Within it, torch compiles once for each shape, and does not stop doing so."""
+    """Make torch compile once for each shape, without a limit."""
     if not compiles:
         yield
         return

@@ -1,4 +1,4 @@
-"""What the Trainer's loop iterates over in place of the script's own training data: one item per optimizer step."""
+"""The loader that replaces the script's training data in the Trainer's loop: one item per optimizer step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from craft.worker.api.steps import Step
 
 
 class StepInputs(dict[str, Any]):
-    """In the place of a batch. Empty: what the Trainer looks for in a batch is in the step's microbatches."""
+    """Stands for a batch. Empty: the step's microbatches hold what the Trainer looks for in a batch."""
 
     def __init__(self, step: Step) -> None:
         super().__init__()
@@ -21,17 +21,16 @@ class StepInputs(dict[str, Any]):
 
 
 class TrainerStepLoader(steps.StepLoader):
-    """Gives ``StepInputs``; the microbatches of a step come out of it in ``CraftMixin``.
+    """Yields ``StepInputs``; ``CraftMixin`` takes the microbatches of a step from it.
 
-    Over a dataset with a length, the Trainer counts the steps of an epoch. Over an ``IterableDataset`` an epoch ends where a pass
-    over it does.
+    Over a dataset with a length, the Trainer counts the steps of an epoch. Over an ``IterableDataset`` an epoch is one pass.
     """
 
     def __init__(self, loader: Any, microbatches: int) -> None:
         super().__init__(loader, microbatches, "CraftTrainer")
         self.is_iterable = isinstance(self.dataset, IterableDataset)
         self.epoch = 0
-        """The Trainer's; counted for an ``IterableDataset`` only."""
+        """The Trainer's counter; used for an ``IterableDataset`` only."""
         self._pass_is_over = False
 
     @property
@@ -40,7 +39,7 @@ class TrainerStepLoader(steps.StepLoader):
 
     @property
     def shuffle(self) -> bool | None:
-        """True for accelerate's own sampler, whose seed depends on what was drawn before; None: by the sampler that is there."""
+        """True for accelerate's sampler, whose seed depends on earlier draws; None: by the existing sampler."""
         sampler = getattr(self.loader.batch_sampler, "sampler", None)
         return True if isinstance(sampler, SeedableRandomSampler) and not sampler.replacement else None
 
@@ -56,7 +55,7 @@ class TrainerStepLoader(steps.StepLoader):
     def __next__(self) -> Any:
         if self.is_iterable and self.driven is not None:
             epoch = self.driven.epoch
-            # The Trainer asks again and again, until it has made as many steps as it takes for an epoch.
+            # The Trainer asks again until it has made the steps of an epoch.
             self._pass_is_over = epoch is not None and epoch > self.epoch
             if self._pass_is_over:
                 raise StopIteration

@@ -1,6 +1,6 @@
-"""Where the Trainer is, as a part of the training state: so that a worker that joins, or a job that resumes, is there, too.
+"""The Trainer's progress as part of the training state, for joining workers and resumed jobs.
 
-``TrainerProgress`` has its counters, and what they decide by; ``TrainerCallbackStates`` what else it holds: logs, and the states of callbacks.
+``TrainerProgress`` has its counters and what they decide by; ``TrainerCallbackStates`` the rest: logs and callback states.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from transformers.trainer_callback import ExportableState
 from craft.adapters.callback_state import CallbackState
 
 Broadcast = Callable[[Any], Any]
-"""Returns what rank 0 gave, on every worker."""
+"""Returns rank 0's value on every worker."""
 
 _FILE = "craft_progress.json"
-"""In a checkpoint of the Trainer's own."""
+"""File in a checkpoint of the Trainer."""
 _COUNTED = ("global_step", "epoch", "best_metric", "best_global_step")
 _NOTED = ("num_input_tokens_seen", "best_model_checkpoint")
 
 
 class TrainerProgress:
-    """Counters at a step boundary, and the loss since it was logged last; while a step is computed, those of the one before."""
+    """Counters and the unlogged loss at a step boundary; while a step is computed, those of the previous boundary."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self.loaded = False
-        """Whether a state was loaded: the loop is to go on from there."""
+        """Whether a state was loaded, so that the loop continues from there."""
         self.usual_items: float | None = None
         """Items of a microbatch in the first step that had any."""
         self._losses: dict[str, Any] = {
@@ -61,20 +61,20 @@ class TrainerProgress:
         self.loaded = True
 
     def save(self, folder: str) -> None:
-        """Add to a checkpoint of the Trainer's own what it takes to go on from it with the same bits."""
+        """Add to a checkpoint of the Trainer what it takes to continue with the same bits."""
         Path(folder, _FILE).write_text(json.dumps({"usual_items": self.usual_items}))
 
     def go_on_from(self, folder: str) -> None:
-        """Take that from a checkpoint; one that ``Trainer`` wrote does not have it."""
+        """Read that from a checkpoint; one that plain ``Trainer`` wrote does not have it."""
         file = Path(folder, _FILE)
         if file.is_file():
             self.usual_items = json.loads(file.read_text())["usual_items"]
 
     def run(self) -> None:
-        """The loop is about to begin with its first epoch here, and has set all of this to nothing."""
+        """Restore the counters when the loop begins its first epoch here, having reset them."""
         if not self._runs:
             trainer, losses = self._trainer, self._losses
-            # In the memory of the host, where the losses of steps come from: nobody waits for a device to look at it.
+            # In host memory, like the losses of steps: reading it needs no device.
             trainer._tr_loss = torch.tensor(losses["since_logged"])
             trainer._total_loss_scalar = losses["total"]
             trainer._globalstep_last_logged = losses["logged_at"]
@@ -83,9 +83,9 @@ class TrainerProgress:
 
 
 class TrainerCallbackStates:
-    """Logs and the states of callbacks: they travel with the state, and are no part of what must be the same bits.
+    """Logs and callback states: they travel with the state, but need not have the same bits.
 
-    Whoever gives the state gives the same: so what is logged, with its times, is that of rank 0 on every worker.
+    All donors send the same: on every worker the log, with its times, is that of rank 0.
     """
 
     beside_the_state = True
@@ -94,17 +94,17 @@ class TrainerCallbackStates:
         self._trainer = trainer
         self._travel = CallbackState()
         self._agreed = 0
-        """How many of the log's entries are those of rank 0 on every worker."""
+        """Number of log entries that are rank 0's on every worker."""
         self.output_dir: str | None = None
-        """Where rank 0 writes; None until that is agreed, in the job's first step."""
+        """Where rank 0 writes; None until the first step of the job agrees on it."""
 
     def agree_on_place(self, broadcast: Broadcast) -> None:
-        """After a commit: write where rank 0 does, if ever."""
+        """After a commit: use rank 0's output directory."""
         if self.output_dir is None:
             self.output_dir = self._trainer.args.output_dir = broadcast(self._trainer.args.output_dir)
 
     def agree_on_log(self, broadcast: Broadcast) -> None:
-        """Where every worker has logged: what rank 0 has is what was logged."""
+        """Replace what every worker has logged by rank 0's entries."""
         log = self._trainer.state.log_history
         log[self._agreed :] = broadcast([_plain(entry) for entry in log[self._agreed :]])
         self._agreed = len(log)
@@ -144,6 +144,6 @@ class TrainerCallbackStates:
 
 
 def _plain(entry: dict[str, Any]) -> dict[str, Any]:
-    """What was logged, as numbers and words."""
+    """Return logged values as numbers and strings."""
     numbers = {key: value.item() if hasattr(value, "item") else value for key, value in entry.items()}
     return {key: value if isinstance(value, int | float | None) else str(value) for key, value in numbers.items()}

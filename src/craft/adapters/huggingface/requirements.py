@@ -1,4 +1,4 @@
-"""Whether transformers and accelerate are there, in versions whose loop is known here."""
+"""Check that transformers and accelerate are installed in versions whose loop CRAFT knows."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from craft.adapters.package_versions import dotted, is_between
 from craft.protocol.errors import ConfigError
 
 _KNOWN = {"transformers": ((5, 22), (6, 0)), "accelerate": ((1, 15), (2, 0))}
-"""By package: the oldest version, and the one that is too new."""
+"""By package: the oldest version, and the first that is too new."""
 _INSTALL = "pip install 'craft[huggingface]'"
 
 
 def check() -> None:
-    """Raise ConfigError unless both are there in versions that are known."""
+    """Raise ConfigError unless both are installed in known versions."""
     for package in _KNOWN:
         try:
             version = importlib.metadata.version(package)
@@ -23,7 +23,7 @@ def check() -> None:
 
 
 def check_version(package: str, version: str) -> None:
-    """Raise ConfigError unless this is a version whose loop is known here."""
+    """Raise ConfigError unless CRAFT knows the loop of this version."""
     oldest, following = _KNOWN[package]
     if not is_between(version, oldest, following):
         raise ConfigError(

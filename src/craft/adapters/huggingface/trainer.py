@@ -1,9 +1,8 @@
 """``CraftTrainer``: Hugging Face's training loop over the steps of a job.
 
-The loop gets one item per optimizer step (``loader.py``). Where it would train on a batch, the step's microbatches that fall
-to this worker go through the Trainer's own ``training_step``, one after the other; then every gradient is the mean over the
-global batch, and clipping, the update and all that follows run once, on every worker. Where the Trainer is belongs to the
-training state (``progress.py``).
+The loop gets one item per optimizer step (``loader.py``). Instead of training on a batch, it passes this worker's microbatches
+of the step through the Trainer's ``training_step``; then every gradient is the mean over the global batch, and clipping, the
+update and all that follows run once, on every worker. The Trainer's progress is part of the training state (``progress.py``).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ keep_alone()
 
 
 class CraftMixin(_Trainer):  # type: ignore[misc]
-    """Before ``Trainer`` or a class of its kind among the bases: ``class Mine(CraftMixin, Seq2SeqTrainer)``."""
+    """Put it before ``Trainer`` or a subclass among the bases: ``class Mine(CraftMixin, Seq2SeqTrainer)``."""
 
     def __init__(self, *given: Any, microbatches: int | None = None, **named: Any) -> None:
         """``microbatches``: batches in a step; default: the job's slots times gradient_accumulation_steps."""
@@ -59,14 +58,14 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
     # Who writes.
 
     def _follow_leader(self) -> bool:
-        """After each commit, before anything is written: whoever is rank 0 now writes. Returns whether that is this worker."""
+        """After each commit, before anything is written: let the current rank 0 write. Return whether that is this worker."""
         rank = self._job.rank
         take_rank(rank if rank >= 0 else slots_of(self._job))
         self.state.is_world_process_zero = self.state.is_local_process_zero = rank == 0
         return rank == 0
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Rank 0 writes it; if that is lost meanwhile, the next one does. Then the others take note of it."""
+        """Let rank 0 write it; if it is lost meanwhile, the next one does. Then the others record it."""
         with self._job.paused("saving"), self._accumulating():
             wrote = False
             while True:
@@ -86,7 +85,7 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
 
     @property
     def _between(self) -> bool:
-        """Whether all workers are at the same place: there they may ask each other."""
+        """Whether all workers are at the same point, where collectives are allowed."""
         return self._driven is not None and self._driven.between_steps
 
     # Before the first step.
@@ -109,9 +108,9 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
 
     @contextmanager
     def _by_steps(self) -> Iterator[None]:
-        """Within it the loop trains on steps. What a class of the script's own has overridden still gets batches."""
+        """Make the loop train on steps. Overridden methods of the script's class still get batches."""
         self._accumulated, self.args.gradient_accumulation_steps = self.args.gradient_accumulation_steps, 1
-        # On this object: before what the script's own class may have in the place of these.
+        # On this object, so that they precede methods of the script's class.
         shadows = {"get_train_dataloader": partial(_load_steps, self), "training_step": self._train_on}
         self.__dict__.update(shadows)
         skip, home.skip_first_batches = home.skip_first_batches, _skip_nothing
@@ -127,7 +126,7 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
 
     @contextmanager
     def _accumulating(self) -> Iterator[None]:
-        """Within it the arguments are those of the script: they are written down."""
+        """Restore the script's arguments while they are written."""
         before, self.args.gradient_accumulation_steps = self.args.gradient_accumulation_steps, self._accumulated
         try:
             yield
@@ -138,11 +137,11 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
         return self._loader.global_batch if self._loader is not None else super().get_total_train_batch_size(args)
 
     def _init_training_state(self, max_steps: int, steps_per_epoch: int, *more: Any) -> tuple[int, int]:
-        """Also what else is made before the first step: only then can the state of others be taken, which says where to begin."""
+        """Also make everything else before the first step: only then can the state of others be taken, which sets the start."""
         place: tuple[int, int] = super()._init_training_state(max_steps, steps_per_epoch, *more)
         resume_from_checkpoint = more[1]
         self._prepared = super()._prepare_for_training(max_steps, self._loader, resume_from_checkpoint)
-        # From a checkpoint of the Trainer's own: at the same sample of the same epoch.
+        # From a checkpoint of the Trainer: at the same sample of the same epoch.
         start_step = min(place[0] * steps_per_epoch + place[1], max_steps)
         self._progress, self._surroundings = TrainerProgress(self), TrainerCallbackStates(self)
         if resume_from_checkpoint is not None:
@@ -151,7 +150,7 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
         return self._place(steps_per_epoch) if self._progress.loaded else place
 
     def _place(self, steps_per_epoch: int) -> tuple[int, int]:
-        """Where a state was taken over: the epoch, and the steps done in it."""
+        """Return where the loaded state is: the epoch, and the steps done in it."""
         loader, done = self._loader, self.state.global_step
         assert loader is not None and loader.driven is not None
         if not loader.is_iterable:
@@ -167,7 +166,7 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
         return prepared
 
     def _meet(self, max_steps: int, steps_per_epoch: int, start_step: int) -> None:
-        """Everything is set up, and user code has had its say: meet the others, and take their state if they are on their way."""
+        """Join the others once everything is set up, and take their state if they train already."""
         job, loader, args = self._job, self._loader, self.args
         assert loader is not None
         job.replicate(self.model)
@@ -194,7 +193,7 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
         return items | {"trainer": self._progress, "surroundings": self._surroundings}
 
     def _stop(self) -> None:
-        """The job was told to stop: so is the loop."""
+        """Stop the loop because the job was told to stop."""
         self.control.should_training_stop = True
 
     # An epoch.
@@ -202,17 +201,17 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
     def _run_epoch(self, **named: Any) -> None:
         assert self._progress is not None
         if self._progress.loaded:
-            # The loop goes on in the middle of an epoch only where it knows of a checkpoint.
+            # The loop continues in the middle of an epoch only if it knows a checkpoint.
             named["resume_from_checkpoint"] = "the job's own"
         self._progress.run()
         super()._run_epoch(**named)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Random generators are seeded for each microbatch."""
+        """Do nothing: random generators are seeded for each microbatch."""
 
     def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> Any:
         if skip_scheduler and self._progress is not None and self._progress.loaded:
-            # What is to be evaluated before the first step was, by those who began the job.
+            # The workers that began the job have run the evaluation before the first step.
             return {}
         with self._job.paused("evaluation"):
             return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler=skip_scheduler)
@@ -220,11 +219,11 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
     # A step.
 
     def _train_on(self, model: Any, inputs: StepInputs, num_items_in_batch: Any = None) -> torch.Tensor:
-        """In the place of ``training_step``: all of a step that falls to this worker."""
+        """Replace ``training_step``: compute this worker's part of a step."""
         step = inputs.step
         model.train()
         if callable(train := getattr(self.optimizer, "train", None)):
-            # Also where no microbatch does so: what is handed to others must not depend on that.
+            # Also if this worker has no microbatch: what is sent to others must not depend on that.
             train()
         self.current_gradient_accumulation_steps = 1
         for batch in step:
@@ -236,12 +235,12 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
         return torch.tensor(step.metrics["loss"])
 
     def _compute(self, step: Step, model: Any, batch: Any) -> None:
-        """One microbatch: the Trainer's own forward and backward, or those of the script's own class."""
-        # Counted where the batch is, before it goes to the device: nobody waits for that.
+        """Compute one microbatch: forward and backward of the Trainer, or of the script's class."""
+        # Counted before the batch goes to the device, so that nothing waits for it.
         items = self._get_num_items_in_batch([batch], torch.device("cpu"))
         if items is not None:
-            # The mean over the items of the global batch, as the Trainer has it over those of all processes. What is as much
-            # as usual weighs 1, which costs nothing.
+            # The mean over the items of the global batch, as the Trainer has it over all processes. The usual number weighs 1,
+            # which costs nothing.
             assert self._progress is not None
             step.log(items=items)
             step.weight(float(items) / (self._progress.usual_items or 1.0))
@@ -251,20 +250,20 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
         step.log(loss=type(self).training_step(self, model, batch, items))
 
     def _prepare_input(self, data: Any) -> Any:
-        """To the device; without waiting for it where the script says so to accelerate, whose loaders this stands in for."""
+        """Move to the device; without waiting if the script says so to accelerate, whose loaders this replaces."""
         if isinstance(data, torch.Tensor) and self.accelerator.non_blocking:
             return data.to(self.args.device, non_blocking=True)
         return super()._prepare_input(data)
 
     def _maybe_log_save_evaluate(self, *given: Any, **named: Any) -> None:
-        # Told the same on every worker; what a script logs elsewhere may not be.
+        # The same on every worker; what a script logs elsewhere may not be.
         logs = self.control.should_evaluate or self.control.should_log
         super()._maybe_log_save_evaluate(*given, **named)
         if logs and self._between:
             assert self._surroundings is not None
             self._surroundings.agree_on_log(self._job.broadcast_object)
 
-    # What was computed, by whomever: from the mean over the microbatches.
+    # Totals over all workers, from the mean over the microbatches.
 
     def _tokens(self, step: Step) -> float:
         assert self._loader is not None
@@ -299,16 +298,16 @@ def _load_steps(trainer: Any) -> TrainerStepLoader:
 
 
 def _skip_nothing(loader: Any, num_batches: int = 0) -> Any:
-    """In the place of accelerate's: steps come from where the job is."""
+    """Replace accelerate's function: steps start where the job is."""
     return loader
 
 
 def still_there(checkpoint: str | bool | None, output_dir: str) -> str | None:
-    """What a worker that comes later goes on from: the same as the first ones, who may all have been lost before the first step.
+    """Return the checkpoint that a late worker continues from: the same as the first workers, who may all have been lost.
 
-    None once it was removed, or where a newer one is just being written: only a job that has begun does so, and this worker
-    takes its state, whatever it has loaded.
+    None once it was removed, or while a newer one is being written: only a job that has begun does that, and this worker takes
+    its state, whatever it has loaded.
     """
     found = home.get_last_checkpoint(output_dir) if checkpoint is True else checkpoint or None
-    # What is written last.
+    # Written last.
     return found if found is not None and os.path.isfile(os.path.join(found, home.TRAINER_STATE_NAME)) else None

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from craft.adapters.lightning import requirements
+from craft.adapters.lightning.registration import register
+from craft.adapters.lightning.requirements import imported
 
 __all__ = ["CraftCallback", "CraftStrategy"]
 
-requirements.register()
+register()
 
 
 def __getattr__(name: str) -> Any:
-    """Of the Lightning that the script has imported: each of the two packages has base classes of its own."""
+    """Return a class for the Lightning that the script has imported: each of the two packages has its own base classes."""
     if name == "CraftStrategy":
-        return requirements.strategy_class(requirements.imported())
+        from craft.adapters.lightning.strategy import strategy_class
+
+        return strategy_class(imported())
     if name == "CraftCallback":
-        return requirements.callback_class(requirements.imported())
+        from craft.adapters.lightning.beside.callback import callback_class
+
+        return callback_class(imported())
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

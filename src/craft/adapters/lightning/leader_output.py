@@ -1,7 +1,7 @@
-"""Rank 0 writes logs and Lightning's own checkpoints, and may be lost: whoever is rank 0 next goes on in the same place.
+"""Let the next rank 0 continue the logs and Lightning's checkpoints of a lost one.
 
-``places`` and ``adopt`` make the places the same on every worker, after the first step; ``take_over`` is for a worker that has
-become rank 0 on the way.
+``places`` and ``adopt`` make the paths the same on every worker after the first step; ``take_over`` is for a worker that
+becomes rank 0 later.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ Places = list[list[Any]]
 
 
 def places(trainer: Any) -> Places:
-    """Where this worker would write: versions of loggers, directories of checkpoints. Plain data."""
+    """Return where this worker would write: logger versions, checkpoint directories. Plain data."""
     versions = [_plain(getattr(each, "_version", None)) for each in trainer.loggers]
     directories = [_plain(getattr(each, "dirpath", None)) for each in trainer.checkpoint_callbacks]
     return [versions, directories]
 
 
 def adopt(trainer: Any, found: Places) -> None:
-    """Write where rank 0 does, if ever."""
+    """Use rank 0's paths."""
     versions, directories = found
     for logger, version in zip(trainer.loggers, versions, strict=True):
         if version is not None and getattr(logger, "_experiment", None) is None:
@@ -36,9 +36,9 @@ def _plain(value: Any) -> int | str | None:
 
 
 def take_over(trainer: Any) -> None:
-    """Go on with files that another worker has begun."""
+    """Continue files that another worker has begun."""
     for logger in trainer.loggers:
-        # Other loggers begin a file of their own beside; this one would remove what it finds.
+        # Other loggers begin a new file beside; this one would remove what it finds.
         if type(logger).__name__ == "CSVLogger" and logger._experiment is None:
             _continue(logger)
 

@@ -1,8 +1,8 @@
-"""What ``self.log`` is called with while a microbatch is computed: averaged over the global batch, by the control word.
+"""Average what ``self.log`` gets in microbatches over the global batch, through the control word.
 
-Lightning keeps logged values in the worker that computed them. Here that would depend on who computes what, and so would
-whatever is decided by them: when to stop, which checkpoint is best, the learning rate. So a ``MetricRecorder`` stands in for
-Lightning's results while a microbatch is computed, and after the step's commit every worker logs the means.
+Lightning keeps logged values in the worker that computed them. Decisions by them (when to stop, which checkpoint is best, the
+learning rate) would depend on who computes what. So a ``MetricRecorder`` replaces Lightning's results while a microbatch is
+computed, and after the step's commit every worker logs the means.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ _REDUCTIONS = ("mean", "sum", "max", "min")
 
 
 class MetricRecorder:
-    """In the place of Lightning's results during a microbatch."""
+    """Replaces Lightning's results during a microbatch."""
 
     def __init__(self, reduce: Callable[..., Any] | None = None) -> None:
-        """``reduce`` is the strategy's: with it the values are logged as Lightning itself would."""
+        """``reduce`` is the strategy's: the values are logged as Lightning would."""
         self._reduce = {} if reduce is None else {"sync_dist_fn": reduce}
         self.batch: Any = None
         self.batch_size: int | None = None
         self.dataloader_idx: int | None = None
         self.known: dict[str, dict[str, Any]] = {}
-        """By its name in the word: how it is logged. The same on every worker, also where no microbatch of its own logged it."""
+        """How each value is logged, by its name in the word; the same on every worker, even one that logged none."""
         self.values: dict[str, torch.Tensor] = {}
-        """Of the microbatch that is being computed."""
+        """Of the current microbatch."""
         self._new: dict[str, dict[str, Any]] = {}
-        """What that logged and is not known yet."""
+        """Logged values that are not known yet."""
         self._updated: list[Any] = []
-        """Metrics that it updated, and did not ask for a value."""
+        """Metrics that it updated without asking for a value."""
         self._results: Any = None
-        """Lightning's own, in whose place this stands."""
+        """Lightning's results, which this replaces."""
         self._checked: Any = None
-        """Others of Lightning's, which are told how each value is logged, so that they refuse what Lightning refuses."""
+        """Lightning's results that receive each value's logging arguments, so that they refuse what Lightning refuses."""
         self._how: dict[str, dict[str, Any]] = {}
-        """How each was logged last, in the script's own words."""
+        """The script's last logging arguments of each."""
         self._metrics: list[Any] = []
-        """Those that were logged in this epoch: they have the state of this worker's microbatches."""
+        """Metrics logged in this epoch: they have the state of this worker's microbatches."""
 
     def stand_for(self, results: Any) -> None:
-        """Take the place of Lightning's own for a microbatch."""
+        """Replace Lightning's results for a microbatch."""
         self._results = results
 
     def metrics(self, on_step: bool) -> Any:
-        """What was logged before this microbatch: the script may look at it."""
+        """What was logged before this microbatch, for the script."""
         return self._results.metrics(on_step)
 
     def _check(self, fx: str, name: str, value: Any, more: dict[str, Any]) -> None:
-        """Have Lightning itself refuse what it refuses."""
+        """Let Lightning refuse what it refuses."""
         key, how = f"{fx}.{name}", {word: each for word, each in more.items() if word != "batch_size"}
         if self._results is None or self._how.get(key) == how:
             return
@@ -68,7 +68,7 @@ class MetricRecorder:
         self._how[key] = how
 
     def log(self, fx: str, name: str, value: Any, **more: Any) -> None:
-        """As that of Lightning's results."""
+        """Replaces the method of Lightning's results."""
         self._check(fx, name, value, more)
         if not isinstance(value, torch.Tensor):
             value = self._of_microbatch(value)
@@ -82,7 +82,7 @@ class MetricRecorder:
         self.values[key] = value.detach().float().mean()
 
     def _of_microbatch(self, metric: Any) -> Any:
-        """What a torchmetrics.Metric gave for this microbatch; where it was only updated, what that comes to."""
+        """Return the value of a torchmetrics.Metric for this microbatch; of one that was only updated, its contribution."""
         if hasattr(metric, "reset") and not any(each is metric for each in self._metrics):
             self._metrics.append(metric)
         given = getattr(metric, "_forward_cache", None)
@@ -92,26 +92,26 @@ class MetricRecorder:
         return given
 
     def reset_metrics(self) -> None:
-        """An epoch is over: as Lightning does with the metrics that it logs."""
+        """Reset the metrics at the end of an epoch, as Lightning does."""
         for metric in self._metrics:
             metric.reset()
         self._metrics = []
 
     def reset(self, *_: Any, **__: Any) -> None:
-        """Nothing is kept here from one microbatch to the next."""
+        """Do nothing: microbatches share no state here."""
 
     def tell(self, step: Step) -> None:
-        """Have what was logged travel with the microbatch."""
+        """Send what was logged with the microbatch."""
         step.log(**self.values)
         for how in self._new.values():
             say_aside(step, json.dumps(how, sort_keys=True))
         for metric in self._updated:
-            # Over more than one microbatch it would depend on which of them fell to this worker.
+            # Over several microbatches it would depend on which of them this worker had.
             metric.reset()
         self.values, self._new, self._updated = {}, {}, []
 
     def put(self, results: Any, metrics: Mapping[str, float], samples: int, said: Iterable[str] = ()) -> None:
-        """Log the means over the global batch, as each was logged in a microbatch, by whomever."""
+        """Log the means over the global batch, as a microbatch of any worker logged them."""
         for how in map(json.loads, said):
             self.known.setdefault(_key(how["fx"], how["name"]), how)
         for key, value in metrics.items():
@@ -119,17 +119,17 @@ class MetricRecorder:
                 results.log(value=torch.tensor(value), batch_size=samples, **self.arguments(self.known[key]))
 
     def arguments(self, how: dict[str, Any]) -> dict[str, Any]:
-        """Those of ``results.log``, from what travels."""
+        """Return the arguments of ``results.log`` from the sent value."""
         return {**how, **self._reduce, "reduce_fx": getattr(torch, how["reduce_fx"])}
 
 
 def _key(fx: str, name: str) -> str:
-    """Under which a value travels, and is in ``metrics.jsonl``: there CRAFT has names of its own, as Lightning's loggers do."""
+    """Return the name of a value in the word and in ``metrics.jsonl``, apart from CRAFT's own names."""
     return name if fx == _IN_STEP and name not in RESERVED else f"{fx}.{name}"
 
 
 def named(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Lightning's ``callback_metrics``, where it is not CRAFT that makes steps, under such names."""
+    """Return Lightning's ``callback_metrics`` under such names, if CRAFT does not make the steps."""
     return {f"callback_metrics.{name}" if name in RESERVED else name: float(each) for name, each in metrics.items()}
 
 
@@ -139,7 +139,7 @@ def _name_of(reduction: Any) -> str:
 
 
 def _how(metric: Any) -> dict[str, Any] | None:
-    """How Lightning itself logged a value, where no microbatch of CRAFT's did; None if that cannot be put into words."""
+    """Return how Lightning logged a value that no microbatch logged; None if it cannot be expressed."""
     meta = metric.meta
     if getattr(meta.reduce_fx, "__name__", None) not in _REDUCTIONS or meta.dataloader_idx is not None:
         return None
@@ -148,7 +148,7 @@ def _how(metric: Any) -> dict[str, Any] | None:
 
 
 def save(results: Any, recorder: MetricRecorder) -> list[dict[str, Any]]:
-    """Values that an epoch has gathered so far, as plain data."""
+    """Return the values of the current epoch as plain data."""
     saved = []
     for key, metric in results.items():
         how = next((each for each in recorder.known.values() if f"{each['fx']}.{each['name']}" == key), _how(metric))
@@ -167,7 +167,7 @@ def save(results: Any, recorder: MetricRecorder) -> list[dict[str, Any]]:
 
 
 def load(results: Any, recorder: MetricRecorder, saved: list[dict[str, Any]]) -> None:
-    """Put what ``save`` gave into the results of another worker."""
+    """Load what ``save`` returned into the results of another worker."""
     for each in saved:
         how = dict(each["how"])
         fx, name = how["fx"], how["name"]

@@ -1,7 +1,8 @@
-"""What a strategy of Lightning's says about the process it is in, and what its workers ask of each other between the steps."""
+"""The strategy's view of its process, and its collectives between steps."""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,12 +23,12 @@ else:
 class ProcessInfo(_Strategy):
     """The half of ``CraftStrategy`` that does not train."""
 
+    package = "lightning.pytorch"
+    _leads = False
     _joined: Job | None = None
     _driven: Driven | None = None
     _accumulates = False
-    """Whether the batch that Lightning's loop is in is not the last one of its step."""
-
-    # Who is who.
+    """Whether the current batch of Lightning's loop is not the last one of its step."""
 
     @property
     def _job(self) -> Job:
@@ -35,9 +36,13 @@ class ProcessInfo(_Strategy):
             self._joined = join()
         return self._joined
 
+    def _take_rank(self) -> None:
+        rank_zero = importlib.import_module(f"{self.package}.utilities.rank_zero")
+        rank_zero.rank_zero_only.rank = self.global_rank
+
     @property
     def root_device(self) -> torch.device:
-        """Where the trainer's accelerator is: on the worker's own GPU, or on the CPU, also on a host with GPUs."""
+        """The device of the trainer's accelerator: the worker's GPU, or the CPU even on a host with GPUs."""
         is_cuda = type(self.accelerator).__name__ == "CUDAAccelerator"
         return own_device(self._job.local_rank) if is_cuda else torch.device("cpu")
 
@@ -47,7 +52,7 @@ class ProcessInfo(_Strategy):
 
     @property
     def global_rank(self) -> int:
-        """The rank in the job's generation: it changes with it. A worker that has not come to its first step is behind all."""
+        """The rank in the current generation. A worker before its first step comes after all others."""
         return self._job.rank if self._job.rank >= 0 else self.world_size
 
     @property
@@ -60,7 +65,7 @@ class ProcessInfo(_Strategy):
 
     @property
     def world_size(self) -> int:
-        """The job's slots: does not change when workers are lost, so that what is computed from it does not either."""
+        """The job's slots: losses do not change it, nor what is computed from it."""
         return slots_of(self._job)
 
     @world_size.setter
@@ -73,7 +78,7 @@ class ProcessInfo(_Strategy):
     def _between(self) -> bool:
         if self._driven is None or self.lightning_module is None:
             return False
-        # Where one worker's trainer ends with an error, it is alone with what its callbacks do about that.
+        # A worker whose trainer ends with an error runs its callbacks alone.
         return self._driven.between_steps and not self._accumulates and not self.lightning_module.trainer.interrupted
 
     def _demand_between(self, call: str) -> None:
@@ -91,7 +96,7 @@ class ProcessInfo(_Strategy):
         return self._job.broadcast_object(obj) if self._between else obj
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Everybody has seen all of it: training values are means over the global batch, validation runs on every worker."""
+        """Return the value: training values are means over the global batch, and validation runs on every worker."""
         return tensor
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
@@ -105,7 +110,7 @@ class ProcessInfo(_Strategy):
         return yes == votes if all else yes > 0
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Rank 0 writes it; if that is lost meanwhile, the next one does."""
+        """Let rank 0 write it; if it is lost meanwhile, the next one does."""
         written = False
         while not written:
             if writes := self.is_global_zero:

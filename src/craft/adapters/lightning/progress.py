@@ -1,6 +1,6 @@
-"""Where the trainer is, as a part of the training state: so that a worker that joins, or a job that resumes, is there, too.
+"""The trainer's progress as part of the training state, for joining workers and resumed jobs.
 
-``FitProgress`` has Lightning's counters; ``FitCallbackStates`` what else a trainer holds: the states of callbacks, and what was logged.
+``FitProgress`` has Lightning's counters; ``FitCallbackStates`` the rest: states of callbacks, and logged values.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from craft.adapters.callback_state import CallbackState
 from craft.adapters.lightning import leader_output, metric_log
 
 _UNSAID = ("_last_checkpoint_saved", "_last_global_step_saved", "_latest_update_epoch")
-"""What ``ModelCheckpoint`` and ``WeightAveraging`` go by and leave out of their states."""
+"""Attributes that ``ModelCheckpoint`` and ``WeightAveraging`` use and omit from their states."""
 
 
 class FitProgress:
-    """The fit loop's counters at a step boundary. While a step is computed, those of the boundary before it."""
+    """The fit loop's counters at a step boundary. While a step is computed, those of the previous boundary."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self.loaded = False
-        """Whether a state was loaded: the fit loop is to go on from there."""
+        """Whether a state was loaded, so that the fit loop continues from there."""
         self.runs = False
-        """Whether the fit loop is on its way, so that an epoch has begun, whatever a state says that is loaded from now on."""
+        """Whether the fit loop runs, so that an epoch has begun, whatever a later state says."""
         self.rounds = 0
-        """Batches of Lightning's that the step in flight has had so far: they belong to no boundary."""
+        """Lightning's batches in the step in flight: they belong to no boundary."""
         self.reloaded = 0
-        """The epoch in which the loaders were made, of the state that was loaded."""
+        """The epoch in which the loaders of the loaded state were made."""
 
     def _counters(self) -> dict[str, Any]:
         fit = self._trainer.fit_loop
@@ -42,7 +42,7 @@ class FitProgress:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What is completed: what is ready, started or processed beside it depends on when this is called."""
+        """Return completed counts: ready, started and processed ones depend on the moment of the call."""
         state: dict[str, Any] = {
             name: [counter.total.completed, counter.current.completed] for name, counter in self._counters().items()
         }
@@ -78,7 +78,7 @@ class FitProgress:
         return bool(self._trainer.fit_loop.epoch_loop.batch_progress.current.completed)
 
     def resume(self) -> None:
-        """Have the fit loop, which is about to begin, go on where the state says; in the middle of an epoch, if it is there."""
+        """Make the fit loop, which is about to begin, continue where the state says, perhaps in the middle of an epoch."""
         fit = self._trainer.fit_loop
         fit._data_fetcher.fetched = 0
         if self._in_epoch:
@@ -96,20 +96,20 @@ def _set(tracker: Any, completed: int) -> None:
 
 
 def _begin(fit: Any) -> None:
-    """An epoch is to begin: what a checkpoint of Lightning's own (``ckpt_path``) was in the middle of is over."""
+    """Begin an epoch: what a Lightning checkpoint (``ckpt_path``) was in the middle of is over."""
     for loop in (fit, fit.epoch_loop, fit.epoch_loop.val_loop):
         loop._restarting = loop._loaded_from_state_dict = loop._resuming_from_checkpoint = False
 
 
 def _go_on(fit: Any) -> None:
-    """Lightning resumes where a checkpoint was saved, inside of a step; this state is that of a boundary: nothing is due."""
+    """Resume at a boundary: Lightning resumes inside of a step, where a checkpoint was saved."""
     epoch = fit.epoch_loop
     on_run_start = epoch.on_run_start
 
     def begin(data_fetcher: Any) -> None:
         del epoch.on_run_start
         on_run_start(data_fetcher)
-        # Once the counters are kept: what else a loop leaves out while it restarts would be left out here alone.
+        # Once the counters are kept: other things that a restarting loop skips would be skipped here alone.
         fit._restarting = epoch._restarting = False
         epoch.val_loop.restarting = False
 
@@ -117,7 +117,7 @@ def _go_on(fit: Any) -> None:
 
 
 class FitCallbackStates:
-    """States of callbacks and logged values: they travel with the state, and are no part of what must be the same bits."""
+    """States of callbacks and logged values: they travel with the state, but need not have the same bits."""
 
     beside_the_state = True
 
@@ -125,12 +125,12 @@ class FitCallbackStates:
         self._trainer = trainer
         self._recorder = recorder
         self.places: leader_output.Places | None = None
-        """Where rank 0 writes; None until that is agreed, in the job's first step."""
+        """Where rank 0 writes; None until the first step of the job agrees on it."""
         self._loaded: dict[str, Any] | None = None
         self._travel = CallbackState()
 
     def moved_on(self) -> None:
-        """A step is over: what was loaded is no longer what is here."""
+        """A step is over: the loaded state is outdated."""
         self._loaded = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class FitCallbackStates:
     def _callbacks(self) -> dict[str, Any]:
         found = {}
         for callback in self._trainer.callbacks:
-            # By these ModelCheckpoint decides, on each worker for itself, whether all are to save.
+            # By these ModelCheckpoint decides on each worker whether all are to save.
             state = callback.state_dict() | {name: vars(callback)[name] for name in _UNSAID if name in vars(callback)}
             if state and self._travel.allows(callback.state_key, state):
                 found[callback.state_key] = state
@@ -164,16 +164,16 @@ class FitCallbackStates:
         connector = trainer._logger_connector
         connector._callback_metrics.update({name: torch.tensor(value) for name, value in state["metrics"].items()})
         metric_log.load(trainer.fit_loop.epoch_loop._results, self._recorder, state["logged"])
-        # The first batch here is not the first of the epoch, at which values are forgotten.
+        # The first batch here is not the first of the epoch, at which values are reset.
         connector._first_loop_iter = True
         self._loaded = state
 
 
 def restore(callback: Any, state: dict[str, Any]) -> None:
-    """Load a callback's state, whole: some leave out what they save, and would hand the next worker another state."""
+    """Load a callback's state completely: some skip what they save, and would send the next worker another state."""
     callback.load_state_dict(state)
     own = callback.state_dict()
     for name, value in state.items():
-        # What is saved in another form, as an enumeration's value, is not what the attribute holds.
+        # A saved form, such as an enumeration's value, is not what the attribute holds.
         if name in vars(callback) and own.get(name, vars(callback)[name]) is vars(callback)[name]:
             setattr(callback, name, value)

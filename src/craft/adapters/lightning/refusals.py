@@ -1,4 +1,4 @@
-"""What a script may ask of Lightning that cannot work under CRAFT: refused before the first step, with a sentence."""
+"""Refuse, before the first step, what Lightning cannot do under CRAFT."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def check(trainer: Any, device: torch.device, alone: bool) -> None:
-    """Before the model is set up. ``alone``: in a job of one outside of ``craft run``, which needs no other worker to agree."""
+    """Check before the model is set up. ``alone``: a job of one outside of ``craft run``, without other workers."""
     accelerator = type(trainer.accelerator).__name__
     if device.type == "cpu" and accelerator != "CPUAccelerator":
         raise ConfigError(
@@ -41,7 +41,7 @@ def check(trainer: Any, device: torch.device, alone: bool) -> None:
 
 
 def _check_callback(callback: Any) -> None:
-    """Raise ConfigError for one that only a job of one can have."""
+    """Raise ConfigError for a callback that only a job of one can have."""
     name = type(callback).__name__
     if is_a(callback, *UNFOLLOWED):
         raise ConfigError(
@@ -54,7 +54,7 @@ def _check_callback(callback: Any) -> None:
             " use Trainer(accumulate_grad_batches=...)"
         )
     if is_a(callback, *FINDERS):
-        # Those of a Tuner are of these classes, too.
+        # A Tuner's callbacks are of these classes, too.
         raise ConfigError(
             f"{name} (by itself, or Tuner's) trains before the fit, and a job trains once: find the value in a separate script,"
             " without craft run, and set it here"
@@ -62,7 +62,7 @@ def _check_callback(callback: Any) -> None:
 
 
 def check_only_fit(trainer: Any, job: Job) -> None:
-    """Before the model is set up for a fit."""
+    """Check before the model is set up for a fit."""
     if has_trained(job):
         raise ConfigError(
             "a second trainer.fit() in one script: a job has one, and its order of data goes on through all of it. Give the first"
@@ -71,7 +71,7 @@ def check_only_fit(trainer: Any, job: Job) -> None:
 
 
 def warn_of_what_stays(trainer: Any) -> None:
-    """Say what is saved by code of the script's own, which nobody asks for a worker that joins."""
+    """Warn about hooks of the script that save state which joining workers do not get."""
     for each in (trainer.lightning_module, *trainer.callbacks):
         if is_a(each, "WeightAveraging"):
             continue

@@ -1,10 +1,11 @@
 """``Trainer(strategy="craft")``: Lightning's fit loop over the steps of a job.
 
-How a fit is made of steps is chosen when its data is known (``choice.py``); the hooks of this class hand over to that.
+How a fit runs is chosen when its data is known (``choice.py``); the hooks of this class delegate to that.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,21 +18,20 @@ from craft.adapters.lightning import refusals
 from craft.adapters.lightning.fit.choice import choose, lightnings_own
 from craft.adapters.lightning.fit.fit import Fit
 from craft.adapters.lightning.process_info import ProcessInfo
-from craft.adapters.lightning.requirements import check_version, strategy_class
+from craft.adapters.lightning.requirements import check_version
 from craft.worker.api.adapter_access import has_trained, is_alone
 from craft.worker.api.job import Job
 from craft.worker.api.steps import Step
 from craft.worker.entry.join import join_anew
 
 _fitted: WeakSet[Job] = WeakSet()
-"""Jobs that a fit was begun in: the next one, outside of ``craft run``, is another job."""
+"""Jobs in which a fit was begun: outside of ``craft run`` the next fit is another job."""
 
 
 class CraftStrategy(ProcessInfo):
     """Each process that ``craft run`` started is a worker of one job; losses, joins and drains do not change a bit."""
 
     strategy_name = "craft"
-    package = "lightning.pytorch"
 
     def __init__(self, microbatches: int | None = None, **more: Any) -> None:
         """``microbatches``: batches of the DataLoader in a step; default: the job's slots times accumulate_grad_batches."""
@@ -41,16 +41,11 @@ class CraftStrategy(ProcessInfo):
         self._fit: Fit | None = None
         self._evaluating = ExitStack()
         self._undo = ExitStack()
-        self._leads = False
-        # Before the script makes loggers: a worker in the place of a lost rank 0 must not take itself for that.
+        # Before the script makes loggers: a replacement of rank 0 must not take itself for rank 0.
         self._take_rank()
         self._leads = self.is_global_zero
 
     # Before the first step.
-
-    def _take_rank(self) -> None:
-        rank_zero = importlib.import_module(f"{self.package}.utilities.rank_zero")
-        rank_zero.rank_zero_only.rank = self.global_rank
 
     def model_to_device(self) -> None:
         assert self.model is not None
@@ -60,8 +55,8 @@ class CraftStrategy(ProcessInfo):
         alone = is_alone(self._job)
         refusals.check(trainer, self.root_device, alone)
         if not alone:
-            # Agents handle signals; and a handler of Lightning's talks to other workers in the middle of anything, as does what
-            # asks rank 0 before each step whether there was one.
+            # Agents handle signals; Lightning's handler would talk to other workers at any moment, as would its question to
+            # rank 0 before each step.
             trainer._signal_connector.register_signal_handlers = _nothing
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing
         if trainer.state.fn == "fit":
@@ -71,7 +66,7 @@ class CraftStrategy(ProcessInfo):
         super().setup(trainer)
 
     def _take_job(self, trainer: Any, alone: bool) -> None:
-        """Outside of ``craft run`` each fit is a job of one."""
+        """Make each fit outside of ``craft run`` a job of one."""
         if alone and (has_trained(self._job) or self._job in _fitted):
             self._joined = join_anew()
         refusals.check_only_fit(trainer, self._job)
@@ -81,7 +76,7 @@ class CraftStrategy(ProcessInfo):
             trainer.num_sanity_val_steps = 0
 
     def _await_data(self, trainer: Any) -> None:
-        """Choose how the fit is made as soon as the script has given its training data, before Lightning makes use of it."""
+        """Choose how the fit runs as soon as the script has given its training data, before Lightning uses it."""
         source = trainer.fit_loop._data_source
         get = source.dataloader
 
@@ -136,7 +131,7 @@ class CraftStrategy(ProcessInfo):
             self._driven.finish()
 
     def teardown(self) -> None:
-        """Also after an error: nothing of the fit stays."""
+        """Undo everything of the fit, also after an error."""
         self._evaluating.close()
         self._undo.close()
         if self._fit is not None:
@@ -148,16 +143,24 @@ class CraftStrategy(ProcessInfo):
         super().teardown()
 
     def __reduce__(self) -> Any:
-        """A copy of a trainer has no part in the job."""
+        """Leave a copy of a trainer without the job."""
         return _make, (self.package,), super().__getstate__() | dict.fromkeys(("_joined", "_fit", "_driven"))
 
 
+@functools.cache
+def strategy_class(package: str) -> Any:
+    """Return the strategy as a subclass of this package's ``Strategy``."""
+    base = importlib.import_module(f"{package}.strategies").Strategy
+    own = {"__doc__": CraftStrategy.__doc__, "__module__": __name__, "package": package}
+    return type("CraftStrategy", (CraftStrategy, base), own)
+
+
 def _make(package: str) -> CraftStrategy:
-    """An empty strategy of this package: its class is made at run time, and has no address."""
+    """Return an empty strategy of this package; pickle cannot name its class, which is made at run time."""
     kind = strategy_class(package)
     made: CraftStrategy = kind.__new__(kind)
     return made
 
 
 def _nothing() -> None:
-    """In the place of a function that is not wanted."""
+    """Replaces an unwanted function."""

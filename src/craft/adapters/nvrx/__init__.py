@@ -1,4 +1,4 @@
-"""nvidia-resiliency-ext 0.4: plug-ins for its in-process wrapper, and its heartbeats as events (docs/howto/nvrx.md)."""
+"""nvidia-resiliency-ext 0.4: plug-ins for its in-process wrapper, and its heartbeats as events. See docs/howto/nvrx.md."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from craft.adapters.nvrx import requirements
 
 requirements.check()
 
-from craft.adapters.nvrx.abort import AbortGloo  # noqa: E402  (the sentence about a missing package comes first)
+from craft.adapters.nvrx.abort import AbortGloo  # noqa: E402  (the message about a missing package comes first)
 from craft.adapters.nvrx.attend import Attend  # noqa: E402
 from craft.adapters.nvrx.health import TellHealth  # noqa: E402
 from craft.adapters.nvrx.heartbeats import heartbeats  # noqa: E402

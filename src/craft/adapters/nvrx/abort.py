@@ -1,7 +1,7 @@
-"""``AbortGloo``: what frees a thread that is blocked in a collective of Gloo's, as a plug-in of ``inprocess.Wrapper``.
+"""``AbortGloo``: frees a thread that is blocked in a Gloo collective, as a plug-in of ``inprocess.Wrapper``.
 
-The wrapper raises an exception in the main thread, which a thread that waits inside Gloo never comes to see; and
-``AbortTorchDistributed`` ends NCCL's groups alone.
+The wrapper raises an exception in the main thread, which a thread inside Gloo never sees; ``AbortTorchDistributed`` ends only
+NCCL's groups.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ logger = logging.getLogger(__name__)
 
 
 class AbortGloo(Abort):
-    """Shuts the connections of this process's Gloo groups down; whoever waits for them gets a RuntimeError at once.
+    """Shuts down the connections of this process's Gloo groups; waiting calls get a RuntimeError at once.
 
-    Name it last in ``Compose``: that one is called first, and ``AbortTorchDistributed`` forgets the groups.
+    Name it last in ``Compose``, which calls it first: ``AbortTorchDistributed`` forgets the groups.
     """
 
     def __call__(self, state: FrozenState) -> FrozenState:
         number = sockets.abort_gloo()
-        logger.info("rank %s: %s connections of Gloo's are aborted", state.rank, number)
+        logger.info("rank %s: aborted %s Gloo connections", state.rank, number)
         return state

@@ -1,7 +1,7 @@
-"""``Attend``: a worker of ``craft run`` whose loop is restarted by ``inprocess.Wrapper``, as a plug-in for ``rank_assignment``.
+"""``Attend``: a worker of ``craft run`` whose loop ``inprocess.Wrapper`` restarts, as a plug-in for ``rank_assignment``.
 
-The wrapper calls it before every iteration, with its store and with who has which rank. When CRAFT decides that a worker is lost,
-or that all are to abort, the iteration is interrupted at once, on every rank.
+The wrapper calls it before every iteration, with its store and the ranks. When CRAFT decides that a worker is lost, or that
+all are to abort, it interrupts the iteration at once, on every rank.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ _NAME = "nvrx"
 
 
 class Attend(RankAssignment):
-    """Make one before the wrapper is called: it says who this rank is. Name it first in ``Compose``: it is called last then."""
+    """Make one before the wrapper is called: it gives the rank. Name it first in ``Compose``, which calls it last."""
 
     def __init__(self) -> None:
         if WorkerSettings.from_environment().late:
             logger.warning(
-                "the wrapper takes nobody in on the way: this worker ends (craft run --max-restarts 0 starts none)"
+                "the wrapper admits no late workers: this worker ends (craft run --max-restarts 0 starts none)"
             )
             sys.exit(0)
-        # Guards the next two: CRAFT's thread and the wrapper's meet here.
+        # Guards the next two: CRAFT's thread and the wrapper's use them.
         self._change = threading.Lock()
         self._ranks: Ranks | None = None
         self._lost: set[str] = set()
-        """Those that an iteration was told of; the next one may not know it, if that was between the two."""
+        """Lost workers reported to an iteration; the next one may not know them if that was between the two."""
         self._checks = 0
-        """Health checks that were passed in this iteration: the wrapper makes one before the function and one after a fault."""
+        """Passed health checks of this iteration: the wrapper makes one before the function and one after a fault."""
         self._guest: Guest = attend(self._changed, meets=True)
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
-        # Before the first iteration it is the store itself, then that of the iteration before.
+        # Before the first iteration it is the store itself, then that of the previous iteration.
         again = hasattr(ctx.store, "base_store")
         ranks = Ranks(ctx.store, ctx.state, ctx.state.iteration + 1 if again else 0)
         self._begins()
@@ -58,7 +58,7 @@ class Attend(RankAssignment):
             self._ranks = ranks
             lost, self._lost = self._lost, set()
         if lost:
-            # Not here: all ranks say who they are after this.
+            # Not here: all ranks announce themselves after this.
             threading.Thread(target=_tell, args=(ranks, lost), name="craft-lost", daemon=True).start()
         return ctx
 
@@ -72,22 +72,22 @@ class Attend(RankAssignment):
             ranks.interrupt(str(change.generation))
 
     def step(self, committed: int, /, **metrics: float) -> None:
-        """So many steps are done: by this CRAFT knows whether this worker gets on. It may be fewer after a restart."""
+        """Report the number of completed steps, by which CRAFT sees progress. It may drop after a restart."""
         self._guest.step(committed, **metrics)
 
     @property
     def guest(self) -> Guest:
-        """What CRAFT tells this worker, and is told by it."""
+        """The connection of this worker to CRAFT."""
         return self._guest
 
     def health(self, check: HealthCheck) -> TellHealth:
-        """The same check, with what it finds as events of CRAFT's."""
+        """Return the same check, which also reports its findings as events."""
         return TellHealth(check, self.tell, self._passed)
 
     def _passed(self) -> None:
         self._checks += 1
         if self._checks == 2:
-            # It waits for all to come out of the iteration: whoever is still in it holds this one up, not the other way round.
+            # It waits for all to leave the iteration: those still in it delay this one.
             self._guest.exchange_began()
 
     def _begins(self) -> None:

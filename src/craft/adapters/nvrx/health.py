@@ -1,4 +1,4 @@
-"""``TellHealth``: what health checks of ``inprocess.Wrapper`` find, as events of CRAFT's."""
+"""``TellHealth``: reports the health checks of ``inprocess.Wrapper`` as events."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from nvidia_resiliency_ext.inprocess.state import FrozenState
 
 
 class TellHealth(HealthCheck):
-    """Makes the check it is given, and tells how it went after a fault; what the check raises goes on to the wrapper."""
+    """Makes a check, and reports its result after a fault; errors of the check go on to the wrapper."""
 
     def __init__(self, check: HealthCheck, tell: Callable[[str, str], None], passed: Callable[[], None]) -> None:
-        """``passed()`` is called after each check that was passed."""
+        """``passed()`` is called after each passed check."""
         self._check = check
         self._tell = tell
         self._passed = passed

@@ -1,7 +1,7 @@
 """Heartbeats and sections of NVRx's ``RankMonitorClient`` in a worker of ``craft run``: the same calls as under ``ft_launcher``.
 
-There it is the launcher that starts a monitor for each rank. Here a worker starts its own, which tells the lighthouse of what it
-misses; the worker is lost then, like any other, unless a rule for ``nvrx.heartbeat-missed`` in craft.toml says otherwise.
+There the launcher starts a monitor for each rank. Here a worker starts one, which reports missed heartbeats to the lighthouse;
+the worker is then lost, unless a rule for ``nvrx.heartbeat-missed`` in craft.toml says otherwise.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from craft.worker.entry.join import attend
 
 
 def heartbeats(limits: FaultToleranceConfig | None = None) -> RankMonitorClient:
-    """Return a client that is connected to this rank's monitor, which is started here unless ``ft_launcher`` did.
+    """Return a client of this rank's monitor, and start the monitor unless ``ft_launcher`` did.
 
     ``limits`` are for a monitor that is started here. Call it when the worker has its rank: after ``Attend()``.
     """
@@ -39,12 +39,10 @@ def heartbeats(limits: FaultToleranceConfig | None = None) -> RankMonitorClient:
 def _start(limits: FaultToleranceConfig) -> Any:
     settings = WorkerSettings.from_environment()
     if settings.run_dir is None:
-        raise ConfigError(
-            "heartbeats() needs somebody who hears them: start the script with craft run, or with ft_launcher"
-        )
+        raise ConfigError("heartbeats() needs a monitor: start the script with craft run, or with ft_launcher")
     attend(meets=True)
     place = Path(tempfile.mkdtemp(prefix="craft-nvrx-")) / "monitor"
     take_over(EventSender(RunDir(settings.run_dir)), settings.worker_id)
     os.environ[MONITOR] = str(place)
-    # Forked: what takes over is known to it then.
+    # Forked, so that it has the replaced class.
     return RankMonitorServer.run_in_subprocess(limits, str(place), mp_ctx=torch.multiprocessing.get_context("fork"))

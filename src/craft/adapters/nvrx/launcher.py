@@ -1,7 +1,7 @@
-"""``ft_launcher`` whose findings a lighthouse hears of: ``python -m craft.adapters.nvrx.launcher --dir RUN ...``.
+"""``ft_launcher`` that reports to a lighthouse: ``python -m craft.adapters.nvrx.launcher --dir RUN ...``.
 
-What follows ``--dir RUN`` are the launcher's own arguments, and everything it does is NVRx's. Told are missed heartbeats and
-whatever else its monitors find, at once, and how its workers ended.
+The arguments after ``--dir RUN`` are the launcher's, and it works as NVRx's. It reports missed heartbeats and other findings of
+its monitors at once, and how its workers ended.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from craft.adapters.nvrx.cloud_events import EventSender
 from craft.settings.rundir import find_run
 
 _EVENTS = "torchelastic-events-null"
-"""The logger that the launcher records its events with."""
+"""Name of the launcher's event logger."""
 _LAST_WORDS_S = 5.0
 
 
 class LauncherEvents(logging.Handler):
-    """Hears how the launcher's workers ended."""
+    """Receives how the launcher's workers ended."""
 
     def __init__(self, teller: EventSender) -> None:
         super().__init__()
@@ -46,10 +46,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m craft.adapters.nvrx.launcher",
         usage="%(prog)s --dir RUN [arguments of ft_launcher]",
-        description="ft_launcher whose findings a lighthouse hears of.",
+        description="ft_launcher that reports its findings to a lighthouse.",
     )
     parser.add_argument("--dir", type=Path, required=True, help="run directory of the lighthouse")
-    # Only the beginning is ours: the script that is launched may have a --dir, too.
+    # Only the beginning is ours: the launched script may have a --dir, too.
     own, rest = parser.parse_args(arguments[:2]), arguments[2:]
     requirements.check()
     from nvidia_resiliency_ext.fault_tolerance import launcher

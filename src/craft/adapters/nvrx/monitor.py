@@ -1,7 +1,7 @@
-"""NVRx's monitor of a rank, which also tells the lighthouse what it finds: missed heartbeats, endless sections, bad devices.
+"""NVRx's monitor of a rank, which also reports to the lighthouse: missed heartbeats, endless sections, bad devices.
 
-``launcher`` puts it in the place of NVRx's own for all ranks of an ``ft_launcher``; ``heartbeats`` starts one beside a worker of
-``craft run``, where the answer to what it finds is the lighthouse's.
+``launcher`` replaces NVRx's monitor by it for all ranks of an ``ft_launcher``; ``heartbeats`` starts one beside a worker of
+``craft run``, where the lighthouse decides what follows.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from craft.adapters.nvrx.cloud_events import EventSender
 
 
 class TellingMonitor(RankMonitorServer):
-    """Tells once of each process that it gives up."""
+    """Reports once each process that it gives up."""
 
     teller: EventSender
     worker_id: str | None = None
-    """Under ``craft run``: whose monitor this is."""
+    """The worker of this monitor, under ``craft run``."""
     _told: int | None = None
 
     async def _handle_timeout(self) -> None:
@@ -60,7 +60,7 @@ class TellingMonitor(RankMonitorServer):
 
 
 def take_over(teller: EventSender, worker_id: str | None = None) -> None:
-    """Monitors that are started from now on, in processes forked from this one, are telling ones."""
+    """Make monitors that are started from now on, in processes forked from this one, report to the lighthouse."""
     TellingMonitor.teller = teller
     TellingMonitor.worker_id = worker_id
     # Looked up by name in the process that it starts.

@@ -1,7 +1,7 @@
-"""NVRx's ranks and CRAFT's workers, in NVRx's store: a worker that CRAFT finds lost is a terminated rank there, at once.
+"""Write CRAFT's losses into NVRx's store: a worker that CRAFT declares lost is a terminated rank there, at once.
 
-NVRx finds out by itself, too: after a second where the rank's own monitor process is left, after its heartbeat limit where that
-died with it, after the hard timeout where the rank hangs. What is written here is what its monitors write then.
+NVRx finds out by itself, too: after a second if the rank's monitor process survives, after its heartbeat limit if that died
+with it, after the hard timeout if the rank hangs. This writes what its monitors would write then.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from nvidia_resiliency_ext.inprocess.store import PrefixStore, StoreMixin
 
 logger = logging.getLogger(__name__)
 
-# The names that torch does not export by type.
+# Names for which torch has no types.
 dist: Any = torch.distributed
 
 _KEY = "craft_worker_{worker_id}"
 _ASKED = "craft_interruption_{name}"
 _LIMIT = timedelta(seconds=5)
 _CONNECT_LIMIT = timedelta(seconds=60)
-"""torch asks a name server for the name of every peer before it connects: one that is silent takes 5 s, or a multiple of that."""
+"""torch asks a name server for every peer before it connects: a silent one takes 5 s, or a multiple of that."""
 _AT_ONCE = timedelta(0)
 
 
 class _Client(dist.TCPStore, StoreMixin):
-    """A connection of our own: the wrapper's is busy for a second at a time, with waiting for an interruption."""
+    """A separate connection: the wrapper's is busy for a second at a time, waiting for an interruption."""
 
 
 class Ranks:
-    """One iteration of the wrapper: who has which rank in it."""
+    """One iteration of the wrapper, with its ranks."""
 
     def __init__(self, store: Any, state: State, iteration: int) -> None:
         """``store``: the wrapper's, as ``rank_assignment`` gets it."""
@@ -48,18 +48,18 @@ class Ranks:
         self.iteration = iteration
 
     def announce(self, worker_id: str) -> None:
-        """Say which rank this worker began with; once."""
+        """Announce the rank that this worker began with; once."""
         self._base.set(_KEY.format(worker_id=worker_id), str(self._state.initial_rank))
 
     def interrupt(self, name: str) -> None:
-        """Have every rank abort what it is in and begin the next iteration. Asked by all under the same name, it is done once."""
+        """Make every rank abort and begin the next iteration. Several calls with the same name do it once."""
         if self._base.add(_ASKED.format(name=name), 1) == 1:
             # Without a record: no rank is to blame for it.
             self._store.record_interrupted()
             logger.info("iteration %s is interrupted: %s", self.iteration, name)
 
     def lose(self, lost: Iterable[str]) -> None:
-        """The same, without these workers. Every survivor says so, since any of them may be the next: twice does no harm."""
+        """Do the same without these workers. Every survivor says so, since it may be lost next; repeating does no harm."""
         initial = {int(self._base.get(_KEY.format(worker_id=worker_id))) for worker_id in lost}
         ranks = range(self._state.world_size)
         began = [int(each) for each in self._store.get_initial_ranks(ranks)]
@@ -69,7 +69,7 @@ class Ranks:
             return
         self._store.record_interrupted([InterruptionRecord(rank, Interruption.TERMINATED) for rank in gone])
         self._store.record_terminated_ranks(gone)
-        # They have come wherever somebody might wait for them.
+        # Mark them as arrived at every barrier.
         self._store.iteration_barrier(ranks=gone, rendezvous_count=self._state.world_size, timeout=_AT_ONCE)
         self._base.termination_barrier(
             ranks=[began[rank] for rank in gone],

@@ -1,4 +1,4 @@
-"""Whether nvidia-resiliency-ext is here, in a version whose plug-ins and store are known."""
+"""Check that nvidia-resiliency-ext is installed in a version whose plug-ins and store CRAFT knows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""torchrun: what its elastic agent says of its workers, told to the lighthouse of the job that they belong to.
+"""torchrun: report events of its elastic agent to the lighthouse of the job.
 
-Workers of a torchrun need nothing of this: ``craft.join()`` finds its lighthouse (``worker/entry/torchrun_attach.py``).
-This is the other side: ``python -m craft.adapters.torchelastic`` is torchrun with an event handler named ``craft``.
+Workers of a torchrun do not need it: ``craft.join()`` finds its lighthouse (``worker/entry/torchrun_attach.py``).
+``python -m craft.adapters.torchelastic`` is torchrun with an event handler named ``craft``.
 """

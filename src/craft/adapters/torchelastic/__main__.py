@@ -1,4 +1,4 @@
-"""torchrun whose events go to the lighthouse: ``python -m craft.adapters.torchelastic`` in the place of ``torchrun``."""
+"""torchrun that sends its events to the lighthouse: ``python -m craft.adapters.torchelastic`` instead of ``torchrun``."""
 
 from __future__ import annotations
 

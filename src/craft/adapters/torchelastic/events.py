@@ -1,7 +1,7 @@
-"""TorchElastic's events as CRAFT's: each becomes a CloudEvent to the lighthouse, which journals it and answers by its rules.
+"""Send TorchElastic's events to the lighthouse as CloudEvents; it journals them and answers by its rules.
 
-Enters: lines that ``torch.distributed.elastic.events.record`` hands to a logging handler, in torchrun's own process. torchrun
-never waits for the lighthouse, except for a moment at its end.
+In: lines that ``torch.distributed.elastic.events.record`` passes to a logging handler, in torchrun's process. torchrun never
+waits for the lighthouse, except for a moment at its end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from craft.protocol.errors import ConfigError, CraftError, Unreachable
 logger = logging.getLogger(__name__)
 
 NAME = "craft"
-"""Of the handler: ``--event-log-handler craft``."""
+"""Name of the handler: ``--event-log-handler craft``."""
 _MOST_WAITING = 1000
 _TRIES, _AGAIN_S = 20, 0.5
 _LAST_S = 5.0
@@ -32,7 +32,7 @@ Tell = Callable[..., object]
 
 
 class ElasticEvent(msgspec.Struct, frozen=True):
-    """One event, as the lighthouse is told of it."""
+    """One event for the lighthouse."""
 
     source: str
     kind: str
@@ -40,10 +40,10 @@ class ElasticEvent(msgspec.Struct, frozen=True):
 
 
 def read(line: str, host: str) -> ElasticEvent:
-    """Return what an event of TorchElastic's says; ``host`` is what CRAFT calls this one."""
+    """Return the content of an event of TorchElastic; ``host`` is CRAFT's name of this host."""
     found = json.loads(line)
     about = {key: value for key, value in (found.get("metadata") or {}).items() if value is not None}
-    # Worker and process are in a text of their own there, each value in a list of one.
+    # Worker and process are in a nested text there, each value in a list of one.
     more = {
         key: value[0] if isinstance(value, list) else value for key, value in _object(about.get("metadata")).items()
     }
@@ -73,7 +73,7 @@ def _object(text: Any) -> dict[str, Any]:
 
 
 def _error(raw: Any) -> str:
-    """What a worker left in its error file, or what torchrun itself raised."""
+    """Return what a worker left in its error file, or what torchrun raised."""
     if not isinstance(raw, str) or raw.strip() in ("", "NoneType: None"):
         return ""
     try:
@@ -89,7 +89,7 @@ def _error(raw: Any) -> str:
 
 
 class EventForwarder(logging.Handler):
-    """Tells on a thread of its own."""
+    """Sends events on a thread."""
 
     def __init__(self, tell: Tell, host: str) -> None:
         super().__init__()
@@ -102,12 +102,12 @@ class EventForwarder(logging.Handler):
         try:
             self._waiting.put_nowait(read(record.getMessage(), self._host))
         except queue.Full:
-            logger.warning("the lighthouse does not answer: an event of torchrun's is left out")
+            logger.warning("the lighthouse does not answer: dropped an event of torchrun")
         except (ValueError, KeyError, TypeError) as error:
-            logger.warning("not an event of TorchElastic's (%s): %.200s", error, record.getMessage())
+            logger.warning("not an event of TorchElastic (%s): %.200s", error, record.getMessage())
 
     def flush(self) -> None:
-        """Wait for a moment until all is told; at the end of the process, logging calls it."""
+        """Wait a moment until all events are sent; logging calls it at the end of the process."""
         deadline = time.monotonic() + _LAST_S
         while self._waiting.unfinished_tasks and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -120,16 +120,16 @@ class EventForwarder(logging.Handler):
                     self._tell(event.source, event.kind, **event.data)
                     break
                 except Unreachable:
-                    # It may be starting, also again.
+                    # It may be starting, perhaps again.
                     time.sleep(_AGAIN_S)
                 except CraftError as error:
-                    logger.warning("the lighthouse does not take an event of torchrun's: %s", error)
+                    logger.warning("the lighthouse does not accept an event of torchrun: %s", error)
                     break
             self._waiting.task_done()
 
 
 def register(tell: Tell, host: str) -> None:
-    """From now on torchrun knows the handler by its name."""
+    """Register the handler with torchrun by name."""
     import torch
     from torch.distributed.elastic.events import handlers
 

@@ -1,13 +1,13 @@
-"""torchft's lighthouse behind a door by which CRAFT tells it who is gone.
+"""A proxy in front of torchft's lighthouse, through which CRAFT reports lost workers.
 
     python -m craft.adapters.torchft.lighthouse --min_replicas 1 --bind 0.0.0.0:29510
 
-takes the flags of ``torchft_lighthouse`` and runs in its place. What decides is torchft's own lighthouse, unchanged. It knows a
-dead replica by its silence alone, and makes no smaller quorum before its heartbeat limit. So when CRAFT says who is gone, a
-fresh one takes over: it is told the heartbeats of those who are left of the last quorum, and is asked again what they were
-asking; it makes their quorum as soon as all of them ask, without any limit. Numbers of quorums go on growing.
+takes the flags of ``torchft_lighthouse`` and replaces it. torchft's lighthouse still decides, unchanged. It detects a dead
+replica by silence alone, and makes no smaller quorum before its heartbeat limit. So when CRAFT reports a loss, a fresh
+lighthouse takes over: it receives the heartbeats of the survivors of the last quorum, and their pending requests; it makes
+their quorum as soon as all of them ask, without waiting for a limit. Quorum numbers keep growing.
 
-Like torchft's own, this door knows no authentication: it belongs on a network of the job's own.
+Like torchft's lighthouse, the proxy has no authentication: run it on a private network of the job.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from craft.telemetry.text import logs
 logger = logging.getLogger(__name__)
 
 _ABORT_LIMIT_S = 2.0
-"""Longer nobody's abort is waited for: it hears of a loss within milliseconds, or is lost itself."""
+"""How long to wait for an abort: a replica hears of a loss within milliseconds, or is lost itself."""
 
 
 class InnerLighthouse:
-    """One lighthouse of torchft's own."""
+    """One lighthouse of torchft."""
 
     def __init__(self, server: Any, channel: Any, known: frozenset[str] | None, generation: int) -> None:
-        """``known``: whose heartbeats count until the first quorum is made; None: everybody's.
+        """``known``: replicas whose heartbeats count until the first quorum is made; None: all.
 
-        ``generation``: that of CRAFT's for which it took over; 0: the first one.
+        ``generation``: CRAFT's generation for which it took over; 0: the first one.
         """
         self._server = server
         self._channel = channel
@@ -55,25 +55,25 @@ class InnerLighthouse:
 
 
 class LighthouseProxy:
-    """Lives on one event loop. Calls come in as bytes, and go on to whichever lighthouse is the current one."""
+    """Lives on one event loop. Forwards calls, as bytes, to the current lighthouse."""
 
     def __init__(self, start: Callable[[], Any], connect: Callable[[str], Any]) -> None:
-        """``start()`` starts a lighthouse of torchft's; ``connect(address)`` opens a channel to it."""
+        """``start()`` starts a lighthouse of torchft; ``connect(address)`` opens a channel to it."""
         self._start = start
         self._connect = connect
         self._ready: asyncio.Queue[Any] = asyncio.Queue()
         self._inner: InnerLighthouse | None = None
         self._replicas: dict[str, str] = {}
-        """By worker of CRAFT's, which replica of torchft's it is."""
+        """The replica of torchft, by worker of CRAFT."""
         self._aborted: dict[str, int] = {}
-        """By replica, the newest generation for which it has aborted its group."""
+        """The newest generation for which each replica has aborted its group."""
         self._said = asyncio.Condition()
         self._gone: set[str] = set()
-        """Replicas that CRAFT goes on without: not heard any more, whatever they say."""
+        """Replicas that CRAFT has declared lost: their calls are ignored."""
         self._last = messages.Quorum(number=0, replica_ids=())
         self._passed = 0
-        """What is added to the numbers of the current lighthouse's quorums."""
-        # Guards what follows when somebody is gone: others may be gone, too, before a fresh lighthouse has taken over.
+        """Offset added to the quorum numbers of the current lighthouse."""
+        # Guards the reaction to a loss: there may be more before a fresh lighthouse has taken over.
         self._taking_over = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -83,7 +83,7 @@ class LighthouseProxy:
         self._spawn(self._prepare())
 
     async def _prepare(self) -> None:
-        """Have a lighthouse ready, so that none has to be started when somebody is gone."""
+        """Keep a lighthouse ready, so that none has to be started after a loss."""
         await self._ready.put(await asyncio.to_thread(self._start))
 
     async def _next(self, known: frozenset[str] | None, generation: int) -> InnerLighthouse:
@@ -98,20 +98,20 @@ class LighthouseProxy:
     # What torchft's managers ask.
 
     async def quorum(self, request: bytes, limit_s: float | None) -> bytes | None:
-        """Return torchft's answer; None if this replica is gone."""
+        """Return torchft's answer; None if this replica is lost."""
         replica_id = messages.asking(request)
         while replica_id not in self._gone:
             inner = self._inner
             assert inner is not None
             await self._has_aborted(replica_id, inner.generation)
             response = await _ask(inner, inner.quorum, request, limit_s)
-            # Of a lighthouse that is not asked any more, the others may not have got the same answer.
+            # With a lighthouse that was replaced, others may not have got the same answer.
             if response is not None and inner is self._inner:
                 return self._made(inner, response)
         return None
 
     async def _has_aborted(self, replica_id: str, generation: int) -> None:
-        """Wait until a replica has aborted its old group. If it did so later, it would meet the new one, as it opens."""
+        """Wait until a replica has aborted its old group: a later abort would hit the new one."""
         if replica_id not in self._replicas.values():
             return
 
@@ -133,18 +133,18 @@ class LighthouseProxy:
         replica_id, inner = messages.beating(request), self._inner
         if replica_id in self._gone or inner is None or (inner.known is not None and replica_id not in inner.known):
             return b""
-        # Of one that is over nobody needs to be heard: the next one was told of those who count.
+        # A replaced one needs no heartbeats: its successor was told who counts.
         return await _ask(inner, inner.heartbeat, request, limit_s) or b""
 
     # What CRAFT's workers say.
 
     def attends(self, said: Attends) -> None:
         self._replicas[said.worker_id] = said.replica_id
-        # It came after whatever was aborted until now.
+        # It joined after everything that was aborted until now.
         self._aborted[said.replica_id] = self._inner.generation if self._inner is not None else 0
 
     async def goes_on_without(self, said: Gone) -> None:
-        """The first who says it has a fresh lighthouse take over, unless a quorum without them was made already."""
+        """On the first report, let a fresh lighthouse take over, unless a quorum without them was made already."""
         async with self._said:
             self._aborted[self._replicas.get(said.worker_id, "")] = said.generation
             self._said.notify_all()
@@ -156,9 +156,9 @@ class LighthouseProxy:
                 await self._take_over(frozenset(self._last.replica_ids) - self._gone, said.generation)
 
     async def _take_over(self, left: frozenset[str], generation: int) -> None:
-        """Let a fresh lighthouse make the next quorum, of those who are left of the last one."""
+        """Let a fresh lighthouse make the next quorum, of the survivors of the last one."""
         fresh = await self._next(left, generation)
-        # All of them before anybody asks: who is not known yet would be left out.
+        # All heartbeats before any request: an unknown replica would be left out.
         await asyncio.gather(*(fresh.heartbeat(messages.heartbeat_of(each)) for each in left))
         before, self._inner = self._inner, fresh
         self._passed = self._last.number
@@ -172,7 +172,7 @@ class LighthouseProxy:
 async def _ask(
     inner: InnerLighthouse, method: Callable[..., Any], request: bytes, limit_s: float | None
 ) -> bytes | None:
-    """Return its answer; None if another one takes over before it has answered, or has already."""
+    """Return its answer; None if another one takes over before it has answered."""
     if inner.over.is_set():
         return None
     call = asyncio.ensure_future(_result(method(request, timeout=limit_s)))
@@ -192,7 +192,7 @@ async def _result(call: Any) -> bytes:
 
 
 async def serve(door: LighthouseProxy, bind: str) -> Any:
-    """Open the door at an address; returns the server and its port."""
+    """Open the proxy at an address; return the server and its port."""
     import grpc
 
     async def quorum(request: bytes, context: Any) -> bytes:
@@ -227,7 +227,7 @@ async def serve(door: LighthouseProxy, bind: str) -> Any:
 
 
 async def _asked(answer: Any, context: Any) -> bytes | None:
-    """What torchft's lighthouse says, errors included."""
+    """Return the answer of torchft's lighthouse, errors included."""
     import grpc
 
     try:
@@ -242,7 +242,7 @@ async def _asked(answer: Any, context: Any) -> bytes | None:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bind", default="[::]:29510", help="address of the door (default: %(default)s)")
+    parser.add_argument("--bind", default="[::]:29510", help="address of the proxy (default: %(default)s)")
     parser.add_argument(
         "--min_replicas", type=int, required=True, help="as of torchft_lighthouse, and those that follow"
     )
@@ -266,13 +266,13 @@ async def run(args: argparse.Namespace) -> None:
         )
 
     def connect(address: str) -> Any:
-        # It listens on this host alone, whatever name it gives to that.
+        # It listens on this host only, whatever name it reports.
         return grpc.aio.insecure_channel(f"127.0.0.1:{address.rpartition(':')[2]}")
 
     door = LighthouseProxy(start, connect)
     await door.open()
     server, port = await serve(door, args.bind)
-    logger.info("the door to torchft's lighthouse is open on port %d", port)
+    logger.info("the proxy of torchft's lighthouse listens on port %d", port)
     await server.wait_for_termination()
 
 

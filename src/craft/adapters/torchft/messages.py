@@ -1,9 +1,9 @@
-"""The few fields of torchft's messages that its door has to know, and what CRAFT's workers say at that door.
+"""The few fields of torchft's messages that the proxy reads, and the messages of CRAFT's workers to it.
 
-torchft speaks gRPC with Protocol Buffers. What passes the door stays the bytes that it was, but for the number of a quorum:
-it must go on growing when another lighthouse takes over. Fields, by torchft's ``torchft.proto``: a request of a quorum has
-the asking replica as field 1, a heartbeat its id as field 1; a response has the quorum as field 1, and that its number as
-field 1 and its members as field 2; the first field of a member is its id.
+torchft uses gRPC with Protocol Buffers. The proxy forwards the bytes unchanged, except for the number of a quorum, which must
+keep growing when another lighthouse takes over. Fields, by ``torchft.proto``: a quorum request has the asking replica as field
+1, a heartbeat its id as field 1; a response has the quorum as field 1, and that its number as field 1 and its members as field
+2; the first field of a member is its id.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class Attends(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A worker of CRAFT's says which replica of torchft's it is."""
+    """A worker of CRAFT reports which replica of torchft it is."""
 
     worker_id: str
     replica_id: str
 
 
 class Gone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Workers that CRAFT goes on without. Every survivor says it once it has aborted what it was in with them."""
+    """Workers that CRAFT has declared lost. Every survivor sends it once it has aborted its exchange with them."""
 
     worker_id: str
-    """Who says it."""
+    """The sender."""
     generation: int
     worker_ids: tuple[str, ...]
 
 
 class Quorum(msgspec.Struct, frozen=True, kw_only=True):
-    """A quorum, as far as it concerns the door."""
+    """A quorum, as far as the proxy needs it."""
 
     number: int
     replica_ids: tuple[str, ...]
 
 
 def asking(request: bytes) -> str:
-    """The id of the replica that asks for a quorum."""
+    """Return the id of the replica that asks for a quorum."""
     return _text(_first(_first(request, 1), 1))
 
 
 def beating(request: bytes) -> str:
-    """The id of the replica whose heart beats."""
+    """Return the id of the replica that sends a heartbeat."""
     return _text(_first(request, 1))
 
 
@@ -67,7 +67,7 @@ def quorum_in(response: bytes) -> Quorum:
 
 
 def renumbered(response: bytes, number: int) -> bytes:
-    """The same response with another number of its quorum."""
+    """Return the response with another quorum number."""
     parts = [_varint(1 << 3 | _VARINT) + _varint(number)]
     for field, value in _fields(_first(response, 1)):
         if field != 1:
@@ -77,7 +77,7 @@ def renumbered(response: bytes, number: int) -> bytes:
 
 
 def _first(message: bytes, wanted: int) -> bytes:
-    """The bytes of the first field of this number; none if it is not there, which is how empty ones are sent."""
+    """Return the bytes of the first field of this number; empty if it is missing, as empty ones are sent."""
     return next((value for field, value in _fields(message) if field == wanted and isinstance(value, bytes)), b"")
 
 
@@ -95,9 +95,9 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif kind in (_FIXED32, _FIXED64):
             size = 4 if kind == _FIXED32 else 8
         else:
-            raise MalformedMessage(f"a field of torchft's is of the kind {kind}", "$")
+            raise MalformedMessage(f"a field of torchft has the unknown kind {kind}", "$")
         if at + size > len(message):
-            raise MalformedMessage("a message of torchft's ends in the middle of a field", "$")
+            raise MalformedMessage("a message of torchft ends in the middle of a field", "$")
         yield key >> 3, message[at : at + size]
         at += size
 
@@ -106,7 +106,7 @@ def _read_varint(message: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         if at >= len(message) or shift > 63:
-            raise MalformedMessage("a message of torchft's ends in the middle of a number", "$")
+            raise MalformedMessage("a message of torchft ends in the middle of a number", "$")
         value |= (message[at] & 0x7F) << shift
         at += 1
         if not message[at - 1] & 0x80:

@@ -1,8 +1,8 @@
-"""``attend(manager)``: a torchft replica as a guest of CRAFT's.
+"""``attend(manager)``: make a torchft replica an external worker of CRAFT.
 
-Nothing of torchft is changed. Four methods of this one manager are called by way of CRAFT: that tells who waits for whom
-(``allreduce``, ``wait_quorum``), which steps are committed (``should_commit``), and where a worker may leave (``start_quorum``).
-When somebody is gone, the collective in flight is aborted, and torchft's lighthouse hears of it by its door.
+torchft is unchanged. CRAFT wraps four methods of this manager, which show who waits for whom (``allreduce``, ``wait_quorum``),
+which steps are committed (``should_commit``), and where a worker may leave (``start_quorum``). After a loss CRAFT aborts the
+collective in flight and tells torchft's lighthouse through its proxy.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ _GLOO = "torchft-gloo"
 def attend(manager: Any, *, lighthouse: str | None = None) -> Guest:
     """Put a torchft ``Manager`` under CRAFT's active path; once per manager, before its first step.
 
-    ``lighthouse``: its address, where the manager was not told of it by TORCHFT_LIGHTHOUSE. Outside of ``craft run`` torchft
-    goes on as ever.
+    ``lighthouse``: its address, unless TORCHFT_LIGHTHOUSE names it. Outside of ``craft run`` torchft works as usual.
     """
     requirements.check()
     if manager._group_world_size != 1:
         raise ConfigError(
-            f"this replica group of torchft's has {manager._group_world_size} workers: under CRAFT a replica is one worker"
+            f"this replica group of torchft has {manager._group_world_size} workers: under CRAFT a replica is one worker"
         )
     if join.connect() is None:
         return join.attend()
@@ -49,7 +48,7 @@ def attend(manager: Any, *, lighthouse: str | None = None) -> Guest:
     door, guest = _ProxyClient(address), join.attend()
 
     def abort(change: Change) -> None:
-        # In this order: the lighthouse lets nobody meet anew who has not come out of the old group.
+        # In this order: the lighthouse admits no replica to a new quorum that has not left the old group.
         _abort_group(manager._pg)
         door.gone(guest.worker_id, change)
 
@@ -60,7 +59,7 @@ def attend(manager: Any, *, lighthouse: str | None = None) -> Guest:
 
 
 def _abort_group(group: Any) -> None:
-    """Free whoever is blocked in the process group; torchft then finds an error, and skips the step."""
+    """Free calls that are blocked in the process group; torchft then sees an error, and skips the step."""
     if group.getBackendName() == _GLOO:
         abort_gloo()
     else:
@@ -68,7 +67,7 @@ def _abort_group(group: Any) -> None:
 
 
 class _Managed:
-    """The methods of a manager that CRAFT looks at."""
+    """The methods of a manager that CRAFT wraps."""
 
     def __init__(self, manager: Any, guest: Guest) -> None:
         self._guest = guest
@@ -108,7 +107,7 @@ class _Managed:
 
 
 class _ProxyClient:
-    """A worker's side of the door to torchft's lighthouse."""
+    """A worker's connection to the proxy of torchft's lighthouse."""
 
     def __init__(self, address: str) -> None:
         import grpc

@@ -1,4 +1,4 @@
-"""What has to be installed for torchft under CRAFT: torchft itself, of a version that is known here, and gRPC."""
+"""Check that torchft, in a version that CRAFT knows, and gRPC are installed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _HINT = "pip install 'craft[torchft]'"
 
 
 def check() -> None:
-    """Raise ConfigError unless everything is there."""
+    """Raise ConfigError unless everything is installed."""
     found = [name for name in DISTRIBUTIONS if _version(name) is not None]
     if not found:
         raise ConfigError(f"torchft is not installed: {_HINT}")
     check_version(found[0], str(_version(found[0])))
     if importlib.util.find_spec("grpc") is None:
-        raise ConfigError(f"grpcio is not installed, by which torchft's lighthouse is told who is gone: {_HINT}")
+        raise ConfigError(f"grpcio is not installed, through which torchft's lighthouse hears of losses: {_HINT}")
 
 
 def check_version(name: str, version: str) -> None:
-    """Raise ConfigError unless this is a version whose manager and lighthouse are known here."""
+    """Raise ConfigError unless CRAFT knows the manager and lighthouse of this version."""
     if not is_between(version, _OLDEST, _NEXT):
         raise ConfigError(
             f"{name} {version} is installed, and CRAFT works with the nightly builds from {dotted(_OLDEST)} on, before"

@@ -68,7 +68,7 @@ class HostPreemption:
     def _can_save(self) -> bool:
         """Whether there is something to wait for: the job takes checkpoints, and does not end by itself just now."""
         directive = self._relay.directive
-        if not self._settings.makes_room:
+        if not self._settings.handles_preemption:
             return False
         if directive is not None and (directive.stopping or directive.winding_down is not None):
             return False

@@ -1,4 +1,4 @@
-"""Rows of text under each other."""
+"""Align rows of text in columns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 
 def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> Iterator[str]:
-    """A line for each row, with cells as wide as the widest of their column; those in ``right`` end at the same place."""
+    """Yield a line for each row, with cells as wide as the widest of their column; ``right`` ones are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = zip(row, widths, strict=True)

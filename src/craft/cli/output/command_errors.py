@@ -1,4 +1,4 @@
-"""How a command tells what went wrong: one sentence, and an exit code."""
+"""Report errors of a command: one sentence, and an exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXIT_BAD_INPUT = 2
 
 
 def explained(command: Callable[P, R]) -> Callable[P, R]:
-    """For commands about a job: print what went wrong on stderr, and exit with code 2."""
+    """For commands about a job: print the error on stderr, and exit with code 2."""
     return _explained(command, EXIT_BAD_INPUT)
 
 

@@ -1,6 +1,6 @@
-"""What a person sees of a running job: a live bar on a terminal, plain lines otherwise, and a summary at the end.
+"""Show a running job: a live bar on a terminal, plain lines otherwise, and a summary at the end.
 
-The agent hands over what it sees (``show``). A thread prints: a terminal that takes nothing never holds up the agent.
+The agent hands over what it sees (``show``). A thread prints, so that a blocked terminal never delays the agent.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from craft.decide.step.plan import cost_of_loss
 from craft.protocol.messages import WorkerReport
 from craft.settings.run import RunSettings
 from craft.settings.rundir import RunDir
-from craft.telemetry.explain.phrases import counted
-from craft.telemetry.explain.sentences import checkpoint, clock, count, sentence, work
+from craft.telemetry.explain.amounts import checkpoint, clock, count, counted, work
+from craft.telemetry.explain.sentences import sentence
 from craft.telemetry.history import Run, fault_costs, read_run, went_on
 from craft.telemetry.records.journal import Tail
 from craft.telemetry.records.journal_reader import as_record
@@ -40,21 +40,21 @@ logger = logging.getLogger(__name__)
 _RECENT_LINES = 200
 _PLAIN_INTERVAL_S = 2.0
 _CLOCK_SLACK_S = 1.0
-"""So much may a clock that is kept in time by small steps differ from one that is not."""
+"""How much a clock that is adjusted in small steps may differ from one that is not."""
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent sees of the job at one moment."""
+    """The agent's view of the job at one moment."""
 
     leader: WorkerReport | None
-    """That of the worker which is furthest."""
+    """The step of the worker that is furthest."""
     num_members: int
     unwritten: str
     crowd: LeaderOrder
 
 
 class _Lines:
-    """Text that is printed as it is: rich neither wraps nor marks it up."""
+    """Text that is printed verbatim: rich neither wraps it nor marks it up."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -64,7 +64,7 @@ class _Lines:
 
 
 class Display:
-    """``show`` and ``say`` never block; they are for the agent's thread. All else belongs to the thread that prints."""
+    """``show`` and ``say`` never block; the agent's thread calls them. The printing thread owns the rest."""
 
     def __init__(self, run_dir: RunDir, settings: RunSettings, console: Console | None = None) -> None:
         self._run_dir = run_dir
@@ -79,7 +79,7 @@ class Display:
         self._crowd = LeaderOrder()
         self._first_generation: int | None = None
         self._recent: deque[str] = deque(maxlen=_RECENT_LINES)
-        """The last lines that workers printed, without the ids in front."""
+        """The last lines that workers printed, without their ids."""
         self._live: Progress | None = None
         self._task: Any = None
         self._journal = Tail(run_dir.journal)
@@ -87,20 +87,20 @@ class Display:
         self._stopping = False
         self._unwritten = ""
         self._steps = 0
-        """As last reported: where a disk was full, it is not in the files."""
+        """As last reported: while a disk is full, the files do not have it."""
         self._last = (time.monotonic(), 0)
         self._rate = 0.0
         self._printed = 0.0
         self._has_begun = False
-        # To the thread that prints: what was seen, text to print, None: it is over.
+        # To the printing thread: what was seen, text to print, or None at the end.
         self._queue: queue.SimpleQueue[JobView | str | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.say(f"craft: {count(settings.workers, 'worker')}, run directory {run_dir.path}")
 
     def show(self, supervisor: Supervisor) -> None:
-        """Bring the display up to date."""
+        """Update the display."""
         if self._thread is None:
-            # A daemon: if its terminal takes nothing, an interrupted job ends all the same.
+            # A daemon: if its terminal blocks, an interrupted job ends all the same.
             self._thread = threading.Thread(target=self._print_all, name="craft-display", daemon=True)
             self._thread.start()
         self._queue.put(self._see(supervisor))
@@ -126,7 +126,7 @@ class Display:
     def _print_all(self) -> None:
         over = False
         while not over:
-            # Where printing took long, only what was seen last is of interest.
+            # If printing took long, only the newest view matters.
             waiting = [self._queue.get()]
             with contextlib.suppress(queue.Empty):
                 while True:
@@ -142,14 +142,14 @@ class Display:
                 if over:
                     self._print_output(final=True)
             except Exception:
-                logger.exception("the progress of the job cannot be shown")
+                logger.exception("cannot show the progress of the job")
         if self._live is not None:
             self._live.stop()
             self._live = None
 
     def _update(self, seen: JobView) -> None:
         self._crowd = seen.crowd
-        # First: the last words of a worker come before the sentence that it is lost.
+        # First: the last output of a worker comes before the sentence that it is lost.
         self._print_output()
         self._show_events()
         self._show_unwritten(seen.unwritten)
@@ -173,7 +173,7 @@ class Display:
             self.say(self._line(leader, seen.num_members))
 
     def _print_output(self, *, final: bool = False) -> None:
-        """Print what workers wrote since the last call."""
+        """Print the output of workers since the last call."""
         shown = self._tee.new_lines(self._crowd, time.monotonic(), final=final)
         if shown:
             self._recent.extend(line.partition(" ")[2] for line in shown)
@@ -194,7 +194,7 @@ class Display:
 
     def _details(self, leader: WorkerReport, workers: int) -> str:
         metrics = "  ".join(f"{name} {value:.4g}" for name, value in leader.metrics.items())
-        # Where the journal is on another host, this one does not know.
+        # This host does not know if the journal is on another one.
         faults = f"  {count(self._faults, 'fault')}" if self._settings.lighthouse is None else ""
         return one_line(f"{self._rate:.1f} steps/s  {metrics}  {count(workers, 'worker')}{faults}")
 
@@ -223,9 +223,9 @@ class Display:
 
     def _show_unwritten(self, trouble: str) -> None:
         if trouble and not self._unwritten:
-            self.say(f"{clock(time.time())}  {trouble}. Training goes on; what cannot be written down waits")
+            self.say(f"{clock(time.time())}  {trouble}. Training goes on; records wait until they can be written")
         elif self._unwritten and not trouble:
-            self.say(f"{clock(time.time())}  what happens can be written down again")
+            self.say(f"{clock(time.time())}  records can be written again")
         self._unwritten = trouble
 
     def say(self, text: str) -> None:
@@ -241,14 +241,14 @@ class Display:
         self._console.print(_Lines(text.encode(encoding, "backslashreplace").decode(encoding)))
 
     def close(self) -> None:
-        """Print all that is left to print; the workers have ended."""
+        """Print everything that is left; the workers have ended."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join()
             self._thread = None
 
     def summary(self, outcome: JobOutcome, wall_s: float) -> None:
-        """What was done, what went wrong, what it cost."""
+        """Print what was done, what went wrong, and what it cost."""
         self._show_events()
         if outcome.traceback and not self._was_printed(outcome.traceback):
             self.say(f"  {outcome.traceback.rstrip()}")
@@ -263,7 +263,7 @@ class Display:
                 self.say(f"  {fault}")
             self._say_newest(outcome.checkpoint)
             return
-        # A job that failed has no state to show for its time.
+        # A failed job has no state to show for its time.
         share = _share(run, costs, steps, wall_s) if outcome.exit_code == 0 else ""
         self.say(f"  {count(steps, 'step')} in {wall_s:.1f} s, {count(self._faults, 'fault')}{share}")
         for cost in costs:
@@ -274,7 +274,7 @@ class Display:
         self._say_newest(next(written, None))
 
     def _was_printed(self, traceback: str) -> bool:
-        """Whether the worker's own output ended with it: once is enough."""
+        """Return whether the worker's output ended with it: printing it once is enough."""
         wanted, recent = traceback.rstrip().splitlines(), list(self._recent)
         return any(recent[begin : begin + len(wanted)] == wanted for begin in range(len(recent) - len(wanted) + 1))
 
@@ -284,7 +284,7 @@ class Display:
 
 
 def _share(run: Run, costs: list[FaultCost], steps: int, wall_s: float) -> str:
-    """The goodput since the first commit, as the end of a line; empty if no step was committed."""
+    """Return the goodput since the first commit, as the end of a line; empty if no step was committed."""
     first = min((commits[0].time for commits in run.commits.values() if commits), default=None)
     if first is None:
         return ""
@@ -296,7 +296,7 @@ def _share(run: Run, costs: list[FaultCost], steps: int, wall_s: float) -> str:
 
 
 def _unmeasured(run: Run, cost: FaultCost) -> str:
-    """Why the cost of a loss is not known."""
+    """Return why the cost of a loss is not known."""
     if cost.resumed is not None:
         return "lost before the first step was committed: this time is not counted"
     return "what it cost was not measured" if went_on(run, cost) else "the job ended before the next step"

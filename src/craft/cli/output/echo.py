@@ -1,4 +1,4 @@
-"""What commands print. Text from outside is made safe here, so that no command has to think of it."""
+"""Print output of commands. External text is made safe here, so that commands need not care."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from craft.telemetry.text.plain_text import indented, one_line
 
 
 def echo(text: str = "", *, err: bool = False) -> None:
-    """Print one line for people; empty lines before and behind it may be part of it."""
+    """Print one line for people; it may include empty lines before and after."""
     body = text.strip("\n")
     before = len(text) - len(text.lstrip("\n"))
     behind = len(text) - before - len(body)
@@ -19,10 +19,10 @@ def echo(text: str = "", *, err: bool = False) -> None:
 
 
 def echo_error(text: str) -> None:
-    """Print what went wrong on standard error; it may have several lines."""
+    """Print an error on standard error; it may have several lines."""
     click.echo(indented(text), err=True)
 
 
 def echo_json(value: Any, indent: int | None = None) -> None:
-    """Print a value for programs: the text as it came, in JSON's own escapes."""
+    """Print a value for programs: the original text, with JSON's escapes."""
     click.echo(json.dumps(value, indent=indent))

@@ -9,7 +9,7 @@ import click
 
 
 class FiniteNumber(click.FloatRange):
-    """A number with bounds. Neither ``nan`` nor ``inf`` is one: click would take both."""
+    """A number with bounds that refuses ``nan`` and ``inf``, which click accepts."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         found = super().convert(value, param, ctx)

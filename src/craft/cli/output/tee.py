@@ -1,7 +1,7 @@
-"""What workers print, for the terminal of ``craft run``: whose output is shown, from where in their logs on.
+"""Select the output of workers for the terminal of ``craft run``: whose, and from where in their logs on.
 
-Enters: which workers this host started and which have ended, as ``display.py`` hears it from the agent; their logs and
-their ``generations.jsonl``. Leaves: lines with the id of their worker in front. Workers never wait for it.
+In: the workers that this host started and that have ended, from ``display.py``; their logs and their ``generations.jsonl``.
+Out: lines with the worker's id in front. Workers never wait for it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class LeaderOrder(msgspec.Struct, frozen=True, kw_only=True):
     """The workers of this host."""
 
     started: tuple[str, ...] = ()
-    """All that were ever started here, in that order."""
+    """All that were ever started here, in order."""
     ended: frozenset[str] = frozenset()
-    """Those whose processes are gone."""
+    """Those whose processes have ended."""
     first_generation: int | None = None
-    """The first one that this host has heard of."""
+    """The first generation that this host has heard of."""
 
 
 class _Shown:
@@ -56,13 +56,13 @@ class Tee:
     """One thread owns it: that of the display."""
 
     def __init__(self, run_dir: RunDir, mode: TeeMode, *, alone: bool, colours: bool) -> None:
-        """``alone``: whether this host has all workers of the job, so that its first one is the leader to be."""
+        """``alone``: this host has all workers of the job, so that its first one will be the leader."""
         self._run_dir = run_dir
         self._mode = mode
         self._alone = alone
         self._colours = colours
         self._shown: dict[str, _Shown] = {}
-        """In mode all: every worker. In mode leader: those that lead or led, each from where it began to."""
+        """In mode all: every worker. In mode leader: current and former leaders, each from where it became one."""
         self._leader: str | None = None
         self._led = 0
         """The newest generation whose leader is shown."""
@@ -70,49 +70,49 @@ class Tee:
         self._entries: dict[int, dict[str, Entered]] = {}
         """How workers of this host entered each generation."""
         self._done: set[str] = set()
-        """Workers that have ended, and all of whose files was read."""
+        """Workers that have ended, and whose files were read completely."""
 
-    def new_lines(self, crowd: LeaderOrder, now: float, *, final: bool = False) -> list[str]:
-        """Return what is to be printed now; ``final``: the workers have ended, and there will be no more."""
+    def new_lines(self, order: LeaderOrder, now: float, *, final: bool = False) -> list[str]:
+        """Return the lines to print now; ``final``: the workers have ended."""
         if self._mode == "none":
             return []
         if self._mode == "leader":
-            return self._of_leaders(crowd, now, final)
+            return self._of_leaders(order, now, final)
         lines: list[str] = []
-        followed = self._followed(crowd)
+        followed = self._followed(order)
         limit = max(_MIN_NEW_BYTES, MAX_NEW_BYTES // max(1, len(followed)))
         for worker_id in followed:
             if worker_id not in self._shown:
                 self._show(worker_id, 0)
-            over = final or worker_id in crowd.ended
+            over = final or worker_id in order.ended
             lines += self._shown[worker_id].new_lines(now, final=over, max_bytes=limit)
         return lines
 
-    def _followed(self, crowd: LeaderOrder) -> list[str]:
-        """Workers whose files may have grown since the last call; one that has ended is among them once more."""
-        followed = [worker_id for worker_id in crowd.started if worker_id not in self._done]
-        self._done |= crowd.ended
+    def _followed(self, order: LeaderOrder) -> list[str]:
+        """Return workers whose files may have grown since the last call; one that has ended is included once more."""
+        followed = [worker_id for worker_id in order.started if worker_id not in self._done]
+        self._done |= order.ended
         return followed
 
-    def _of_leaders(self, crowd: LeaderOrder, now: float, final: bool) -> list[str]:
-        if self._leader is None and self._alone and crowd.started:
-            # It is not the leader yet, but what it prints before the first generation is worth seeing.
-            self._show(crowd.started[0], 0)
-            self._leader = crowd.started[0]
+    def _of_leaders(self, order: LeaderOrder, now: float, final: bool) -> list[str]:
+        if self._leader is None and self._alone and order.started:
+            # Not the leader yet, but its output before the first generation is worth showing.
+            self._show(order.started[0], 0)
+            self._leader = order.started[0]
         lines: list[str] = []
-        # Before the logs are read: what a worker wrote before another one became the leader is then there.
-        for leader, entered in self._new_leaders(crowd):
+        # Before the logs are read: output before a change of leader is then complete.
+        for leader, entered in self._new_leaders(order):
             self._led = entered.generation
             if leader != self._leader:
                 lines += self._of(self._leader, now, final=True)
-                first = crowd.first_generation is not None and entered.generation <= crowd.first_generation
+                first = order.first_generation is not None and entered.generation <= order.first_generation
                 self._show(leader, 0 if first else entered.log_bytes)
                 self._leader = leader
-        return [*lines, *self._of(self._leader, now, final=final or self._leader in crowd.ended)]
+        return [*lines, *self._of(self._leader, now, final=final or self._leader in order.ended)]
 
     def _show(self, worker_id: str, offset: int) -> None:
         before = self._shown.get(worker_id)
-        # One that leads again: nothing is shown twice.
+        # It leads again: show nothing twice.
         offset = offset if before is None else max(offset, before.offset)
         self._shown[worker_id] = _Shown(self._run_dir, worker_id, offset, colours=self._colours)
 
@@ -121,9 +121,9 @@ class Tee:
             return []
         return list(self._shown[worker_id].new_lines(now, final=final, max_bytes=MAX_NEW_BYTES))
 
-    def _new_leaders(self, crowd: LeaderOrder) -> list[tuple[str, Entered]]:
-        """Workers of this host that became leaders since the last call, in order, and how each entered its generation."""
-        for worker_id in self._followed(crowd):
+    def _new_leaders(self, order: LeaderOrder) -> list[tuple[str, Entered]]:
+        """Return workers of this host that became leaders since the last call, in order, with their entries."""
+        for worker_id in self._followed(order):
             tail = self._generations.setdefault(worker_id, Tail(self._run_dir.generations(worker_id)))
             for line in tail.new_lines():
                 entered = msgspec.convert(line, Entered, strict=False)
@@ -133,7 +133,7 @@ class Tee:
             entries = self._entries[generation]
             leader = next((each.leader for each in entries.values() if each.leader), None)
             leader = leader or next(iter(next(iter(entries.values())).members), None)
-            # One that is not here yet, or is on another host, is not shown.
+            # One that is not known yet, or is on another host, is not shown.
             if generation > self._led and leader is not None and leader in entries:
                 found.append((leader, entries[leader]))
         return found

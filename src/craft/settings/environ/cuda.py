@@ -1,4 +1,4 @@
-"""What torch reads in the environment where it looks for GPUs."""
+"""The environment variable by which torch decides how to detect GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 @contextmanager
 def without_cuda() -> Iterator[None]:
-    """Within it torch asks NVML whether there are GPUs. A process that has asked CUDA cannot fork one that uses them."""
+    """Make torch ask NVML whether there are GPUs: a process that has initialised CUDA cannot fork users of it."""
     is_given = _BY_NVML in os.environ
     os.environ.setdefault(_BY_NVML, "1")
     try:

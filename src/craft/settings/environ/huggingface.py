@@ -1,4 +1,4 @@
-"""What accelerate reads in the environment of a worker, and must not find there."""
+"""Hide environment variables of a worker from accelerate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OF_MPI = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Within it this process looks like one that nobody started beside others."""
+    """Make this process look like one that runs alone."""
     hidden = {name: os.environ.pop(name) for name in (*_PLACE, *_OF_MPI) if name in os.environ}
     try:
         yield

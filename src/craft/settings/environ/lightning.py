@@ -1,4 +1,4 @@
-"""What Lightning keeps in the environment."""
+"""Lightning's environment variables."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def global_seed() -> int:
-    """The seed that the script gave to ``seed_everything``; 0 if it gave none."""
+    """Return the seed that the script gave to ``seed_everything``; 0 if it gave none."""
     return int(os.environ.get("PL_GLOBAL_SEED") or 0)

@@ -1,4 +1,4 @@
-"""What ``ft_launcher`` of nvidia-resiliency-ext tells its ranks through the environment."""
+"""The environment variable that ``ft_launcher`` of nvidia-resiliency-ext sets for its ranks."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""What the environment says to ``craft.testing``."""
+"""The environment variable of ``craft.testing``."""
 
 from __future__ import annotations
 
 import os
 
 FAULTS = "CRAFT_TEST_FAULTS"
-"""Holds the faults to place, as a JSON list."""
+"""Holds the faults to inject, as a JSON list."""
 
 
 def read_faults() -> str | None:
-    """The text of ``CRAFT_TEST_FAULTS``; None where no fault is to be placed."""
+    """Return the text of ``CRAFT_TEST_FAULTS``; None if there is none."""
     return os.environ.get(FAULTS) or None

@@ -1,4 +1,4 @@
-"""What torchft keeps in the environment."""
+"""torchft's environment variables."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def lighthouse_address() -> str | None:
-    """Where torchft's managers find their lighthouse, as a URL; None if it is not said."""
+    """Return the URL of torchft's lighthouse; None if it is not set."""
     return os.environ.get("TORCHFT_LIGHTHOUSE") or None

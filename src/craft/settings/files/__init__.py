@@ -1,1 +1,1 @@
-"""Files of settings: craft.toml, private files, checksums."""
+"""Settings files: craft.toml, private files, checksums."""

@@ -1,4 +1,4 @@
-"""``config.toml`` of a run directory, with a checksum and a spare copy: a lighthouse that is started again reads it back."""
+"""Write and read ``config.toml`` of a run directory, with a checksum and a spare copy for restarted lighthouses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 def write_sealed(path: Path, text: str) -> None:
-    """Write the effective settings, and their spare copy."""
+    """Write the effective settings and their spare copy."""
     for each in (path, spare_of(path)):
         try:
             write_private(each, seal_toml(text))
@@ -26,7 +26,7 @@ def spare_of(path: Path) -> Path:
 
 
 def undamaged(path: Path) -> Path:
-    """Return the file to read: ``path``, or its spare copy if it is damaged. Raises ConfigError if both are."""
+    """Return the file to read: ``path``, or its spare copy if it is damaged. Raise ConfigError if both are."""
     spare = spare_of(path)
     # Earlier versions wrote neither a checksum nor a spare copy.
     if _is_good(path) or not spare.exists():

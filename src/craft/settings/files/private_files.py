@@ -1,8 +1,8 @@
 """Open files that must belong to this user alone: those of the run directory, and tokens. The only place that does so.
 
-Machines are shared. Another user may have made the folder, or have planted a link, a pipe or a file of a known name in
-it. So nothing here follows a link to a file, a folder is looked at before a file in it is opened, and what was opened is
-looked at before it is used. What is wrong is an OSError whose ``strerror`` is a sentence.
+Machines are shared. Another user may have made the folder, or planted a link, a pipe or a file in it. So nothing here follows
+a link to a file, a folder is checked before a file in it is opened, and an open file is checked before it is used. Problems
+raise OSError with a sentence as ``strerror``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def open_private(path: Path, flags: int, *, shared: bool = False) -> int:
-    """Open a file of this user's without following links; it is made with mode 0600 where ``flags`` say so.
+    """Open a file of this user without following links; ``flags`` may create it, with mode 0600.
 
     ``shared``: others may write to its folder, as to /tmp.
     """
@@ -31,20 +31,20 @@ def open_private(path: Path, flags: int, *, shared: bool = False) -> int:
 
 
 def append_private(path: Path) -> int:
-    """Open a file of this user's to append to; it is made if it is not there."""
+    """Open a file of this user for appending; create it if it does not exist."""
     return open_private(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
 
 
 def read_private(path: Path) -> bytes:
-    """Return the content of a file of this user's in a folder that no other user can write to."""
+    """Return the content of a file of this user in a folder that no other user can write to."""
     with open(open_private(path, os.O_RDONLY), "rb") as file:
         return file.read()
 
 
 def read_named(path: Path) -> bytes:
-    """Return the content of a file with a secret that the user named: of this user or of root, and not for others to change.
+    """Return the content of a secret file that the user named; it must belong to this user or root, and be closed to changes.
 
-    Links are followed: this is how secrets of Kubernetes come.
+    Links are followed: Kubernetes mounts secrets as links.
     """
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
@@ -57,9 +57,9 @@ def read_named(path: Path) -> bytes:
 
 
 def write_private(path: Path, data: bytes, *, shared: bool = False) -> None:
-    """Replace a file at once and durably, readable by its owner alone: a reader sees the old content or the new one."""
+    """Replace a file atomically and durably, readable by its owner only."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    # One of this process id may have been killed right here: in containers they come again.
+    # A process with the same id may have been killed right here: containers reuse them.
     temporary.unlink(missing_ok=True)
     try:
         _write(open_private(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, shared=shared), data)
@@ -71,12 +71,12 @@ def write_private(path: Path, data: bytes, *, shared: bool = False) -> None:
 
 
 def write_over(path: Path, data: bytes) -> None:
-    """Write a private file in place and durably; what is behind ``data`` stays. It is made if it is not there."""
+    """Overwrite a private file in place and durably, from its start; create it if it does not exist."""
     _write(open_private(path, os.O_WRONLY | os.O_CREAT), data)
 
 
 def sync_folder(path: Path) -> None:
-    """Make what was renamed to ``path`` durable: a power cut could bring the old one back after the new one was acted upon."""
+    """Make a rename to ``path`` durable: after a power cut the old file could return when the new one was already used."""
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)
@@ -85,9 +85,9 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> int:
-    """Make a folder that this user alone can enter, or take one that is there: then return the mode that it had.
+    """Make a folder that only this user can enter, or take over an existing one; return the mode that it had.
 
-    One that another user owns or can write to raises OSError: what is in it may be planted.
+    Raise OSError for one that another user owns or can write to: its content may be planted.
     """
     made = False
     with contextlib.suppress(FileExistsError):
@@ -105,12 +105,12 @@ def make_folder(path: Path) -> int:
 
 @contextlib.contextmanager
 def own_folder(path: Path, *, writable: bool = False) -> Iterator[int]:
-    """Open a folder that belongs to this user; ``writable``: although others may write to it."""
+    """Open a folder that belongs to this user; ``writable``: even if others may write to it."""
     named = os.lstat(path)
     linked = stat.S_ISLNK(named.st_mode)
     if linked and named.st_uid not in (0, os.geteuid()):
         raise _refusal(path, f"it is a link that {_user(named.st_uid)} made")
-    # Followed only as a link that was looked at.
+    # A link is followed only after this check.
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if linked else os.O_NOFOLLOW))
     try:
         found = os.fstat(folder)
@@ -124,7 +124,7 @@ def own_folder(path: Path, *, writable: bool = False) -> Iterator[int]:
 
 
 def is_own_folder(path: Path) -> bool:
-    """Whether a folder belongs to this user, and no other user can write to it."""
+    """Return whether a folder belongs to this user, and no other user can write to it."""
     try:
         with own_folder(path):
             return True
@@ -133,7 +133,7 @@ def is_own_folder(path: Path) -> bool:
 
 
 def _open_own(path: Path, flags: int, folder: int | None) -> int:
-    # Not to wait for the other end of a pipe that somebody put there.
+    # O_NONBLOCK: do not wait for the other end of a planted pipe.
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         fd = os.open(path if folder is None else path.name, flags, 0o600, dir_fd=folder)
@@ -157,9 +157,9 @@ def _open_own(path: Path, flags: int, folder: int | None) -> int:
 
 
 def _is_own(folder: int, uid: int) -> bool:
-    """Whether a folder's owner is this user, under the number that its file system gives to this user.
+    """Return whether a folder's owner is this user, under the id that its file system gives to this user.
 
-    Network file systems change numbers: root's files may belong to 'nobody' there. A new file shows which number is ours.
+    Network file systems map ids: root's files may belong to 'nobody' there. A new file shows which id is ours.
     """
     if uid == os.geteuid():
         return True

@@ -1,7 +1,7 @@
-"""Seal small files with a checksum, so that a damaged one is never read as another one.
+"""Seal small files with a checksum, so that damage is detected.
 
-In a JSON object the checksum is one more key, the last one; in TOML it is a comment in the last line. It is over all bytes
-before it. Readers that do not know it see the same values.
+In a JSON object the checksum is the last key; in TOML it is a comment in the last line. It covers all bytes before it.
+Readers that do not know it see the same values.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ _SEAL = re.compile(rb'(.*),"checksum":"([0-9a-f]{32})"\}', re.DOTALL)
 
 
 class Damaged(ValueError):
-    """The checksum of a record does not fit its bytes."""
+    """The checksum of a record does not match its bytes."""
 
 
 def seal(record: bytes) -> bytes:
-    """Return a JSON object with its checksum in it; it must have other keys."""
+    """Return a JSON object with its checksum added; it must have other keys."""
     body = record.removesuffix(b"}")
     return b'%b,"checksum":"%b"}' % (body, _checksum(body))
 
 
 def is_sealed(data: bytes) -> bool:
-    """Return whether a record has a checksum, raise Damaged if that is wrong. Earlier versions wrote records without."""
+    """Return whether a record has a checksum; raise Damaged if it is wrong. Earlier versions wrote none."""
     return _fits(_SEAL.fullmatch(data.strip()))
 
 
 def seal_toml(text: str) -> bytes:
-    """Return a TOML document with its checksum in a comment behind it."""
+    """Return a TOML document with its checksum in a final comment."""
     body = text.encode()
     return b"%b# checksum: %b\n" % (body, _checksum(body))
 
 
 def is_sealed_toml(data: bytes) -> bool:
-    """Return whether a document has a checksum, raise Damaged if that is wrong."""
+    """Return whether a document has a checksum; raise Damaged if it is wrong."""
     return _fits(_COMMENT.fullmatch(data))
 
 
@@ -43,7 +43,7 @@ def _fits(found: re.Match[bytes] | None) -> bool:
     if found is None:
         return False
     if _checksum(found.group(1)) != found.group(2):
-        raise Damaged("its checksum does not fit what it says")
+        raise Damaged("its checksum does not match its content")
     return True
 
 

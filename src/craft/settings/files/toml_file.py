@@ -1,4 +1,4 @@
-"""craft.toml as it is read: its values, and where in the file each of them is, so that an error can say."""
+"""Read craft.toml: its values, and the line of each key, for error messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BOUND = re.compile(r"Expected `\w+` (?P<sign>[<>]=?) (?P<number>\S+)")
 
 
 class TomlFile:
-    """One craft.toml; an empty one where there is none."""
+    """One craft.toml; empty without a path."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -43,7 +43,7 @@ class TomlFile:
         self.check_keys("", self.values, TABLES, "there is no table")
 
     def table(self, name: str) -> Mapping[str, Any]:
-        """The table of this name, such as ``run`` or ``techniques.hang``; an empty one if it is not there."""
+        """Return the table of this name, such as ``run`` or ``techniques.hang``; an empty one if it is missing."""
         found: Any = self.values
         for part in name.split("."):
             found = found.get(part, {})
@@ -61,12 +61,12 @@ class TomlFile:
                 raise self.error(table, key, f"{complaint} {key!r}{hint(key, known)}", number=number)
 
     def error(self, table: str, key: str | None, message: str, *, number: int = 1) -> ConfigError:
-        """An error about a key of a table (the ``number``-th of that name), with file and line."""
+        """Return an error about a key of a table (the ``number``-th of that name), with file and line."""
         line = self.line(table, key, number=number)
         return ConfigError(f"{self.path}{'' if line is None else f', line {line}'}: {message}")
 
     def line(self, table: str, key: str | None, *, number: int = 1) -> int | None:
-        """The line with a key of a table, or else the first one of that table."""
+        """Return the line of a key of a table, or else the first one of that table."""
         wanted = ".".join(part for part in (table, key) if part)
         mine = [place for place in self._places if place.number == number] if table else self._places
         for name in (wanted, table):
@@ -85,13 +85,13 @@ def hint(given: str, known: Iterable[str]) -> str:
 
 
 def key_in(error: msgspec.ValidationError) -> str | None:
-    """The key that a validation error is about, such as ``limit_s`` for ``... - at `$.limit_s```."""
+    """Return the key that a validation error names, such as ``limit_s`` for ``... - at `$.limit_s```."""
     found = re.search(r"`\$\.([A-Za-z0-9_-]+)", str(error))
     return found[1] if found is not None else None
 
 
 def complaint(error: msgspec.ValidationError, kind: type[msgspec.Struct], values: Mapping[str, Any]) -> str:
-    """What is wrong with the value of a setting, in words: its bounds, or the nearest value that it may have."""
+    """Return what is wrong with the value of a setting: its bounds, or the nearest valid value."""
     text, _, place = str(error).partition(" - at ")
     bound = _BOUND.fullmatch(text)
     if bound is not None:
@@ -107,7 +107,7 @@ def complaint(error: msgspec.ValidationError, kind: type[msgspec.Struct], values
 
 
 def toml(value: Any) -> str:
-    """A value as it is written in a craft.toml."""
+    """Return a value in TOML syntax."""
     if isinstance(value, dict):
         inside = ", ".join(f"{toml(key)} = {toml(each)}" for key, each in value.items() if each is not None)
         return f"{{ {inside} }}"

@@ -1,7 +1,7 @@
-"""Where in a craft.toml each key is.
+"""Find the line of each key of a craft.toml.
 
-``tomllib`` forgets lines. What it has read is scanned once more here, for the keys alone: headers, dotted keys, inline
-tables, and values of several lines, whatever they look like.
+``tomllib`` does not keep lines. This scans a text that it has accepted for its keys: headers, dotted keys, inline tables,
+and values of several lines.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class TomlPosition(NamedTuple):
     """Of a table or a key, such as ``techniques.hang.limit_s``."""
     line: int
     number: int
-    """Of the table that it is in, among those of a list (``[[alerts]]``), from 1."""
+    """Number of the enclosing table in a list (``[[alerts]]``), from 1."""
 
 
 def places(text: str) -> tuple[TomlPosition, ...]:
-    """Return all tables and keys of a text that ``tomllib`` could read, as they come."""
+    """Return all tables and keys of a text that ``tomllib`` accepts, in order."""
     return tuple(_Scan(text).statements())
 
 
@@ -76,7 +76,7 @@ class _Scan:
             self._take(_STRING) or self._take(_BARE)
 
     def _inside(self, path: str, number: int, closing: str) -> Iterator[TomlPosition]:
-        """Of a list or an inline table."""
+        """Scan a list or an inline table."""
         self._at += 1
         each = 0
         while self._at < len(self._text):

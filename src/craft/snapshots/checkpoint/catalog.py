@@ -1,7 +1,7 @@
-"""What is listed in the stores of a job, and its chunks, read and checked. No torch.
+"""Read manifests and chunks from the stores of a job, and check them. No torch.
 
-Enters: stores. Leaves: manifests, newest first, and the bytes of chunks, never without a look at their hash. ``restore.py``,
-``verify.py`` and ``craft checkpoints`` call it.
+In: stores. Out: manifests, newest first, and chunks whose hashes were checked. ``restore.py``, ``verify.py`` and
+``craft checkpoints`` call it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_LOOKS = 100
 def candidates(tiers: Tiers, on_rejected: Callable[[CheckpointRejected], None] | None = None) -> list[Manifest]:
     """Return what is listed in any store, newest (branch, step) first.
 
-    A manifest that cannot be read is told to ``on_rejected`` and left out. Raises SnapshotError if a store does not answer.
+    An unreadable manifest is reported to ``on_rejected`` and left out. Raises SnapshotError if a store does not answer.
     """
     found: dict[str, Manifest] = {}
     for store in tiers.nearest_first:
@@ -41,10 +41,10 @@ def candidates(tiers: Tiers, on_rejected: Callable[[CheckpointRejected], None] |
 
 
 def manifests(store: Store, on_rejected: Callable[[CheckpointRejected], None] | None = None) -> list[Manifest]:
-    """Return what is listed in one store, oldest first; what cannot be read is told and left out."""
+    """Return what is listed in one store, oldest first; unreadable manifests are reported and left out."""
     for _ in range(_MAX_LOOKS):
         found, rejected, is_stale = _look(store)
-        # Some were collected while they were read, so there are newer ones: who looks must not find nothing then.
+        # Some were collected while they were read, so that there are newer ones: look again.
         if not is_stale:
             break
     if on_rejected is not None:
@@ -69,7 +69,7 @@ def _look(store: Store) -> tuple[list[Manifest], list[CheckpointRejected], bool]
 
 
 def is_listed(tiers: Tiers, name: str) -> bool:
-    """Whether a checkpoint is still there: a job that runs removes old ones while somebody reads them."""
+    """Return whether a checkpoint is still listed: a running job removes old ones."""
     for store in tiers.nearest_first:
         try:
             store.get(manifest_path(name))
@@ -80,7 +80,7 @@ def is_listed(tiers: Tiers, name: str) -> bool:
 
 
 def fetch_chunk(stores: Sequence[Store], ref: Ref, out: memoryview, what: str) -> None:
-    """Fill ``out`` with a chunk, from the first store where its hash is right; ``what`` says for whom, in words."""
+    """Fill ``out`` with a chunk from the first store where its hash is right; ``what`` names its owner in errors."""
     errors: list[SnapshotError] = []
     for store in stores:
         try:
@@ -95,7 +95,7 @@ def fetch_chunk(stores: Sequence[Store], ref: Ref, out: memoryview, what: str) -
     reasons = "; ".join(map(str, errors))
     missing = all(isinstance(error, SnapshotMissing) for error in errors)
     raise (SnapshotMissing if missing else SnapshotCorrupt)(
-        f"{what} cannot be read, for want of chunk {ref.hash}: {reasons}", errors[-1].address
+        f"{what} cannot be read: no good copy of chunk {ref.hash}: {reasons}", errors[-1].address
     )
 
 

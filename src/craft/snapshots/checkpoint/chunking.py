@@ -1,7 +1,7 @@
-"""How the row of bytes of a training state is cut into chunks, and which member writes which.
+"""Divide the bytes of a training state into chunks, and the chunks among the members.
 
-Enters: the entries of a header. Leaves: chunks, the same on every worker and at every time, so that what has not changed gets
-the same hash again. ``writer.py``, ``restore.py`` and ``verify.py`` call it. Pure, and no torch.
+In: the entries of a header. Out: chunks, the same on every worker and every time, so that unchanged bytes get the same hash
+again. ``writer.py``, ``restore.py`` and ``verify.py`` call it. Pure, no torch.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from craft.snapshots.state.index import TensorEntry, entry_bytes
 CHUNK_BYTES = 4 << 20
 """A file of this size is written about as fast as a large one, and a changed byte costs no more than this."""
 LARGE_BYTES = 64 << 10
-"""Tensors from this size on have chunks of their own."""
+"""Tensors of at least this size have separate chunks."""
 PACK_BYTES = 1 << 20
-"""Smaller ones lie together in chunks up to this size."""
+"""Smaller ones share chunks of up to this size."""
 
 
 class Chunk(NamedTuple):
-    """Ranges of the row that are stored as one file, one after the other."""
+    """Ranges of bytes that are stored as one file, in order."""
 
     ranges: tuple[tuple[int, int], ...]
     size: int
 
 
 def cut(entries: Sequence[TensorEntry], shares: Sequence[int] = ()) -> tuple[Chunk, ...]:
-    """Return the chunks of a state, in the order of their first bytes; together they are every byte once.
+    """Return the chunks of a state, ordered by their first bytes; together they cover every byte once.
 
-    ``shares``: so many entries each writer has, who knows nothing of the others'; each share is cut by itself.
+    ``shares``: the number of entries of each writer that does not know the others; each share is divided separately.
     """
     chunks: list[Chunk] = []
     first = begin = 0
@@ -56,7 +56,7 @@ def _cut_share(entries: Sequence[TensorEntry], begin: int) -> list[Chunk]:
                 chunks.append(_chunk(small))
                 small, packed = [], 0
             packed += end - begin
-            # Neighbours are one range: an optimizer has many tensors of a single number.
+            # Merge neighbours into one range: an optimizer has many tensors of a single number.
             first = small.pop()[0] if small and small[-1][1] == begin else begin
             small.append((first, end))
         begin = end
@@ -72,8 +72,8 @@ def _chunk(ranges: list[tuple[int, int]]) -> Chunk:
 def assign(chunks: Sequence[Chunk], of: int) -> list[list[int]]:
     """Return for each of ``of`` members the numbers of the chunks that it writes.
 
-    Each chunk in turn goes to whoever has least so far. So any stretch of the row is shared evenly too: where half of a state is
-    frozen, everybody writes an equal share of the other half.
+    Each chunk in turn goes to the member with the fewest bytes so far. So every stretch is divided evenly: if half of a state is
+    frozen, all members write an equal share of the other half.
     """
     shares: list[list[int]] = [[] for _ in range(of)]
     load = [(0, member) for member in range(of)]

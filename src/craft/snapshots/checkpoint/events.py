@@ -1,4 +1,4 @@
-"""What a worker's threads tell of checkpoints, as events. ``writer.py`` and ``tier_copier.py`` call it."""
+"""Report checkpoints of a worker's threads as events. ``writer.py`` and ``tier_copier.py`` call it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointEvents:
-    """Makes events and hands them to whoever wants them; what goes wrong there does not come back."""
+    """Makes events and passes them on; errors of the receiver are logged."""
 
     def __init__(self, worker_id: str, on_event: Callable[[AnyNote], None]) -> None:
         self._worker_id = worker_id
@@ -28,7 +28,7 @@ class CheckpointEvents:
                 tag=manifest.tag,
                 total_bytes=manifest.total_bytes,
                 new_bytes=manifest.new_bytes,
-                # By the clock, which may have been set back meanwhile.
+                # By the wall clock, which may have been set back meanwhile.
                 seconds=max(0.0, seconds),
             )
         )
@@ -44,4 +44,4 @@ class CheckpointEvents:
         try:
             self._on_event(event)
         except Exception:
-            logger.exception("nobody took the event %s", event)
+            logger.exception("event %s could not be delivered", event)

@@ -1,8 +1,8 @@
-"""Removes checkpoints that are not to be kept, and chunks that nothing needs any more.
+"""Remove checkpoints beyond those to keep, and chunks that are no longer needed.
 
-Enters: a store, and how many checkpoints stay. Leaves: what was removed, or would be. Whoever publishes a checkpoint calls it,
-and ``craft checkpoints`` (``gc``, ``rm``). It may be killed at any instant: manifests go first, so that none is ever listed
-without its chunks, and chunks that are left are found again the next time. No torch.
+In: a store, and how many checkpoints to keep. Out: what was removed, or would be. The publisher of a checkpoint calls it, and
+``craft checkpoints`` (``gc``, ``rm``). It may be killed at any instant: manifests go first, so that none is listed without
+its chunks, and left-over chunks are found the next time. No torch.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from craft.snapshots.store.store import Collecting, Found, Store, StoreBusy
 logger = logging.getLogger(__name__)
 
 OVERDUE_S = 3600.0
-"""A part that is older than the newest checkpoint, and was written this long ago, will not become one."""
+"""A part older than the newest checkpoint, written this long ago, will not become one."""
 DEAD_S = 24 * 3600.0
-"""Nor will any that was written this long ago."""
+"""Nor will any part written this long ago."""
 _MIN_UNFINISHED = 2
 _PATIENCE_S = 2.0
 _LOOK_S = 0.1
 _BATCH = 50
-"""Files that are removed between two looks at whether that is still right."""
+"""Files removed between two checks that removing is still allowed."""
 
 
 class Collected(NamedTuple):
@@ -52,8 +52,8 @@ class Collected(NamedTuple):
 def collect(store: Store, keep: int, now: float, dry_run: bool = False, unwanted: Collection[str] = ()) -> Collected:
     """Keep the newest ``keep`` checkpoints without a tag and all that have one; remove the others and what only they need.
 
-    ``unwanted``: names of checkpoints that go in any case. ``now`` is in seconds since 1970. Raises StoreBusy if somebody
-    writes or collects at this time, and SnapshotError if a manifest is of a newer CRAFT: nobody here knows what it needs.
+    ``unwanted``: names of checkpoints to remove in any case. ``now`` is in seconds since 1970. Raises StoreBusy if another
+    process writes or collects, and SnapshotError for a manifest of a newer CRAFT, whose needs are unknown.
     """
     if dry_run:
         return _survey(store, keep, now, unwanted)
@@ -67,7 +67,7 @@ def collect(store: Store, keep: int, now: float, dry_run: bool = False, unwanted
 
 
 def apply_keep(store: Store, keep: int) -> None:
-    """Collect garbage if nobody minds; it is not worth an error."""
+    """Collect garbage if the store is free; log errors."""
     give_up = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -79,7 +79,7 @@ def apply_keep(store: Store, keep: int) -> None:
                 continue
             logger.info("old checkpoints stay for now: %s", error)
         except Exception:
-            # The thread that writes must not end by it.
+            # The writing thread must not end because of it.
             logger.exception("old checkpoints could not be removed from %s", store.url)
         return
 
@@ -91,7 +91,7 @@ def _remove(store: Store, guard: Collecting, paths: Sequence[str]) -> None:
 
 
 def _survey(store: Store, keep: int, now: float, unwanted: Collection[str]) -> Collected:
-    # Parts before manifests: who publishes writes the manifest before the parts go.
+    # Parts before manifests: a publisher writes the manifest before it removes the parts.
     parts = store.files(PARTS)
     needed = set().union(*map(hashes_in, store.pinned()))
     needed_by_part = {part.path: hashes_in(data) for part in parts if (data := _get(store, part.path)) is not None}
@@ -121,7 +121,7 @@ def _get(store: Store, path: str) -> bytes | None:
 def _divide(
     store: Store, keep: int, needed: set[str], unwanted: Collection[str]
 ) -> tuple[list[Manifest], list[Manifest]]:
-    """Return the manifests that stay and those that go. What a damaged one names is added to ``needed``; it stays too."""
+    """Return the manifests to keep and to remove. A damaged one stays; the chunks it names are added to ``needed``."""
     found: list[Manifest] = []
     for file in store.files(MANIFESTS):
         data = _get(store, file.path)
@@ -137,8 +137,7 @@ def _divide(
     untagged = [manifest for manifest in found if manifest.tag is None]
     doubts = SuspectCheckpoints([store])
     trusted = [manifest for manifest in untagged if doubts.about(manifest) is None]
-    # Whatever its step is, the one that was taken last is not what somebody wants to be rid of. Nor do those that may hold
-    # wrong bits push out good ones.
+    # Always keep the one taken last, whatever its step. Checkpoints that may hold wrong bits do not displace good ones.
     staying = {each.name for each in (*untagged[-keep:], *trusted[-keep:])}
     if found:
         staying.add(max(found, key=lambda each: each.time).name)
@@ -148,7 +147,7 @@ def _divide(
 
 
 def _is_dead(part: Found, parts: Sequence[Found], manifests: Sequence[Manifest], keep: int, now: float) -> bool:
-    """Whether the checkpoint that a part belongs to is complete already, or never will be."""
+    """Return whether the checkpoint of a part is complete already, or never will be."""
     name = _name(part)
     if place_of_name(name) is None or now - part.modified > DEAD_S:
         return True
@@ -156,7 +155,7 @@ def _is_dead(part: Found, parts: Sequence[Found], manifests: Sequence[Manifest],
         return True
     if now - part.modified > OVERDUE_S and any(manifest.name > name for manifest in manifests):
         return True
-    # On a host's own store of a job with several, nothing is ever complete: there, too, only the newest stay.
+    # In a host's fast store of a job with several hosts nothing is ever complete: keep only the newest there, too.
     return len({_name(each) for each in parts if _name(each) > name}) >= max(keep, _MIN_UNFINISHED)
 
 

@@ -1,6 +1,6 @@
-"""What the first steps after a checkpoint gave, kept in its store: a job that goes on from it compares its own with that.
+"""Store digests of the first steps after a checkpoint; a job that resumes from it compares its own with them.
 
-Enters: digests of the state after the next steps. Leaves: one small file for each branch, about its newest checkpoints.
+In: digests of the state after the next steps. Out: one small file per branch, about its newest checkpoints.
 ``worker/checkpoint/resumed_steps.py`` writes and reads it. No torch.
 """
 
@@ -18,18 +18,18 @@ logger = logging.getLogger(__name__)
 
 _FOLDER = "next"
 _KEPT = 8
-"""Checkpoints of a branch that a file is about: the newest one may turn out to be incomplete."""
+"""Number of checkpoints in a file: the newest one may turn out to be incomplete."""
 
 
 class NextSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one checkpoint."""
+    """Digests of the steps after one checkpoint."""
 
     step: int
     """Committed steps of the checkpoint."""
     script: str
     """A hash of the script that computed the steps."""
     digests: dict[int, str]
-    """By the number of committed steps: a hash of the state after them."""
+    """A hash of the state, by the number of committed steps."""
 
 
 class _Branch(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,14 +37,14 @@ class _Branch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def keep(store: Store, branch: int, found: NextSteps) -> None:
-    """Write what is known of a checkpoint's next steps, in the place of what was. Raises SnapshotError."""
+    """Replace what is known of a checkpoint's next steps. Raises SnapshotError."""
     others = [each for each in _read(store, branch) if each.step != found.step]
     content = _Branch(checkpoints=(*others, found)[-_KEPT:])
     store.put(_path(branch), seal(msgspec.json.encode(content)))
 
 
 def read(store: Store, branch: int, step: int) -> NextSteps | None:
-    """Return what the steps after a checkpoint gave; None if that is not known. Raises SnapshotError."""
+    """Return the digests of the steps after a checkpoint; None if unknown. Raises SnapshotError."""
     return next((each for each in _read(store, branch) if each.step == step), None)
 
 

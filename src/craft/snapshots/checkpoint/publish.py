@@ -1,7 +1,7 @@
-"""Brings one member's share of a checkpoint into a store, and the whole into the list when it was the last.
+"""Write one member's share of a checkpoint into a store; the last member also lists the checkpoint.
 
-Enters: a share in memory, or one that another store has. Leaves: chunks, then the member's part, then, by whoever finds all
-parts there, the manifest. Members do not talk to each other. ``writer.py`` and ``tier_copier.py`` call it, on threads of their own.
+In: a share in memory, or in another store. Out: chunks, then the member's part, then the manifest, by the member that finds
+all parts present. Members do not talk to each other. ``writer.py`` and ``tier_copier.py`` call it, on their threads.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ T = TypeVar("T")
 def write_share(
     store: Store, who: str, write: Callable[[Adding], Part], owner: str = ""
 ) -> tuple[Part, Manifest | None]:
-    """Write the share of one member: ``write`` adds its chunks and says what they are. ``owner``: whose the store must be.
+    """Write the share of one member: ``write`` adds its chunks and returns them. ``owner``: the job that must own the store.
 
-    Returns its part, and the manifest if the checkpoint is complete and this call is the one that says so.
+    Returns the part, and the manifest if the checkpoint is complete and this call announces it.
     """
     with store.writing(who) as guard:
         adding = store.adding()
@@ -51,7 +51,7 @@ def write_share(
         guard.check()
         store.put(path, seal(part))
         try:
-            # Again: what was found there may have been removed by somebody who took this one for dead.
+            # Check again: a collector that took this writer for dead may have removed chunks.
             guard.check()
         except StoreBusy:
             store.remove([path])
@@ -61,7 +61,7 @@ def write_share(
 
 
 def publish(store: Store, part: Part) -> Manifest | None:
-    """List the checkpoint if all its parts are there; return it if this call is the one that announces it."""
+    """List the checkpoint if all its parts are present; return it if this call announces it."""
     paths = [part_path(part.name, number, part.of) for number in range(part.of)]
     there = {found.path for found in store.files(f"{PARTS}/{part.name}")}
     if not there.issuperset(paths):
@@ -69,30 +69,28 @@ def publish(store: Store, part: Part) -> Manifest | None:
     try:
         manifest = merge([read_part(store.get(path), store.where(path)) for path in paths], store.where(PARTS))
     except SnapshotMissing:
-        # Another one has published it meanwhile, and removed the parts.
+        # Another member has published it meanwhile, and removed the parts.
         manifest = read_manifest(store.get(manifest_path(part.name)), store.where(manifest_path(part.name)))
     else:
         _check_chunks(store, manifest)
         store.put(manifest_path(part.name), seal(manifest))
-    # Two may come here at once, with the same manifest. Only one of them removes the first part.
+    # Two members may get here at once, with the same manifest. Only one of them removes the first part.
     announces = store.remove_one(paths[0])
     store.remove(there)
     return manifest if announces else None
 
 
 def _check_chunks(store: Store, manifest: Manifest) -> None:
-    """Raise SnapshotMissing unless all chunks are there, also those of members that have stood still since."""
+    """Raise SnapshotMissing unless all chunks are present, including those of members that have been idle since."""
     there = {found.path: found.size for found in store.files(CHUNKS)}
     for ref in (manifest.header, *manifest.chunks):
         if there.get(chunk_path(ref.hash)) != ref.size:
             file = store.where(chunk_path(ref.hash))
-            raise SnapshotMissing(
-                f"checkpoint {manifest.name} cannot be listed: {file} is not there, or not whole", file
-            )
+            raise SnapshotMissing(f"checkpoint {manifest.name} cannot be listed: {file} is missing or incomplete", file)
 
 
 def in_parallel(store: Store, call: Callable[[T], None], items: Iterable[T]) -> None:
-    """Make calls on as many threads as the store likes; raise what the first that failed raised."""
+    """Make calls on as many threads as suit the store; raise the first error."""
     with ThreadPoolExecutor(store.parallel, "craft-checkpoint", initializer=lower_priority) as pool:
         calls = [pool.submit(call, item) for item in items]
         try:

@@ -1,7 +1,7 @@
-"""Brings a checkpoint back.
+"""Read a checkpoint back.
 
-Enters: the stores of a job, and a manifest that ``candidates`` found there. Leaves: header and tensors, every chunk
-checked, for ``portable.load``. A worker that starts calls it, on any thread that may block.
+In: the stores of a job, and a manifest that ``candidates`` found there. Out: header and tensors, every chunk checked, for
+``serialized.load``. A starting worker calls it, on any thread that may block.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _READERS = 8
 
 
 class Restored(NamedTuple):
-    """A whole state. Tensors are in the order of the header's entries."""
+    """A complete state. Tensors are in the order of the header's entries."""
 
     header: Header
     tensors: list[torch.Tensor]
@@ -41,16 +41,16 @@ def restore(
     modules: Mapping[str, torch.nn.Module] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Restored:
-    """Read a checkpoint, each chunk from the nearest store where it is as it should be; ``progress`` is told of bytes.
+    """Read a checkpoint, each chunk from the nearest store with a good copy; ``progress`` receives byte counts.
 
-    Bytes of parameters and buffers of ``modules`` are read into these directly: after an error they hold anything.
-    Raises SnapshotMissing or SnapshotCorrupt, which name the chunk, its files and the tensors that it belongs to.
+    Parameters and buffers of ``modules`` are read in place: after an error their content is undefined. Raises SnapshotMissing or
+    SnapshotCorrupt, which name the chunk, its files and its tensors.
     """
     header = decode_header(fetch_header(tiers, manifest))
     chunks = cut(header.entries)
     check_sizes(manifest, chunks)
     tensors = make_room(header, targets(modules or {}), None)
-    landing = _Landing(tiers, manifest, header, tensors)
+    landing = _Destination(tiers, manifest, header, tensors)
     with ThreadPoolExecutor(_READERS, "craft-restore") as pool:
         calls = [pool.submit(landing.fill, ref, chunk) for ref, chunk in zip(manifest.chunks, chunks, strict=True)]
         try:
@@ -63,8 +63,8 @@ def restore(
     return Restored(header, tensors, manifest)
 
 
-class _Landing:
-    """Where the chunks of a checkpoint come down, several at a time."""
+class _Destination:
+    """Tensors that receive the chunks of a checkpoint, several at a time."""
 
     def __init__(self, tiers: Tiers, manifest: Manifest, header: Header, tensors: Sequence[torch.Tensor]) -> None:
         self._stores = tiers.nearest_first
@@ -78,7 +78,7 @@ class _Landing:
         places = [self._memory[index][begin:end] for index, begin, end in pieces]
         what = self._what([index for index, _, _ in pieces])
         if len(places) == 1:
-            # Large tensors are read to where they belong, without a copy.
+            # Large tensors are read in place, without a copy.
             fetch_chunk(self._stores, ref, places[0], what)
             return
         data = memoryview(bytearray(ref.size))

@@ -1,6 +1,6 @@
-"""Which checkpoint somebody means who gives a step, a name or a tag. Pure, and no torch.
+"""Select checkpoints by step, name or tag. Pure, no torch.
 
-Enters: what is listed, and what a person or a script wrote. Leaves: one manifest, or a sentence that says what there is.
+In: what is listed, and what a person or a script wrote. Out: one manifest, or an error that lists what exists.
 ``craft checkpoints`` and ``dcp.py`` call it.
 """
 
@@ -15,16 +15,16 @@ _SHOWN = 8
 
 
 def select_all(found: Sequence[Manifest], url: str, which: Sequence[str]) -> list[Manifest]:
-    """Return every one of ``found`` that has one of these steps, names or tags; each of them must be there."""
+    """Return all of ``found`` that have one of these steps, names or tags; each of them must match."""
     for each in which:
         select(found, url, each)
     return [each for each in found if {str(each.step), each.name, each.tag} & set(which)]
 
 
 def select(found: Sequence[Manifest], url: str, which: str | int | None = None) -> Manifest:
-    """Return the newest of ``found`` that has this step, name or tag, or the newest of all. They are sorted, newest first."""
+    """Return the newest of ``found`` with this step, name or tag, or the newest of all. They are sorted, newest first."""
     if not found:
-        raise ConfigError(f"{url} holds no checkpoints: give the place that the job writes to ('--checkpoints')")
+        raise ConfigError(f"{url} holds no checkpoints: give the URL that the job writes to ('--checkpoints')")
     if which is None:
         return found[0]
     for manifest in found:
@@ -32,11 +32,9 @@ def select(found: Sequence[Manifest], url: str, which: str | int | None = None) 
             return manifest
     steps = ", ".join(dict.fromkeys(str(manifest.step) for manifest in found[:_SHOWN]))
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    raise ConfigError(
-        f"{url} holds no checkpoint {which}: those of steps {steps}{more} are there; give a step or a name"
-    )
+    raise ConfigError(f"{url} holds no checkpoint {which}: it has those of steps {steps}{more}; give a step or a name")
 
 
 def names_one(text: str) -> bool:
-    """Whether a word on a command line is the step or the name of a checkpoint, and not a place."""
+    """Return whether a word on a command line is the step or name of a checkpoint, rather than a URL."""
     return text.isdigit() or place_of_name(text) is not None

@@ -1,8 +1,9 @@
-"""Checkpoints that may hold wrong bits: those since the last step at which the whole state was known to be the same.
+"""Mark checkpoints that may hold wrong bits: those since the last step at which all workers agreed on the whole state.
 
-Enters: what a worker knows when bits differ. Leaves: a small file in every store of the job, and for each checkpoint whether it
-is doubted and why. A file is about a branch and all steps behind one, so that it also holds for what is still being written.
-``worker/checkpoint/lifecycle.py`` writes it; ``worker/checkpoint/rollback.py``, ``gc.py`` and ``craft checkpoints`` ask. No torch.
+In: what a worker knows when bits differ. Out: a small file in every store of the job, and for each checkpoint whether it is
+suspect and why. A file covers all later steps of a branch, so that it also applies to checkpoints still being written.
+``worker/checkpoint/lifecycle.py`` writes it; ``worker/checkpoint/rollback.py``, ``gc.py`` and ``craft checkpoints`` read it.
+No torch.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _SHOWN = 160
 
 
 class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
-    """Bits differed, and since when that may have been so."""
+    """Bits differed, perhaps since ``after``."""
 
     branch: int
     after: int
-    """Committed steps of the last state that is known to have been the same on all workers."""
+    """Committed steps of the last state that was known to be the same on all workers."""
     step: int
-    """In which it was found."""
+    """The step in which it was found."""
     reason: str = ""
 
     @property
@@ -41,32 +42,32 @@ class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return (
-            f"it may hold wrong bits: in step {self.step} bits differed between workers, and the whole state was last known to be"
-            f" the same after {self.after} steps ({self.reason[:_SHOWN]})"
+            f"it may hold wrong bits: in step {self.step} bits differed between workers; the whole state was last known to be the"
+            f" same after {self.after} steps ({self.reason[:_SHOWN]})"
         )
 
 
 def mark(stores: Iterable[Store], suspicion: Suspicion) -> None:
-    """Have everything doubted that ``suspicion`` is about, in all stores. Raises SnapshotError if one cannot be written."""
+    """Mark all checkpoints that ``suspicion`` covers as suspect, in all stores. Raises SnapshotError on a failed write."""
     for store in stores:
         store.put(suspicion.path, seal(msgspec.json.encode(suspicion)))
 
 
 class SuspectCheckpoints:
-    """Which checkpoints may hold wrong bits, by all that is marked in some stores."""
+    """The checkpoints that are marked in some stores as suspect."""
 
     def __init__(self, stores: Iterable[Store]) -> None:
-        """Raises SnapshotError if a store does not answer."""
+        """Raise SnapshotError if a store does not answer."""
         found = (_read(store, file.path) for store in stores for file in store.files(SUSPECT))
         self._found = [each for each in found if each is not None]
 
     @property
     def branches(self) -> frozenset[int]:
-        """Branches in which something is doubted: a job that goes on begins another one."""
+        """Branches with suspect checkpoints: a job that resumes begins another one."""
         return frozenset(each.branch for each in self._found)
 
     def about(self, manifest: Manifest) -> Suspicion | None:
-        """Return why a checkpoint is doubted, None if it is not."""
+        """Return why a checkpoint is suspect; None if it is not."""
         if manifest.kind != "job":
             return None
         own = (each for each in self._found if each.branch == manifest.branch and each.after < manifest.step)
@@ -76,7 +77,7 @@ class SuspectCheckpoints:
 def _read(store: Store, path: str) -> Suspicion | None:
     named = _PATH.fullmatch(path)
     if named is None:
-        logger.warning("%s is not a file of a store: it is left alone", store.where(path))
+        logger.warning("%s is not a file of a store: ignored", store.where(path))
         return None
     branch, after, step = map(int, named.groups())
     try:

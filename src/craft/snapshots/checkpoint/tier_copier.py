@@ -1,12 +1,11 @@
-"""Copies a worker's share of checkpoints from the fast store of its host to the durable one.
+"""Copy a worker's share of checkpoints from the fast store of its host to the durable one.
 
-Enters: parts that ``writer.py`` has written to the fast store. Leaves: the same in the durable store, and events. The writer owns
-one, and this has a thread of its own.
+In: parts that ``writer.py`` has written to the fast store. Out: the same in the durable store, and events. The writer owns
+one; it has its own thread.
 
-Where the durable store is slower than checkpoints come, some are left out. All members must leave out the same, or none would
-ever be complete there: the member with share 0 chooses, always the newest, and marks it as begun in the durable store; the others
-do what is marked. It chooses the next one when that is complete. Those with a tag are never left out, and nobody waits to be
-told.
+If the durable store is slower than the checkpoints come, some are skipped. All members must skip the same ones, or none would
+be complete there: the member with share 0 chooses, always the newest, and marks it in the durable store; the others follow
+the mark. It chooses the next one when that is complete. Checkpoints with a tag are never skipped, and need no mark.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
 _LAGGARD_S = 120.0
-"""The others have this long to finish what member 0 has finished; then it goes on without them."""
+"""How long member 0 waits for the others to finish what it has finished."""
 _MAX_PENDING = 8
 _CLOSE_S = 10.0
 
@@ -42,7 +41,7 @@ class TierCopier:
     def __init__(
         self, local: LocalStore, durable: Store, worker_id: str, keep: int, notes: CheckpointEvents, owner: str = ""
     ) -> None:
-        """``owner``: the id of the job whose the durable store must be."""
+        """``owner``: the id of the job that must own the durable store."""
         self._local = local
         self._durable = durable
         self._owner = owner
@@ -52,22 +51,22 @@ class TierCopier:
         # Guards what follows: the writer's thread offers, the copier's thread copies.
         self._change = threading.Condition()
         self._pending: dict[str, tuple[Part, Pin]] = {}
-        """By their names, the oldest first."""
+        """By name, the oldest first."""
         self._closed = False
         self._awaited = False
-        """Whether the job waits for what was offered."""
+        """Whether the job waits for the copies."""
         self._thread = threading.Thread(target=self._run, name="craft-copier", daemon=True)
         self._thread.start()
 
-    # On the threads of the writer.
+    # On the writer's threads.
 
     def offer(self, part: Part, pin: Pin) -> None:
-        """A share is in the fast store. Its chunks stay there until ``pin`` is released, which the copier does."""
+        """Queue a share in the fast store. Its chunks stay there until the copier releases ``pin``."""
         with self._change:
             self._pending[part.name] = (part, pin)
             self._awaited = False
             waiting = [each for each, _ in self._pending.values() if each.tag is None]
-            # Nobody will choose those of members that have parted since.
+            # No member will choose those of an earlier membership.
             gone = [each.name for each in waiting if each.generation != part.generation]
             gone += [each.name for each in waiting[:-_MAX_PENDING]]
             for name in gone:
@@ -75,7 +74,7 @@ class TierCopier:
             self._change.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until everything that was offered is in the durable store, or is left out; whether it is."""
+        """Wait until everything that was offered is copied or skipped; return whether it is."""
         with self._change:
             self._awaited = True
             return self._change.wait_for(lambda: not self._pending, timeout_s)
@@ -104,7 +103,7 @@ class TierCopier:
                 self._change.wait_for(lambda: self._pending or self._closed)
                 if self._closed:
                     return
-            # Anew before each try: by now there may be a newer one.
+            # Chosen anew before each attempt: there may be a newer one.
             part = self._choose()
             if part is None:
                 pause_s: float | None = _LOOK_S
@@ -114,7 +113,7 @@ class TierCopier:
                 return
 
     def _attempt(self, part: Part, tries: int) -> tuple[int, float | None]:
-        """Copy a share; return how many tries have failed now, and how long to wait before the next."""
+        """Copy a share; return the number of failed attempts, and the pause before the next."""
         try:
             self._copy(part)
         except Exception as error:  # noqa: BLE001  (the edge of a thread: it becomes an event)
@@ -131,7 +130,7 @@ class TierCopier:
         return 0, None
 
     def _choose(self) -> Part | None:
-        """What is to be copied next; None: that is not known yet."""
+        """Return what to copy next; None: not known yet."""
         with self._change:
             waiting = [part for part, _ in self._pending.values()]
         tagged = [part for part in waiting if part.tag is not None]
@@ -140,7 +139,7 @@ class TierCopier:
         try:
             begun = {found.path for found in self._durable.files(PARTS)}
         except SnapshotError as error:
-            logger.info("nobody can say which checkpoint is to be copied: %s", error)
+            logger.info("cannot read which checkpoint is to be copied: %s", error)
             return None
         return next((part for part in reversed(waiting) if _mark(part) in begun), None)
 
@@ -169,7 +168,7 @@ class TierCopier:
         return out
 
     def _done(self, part: Part) -> None:
-        """It is copied, or given up: older ones without a tag are left out."""
+        """It is copied or given up: skip older ones without a tag."""
         with self._change:
             self._forget(part.name)
             if part.tag is None:
@@ -187,7 +186,7 @@ class TierCopier:
         try:
             self._durable.get(manifest_path(part.name))
         except SnapshotError:
-            # Not there yet; or the store does not answer, and will again.
+            # Not there yet; or the store does not answer for now.
             return False
         return True
 
@@ -201,5 +200,5 @@ class TierCopier:
 
 
 def _mark(part: Part) -> str:
-    """The file that says that this one was chosen."""
+    """Return the file that marks this one as chosen."""
     return f"{PARTS}/{part.name}/begun"

@@ -1,6 +1,6 @@
-"""Looks at checkpoints without loading them: whether every byte is there, and in what two of them differ. No torch.
+"""Check checkpoints without loading them: that every byte is there, and how two of them differ. No torch.
 
-Enters: stores and manifests. Leaves: sentences, and a typed comparison. ``craft checkpoints`` calls it.
+In: stores and manifests. Out: sentences, and a typed comparison. ``craft checkpoints`` calls it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from craft.snapshots.store.tiers import Tiers
 
 
 def verify(tiers: Tiers, manifest: Manifest, progress: Callable[[int], None] | None = None) -> list[str]:
-    """Read every byte of a checkpoint; return what is wrong with it, in sentences. ``progress`` is told of bytes."""
+    """Read every byte of a checkpoint; return its problems, in sentences. ``progress`` receives byte counts."""
     try:
         outline = read_outline(fetch_header(tiers, manifest))
         chunks = cut(outline.entries, outline.shares)
@@ -52,7 +52,7 @@ def verify(tiers: Tiers, manifest: Manifest, progress: Callable[[int], None] | N
 
 
 def _problems(tiers: Tiers, ref: Ref, what: str) -> list[str]:
-    """What is wrong with a chunk in any store. That it is missing from one is nothing, if another has it."""
+    """Return the problems of a chunk in any store. One that is missing from a store is no problem if another has it."""
     out = memoryview(bytearray(ref.size))
     missing, wrong, good = [], [], 0
     for store in tiers.nearest_first:
@@ -69,25 +69,25 @@ def _problems(tiers: Tiers, ref: Ref, what: str) -> list[str]:
 
 
 class TensorChange(NamedTuple):
-    """A tensor that is not the same in two checkpoints."""
+    """A tensor that differs between two checkpoints."""
 
     name: str
     before: TensorEntry | None
-    """None: it is only in the second."""
+    """None: only the second has it."""
     after: TensorEntry | None
     size: int
     """In bytes, of the larger one."""
 
 
 class Difference(NamedTuple):
-    """In what two checkpoints differ."""
+    """How two checkpoints differ."""
 
     tensors: tuple[TensorChange, ...]
     same_tensors: int
     values: tuple[str, ...]
     """Registered objects whose plain values differ, and ``conditions``."""
     shared_bytes: int
-    """Stored once for both."""
+    """Bytes stored once for both."""
     bytes_before: int
     bytes_after: int
 
@@ -98,7 +98,7 @@ class _Values(msgspec.Struct):
 
 
 def diff(tiers: Tiers, before: Manifest, after: Manifest) -> Difference:
-    """Compare two checkpoints. Only chunks of small tensors are read; raises SnapshotError if one cannot be."""
+    """Compare two checkpoints. Reads only chunks of small tensors; raises SnapshotError if one cannot be read."""
     sides = [_Side(tiers, manifest) for manifest in (before, after)]
     old, new = ({name: (entry, print_) for name, entry, print_ in side.prints()} for side in sides)
     changes = []
@@ -125,7 +125,7 @@ def _unlike(old: _Values, new: _Values) -> tuple[str, ...]:
 
 
 class _Side:
-    """One of two checkpoints that are compared."""
+    """One of the two checkpoints."""
 
     def __init__(self, tiers: Tiers, manifest: Manifest) -> None:
         header = fetch_header(tiers, manifest)

@@ -1,8 +1,8 @@
-"""Writes a worker's share of checkpoints behind the back of its training steps.
+"""Write a worker's share of checkpoints in the background of its training steps.
 
-Enters: ``take`` on the main thread, at a step boundary; only its copy delays the step. Leaves: chunks, a part and perhaps the
-manifest in the first store, events, and from there the same in the durable one (``tier_copier.py``). The worker owns one for the life
-of its process.
+In: ``take`` on the main thread, at a step boundary; only its copy delays the step. Out: chunks, a part and perhaps the manifest
+in the first store, events, and from there the same in the durable store (``tier_copier.py``). The worker owns one for the
+life of its process.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _CLOSE_S = 10.0
 
 
 class CheckpointShare(NamedTuple):
-    """Which checkpoint, and which share of it; the same on all members but for ``part``."""
+    """Which checkpoint, and which share of it; only ``part`` differs between members."""
 
     name: str
     """Of ``manifest.name_of``."""
     branch: int
     step: int
-    """Committed steps that are in it."""
+    """Committed steps in it."""
     generation: int
     tag: str | None
     part: int
@@ -53,13 +53,13 @@ class CheckpointShare(NamedTuple):
 
 
 class Last(NamedTuple):
-    """What was taken last, as far as this worker knows."""
+    """The last checkpoint taken, as far as this worker knows."""
 
     place: CheckpointShare
     written: bool
     """This worker's share is in the first store."""
     complete: bool
-    """Seen in the list of the first store. Another member may have brought it there without this one's knowing."""
+    """Seen in the list of the first store. Another member may have listed it without this one's knowledge."""
 
 
 class _Taken(NamedTuple):
@@ -68,12 +68,12 @@ class _Taken(NamedTuple):
     chunks: list[tuple[int, memoryview]]
     """Their numbers and bytes."""
     copied: Copied
-    """Returns once the bytes are there."""
+    """Returns once the bytes have been copied."""
     time: float
 
 
 class CheckpointWriter:
-    """``keep`` is the number of checkpoints without a tag that stay. ``on_event`` is called on threads of the writer."""
+    """``keep`` is the number of checkpoints without a tag that stay. ``on_event`` is called on the writer's threads."""
 
     def __init__(self, tiers: Tiers, worker_id: str, keep: int, on_event: Callable[[AnyNote], None]) -> None:
         self._store = tiers.nearest_first[0]
@@ -86,9 +86,9 @@ class CheckpointWriter:
             TierCopier(tiers.local, tiers.durable, worker_id, keep, self._notes, tiers.owner) if tiers.local else None
         )
         self.stall_s = 0.0
-        """How long the last ``take`` held the main thread up."""
+        """How long the last ``take`` delayed the main thread."""
         self.write_s = 0.0
-        """How long the last share took from there until it was in the first store."""
+        """How long the last share took from there to the first store."""
         self._memory: PinnedMemory | None = None
         self._reserve: Reserve | None = None
         self._cut: tuple[tuple[TensorEntry, ...], Sequence[Chunk]] = ((), ())
@@ -98,7 +98,7 @@ class CheckpointWriter:
         self._last: Last | None = None
         self._tidying = False
         self._hurried = False
-        """Whether somebody waits for what is being written."""
+        """Whether the job waits for the current write."""
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="craft-writer", daemon=True)
         self._thread.start()
@@ -107,7 +107,7 @@ class CheckpointWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether the last share is still being written to the first store: nothing can be taken meanwhile."""
+        """Whether the last share is still being written to the first store, so that none can be taken."""
         with self._change:
             return self._taken is not None
 
@@ -117,18 +117,18 @@ class CheckpointWriter:
             return self._last
 
     def prepare(self, header: Header, part: int, of: int) -> None:
-        """Make room for this share, in the background, so that the next ``take`` only has to copy."""
+        """Allocate memory for this share in the background, so that the next ``take`` only has to copy."""
         size = sum(self._chunks(header.entries)[number].size for number in self._numbers(header.entries, part, of))
         there = max(len(self._memory) if self._memory else 0, self._reserve.size if self._reserve else 0)
         if not self.busy and there < size:
-            # First the old memory goes, or there would be twice as much.
+            # Free the old memory first, or there would be twice as much.
             self._memory = None
             self._reserve = Reserve(size)
 
     def take(self, state: State, place: CheckpointShare) -> None:
         """Copy this worker's share of ``state``; it is written while training goes on."""
         if self.busy:
-            raise ConfigError(f"checkpoint {place.name} was taken while the one before it is still being written")
+            raise ConfigError(f"checkpoint {place.name} was taken while the previous one is still being written")
         begin = time.perf_counter()
         chunks = self._chunks(state.header.entries)
         numbers = self._numbers(state.header.entries, place.part, place.of)
@@ -149,9 +149,9 @@ class CheckpointWriter:
         self.stall_s = time.perf_counter() - begin
 
     def wait_free(self, timeout_s: float) -> bool:
-        """Wait until the next one can be taken: what was taken last is in the first store, or given up; whether it is.
+        """Wait until the next one can be taken: the last one is in the first store, or given up; return whether it is.
 
-        Not until it is in the others: members that have taken the next one already may leave this one out there.
+        It does not wait for other tiers: members that have taken the next one may skip this one there.
         """
         hurry()
         with self._change:
@@ -160,14 +160,14 @@ class CheckpointWriter:
             return self._change.wait_for(lambda: self._taken is None and not self._tidying, timeout_s)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until what was taken is written, and listed if this was the last share, in every tier; whether it is."""
+        """Wait until the last share is written, and listed if it completes the checkpoint, in every tier; return whether."""
         give_up = time.monotonic() + timeout_s
         if not self.wait_free(timeout_s):
             return False
         return self._copier is None or self._copier.wait(give_up - time.monotonic())
 
     def close(self) -> None:
-        """End the threads. What has been taken and is not written yet is given up."""
+        """End the threads; give up what has been taken and is not written yet."""
         with self._change:
             self._closed = True
             self._change.notify_all()
@@ -186,7 +186,7 @@ class CheckpointWriter:
         return assign(self._chunks(entries), of)[part]
 
     def _room(self, size: int) -> torch.Tensor:
-        """Memory that was used before, or was set aside, where that is enough."""
+        """Return memory that was used or reserved before, if it suffices; otherwise allocate."""
         reserve, self._reserve = self._reserve, None
         if reserve is not None:
             self._memory = reserve.take(size)
@@ -194,10 +194,10 @@ class CheckpointWriter:
             self._memory = None
             self._memory = room(size)
             if uses_devices():
-                # Once: it is used again for every checkpoint.
+                # Once: it is reused for every checkpoint.
                 self._memory.pin()
         assert self._memory is not None
-        # A data loader's process would otherwise share it, and the first touch of each page would cost a copy again.
+        # Not inherited by forked data loaders, or the first write to each page would copy it again.
         with contextlib.suppress(OSError):
             self._memory.madvise(mmap.MADV_DONTFORK)
         return carve(self._memory, 0, size)
@@ -218,7 +218,7 @@ class CheckpointWriter:
             with self._change:
                 self.write_s = max(0.0, time.time() - taken.time)
                 self._last = Last(taken.place, found is not None, complete)
-                # On the fast store of one of several hosts nothing is ever complete, and garbage comes all the same.
+                # In the fast store of one of several hosts nothing is ever complete, and garbage accumulates all the same.
                 self._tidying = complete or self._copier is not None
                 self._taken = taken = None
                 self._change.notify_all()
@@ -229,7 +229,7 @@ class CheckpointWriter:
                 self._change.notify_all()
 
     def _persist(self, taken: _Taken) -> tuple[Part, Manifest | None] | None:
-        """Write a share, again and again if need be; None: that is given up."""
+        """Write a share, with retries; None: given up."""
         place = taken.place
         found = insist(
             lambda: self._try(taken),
@@ -247,7 +247,7 @@ class CheckpointWriter:
         def write(adding: Adding) -> Part:
             part = self._add(adding, taken)
             if self._local is not None:
-                # Before anybody can list it here, and remove it again for a newer one.
+                # Before another process can list it here, and remove it for a newer one.
                 pins.append(self._local.pin(seal(part)))
             return part
 
@@ -296,7 +296,7 @@ class CheckpointWriter:
         )
 
     def _rest(self, seconds: float) -> None:
-        """Leave cores and memory to the training for a while, unless somebody waits for this checkpoint."""
+        """Leave cores and memory to training for a while, unless the job waits for this checkpoint."""
         with self._change:
             self._change.wait_for(lambda: self._hurried or self._closed, seconds)
 

@@ -1,7 +1,7 @@
-"""The header of a checkpoint that torch.distributed.checkpoint wrote: its metadata as typed values, and what lies where.
+"""The header of a checkpoint from torch.distributed.checkpoint: its metadata as typed values, and the layout of its bytes.
 
-Enters: the metadata that a planner made, and what every rank has written. Leaves: bytes that are no pickle, of which
-``verify.py`` can read the outline, and the metadata again. ``dcp_writer.py`` and ``dcp_reader.py`` call it.
+In: the metadata of a planner, and what every rank has written. Out: bytes without pickle, whose outline ``verify.py`` can read,
+and the metadata again. ``dcp_writer.py`` and ``dcp_reader.py`` call it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Share(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Where an item of a plan is."""
+    """Location of an item of a plan."""
 
     entry: TensorEntry
     share: Share | None
-    """With the first item of each rank."""
+    """Index of the first item of each rank."""
 
 
 class Box(msgspec.Struct, frozen=True, array_like=True):
@@ -50,7 +50,7 @@ class Box(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Form(msgspec.Struct, frozen=True, array_like=True):
-    """A whole tensor, and the parts that it was saved in."""
+    """A complete tensor, and the parts that it was saved in."""
 
     dtype: str
     size: tuple[int, ...]
@@ -59,7 +59,7 @@ class Form(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Index(msgspec.Struct, frozen=True, array_like=True):
-    """Which item an entry is; one that is no tensor has no offset."""
+    """The item of an entry; one that is not a tensor has no offset."""
 
     key: str
     offset: tuple[int, ...] | None
@@ -70,13 +70,13 @@ class DcpHeader(msgspec.Struct, frozen=True):
 
     entries: tuple[TensorEntry, ...]
     shares: tuple[int, ...]
-    """How many of them each rank has written."""
+    """Number of items that each rank has written."""
     indices: tuple[Index, ...]
     """Of each entry."""
     forms: dict[str, Form | None]
-    """Of each key; None for one that is no tensor."""
+    """By key; None for values that are not tensors."""
     paths: dict[str, tuple[str | int, ...]] | None
-    """Where each key was in a state dict that had others in it."""
+    """Path of each key in a nested state dict."""
     version: str | None
     total_bytes: int
 
@@ -91,14 +91,14 @@ def make_header(metadata: Metadata, results: Sequence[Sequence[tuple[MetadataInd
         indices=tuple(Index(index.fqn, _tuple(index.offset)) for index, _ in flat),
         forms={key: _form(value) for key, value in metadata.state_dict_metadata.items()},
         paths=_paths(metadata.planner_data),
-        # Planners leave it open: torch has the writer set it, so that a later torch knows what its planners find.
+        # Planners leave it unset: torch lets the writer set it, so that a later torch knows what its planners expect.
         version=metadata.version or getattr(filesystem, "CURRENT_DCP_VERSION", None),
         total_bytes=ByteLayout(entries).total_bytes,
     )
 
 
 def read_header(data: bytes) -> DcpHeader:
-    """Return the header in ``data``, or raise SnapshotCorrupt if its parts do not fit each other."""
+    """Return the header in ``data``, or raise SnapshotCorrupt if it is inconsistent."""
     read_outline(data)
     header = decode_as(DcpHeader, data, "a distributed checkpoint")
     dtypes = [entry.dtype for entry in header.entries] + [form.dtype for form in header.forms.values() if form]
@@ -108,7 +108,7 @@ def read_header(data: bytes) -> DcpHeader:
 
 
 def metadata_of(header: DcpHeader) -> Metadata:
-    """Return what planners want to know; ``storage_data`` tells the number of each item's entry."""
+    """Return the metadata for planners; ``storage_data`` holds the number of each item's entry."""
     return Metadata(
         state_dict_metadata={key: _storage(form) for key, form in header.forms.items()},
         planner_data=header.paths,
@@ -140,7 +140,7 @@ def _paths(planner_data: Any) -> dict[str, tuple[str | int, ...]] | None:
         return msgspec.convert(planner_data, dict[str, tuple[str | int, ...]] | None)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"this planner leaves data of its own in the checkpoint, which cannot be stored ({error}): use DefaultSavePlanner"
+            f"this planner stores custom data in the checkpoint, which is not supported ({error}): use DefaultSavePlanner"
         ) from None
 
 

@@ -1,7 +1,7 @@
-"""What ``torch.distributed.checkpoint.load`` reads from.
+"""The reader for ``torch.distributed.checkpoint.load``.
 
-Enters: a plan of what this rank needs, which is any part of any tensor, however they were sharded when they were saved. Leaves:
-its bytes in the tensors of the planner, every chunk checked. Only chunks that hold a part of it are read.
+In: a plan of what this rank needs: any part of any tensor, however they were sharded when they were saved. Out: its bytes in
+the planner's tensors, every chunk checked. Only chunks that hold a part of it are read.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from craft.snapshots.store.tiers import Tiers, open_tiers
 
 
 class StorageReader(storage.StorageReader):  # type: ignore[misc,unused-ignore]
-    """Reads from the store at ``url`` the checkpoint with this step, name or tag; by default the newest that was saved through
-    ``StorageWriter``. A load may name another one as its ``checkpoint_id``."""
+    """Reads the checkpoint with this step, name or tag from the store at ``url``; by default the newest that ``StorageWriter``
+    saved. A load may name another one as its ``checkpoint_id``."""
 
     def __init__(self, url: str | os.PathLike[str], step_or_name: int | str | None = None) -> None:
         self._url = os.fspath(url)
@@ -48,14 +48,14 @@ class StorageReader(storage.StorageReader):  # type: ignore[misc,unused-ignore]
         if checkpoint_id is not None:
             self._which = checkpoint_id if isinstance(checkpoint_id, int) else os.fspath(checkpoint_id)
 
-    # Its last parameter is not called kwargs: torch would ask again, for the metadata of this rank alone.
+    # The last parameter is not called kwargs: torch would ask again, for the metadata of this rank alone.
     def read_metadata(self, *args: Any, **_: Any) -> Metadata:
         tiers = open_tiers(self._url)
         listed = candidates(tiers)
         found = [manifest for manifest in listed if manifest.kind == "dcp"]
         if listed and not found:
             raise ConfigError(
-                f"the checkpoints in {tiers.url} are a job's own: take one out with 'craft checkpoints export --format dcp'"
+                f"the checkpoints in {tiers.url} belong to a job: export one with 'craft checkpoints export --format dcp'"
             )
         manifest = select(found, tiers.url, self._which)
         self._contents = Contents(tiers, manifest)
@@ -67,13 +67,13 @@ class StorageReader(storage.StorageReader):  # type: ignore[misc,unused-ignore]
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing is left to do."""
+        """Do nothing."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return dataclasses.replace(plan, storage_data=self._found.manifest.digest)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """On the coordinator: the newest checkpoint must have been the same one for all ranks."""
+        """On the coordinator: check that all ranks found the same newest checkpoint."""
         if len({plan.storage_data for plan in plans}) > 1:
             raise ConfigError(
                 f"a checkpoint was saved to {self._url} while ranks looked for the newest one, and not all found the same:"
@@ -84,7 +84,7 @@ class StorageReader(storage.StorageReader):  # type: ignore[misc,unused-ignore]
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         contents = self._found
         with ThreadPoolExecutor(contents.parallel, "craft-dcp") as pool:
-            # In the order of the store: what lies in one chunk is read one after the other.
+            # In the order of the store, so that items in one chunk are read one after the other.
             for item in sorted(plan.items, key=contents.number):
                 if item.type == LoadItemType.BYTE_IO:
                     planner.load_bytes(item, io.BytesIO(contents.read(item, pool).numpy().tobytes()))
@@ -107,17 +107,17 @@ class StorageReader(storage.StorageReader):  # type: ignore[misc,unused-ignore]
 
 
 class _ByteRange(NamedTuple):
-    """A range of the bytes of an entry, and where it is."""
+    """A range of the bytes of an entry, and its location."""
 
     begin: int
     end: int
     chunk: Ref
     first: int
-    """Byte of the chunk at which it begins."""
+    """First byte in the chunk."""
 
 
 class Contents:
-    """One checkpoint, of which any part can be read. ``export.py`` reads whole tensors from it."""
+    """One checkpoint, of which any part can be read. ``export.py`` reads complete tensors from it."""
 
     def __init__(self, tiers: Tiers, manifest: Manifest) -> None:
         self.manifest = manifest
@@ -127,7 +127,7 @@ class Contents:
         self._numbers = metadata_of(header).storage_data
         self._pieces: list[list[_ByteRange]] = [[] for _ in header.entries]
         self._last: tuple[str, memoryview] = ("", memoryview(b""))
-        """Small tensors lie together in a chunk; this one was read last."""
+        """The chunk that was read last: small tensors share one."""
         chunks = cut(header.entries, header.shares)
         check_sizes(manifest, chunks)
         layout = ByteLayout(header.entries)
@@ -138,17 +138,17 @@ class Contents:
                 first += end - begin
 
     def number(self, item: ReadItem) -> int:
-        """The entry that an item is in."""
+        """Return the entry of an item."""
         return self._number(item.storage_index)
 
     def _number(self, index: MetadataIndex) -> int:
         try:
             return int(self._numbers[index])
         except KeyError:
-            raise SnapshotCorrupt(f"checkpoint {self.manifest.name} says that it has {index}, and does not") from None
+            raise SnapshotCorrupt(f"checkpoint {self.manifest.name} lists {index}, and does not have it") from None
 
     def read(self, item: ReadItem, pool: ThreadPoolExecutor) -> torch.Tensor:
-        """Return the part of a tensor that an item asks for, or all bytes of what is no tensor."""
+        """Return the part of a tensor that an item asks for, or all bytes of what is not a tensor."""
         number = self.number(item)
         entry = self.header.entries[number]
         if item.type == LoadItemType.BYTE_IO or not entry.shape:
@@ -160,7 +160,7 @@ class Contents:
         return tensor
 
     def whole(self, key: str, pool: ThreadPoolExecutor) -> torch.Tensor:
-        """Return a tensor as it was before it was sharded, or the bytes of what is no tensor."""
+        """Return a tensor as it was before it was sharded, or the bytes of what is not a tensor."""
         form = self.header.forms[key]
         if form is None:
             return self._all(MetadataIndex(key), pool)
@@ -178,7 +178,7 @@ class Contents:
         return self._rows(number, entry, 0, math.prod(entry.shape[:1]), pool)
 
     def _rows(self, number: int, entry: TensorEntry, first: int, last: int, pool: ThreadPoolExecutor) -> torch.Tensor:
-        """Rows of an entry, counted along its first axis."""
+        """Return rows of an entry, along its first axis."""
         shape = (last - first, *entry.shape[1:]) if entry.shape else ()
         tensor = torch.empty(shape, dtype=DTYPES[entry.dtype])
         row_bytes = entry_bytes(entry) // max(1, math.prod(entry.shape[:1]))
@@ -192,12 +192,12 @@ class Contents:
         return tensor
 
     def _fill(self, entry: TensorEntry, piece: _ByteRange, begin: int, end: int, memory: memoryview) -> None:
-        """Put the part of a piece that is between ``begin`` and ``end`` into ``memory``, which begins at ``begin``."""
+        """Copy the part of a piece between ``begin`` and ``end`` into ``memory``, which begins at ``begin``."""
         low, high = max(begin, piece.begin), min(end, piece.end)
         place = memory[low - begin : high - begin]
         what = f"{entry.name} of checkpoint {self.manifest.name}"
         if len(place) == piece.chunk.size:
-            # Large tensors are read to where they belong, without a copy.
+            # Large tensors are read in place, without a copy.
             fetch_chunk(self._stores, piece.chunk, place, what)
             return
         digest, data = self._last

@@ -1,7 +1,7 @@
-"""What ``torch.distributed.checkpoint.save`` and ``async_save`` write to.
+"""The writer for ``torch.distributed.checkpoint.save`` and ``async_save``.
 
-Enters: a plan, and a planner that has the tensors. Leaves: on every rank chunks, and a file that keeps them from being
-collected; then, by the coordinator, a header and the manifest, which lists the checkpoint. A rank that dies leaves none listed.
+In: a plan, and a planner with the tensors. Out: on every rank chunks, and a file that keeps them from being collected; then,
+from the coordinator, a header and the manifest, which lists the checkpoint. If a rank dies, nothing is listed.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from craft.snapshots.interop.dcp_header import Share, Stored, make_header
 from craft.snapshots.state.index import ByteLayout, TensorEntry, entry_bytes
 from craft.snapshots.state.raw_memory import resolved, view_of
 from craft.snapshots.store.manifest import PARTS, Manifest, Ref, SaveOf, manifest_path, name_of, place_of_name, seal
-from craft.snapshots.store.store import Adding, Store, open_store
-from craft.snapshots.store.tiers import open_tiers
+from craft.snapshots.store.store import Adding, Store
+from craft.snapshots.store.tiers import open_store, open_tiers
 
 _NONCE = "dcp"
 _BATCH_BYTES = 64 << 20
-"""So much is copied to memory at a time, or the largest tensor if that is more."""
+"""Bytes that are copied to memory at a time, or the largest tensor if that is more."""
 
 
 class StorageWriter(storage.StorageWriter):  # type: ignore[misc,unused-ignore]
     """Writes to the store at ``url``, a path or such as ``s3://bucket/job``.
 
-    ``step`` may also be given to each save, as its ``checkpoint_id``; without either, it is one more than that of the newest
-    checkpoint there. Saving a step again replaces it, unless ``overwrite`` is False: then it is refused. ``tag``: kept for
-    good, under this name too. ``keep``: remove older ones without a tag after each save; by default none is removed.
+    ``step`` may also be given to each save, as its ``checkpoint_id``; without either, it follows the newest checkpoint.
+    Saving a step again replaces it, unless ``overwrite`` is False. ``tag``: keep it for good, also under this name. ``keep``:
+    remove older ones without a tag after each save; by default none is removed.
     """
 
     def __init__(
@@ -71,20 +71,20 @@ class StorageWriter(storage.StorageWriter):  # type: ignore[misc,unused-ignore]
         """Names one save; readers find it in ``Metadata.storage_meta``."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | int | None = None) -> None:
-        """The next save is that of another step."""
+        """Begin a save of another step."""
         self.save_id = str(uuid.uuid4())
         if checkpoint_id is not None:
             self._step = _checked(checkpoint_id)
             self._checkpoint_id = str(checkpoint_id)
 
     def storage_meta(self) -> StorageMeta:
-        """Which save this is, for planners, and for readers of the checkpoint."""
+        """Identify this save, for planners and readers."""
         return StorageMeta(checkpoint_id=self._checkpoint_id, save_id=self.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if not kwargs.get("use_collectives", True):
             raise ConfigError(
-                "use_collectives=False leaves a checkpoint of each rank that nobody could list as a whole: save with"
+                "use_collectives=False leaves separate checkpoints of each rank that cannot be listed as one: save with"
                 " use_collectives=True"
             )
         self._rank = kwargs.get("rank", 0)
@@ -93,7 +93,7 @@ class StorageWriter(storage.StorageWriter):  # type: ignore[misc,unused-ignore]
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Tell all ranks which step it is, where only the coordinator can know."""
+        """Tell all ranks the step, if only the coordinator knows it."""
         step = self._step
         if step is None:
             if not all(plan.usable for plan in plans):
@@ -119,7 +119,7 @@ class StorageWriter(storage.StorageWriter):  # type: ignore[misc,unused-ignore]
             with store.writing(f"rank{self._rank}") as guard:
                 written = share.write(store)
                 store.put(f"{_parts(name)}/{self._rank}.json", msgspec.json.encode(written.chunks))
-                # Only now: what was found there may have been removed by somebody who took this one for dead.
+                # Check only now: a collector that took this writer for dead may have removed chunks.
                 guard.check()
         results = [
             WriteResult(item.index, entry_bytes(entry), (self._rank, Stored(entry, None if number else written)))
@@ -142,8 +142,8 @@ class StorageWriter(storage.StorageWriter):  # type: ignore[misc,unused-ignore]
             there = {found.path for found in store.files(_parts(self._name))}
             if not there >= parts:
                 raise SnapshotError(
-                    f"checkpoint {self._name} cannot be listed in {store.url}: somebody collected garbage there and took it"
-                    " for one that would never be complete; save it again"
+                    f"checkpoint {self._name} cannot be listed in {store.url}: a garbage collection there took it for one that"
+                    " would never be complete; save it again"
                 )
             guard.check()
             manifest = self._manifest(header, shares, new)
@@ -178,17 +178,17 @@ class StorageWriter(storage.StorageWriter):  # type: ignore[misc,unused-ignore]
 
 def _checked(step: Any) -> int:
     if not str(step).isdigit():
-        raise ConfigError(f"{step!r} is no step: name a checkpoint by a whole number, such as checkpoint_id='1200'")
+        raise ConfigError(f"{step!r} is not a step: name a checkpoint by a whole number, such as checkpoint_id='1200'")
     return int(str(step))
 
 
 def _name(step: int) -> str:
-    # Without a nonce, since ranks that cache their plans are told nothing: each must know the name from the step.
+    # Without a nonce: ranks that cache their plans hear nothing, so that each must derive the name from the step.
     return name_of(0, step, _NONCE)
 
 
 def _parts(name: str) -> str:
-    # Another name: where a step is saved again, a manifest of that name is there, and parts of it would seem done with.
+    # Another name: if a step is saved again, a manifest of the same name would make its parts look obsolete.
     return f"{PARTS}/{name}_parts"
 
 
@@ -204,12 +204,12 @@ def _add_one(store: Store, ref: Ref, data: bytes) -> int:
 
 
 class _Items:
-    """What one rank writes, as a row of bytes of which only a part is in memory."""
+    """What one rank writes: a sequence of bytes of which only a part is in memory."""
 
     def __init__(self, items: Sequence[WriteItem], planner: SavePlanner) -> None:
         self._items = items
         self._planner = planner
-        # What is no tensor tells its size only when it is there; it is small.
+        # Items that are not tensors are small; their size is known only once they are there.
         self._plain = {
             number: _bytes(planner.resolve_data(item))
             for number, item in enumerate(items)
@@ -219,7 +219,7 @@ class _Items:
         self._layout = ByteLayout(self.entries)
 
     def write(self, store: Store) -> Share:
-        """Bring all of it into a store."""
+        """Write all of it to a store."""
         adding = store.adding()
         try:
             share = self._add(store, adding)
@@ -264,7 +264,7 @@ class _Items:
         return TensorEntry(item.index.fqn if whole else f"{item.index.fqn}{where}", dtype, shape, tuple(stride))
 
     def _memory(self, number: int) -> memoryview:
-        """The bytes of an item, on the CPU."""
+        """Return the bytes of an item, on the CPU."""
         if number in self._plain:
             return memoryview(self._plain[number])
         entry = self.entries[number]
@@ -289,7 +289,7 @@ def _joined(blocks: Sequence[memoryview]) -> memoryview:
 
 
 def _batches(chunks: Sequence[Chunk]) -> Iterator[list[tuple[int, Chunk]]]:
-    """Chunks with their numbers, so many at a time as may be in memory."""
+    """Yield chunks with their numbers, as many at a time as may be in memory."""
     batch: list[tuple[int, Chunk]] = []
     size = 0
     for number, chunk in enumerate(chunks):

@@ -1,7 +1,7 @@
-"""Takes a checkpoint out of the store, in a form that other programs read.
+"""Export a checkpoint in a format that other programs read.
 
-Enters: stores and a manifest. Leaves: a file or a directory that was not there before, whole or not at all, of tensors whose
-every chunk was checked. ``craft checkpoints export`` calls it.
+In: stores and a manifest. Out: a new file or directory, complete or absent, whose every chunk was checked.
+``craft checkpoints export`` calls it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ Form = Literal["safetensors", "torch", "dcp"]
 def export(
     tiers: Tiers, manifest: Manifest, form: Form, out: Path, progress: Callable[[int], None] | None = None
 ) -> None:
-    """Write a checkpoint to ``out``: as ``safetensors`` its tensors alone, of a job those of the modules; else all of it.
+    """Write a checkpoint to ``out``: as ``safetensors`` only tensors (of a job: of its modules); otherwise all of it.
 
-    Raises ConfigError if that cannot be done here, and SnapshotError if a chunk is missing or damaged.
+    Raises ConfigError if that is impossible here, and SnapshotError if a chunk is missing or damaged.
     """
     if form == "safetensors":
         _check_safetensors()
     if os.path.lexists(out):
-        raise ConfigError(f"{out} is there already: remove it, or give another name")
+        raise ConfigError(f"{out} exists already: remove it, or give another name")
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"there is no directory {out.absolute().parent}: make it first")
     write = {"safetensors": _write_safetensors, "torch": _write_torch, "dcp": _write_dcp}[form]
     found = (tensors_of if form == "safetensors" else contents_of)(tiers, manifest, progress)
-    # Beside it, so that a rename is all that is left to do.
+    # Beside it, so that a rename finishes it.
     unfinished = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         write(found, manifest, unfinished)
@@ -47,7 +47,7 @@ def export(
         os.rename(unfinished, out)
         sync_folder(out.absolute().parent)
     except Exception as error:
-        # Each library has errors of its own for a disk that is full.
+        # Each library has its own errors for a full disk.
         raise SnapshotError(f"{out} could not be written: {error}", str(out)) from error
     finally:
         _remove(unfinished)
@@ -68,7 +68,7 @@ def _write_safetensors(found: Mapping[str, torch.Tensor], manifest: Manifest, pa
     seen: set[int] = set()
     tensors = {}
     for name, tensor in found.items():
-        # A tensor of two names is written twice: the format has no other way, and a model wants both.
+        # A tensor with two names is written twice: the format has no other way, and a model needs both.
         tensors[name] = tensor.contiguous().clone() if id(tensor) in seen else tensor.contiguous()
         seen.add(id(tensor))
     save_file(tensors, path, {"format": "pt", "step": str(manifest.step), "branch": str(manifest.branch)})
@@ -84,12 +84,12 @@ def _write_dcp(found: dict[str, Any], _: Manifest, path: Path) -> None:
     from torch.distributed.checkpoint.state_dict_saver import save
 
     with warnings.catch_warnings():
-        # That there is only one process is what is wanted.
+        # A single process is intended.
         warnings.simplefilter("ignore")
         try:
             save(found, storage_writer=FileSystemWriter(path), no_dist=True)
         except CheckpointException as error:
-            # It is no Exception, and its text is a traceback: what it carries says what happened.
+            # It is not an Exception, and its text is a traceback: the error inside says what happened.
             raise next(iter(error.failures.values()))[0] from None
 
 

@@ -1,7 +1,7 @@
-"""A checkpoint as plain tensors and values, by the names that a script knows them by.
+"""Read a checkpoint as plain tensors and values, under the names that a script uses.
 
-Enters: stores and a manifest, of a job or of torch.distributed.checkpoint. Leaves: what ``torch.load(weights_only=True)`` would
-take, every chunk checked. ``export.py`` calls it.
+In: stores and a manifest, of a job or of torch.distributed.checkpoint. Out: values that ``torch.load(weights_only=True)``
+accepts, every chunk checked. ``export.py`` calls it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Progress = Callable[[int], None]
 
 
 def tensors_of(tiers: Tiers, manifest: Manifest, progress: Progress | None = None) -> dict[str, torch.Tensor]:
-    """Return the tensors of a checkpoint by the keys of ``state_dict``; of several modules, behind the names of these."""
+    """Return the tensors of a checkpoint by the keys of ``state_dict``; of several modules, with their names in front."""
     if manifest.kind == "dcp":
         return _dcp_values(Contents(tiers, manifest), progress, plain=False)
     modules = _state_dicts(restore(tiers, manifest, progress=progress))
@@ -37,7 +37,7 @@ def tensors_of(tiers: Tiers, manifest: Manifest, progress: Progress | None = Non
 
 
 def contents_of(tiers: Tiers, manifest: Manifest, progress: Progress | None = None) -> dict[str, Any]:
-    """Return everything that is in a checkpoint: of a job ``{"model": ..., "registered": ..., "step": ..., "branch": ...}``."""
+    """Return the content of a checkpoint: of a job ``{"model": ..., "registered": ..., "step": ..., "branch": ...}``."""
     if manifest.kind == "dcp":
         found = Contents(tiers, manifest)
         return _nested(_dcp_values(found, progress, plain=True), found.header.paths or {})
@@ -56,7 +56,7 @@ def contents_of(tiers: Tiers, manifest: Manifest, progress: Progress | None = No
 
 
 def _state_dicts(restored: Restored) -> dict[str, dict[str, torch.Tensor]]:
-    """For each module what its ``state_dict`` gave."""
+    """Return the ``state_dict`` of each module."""
     found: dict[str, dict[str, torch.Tensor]] = {}
     for name, number in restored.header.names.items():
         module, _, key = name.partition(".")
@@ -65,7 +65,7 @@ def _state_dicts(restored: Restored) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def _without_functions(node: Node) -> Node:
-    """None in the place of functions and classes, which are only named in a checkpoint."""
+    """Replace functions and classes, which a checkpoint only names, by None."""
     if isinstance(node, Own):
         return Nothing()
     if isinstance(node, Table):
@@ -76,7 +76,7 @@ def _without_functions(node: Node) -> Node:
 
 
 def _plain(value: Any) -> Any:
-    """The same without types that ``torch.load`` would call unsafe."""
+    """Return the same without types that ``torch.load`` considers unsafe."""
     if isinstance(value, Mapping):
         plain = {key: _plain(value[key]) for key in value}
         return type(value)(plain) if isinstance(value, OrderedDict | Counter) else plain
@@ -95,12 +95,12 @@ def _array(value: numpy.ndarray[Any, Any]) -> Any:
     try:
         return torch.from_numpy(value.copy())
     except TypeError:
-        # Of strings, say.
+        # For example of strings.
         return value.tolist()
 
 
 def _dcp_values(contents: Contents, progress: Progress | None, plain: bool) -> dict[str, Any]:
-    """Whole tensors by their keys, and if wanted also what is no tensor."""
+    """Return complete tensors by key, and on request other values."""
     found: dict[str, Any] = {}
     with ThreadPoolExecutor(contents.parallel, "craft-export") as pool:
         for key, form in contents.header.forms.items():
@@ -113,7 +113,7 @@ def _dcp_values(contents: Contents, progress: Progress | None, plain: bool) -> d
 
 
 def _unpickled(key: str, data: torch.Tensor) -> Any:
-    """What torch's planner has pickled, if that can be read without running code of whoever wrote it."""
+    """Return what torch's planner has pickled, if it can be read without running code from the file."""
     try:
         return torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
     except pickle.UnpicklingError as error:
@@ -124,7 +124,7 @@ def _unpickled(key: str, data: torch.Tensor) -> Any:
 
 
 def _nested(flat: Mapping[str, Any], paths: Mapping[str, tuple[str | int, ...]]) -> dict[str, Any]:
-    """A state dict with others and lists in it, as it was before a planner made it flat."""
+    """Return the nested state dict that a planner had flattened."""
     root: dict[Any, Any] = {}
     for key, value in flat.items():
         *above, last = paths.get(key, (key,))

@@ -1,8 +1,8 @@
-"""Copies from device memory to the host's, beside what the device computes.
+"""Copy from device memory to the host while the device computes.
 
-Enters: pieces of tensors at a step boundary. Leaves: the same bytes on the host, a while later. ``serialized.py`` makes copies,
-``donor.py`` and ``writer.py`` wait for them on their own threads. The worker calls ``hold_back`` before the script's update
-code runs: what it is about to change may still be on its way. Nothing here is done for tensors on the CPU.
+In: pieces of tensors at a step boundary. Out: the same bytes on the host, a while later. ``serialized.py`` makes copies,
+``donor.py`` and ``writer.py`` wait for them on their threads. The worker calls ``hold_back`` before the script's update code
+runs, because it may change bytes that are still being copied. Tensors on the CPU need none of this.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from typing import Protocol
 import torch
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-"""Bytes on a device, and room for them on the host."""
+"""Bytes on a device, and memory for them on the host."""
 
 _PIECE_BYTES = 16 << 20
-"""So many are copied at a time, and the next ones wait: less than a millisecond, for whoever comes in between."""
+"""Bytes copied at a time: other transfers wait less than a millisecond."""
 _REST = 2.0
-"""Where nobody waits for them, pieces are so many times as far apart as one takes: the exchange uses the same link."""
+"""If nothing waits for them, pieces are this many times their duration apart: the exchange uses the same link."""
 
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 _under_way: list[_Passage] = []
-"""The main thread's. What is copied beside a step, and may not be on its stream yet."""
+"""Owned by the main thread: copies beside a step that may not be on their stream yet."""
 
 
 def stream_of(device: torch.device) -> torch.cuda.Stream:
-    """The stream beside all others on which state is copied, from a device or to it."""
+    """Return the separate stream on which state is copied from or to a device."""
     if device not in _streams:
         _streams[device] = torch.cuda.Stream(device)
     return _streams[device]
 
 
 def hurry() -> None:
-    """Somebody waits for what is being copied: what remains of it is copied at full speed. On the main thread."""
+    """Copy the rest at full speed, because a thread waits for it. On the main thread."""
     for passage in _under_way:
         passage.hurry()
 
 
 def hold_back() -> None:
-    """Let the current stream wait until everything that is being copied has been."""
+    """Make the current stream wait for all copies that are under way."""
     hurry()
     while _under_way:
         _under_way.pop().await_begun()
@@ -53,28 +53,28 @@ def hold_back() -> None:
 
 
 class Copied(Protocol):
-    """Returns once all that was to be copied is on the host, or at least so many bytes of it from its first."""
+    """Returns once everything, or at least so many bytes from the first on, is on the host."""
 
     def __call__(self, size: int | None = None) -> None: ...
 
 
 def at_once(size: int | None = None) -> None:
-    """There is nothing to wait for."""
+    """Return: there is nothing to wait for."""
 
 
 class Copies:
-    """Copies of one state. The main thread makes them; whoever has what ``begin`` returned may wait for them."""
+    """Copies of one state. The main thread makes them; any thread may wait through what ``begin`` returns."""
 
     def __init__(self) -> None:
         self._steady: dict[torch.device, list[Pair]] = {}
         self._others: dict[torch.device, list[Pair]] = {}
 
     def add(self, source: torch.Tensor, out: torch.Tensor, *, steady: bool) -> None:
-        """Copy with ``begin``; ``steady``: only the script's update code changes ``source``, so there is time until then."""
+        """Queue a copy; ``steady``: only the script's update code changes ``source``, so that there is time until then."""
         (self._steady if steady else self._others).setdefault(source.device, []).append((source, out))
 
     def begin(self, *, gently: bool = False) -> Copied:
-        """Begin all copies; what is returned waits for them. ``gently``: there is time until they are held back for."""
+        """Begin all copies; return a function that waits for them. ``gently``: there is time until ``hold_back``."""
         steady, others = self._steady, self._others
         self._steady, self._others = {}, {}
         if not steady and not others:
@@ -106,15 +106,15 @@ def _copy_at_once(device: torch.device, pairs: Iterable[Pair]) -> torch.cuda.Eve
 
 
 class _Passage:
-    """Copies on a stream beside the others, a piece at a time, by a thread of its own.
+    """Copies piece by piece on a separate stream, from a separate thread.
 
-    All of them at once would be a queue in which everything that the training wants to know of the device has to wait.
+    All pieces at once would form a queue in which every other request of the training to the device has to wait.
     """
 
     def __init__(self, device: torch.device, pairs: Sequence[Pair], *, gently: bool) -> None:
         self._stream = stream_of(device)
         self._stream.wait_stream(torch.cuda.current_stream(device))
-        # Held until they are copied: nobody else may get the memory of the sources.
+        # Held until they are copied: the memory of the sources must not be reused.
         self._pairs = pairs
         # Guards what follows.
         self._change = threading.Condition()
@@ -135,7 +135,7 @@ class _Passage:
                 with torch.cuda.stream(self._stream):
                     for source, out in piece:
                         out.copy_(source, non_blocking=True)
-                # One is under way while the next is made ready.
+                # One is under way while the next is prepared.
                 before = self._reach(before, (_mark(self._stream), size))
                 with self._change:
                     self._change.wait_for(lambda: self._hurried, _REST * (time.monotonic() - began))
@@ -143,7 +143,7 @@ class _Passage:
                 self._begun = True
                 self._change.notify_all()
             self._reach(before, None)
-        except BaseException as error:  # noqa: BLE001  (the edge of a thread: whoever waits raises it)
+        except BaseException as error:  # noqa: BLE001  (the edge of a thread: the waiting thread raises it)
             self._error = error
         self._pairs = ()
         with self._change:
@@ -162,7 +162,7 @@ class _Passage:
         return now
 
     def hurry(self) -> None:
-        """Somebody waits from now on."""
+        """A thread waits from now on."""
         with self._change:
             self._hurried = True
             self._change.notify_all()
@@ -173,7 +173,7 @@ class _Passage:
             self._change.wait_for(lambda: self._begun)
 
     def wait(self, size: int | None) -> None:
-        """Wait until so many bytes are on the host, or all of them."""
+        """Wait until so many bytes, or all of them, are on the host."""
         with self._change:
             self._change.wait_for(lambda: self._over or (size is not None and self._copied >= size))
             if self._error is not None:
@@ -181,7 +181,7 @@ class _Passage:
 
 
 def _pieces(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
-    """Cut bytes into pieces of about the same size, in their order."""
+    """Divide bytes into pieces of about the same size, in order."""
     piece: list[Pair] = []
     size = 0
     for source, out in pairs:
@@ -196,14 +196,14 @@ def _pieces(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
 
 
 def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    # Blocking: who waits sleeps, instead of keeping a core busy that the training needs.
+    # Blocking: a waiting thread sleeps instead of occupying a core.
     event = torch.cuda.Event(blocking=True)
     event.record(stream)
     return event
 
 
 class PinnedMemory(mmap.mmap):
-    """Memory that can be pinned, so that a device reads and writes it by itself, at several times the speed."""
+    """Memory that can be pinned, so that a device accesses it directly, at several times the speed."""
 
     _pinned: int = 0
 
@@ -212,11 +212,11 @@ class PinnedMemory(mmap.mmap):
         return self._pinned != 0
 
     def pin(self) -> None:
-        """Pin it, all at once: a copy must not cross two pieces. Where the system does not allow it, it stays as it is.
+        """Pin it all at once, because a copy must not cross two pieces. If the system does not allow it, it stays unpinned.
 
-        Takes about as long as to touch it, and is for a thread that has the time.
+        Takes about as long as touching it: call it on a thread that has the time.
         """
-        # A data loader's process has no use for it, and the kernel would copy all of it for one.
+        # Not inherited by data loaders, for which the kernel would copy it.
         with contextlib.suppress(OSError):
             self.madvise(mmap.MADV_DONTFORK)
         begin = ctypes.addressof(ctypes.c_char.from_buffer(self))
@@ -224,27 +224,27 @@ class PinnedMemory(mmap.mmap):
             self._pinned = begin
 
     def __del__(self) -> None:
-        # Before the memory itself goes.
+        # Before the memory is freed.
         if self._pinned:
             torch.cuda.cudart().cudaHostUnregister(self._pinned)
 
 
 def uses_devices() -> bool:
-    """Whether this process has anything on a device."""
+    """Return whether this process uses a device."""
     return bool(torch.cuda.is_initialized())
 
 
 def own_device(tensors: Iterable[torch.Tensor]) -> torch.device | None:
-    """The device of this worker: that of its ``tensors``, if any are on one; None if it trains on the CPU."""
+    """Return the device of this worker's ``tensors``; None if they are on the CPU."""
     found = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
     return found or (torch.device("cuda", torch.cuda.current_device()) if uses_devices() else None)
 
 
 def take_at_once(device: torch.device, size: int) -> None:
-    """Have torch take so many bytes of the device's memory in one piece, of which it gives out parts from now on.
+    """Make torch allocate so many bytes of device memory as one block, from which later allocations are served.
 
-    Many small ones would each wait for what the device is just doing.
+    Many small allocations would each wait for the device.
     """
-    # Where there is no piece that large, it takes many after all.
+    # Without a block that large, it allocates many after all.
     with contextlib.suppress(torch.OutOfMemoryError):
         torch.empty(size, dtype=torch.uint8, device=device)

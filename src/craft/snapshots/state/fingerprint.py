@@ -1,7 +1,7 @@
-"""A fast 64-bit hash of tensors' bytes, computed where they are: on a GPU nothing but its result is copied.
+"""A fast 64-bit hash of tensors' bytes, computed on their device; only the result is copied.
 
-Each word of 64 bits is multiplied by an odd number that depends on its place, and the products are summed modulo 2**64. A sum
-does not depend on the order in which a device adds. Words that differ in one place always give another sum.
+Each 64-bit word is multiplied by an odd number that depends on its position; the products are summed modulo 2**64. The sum does
+not depend on the order of additions. A difference in a single word always changes it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 _WORDS = 1 << 20
-"""Multiplied at once; more has the same factors, and another factor for each such chunk."""
+"""Words multiplied at once; longer data reuses the factors, with another factor per chunk."""
 _SMALL_BYTES = 1 << 20
 _FACTOR = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -31,7 +31,7 @@ def fingerprint(parts: Iterable[torch.Tensor], device: torch.device) -> torch.Te
 
 
 def _batches(parts: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Put small parts together: on a device each operation costs about the same, however little it is about."""
+    """Join small parts: on a device each operation costs about the same, whatever its size."""
     small: list[torch.Tensor] = []
     size = 0
     for part in parts:
@@ -48,7 +48,7 @@ def _batches(parts: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def _words(part: torch.Tensor) -> torch.Tensor:
-    """The bytes as words of 64 bits, with zeros at the end of the last one."""
+    """Return the bytes as 64-bit words, padded with zeros."""
     missing = -part.numel() % 8
     if missing:
         part = torch.nn.functional.pad(part, (0, missing))
@@ -59,13 +59,13 @@ def _words(part: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _factors(device: torch.device) -> torch.Tensor:
-    """Odd numbers, one for each place in a chunk."""
+    """Return odd numbers, one for each position in a chunk."""
     places = torch.arange(1, _WORDS + 1, dtype=torch.int64, device=device) * _signed(_FACTOR)
     places ^= places >> 31
     return places * _signed(0xD6E8FEB86659FD93) | 1
 
 
 def _signed(value: int) -> int:
-    """The int64 with the lowest 64 bits of ``value``."""
+    """Return the int64 with the lowest 64 bits of ``value``."""
     value &= _MASK
     return value - (1 << 64) if value >> 63 else value

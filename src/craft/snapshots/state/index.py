@@ -1,6 +1,6 @@
-"""The tensors of a training state by name and form, and where their bytes lie in the row of all. No torch.
+"""The tensors of a training state by name, type and shape, and their positions in the serialized bytes. No torch.
 
-``serialized.py`` makes headers of them; ``chunking.py`` cuts the row; ``craft checkpoints`` reads them without loading torch.
+``serialized.py`` makes headers of them; ``chunking.py`` divides the bytes; ``craft checkpoints`` reads them without torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DIGITS = re.compile(r"\d{1,4}")
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor of the state. Its bytes travel in the order in which they lie in memory, which ``stride`` tells."""
+    """One tensor of the state. Its bytes are in memory order, which ``stride`` describes."""
 
     name: str
     dtype: str
@@ -31,12 +31,12 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outline(msgspec.Struct, frozen=True):
-    """What of a header can be read without torch."""
+    """The part of a header that can be read without torch."""
 
     entries: tuple[TensorEntry, ...]
     total_bytes: int
     shares: tuple[int, ...] = ()
-    """How many entries each writer had, where they wrote apart from each other."""
+    """Number of entries of each writer, if they wrote separately."""
 
 
 def read_outline(data: bytes) -> Outline:
@@ -52,7 +52,7 @@ def read_outline(data: bytes) -> Outline:
 
 
 def decode_as(kind: type[T], data: bytes, of: str) -> T:
-    """Return the header in ``data``, which may be anything: raise SnapshotCorrupt unless it is one of this kind."""
+    """Return the header of this kind in ``data``, which is untrusted; raise SnapshotCorrupt unless it is one."""
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -60,7 +60,7 @@ def decode_as(kind: type[T], data: bytes, of: str) -> T:
 
 
 def item_bytes(dtype: str) -> int:
-    """Size of one element: torch's names say how many bits it has, and what is smaller than a byte takes one."""
+    """Return the size of one element: torch's names contain the bits; smaller ones take a byte."""
     bits = _DIGITS.search(dtype)
     return max(1, int(bits.group()) // 8) if bits else 1
 
@@ -70,14 +70,14 @@ def entry_bytes(entry: TensorEntry) -> int:
 
 
 class ByteLayout:
-    """Where each tensor's bytes lie in the row of all."""
+    """Positions of the tensors in the serialized bytes."""
 
     def __init__(self, entries: Sequence[TensorEntry]) -> None:
         self._begins = [0, *itertools.accumulate(map(entry_bytes, entries))]
         self.total_bytes = self._begins[-1]
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (number of the entry, first byte, end) for every tensor that has bytes in this range of the row."""
+        """Yield (number of the entry, first byte, end) for every tensor with bytes in this range."""
         index = bisect.bisect_right(self._begins, begin) - 1
         while begin < end:
             until = min(end, self._begins[index + 1])

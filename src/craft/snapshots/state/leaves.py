@@ -1,7 +1,7 @@
-"""The whole training state as named leaves: tensors, and plain values beside them.
+"""The training state as named leaves: tensors and plain values.
 
-Enters: modules and whatever has ``state_dict``. Leaves: an ordered list of leaves, from which hashes are taken and tensors
-are copied in place. Nothing is pickled: a value that is neither a tensor nor plain data is refused with its name.
+In: modules and objects with ``state_dict``. Out: an ordered list of leaves, which are hashed, and whose tensors are copied in
+place. Nothing is pickled: a value that is neither a tensor nor plain data is refused by name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from craft.snapshots.store.background import num_hashing
 
 
 class Stateful(Protocol):
-    """Whatever can follow the job."""
+    """An object that can follow the job."""
 
     def state_dict(self) -> Any: ...
 
@@ -34,7 +34,7 @@ class Leaf(msgspec.Struct, frozen=True):
     value: torch.Tensor | bytes
 
     def data(self) -> tuple[bytes | memoryview, ...]:
-        """The bytes that are hashed, dtype and shape included, in parts: a large tensor is not copied for it."""
+        """Yield the bytes to hash, dtype and shape included, without copying a large tensor."""
         if isinstance(self.value, bytes):
             return (self.value,)
         tensor = self.value.detach()
@@ -42,12 +42,12 @@ class Leaf(msgspec.Struct, frozen=True):
 
 
 def tensor_bytes(tensor: torch.Tensor) -> Any:
-    """A tensor's bytes as a numpy array; shares its memory where it is a contiguous CPU tensor."""
+    """Return a tensor's bytes as a numpy array, which shares the memory of a contiguous CPU tensor."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
 
 
 def module_leaves(modules: Mapping[str, torch.nn.Module]) -> list[Leaf]:
-    """Parameters and buffers, buffers that are not saved included."""
+    """Return parameters and buffers, including buffers that are not saved."""
     leaves = []
     for prefix, module in modules.items():
         named = [*module.named_parameters(), *module.named_buffers()]
@@ -56,9 +56,9 @@ def module_leaves(modules: Mapping[str, torch.nn.Module]) -> list[Leaf]:
 
 
 def registered_leaves(registered: Mapping[str, Stateful]) -> list[Leaf]:
-    """Everything in the ``state_dict`` of what the user registered.
+    """Return everything in the ``state_dict`` of registered objects.
 
-    Except for what says of itself that it is ``beside_the_state``: it travels with it, and may be another in each worker.
+    Objects that declare themselves ``beside_the_state`` are left out: they travel with it, but may differ between workers.
     """
     counted = {name: item for name, item in registered.items() if not getattr(item, "beside_the_state", False)}
     return [leaf for name, item in counted.items() for leaf in _walk(name, item.state_dict())]
@@ -79,7 +79,7 @@ def _walk(name: str, value: Any) -> Iterator[Leaf]:
 
 def _plain(name: str, value: Any) -> bytes:
     if isinstance(value, float):
-        # JSON would not tell -0.0 or NaN apart from others.
+        # JSON does not distinguish -0.0 or NaN.
         return value.hex().encode()
     if value is None or isinstance(value, bool | int | str):
         return msgspec.json.encode(value)
@@ -102,11 +102,11 @@ def _plain(name: str, value: Any) -> bytes:
 
 
 def digest(leaves: list[Leaf]) -> str:
-    """One hash over all leaves, names included."""
+    """Return one hash over all leaves, names included."""
     hasher = blake3(max_threads=num_hashing())
     for leaf in sorted(leaves, key=lambda each: each.name):
         for parts in ((leaf.name.encode(),), leaf.data()):
-            # With their length: the same bytes cut elsewhere are another state.
+            # With their lengths: the same bytes divided differently are another state.
             hasher.update(sum(map(len, parts)).to_bytes(8, "little"))
             for part in parts:
                 hasher.update(part)
@@ -114,7 +114,7 @@ def digest(leaves: list[Leaf]) -> str:
 
 
 def digests(leaves: list[Leaf]) -> list[tuple[str, str]]:
-    """A hash for each leaf, to find out which differs."""
+    """Return a hash for each leaf, to find those that differ."""
     return [(leaf.name, str(_hasher_of(leaf.data()).hexdigest(length=16))) for leaf in leaves]
 
 
@@ -123,7 +123,7 @@ _SAMPLED = 1 << 10
 
 
 def sample_digest(leaves: list[Leaf]) -> bytes:
-    """One hash over plain values and over some elements of every tensor: it shows what is other all over."""
+    """Return one hash over plain values and some elements of every tensor: it detects large differences."""
     hasher = blake3()
     for leaf in leaves:
         hasher.update(leaf.name.encode())
@@ -143,7 +143,7 @@ def _hasher_of(parts: Sequence[bytes | memoryview]) -> Any:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor, flat, where it is."""
+    """Return the memory of a tensor, flat, on its device."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
@@ -153,24 +153,24 @@ class _LeafPiece(msgspec.Struct, frozen=True):
     end: int
 
     def data(self) -> torch.Tensor:
-        """Its bytes, where they are."""
+        """Return its bytes, on their device."""
         assert isinstance(self.leaf.value, torch.Tensor)
         return _bytes_of(self.leaf.value)[self.begin : self.end]
 
 
 STATE_IS_BUILT = 2
-"""By this step optimizers have made their state: it, and what a joiner will get, is as large as it is going to be."""
+"""By this step optimizers have allocated their state: it has its final size, also for a joiner."""
 
 
 class RotatingDigest:
-    """Hashes another slice of the state in each step, so that every byte has its turn within ``period`` steps.
+    """Hashes another slice of the state in each step, so that every byte is covered within ``period`` steps.
 
     A large state has larger slices: ``period`` is at most 1,000.
     """
 
     _LONGEST = 1000
     _REFRESH_STEPS = 64
-    """Walking the state costs more than hashing a slice of it: not oftener than this."""
+    """Walking the state costs more than hashing a slice, so that it is done at most this often."""
 
     def __init__(self, slice_bytes: int) -> None:
         self._slice_bytes = slice_bytes
@@ -184,16 +184,16 @@ class RotatingDigest:
 
     @property
     def period(self) -> int:
-        """Number of steps after which every byte was looked at."""
+        """Number of steps that cover every byte."""
         return max(1, len(self._slices))
 
     def restart(self, step: int) -> None:
-        """A new generation begins, or somebody begins to keep pace: all members begin anew at ``step``."""
+        """Begin anew at ``step`` on all members: a new generation begins, or a worker has caught up."""
         self._slices = []
         self._begins = step
 
     def due(self, step: int) -> bool:
-        """Whether the state is to be walked again at ``step``; the same on all workers."""
+        """Return whether to walk the state again at ``step``; the same on all workers."""
         rounds = -(-self._REFRESH_STEPS // self.period)
         return self._slice_bytes > 0 and (
             step in (self._begins, self._begins + STATE_IS_BUILT)
@@ -201,14 +201,14 @@ class RotatingDigest:
         )
 
     def is_whole(self, step: int) -> bool:
-        """Whether the slices of ``step`` are of all tensors: optimizers make theirs in the first steps."""
+        """Return whether the slices of ``step`` cover all tensors: optimizers allocate theirs in the first steps."""
         return bool(self._slices) and step >= self._begins + STATE_IS_BUILT
 
     def refresh(self, leaves: list[Leaf]) -> bool:
-        """Cut the tensors of the state, as it is built now, into slices; return whether they are others than before."""
+        """Divide the current tensors of the state into slices; return whether they changed."""
         before, self._slices = self._slices, []
         current: list[_LeafPiece] = []
-        # Plain values are a copy of what they were now, not a view of what they will be.
+        # Plain values are copied as of now.
         tensors = [(leaf, _nbytes(leaf.value)) for leaf in leaves if isinstance(leaf.value, torch.Tensor)]
         slice_bytes = max(self._slice_bytes, -(-sum(size for _, size in tensors) // self._LONGEST))
         room = slice_bytes
@@ -227,17 +227,17 @@ class RotatingDigest:
         return _outline(before) != _outline(self._slices)
 
     def names(self, step: int) -> list[str]:
-        """Which entries of the state are looked at in ``step``."""
+        """Return the entries of the state that ``step`` covers."""
         return [piece.leaf.name for piece in self._slices[step % self.period]] if self._slices else []
 
     def digest(self, step: int) -> bytes:
-        """Hash of the slice whose turn it is."""
+        """Return the hash of the slice of ``step``."""
         return self.take(step)()
 
     def take(self, step: int) -> Callable[[], bytes]:
-        """Look at the slice whose turn it is; what is returned gives its hash, as often as it is asked.
+        """Start hashing the slice of ``step``; return a function that gives the hash.
 
-        What is on a device is only asked for now, and waited for then: nothing that the device has to do stands still.
+        On a device the work is only enqueued now, and awaited later, so that the device never stalls.
         """
         if not self._slices:
             return bytes
@@ -249,7 +249,7 @@ def _outline(slices: list[list[_LeafPiece]]) -> list[list[tuple[str, int, int]]]
 
 
 def whole_digest(leaves: list[Leaf]) -> Callable[[], bytes]:
-    """Look at every byte of the state; what is returned gives its hash, which on a device takes a moment."""
+    """Start hashing the whole state; return a function that gives the hash."""
     plain = [torch.frombuffer(bytearray(leaf.value), dtype=torch.uint8) for leaf in leaves if _is_plain(leaf)]
     tensors = [leaf.value for leaf in leaves if isinstance(leaf.value, torch.Tensor) and leaf.value.numel()]
     return hash_where_it_is([*plain, *(_bytes_of(tensor) for tensor in tensors)], max_threads=num_hashing())
@@ -260,7 +260,7 @@ def _is_plain(leaf: Leaf) -> bool:
 
 
 def hash_where_it_is(parts: Sequence[torch.Tensor], max_threads: int = 1) -> Callable[[], bytes]:
-    """Hash bytes on the host now, and have those on a device hashed there; what is returned waits for it."""
+    """Hash bytes on the host now, and those on a device there; return a function that waits for the result."""
     hasher = blake3(max_threads=max_threads)
     for part in parts:
         if not part.is_cuda:

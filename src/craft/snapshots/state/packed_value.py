@@ -1,4 +1,4 @@
-"""One plain value as bytes, and back: what ``skeleton`` takes apart, with the bytes of its tensors behind it.
+"""One plain value as bytes and back: its tree, followed by the bytes of its tensors.
 
 For small values that travel beside the state, such as the position of a dataset. Nothing is pickled.
 """
@@ -24,7 +24,7 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
 
 
 def pack(name: str, value: Any) -> bytes:
-    """Return ``value`` as bytes, or raise ConfigError with the name of what cannot travel."""
+    """Return ``value`` as bytes, or raise ConfigError that names what cannot be sent."""
     packer = Packer()
     node = packer.pack(name, value)
     data = tuple(bytes(memoryview(tensor_bytes(tensor))) for tensor in packer.tensors)
@@ -32,7 +32,7 @@ def pack(name: str, value: Any) -> bytes:
 
 
 def unpack(name: str, data: bytes) -> Any:
-    """Return the value that ``pack`` made ``data`` of, or raise SnapshotCorrupt."""
+    """Return the value in ``data``, or raise SnapshotCorrupt."""
     try:
         packed = msgspec.msgpack.decode(data, type=_Packed)
         tensors = [_tensor(entry, raw) for entry, raw in zip(packed.entries, packed.data, strict=True)]

@@ -1,4 +1,4 @@
-"""Tensors as plain memory: their bytes, in the order in which they lie there, and room for new ones.
+"""Tensors as raw memory: their bytes in memory order, and memory for new ones.
 
 ``tree.py``, ``serialized.py``, ``donor.py`` and ``fetch.py`` call it.
 """
@@ -21,11 +21,11 @@ DTYPES = {
     for value in vars(torch).values()
     if isinstance(value, torch.dtype) and value not in (torch.quint8, torch.qint8, torch.qint32, torch.quint4x2)
 }
-"""Every dtype by its name, but for those of quantized tensors, whose bytes are not their value."""
+"""Every dtype by name, except of quantized tensors, whose bytes are not their value."""
 
 
 def resolved(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose memory holds its values, or raise ConfigError where no memory does."""
+    """Return a tensor whose memory holds its values, or raise ConfigError if there is none."""
     if (
         tensor.layout is not torch.strided
         or tensor.is_quantized
@@ -40,7 +40,7 @@ def resolved(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether a tensor of this form fills its memory without gaps, each element once, in whatever order."""
+    """Return whether a tensor of this form fills its memory without gaps, each element once, in any order."""
     expected = 1
     for step, size in sorted(zip(stride, shape, strict=True)):
         if size == 0:
@@ -53,23 +53,23 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself where it is dense, so that its order in memory travels along; else a contiguous copy."""
+    """Return the tensor if it is dense, so that its memory order is preserved; otherwise a contiguous copy."""
     return tensor if is_dense(tensor.shape, tensor.stride()) else tensor.contiguous()
 
 
 def view_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a dense tensor on the CPU, to read from or write to."""
+    """Return the bytes of a dense CPU tensor, to read from or write to."""
     memory: Any = memory_of(tensor).numpy()
     return memoryview(memory)
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a dense tensor as they lie in memory, which they share."""
+    """Return the bytes of a dense tensor in memory order; they share its memory."""
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors have the same type, shape and bits, whatever their order in memory."""
+    """Return whether two tensors have the same type, shape and bits, in any memory order."""
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
     if left.data_ptr() == right.data_ptr() and left.stride() == right.stride() and left.device == right.device:
@@ -80,16 +80,16 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def room(size: int) -> PinnedMemory:
-    """Fresh memory for ``size`` bytes, in large pages: the first touch of small ones costs more than the copy itself."""
+    """Allocate ``size`` bytes in large pages: the first touch of small ones costs more than the copy itself."""
     memory = PinnedMemory(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # Kernels without large pages say so; small ones do.
+    # Kernels without large pages report so; small ones do.
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
 def carve(memory: mmap.mmap, begin: int, size: int) -> torch.Tensor:
-    """A tensor of ``size`` bytes in ``memory``, which it keeps. It has a storage of its own: saving it saves no other."""
+    """Return a tensor of ``size`` bytes in ``memory``, with a separate storage: saving it saves no other."""
     if size == 0:
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=begin)

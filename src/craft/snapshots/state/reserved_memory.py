@@ -1,6 +1,6 @@
-"""Memory set aside before it is needed: for the next stripe of a donor, for the state that a joiner expects.
+"""Memory reserved before it is needed: for the next stripe of a donor, or for the state that a joiner expects.
 
-The first touch of memory can cost more than what is then written there. A thread of its own takes that cost early.
+The first touch of memory can cost more than the write itself. A thread pays that cost early.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from craft.snapshots.state.device_copy import PinnedMemory, uses_devices
 from craft.snapshots.state.raw_memory import carve, room
 
 _SHARE = 16
-"""Of the memory that is free on the host, one process takes at most such a part long before it needs it."""
+"""The largest part of the host's free memory that one process reserves long before it needs it."""
 
 
 def can_wait_there(size: int) -> bool:
-    """Whether this host has so much memory to spare that ``size`` bytes may be set aside just in case."""
+    """Return whether this host can spare ``size`` bytes for a reservation."""
     return size * _SHARE <= _available_bytes()
 
 
 def _available_bytes() -> int:
-    """What could be taken without anything having to be written to disk; 0 where the system does not tell."""
+    """Return the memory that is free without swapping; 0 if unknown."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -31,7 +31,7 @@ def _available_bytes() -> int:
 
 
 class Reserve:
-    """Memory that a thread of its own touches before it is needed."""
+    """Memory that a thread touches before it is needed."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -50,14 +50,14 @@ class Reserve:
         return not self._thread.is_alive()
 
     def take(self, size: int) -> PinnedMemory:
-        """Return memory for ``size`` bytes: what was set aside if it is enough, the same one again if asked again."""
+        """Return memory for ``size`` bytes: the reserved one if it suffices; the same again on the next call."""
         if size > self.size or self._memory is None:
             return room(size)
-        # Otherwise it would erase what is copied there meanwhile.
+        # Otherwise the thread would erase what is copied there meanwhile.
         self._thread.join()
         return self._memory
 
     def release(self) -> None:
-        """Nobody will need it: give it back."""
+        """Free it."""
         self._thread.join()
         self._memory = None

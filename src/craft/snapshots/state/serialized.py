@@ -1,7 +1,7 @@
-"""The whole training state in a form that can leave the process: a typed header, and the bytes of all tensors in one row.
+"""Serialize the training state: a typed header, and the bytes of all tensors in sequence.
 
-Enters: modules and whatever was registered, live. Leaves: ``State``, which ``donor.py`` copies a stripe of; ``Header``, which
-travels; and ``load``, which puts what arrived into the objects of another worker and checks that it is there, bit for bit.
+In: live modules and registered objects. Out: ``State``, of which ``donor.py`` copies a stripe; ``Header``, which is sent; and
+``load``, which puts a received state into the objects of another worker and verifies it bit for bit.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _SMALL_BYTES = 1 << 16
 
 
 class Header(msgspec.Struct, frozen=True):
-    """Everything about a state but the bytes of its tensors. Equal states have equal headers."""
+    """Everything about a state except the bytes of its tensors. Equal states have equal headers."""
 
     entries: tuple[TensorEntry, ...]
-    """The tensors, in the order in which their bytes follow each other."""
+    """The tensors, in the order of their bytes."""
     module_entries: int
     """How many of them, from the first, are parameters and buffers of modules."""
     skeleton: dict[str, Node]
-    """For each registered object what its ``state_dict`` gave, with tensors as numbers of entries."""
+    """The ``state_dict`` of each registered object, with tensors as numbers of entries."""
     names: dict[str, int]
     """The entry of each key of the modules' ``state_dict``: some tensors have two keys, some buffers have none."""
     conditions: bytes
-    """Whatever the caller wants the receiver to know; not looked at here."""
+    """Data of the caller for the receiver."""
     total_bytes: int
     on_device: tuple[int, ...] = ()
-    """Entries that were on a GPU. Where the receiver has nothing in their place yet, they go to its own."""
+    """Entries that were on a GPU. If the receiver has no counterpart yet, they go to its GPU."""
 
 
 def encode_header(header: Header) -> bytes:
@@ -48,7 +48,7 @@ def encode_header(header: Header) -> bytes:
 
 
 def decode_header(data: bytes) -> Header:
-    """Return the header in ``data``, or raise SnapshotCorrupt if its parts do not fit each other."""
+    """Return the header in ``data``, or raise SnapshotCorrupt if it is inconsistent."""
     header = decode_as(Header, data, "a training state")
     for entry in header.entries:
         fits = entry.dtype in DTYPES and len(entry.shape) == len(entry.stride)
@@ -65,17 +65,17 @@ def decode_header(data: bytes) -> Header:
 
 
 def carried_bytes(header: Header) -> int:
-    """Bytes that a joiner must make room for in the memory of its host.
+    """Return the bytes that a joiner must allocate in host memory.
 
-    All but those of parameters and buffers, which it has already, and of what goes to a device.
+    All except parameters and buffers, which it has already, and what goes to a device.
     """
     elsewhere = {*range(header.module_entries), *header.on_device}
-    # As each tensor begins on a boundary of its own, a little more than they are.
+    # Each tensor is aligned, so that this is slightly more than their sum.
     return sum(entry_bytes(entry) + 64 for number, entry in enumerate(header.entries) if number not in elsewhere)
 
 
 def stripe_of(total_bytes: int, part: int, of: int) -> tuple[int, int]:
-    """Return the range of bytes that is stripe ``part`` of ``of``; together they are everything, and none overlap."""
+    """Return the byte range of stripe ``part`` of ``of``; together they cover everything without overlap."""
 
     def cut(number: int) -> int:
         return total_bytes if number == of else total_bytes * number // of // STRIPE_ALIGN * STRIPE_ALIGN
@@ -84,7 +84,7 @@ def stripe_of(total_bytes: int, part: int, of: int) -> tuple[int, int]:
 
 
 class State:
-    """The training state as it is now. Plain values are taken when this is made; tensors stay where they are."""
+    """The current training state. Plain values are copied on construction; tensors stay where they are."""
 
     def __init__(
         self, modules: Mapping[str, torch.nn.Module], registered: Mapping[str, Stateful], conditions: bytes
@@ -109,7 +109,7 @@ class State:
                 steady.update(range(first, len(packer.entries)))
         self.tensors = packer.tensors
         self._steady = frozenset(steady)
-        """Tensors that nothing but the script's update code changes. Buffers are not among them: forward does."""
+        """Tensors that only the script's update code changes. Buffers are not among them: forward changes them."""
         self._copies = Copies()
         self._memory: dict[int, torch.Tensor] = {}
         self._layout = ByteLayout(packer.entries)
@@ -124,12 +124,12 @@ class State:
         )
 
     def copy(self, begin: int, end: int, out: torch.Tensor) -> None:
-        """Copy a range of bytes into ``out``, which has as many; what is on a device only with ``copied``."""
+        """Copy a range of bytes into ``out``, which has that size; bytes on a device arrive only with ``copied``."""
         filled, target = 0, out.data_ptr()
         for index, first, last in self._layout.pieces(begin, end):
             size, tensor = last - first, self.tensors[index]
             if size < _SMALL_BYTES and tensor.device.type == out.device.type == "cpu":
-                # An optimizer has thousands of these, and each call of torch's costs more than its copy.
+                # An optimizer has thousands of these, and each torch call costs more than its copy.
                 ctypes.memmove(target + filled, tensor.data_ptr() + first, size)
             elif tensor.is_cuda:
                 place = out[filled : filled + size]
@@ -144,15 +144,15 @@ class State:
         return self._memory[index]
 
     def copied(self, *, gently: bool = False) -> Copied:
-        """What returns when all that was copied so far is there: at once, unless it comes from a device.
+        """Return a function that waits for all copies so far: at once, unless they come from a device.
 
-        ``gently``: nobody is in a hurry, and the copies are to leave the link to the device to others for most of the time.
+        ``gently``: there is no hurry, and the copies leave the link to the device to others most of the time.
         """
         return self._copies.begin(gently=gently)
 
 
 def _may_be_left_out(item: Stateful) -> bool:
-    """Whether a state does not mention ``item`` while its ``state_dict`` is empty."""
+    """Return whether a state omits ``item`` while its ``state_dict`` is empty."""
     return bool(getattr(item, "left_out_if_empty", False))
 
 
@@ -167,9 +167,9 @@ def _names(modules: Mapping[str, torch.nn.Module]) -> dict[str, int]:
 
 
 def targets(modules: Mapping[str, torch.nn.Module], *, devices: bool = False) -> dict[TensorEntry, torch.Tensor]:
-    """Parameters and buffers that bytes can be received into directly, by the entry that fits them.
+    """Return parameters and buffers into which bytes can be received directly, by the matching entry.
 
-    ``devices``: those on devices, too.
+    ``devices``: include those on devices.
     """
     packer = Packer()
     for leaf in module_leaves(modules):
@@ -179,7 +179,7 @@ def targets(modules: Mapping[str, torch.nn.Module], *, devices: bool = False) ->
         if packer.tensors[index].data_ptr() != leaf.value.data_ptr() or not (
             place == "cpu" or (devices and place == "cuda")
         ):
-            # A copy, or memory that bytes cannot be brought to from a socket: load() will do so.
+            # A copy, or memory that a socket cannot fill: load() handles it.
             packer.entries.pop()
             packer.tensors.pop()
     return dict(zip(packer.entries, packer.tensors, strict=True))
@@ -192,9 +192,9 @@ def load(
     modules: Mapping[str, torch.nn.Module],
     registered: Mapping[str, Stateful],
 ) -> None:
-    """Put a state into freshly built objects, in place, and check that it is there.
+    """Load a state into freshly built objects, in place, and verify it.
 
-    Raises ConfigError, with the name of what does not fit or was not restored. Then some of it may have been written.
+    Raises ConfigError that names what does not match or was not restored; part of the state may have been written then.
     """
     tensors = _placed(header, tensors, modules)
     _load_modules(header, tensors, modules)
@@ -206,7 +206,7 @@ def load(
             " workers that train: register the same, in the same order"
         )
     builder = Builder(tensors)
-    # Optimizers last: what another object does to their learning rates while it loads must not stay.
+    # Optimizers last: changes of their learning rates by other objects' loading must not stay.
     for name in sorted(registered, key=lambda each: isinstance(registered[each], torch.optim.Optimizer)):
         if name in missing:
             registered[name].load_state_dict({})
@@ -218,7 +218,7 @@ def load(
 def _placed(
     header: Header, tensors: Sequence[torch.Tensor], modules: Mapping[str, torch.nn.Module]
 ) -> Sequence[torch.Tensor]:
-    """``tensors`` on the devices where they belong: those of modules where these are, others where they came from."""
+    """Return ``tensors`` on their devices: those of modules where these are, others where they came from."""
     leaves = [leaf.value for leaf in module_leaves(modules) if isinstance(leaf.value, torch.Tensor)]
     own = own_device(leaves) or torch.device("cpu")
     places = dict.fromkeys(header.on_device, own)
@@ -230,13 +230,13 @@ def _load_modules(header: Header, tensors: Sequence[torch.Tensor], modules: Mapp
     here = State(modules, {}, b"")
     for mine, theirs in itertools.zip_longest(here.header.entries, header.entries[: header.module_entries]):
         if mine != theirs:
-            raise ConfigError(f"the modules do not fit the training state, first in {_unlike(mine, theirs)}")
+            raise ConfigError(f"the modules do not match the training state, first in {_unlike(mine, theirs)}")
     for leaf, source in zip(module_leaves(modules), tensors, strict=False):
         assert isinstance(leaf.value, torch.Tensor)
-        # Equal bits are left alone: a constant that is the same memory many times over could not be written to.
+        # Equal bits are skipped: an expanded constant could not be written to.
         if not same_bits(leaf.value, source):
             leaf.value.copy_(source)
-        # Bytes that came through a socket were not counted as a change.
+        # Bytes received through a socket did not count as a change.
         torch.autograd.graph.increment_version(leaf.value)
 
 
@@ -264,16 +264,16 @@ def _load_item(name: str, item: Stateful, node: Node, builder: Builder) -> None:
     if isinstance(item, torch.optim.Optimizer):
         # Built anew, since load_state_dict may have changed the containers it was given.
         _put_back(item, builder.build(name, node, own))
-        # torch adds to these, and so to groups that are added later: they would not be those of workers that loaded nothing.
+        # torch adds to these, and so to groups that are added later, unlike on workers that loaded nothing.
         item.defaults = defaults
 
 
 def _put_back(optimizer: torch.optim.Optimizer, sent: Any) -> None:
-    """Give an optimizer its state with the types it came with: torch casts it to those of the parameters."""
+    """Give an optimizer its state with the original types: torch casts it to those of the parameters."""
     live = optimizer.state_dict()
     for key, values in sent.get("state", {}).items():
         mine = live["state"].get(key)
-        # What state_dict gives for each parameter is the dict that the optimizer works with.
+        # state_dict returns the very dict that the optimizer works with for each parameter.
         if isinstance(mine, dict) and isinstance(values, dict):
             exact = _exact(mine, values)
             mine.clear()
@@ -281,7 +281,7 @@ def _put_back(optimizer: torch.optim.Optimizer, sent: Any) -> None:
 
 
 def _exact(mine: Any, theirs: Any) -> Any:
-    """``theirs``, on the devices of ``mine``; tensors that are as they should be stay."""
+    """Return ``theirs`` on the devices of ``mine``; tensors that match stay."""
     if isinstance(theirs, torch.Tensor):
         if not isinstance(mine, torch.Tensor):
             return theirs
@@ -295,8 +295,8 @@ def _exact(mine: Any, theirs: Any) -> Any:
 
 
 def _verify(header: Header, tensors: Sequence[torch.Tensor], after: State) -> None:
-    """Compare what was sent with what a worker would send that has just loaded it."""
-    # Where tensors are is the receiver's own business.
+    """Compare the received state with what this worker would send now."""
+    # Devices may differ.
     if msgspec.structs.replace(after.header, on_device=header.on_device) != header:
         for got, sent in itertools.zip_longest(flat_form(after.header), flat_form(header)):
             if got != sent:
@@ -314,7 +314,7 @@ def _not_restored(name: str) -> ConfigError:
 
 
 def flat_form(header: Header) -> Iterator[tuple[str, Any]]:
-    """Yield (name, what is there) for every tensor and every value, so that two headers can be compared piece by piece."""
+    """Yield (name, content) for every tensor and value, so that two headers can be compared piece by piece."""
     for name, node in header.skeleton.items():
         yield from _flat_node(name, node)
     for entry in header.entries:

@@ -1,8 +1,8 @@
-"""Values that a ``state_dict`` gives, as typed nodes with the tensors apart, and back again.
+"""Convert the values of a ``state_dict`` to typed nodes with separate tensors, and back.
 
-Enters: whatever a ``state_dict`` holds. Leaves: a tree of nodes that MessagePack can carry bit for bit, and a list of tensors
-that the nodes point into. ``serialized.py`` calls it. Nothing is pickled. What cannot travel as data, such as a function, is
-only named: the receiver must have its own in the same place.
+In: the content of a ``state_dict``. Out: a tree of nodes that MessagePack carries bit for bit, and a list of the tensors that
+the nodes refer to. ``serialized.py`` calls it. Nothing is pickled. What cannot be sent as data, such as a function, is only
+named: the receiver must have the same in its place.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Flag(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 class Whole(msgspec.Struct, frozen=True, array_like=True, tag=True):
     value: str
-    """In hexadecimal: numpy's generators have integers of 128 bits, which MessagePack has no room for."""
+    """In hexadecimal: numpy's generators have 128-bit integers, which MessagePack cannot hold."""
 
 
 class Real(msgspec.Struct, frozen=True, array_like=True, tag=True):
     bits: bytes
-    """As bytes, so that a NaN is equal to itself and -0.0 is not 0.0."""
+    """As bytes, so that a NaN equals itself and -0.0 is not 0.0."""
 
 
 class Complex(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -60,7 +60,7 @@ class Scalar(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Array(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Of numpy; its bytes travel like a tensor's."""
+    """A numpy array; its bytes are sent like a tensor's."""
 
     index: int
     dtype: str
@@ -73,7 +73,7 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Own(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A function or a class: the receiver's own one of this name."""
+    """A function or class: the receiver uses its own of this name."""
 
     name: str
 
@@ -99,7 +99,7 @@ _DOUBLES = struct.Struct("<dd")
 
 
 class Packer:
-    """Takes values apart. Each tensor gets an entry and keeps its memory; nothing is copied here."""
+    """Takes values apart. Each tensor gets an entry and keeps its memory; nothing is copied."""
 
     def __init__(self) -> None:
         self.entries: list[TensorEntry] = []
@@ -114,7 +114,7 @@ class Packer:
         return len(self.entries) - 1
 
     def pack(self, name: str, value: Any) -> Node:
-        """Return ``value`` as a node, or raise ConfigError with the name of what cannot travel."""
+        """Return ``value`` as a node, or raise ConfigError that names what cannot be sent."""
         if isinstance(value, torch.Tensor):
             return Tensor(self.tensor(name, value))
         if isinstance(value, Mapping):
@@ -154,7 +154,7 @@ class Packer:
             kind = next(base for base in _SEQUENCES if isinstance(value, _SEQUENCES[base]))
         items = tuple(self.pack(f"{name}.{index}", item) for index, item in enumerate(value))
         if isinstance(value, set | frozenset):
-            # In an order that does not depend on the process: its hashes of strings do.
+            # In an order independent of the process, whose string hashes differ.
             items = tuple(sorted(items, key=msgspec.msgpack.encode))
         return Items(kind, items)
 
@@ -166,13 +166,13 @@ class Packer:
             )
         transposed = value.flags.f_contiguous and not value.flags.c_contiguous
         flat = numpy.ascontiguousarray(value.T if transposed else value).reshape(-1).view(numpy.uint8)
-        # torch warns of memory that it must not write to, though nobody would.
+        # torch warns about read-only memory, though nothing writes to it.
         index = self.tensor(name, torch.from_numpy(flat if flat.flags.writeable else flat.copy()))
         return Array(index, value.dtype.str, value.shape, transposed)
 
 
 def obstacle(name: str, value: Any) -> str | None:
-    """Why a value cannot travel; None if it can."""
+    """Return why a value cannot be sent; None if it can."""
     try:
         Packer().pack(name, value)
     except ConfigError as error:
@@ -205,13 +205,13 @@ def _qualname(value: Any) -> str:
 
 
 class Builder:
-    """Puts values together again, from nodes and tensors."""
+    """Builds values from nodes and tensors."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = tensors
 
     def build(self, name: str, node: Node, own: Any) -> Any:
-        """Return the value of ``node``; ``own`` is what the receiver has in its place, or None."""
+        """Return the value of ``node``; ``own`` is the receiver's counterpart, or None."""
         if isinstance(node, Table):
             return self._table(name, node, own if isinstance(own, Mapping) else {})
         if isinstance(node, Items):
@@ -222,7 +222,7 @@ class Builder:
             )
         if isinstance(node, Tensor):
             found = self._tensors[node.index]
-            # On the device of what it takes the place of, whatever it was on before.
+            # On the device of what it replaces.
             return found.to(own.device) if isinstance(own, torch.Tensor) else found
         if isinstance(node, Array):
             shape = node.shape[::-1] if node.transposed else node.shape
@@ -246,14 +246,14 @@ class Builder:
         if node.kind == "OrderedDict":
             ordered = OrderedDict(values)
             if hasattr(own, "_metadata"):
-                # Versions of the layout of modules; without them load_state_dict would take it for an old one.
+                # Layout versions of modules; without them load_state_dict would assume an old one.
                 ordered._metadata = own._metadata  # type: ignore[attr-defined]
             return ordered
         return values
 
 
 def _value(node: Node) -> Any:
-    """A value that is neither made of others nor a tensor."""
+    """Return a value that is neither a container nor a tensor."""
     if isinstance(node, Flag):
         return node.value
     if isinstance(node, Whole):

@@ -1,4 +1,4 @@
-"""Files that are whole and durable before anybody can see them, and errors of the system as ours. ``local.py`` calls it."""
+"""Write files that are complete and durable before they become visible; map system errors to CRAFT's. For ``local.py``."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _numbers = itertools.count()
 
 
 class Unfinished(NamedTuple):
-    """A file that nobody looks for yet."""
+    """A file that is not visible yet."""
 
     file: int
     path: Path
 
     def drop(self) -> None:
         os.close(self.file)
-        # It is not there any more if it was moved to its place.
+        # Gone if it was moved to its place.
         with contextlib.suppress(OSError):
             self.path.unlink()
 
 
 def write_unfinished(folder: Path, data: memoryview) -> Unfinished:
-    """Write a file into ``folder``, under a name of its own, and do not wait for the disk."""
+    """Write a file into ``folder`` under a unique name, without waiting for the disk."""
     path = new_path(folder)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     unfinished = Unfinished(file, path)
     try:
         write_all(file, data)
-        # Lets the disk begin now, where an fsync later would find everything still to do.
+        # Starts writing now, so that a later fsync has less to do.
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     except OSError:
         unfinished.drop()
@@ -44,7 +44,7 @@ def write_unfinished(folder: Path, data: memoryview) -> Unfinished:
 
 
 def new_path(folder: Path) -> Path:
-    """A path that nobody else has; ``folder`` is made."""
+    """Return a unique path; make ``folder``."""
     make_folder(folder)
     return folder / f"{os.getpid()}-{next(_numbers)}-{os.urandom(4).hex()}"
 
@@ -60,7 +60,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable."""
+    """Make the names in a folder durable."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(file)
@@ -75,7 +75,7 @@ def write_all(file: int, data: memoryview) -> None:
 
 
 def open_regular(path: Path) -> int:
-    """Open a file to read; raise SnapshotCorrupt if it is none: to read a pipe would be to wait for ever."""
+    """Open a file for reading; raise SnapshotCorrupt unless it is regular: reading a pipe would block for ever."""
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
@@ -84,7 +84,7 @@ def open_regular(path: Path) -> int:
 
 
 def read_regular(path: Path) -> bytes:
-    """Return what is in a file."""
+    """Return the content of a file."""
     with open(open_regular(path), "rb") as file:
         return file.read()
 
@@ -95,7 +95,7 @@ def children(folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Errors of the system, as ours."""
+    """Map system errors to CRAFT's."""
     try:
         yield
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""A store in a directory of this machine, or of a file system that is mounted here.
+"""A store in a directory of this machine, or of a mounted file system.
 
-What is listed is whole: every file is written elsewhere, made durable, and then renamed to its place. Writers hold a lock on
-``store.lock`` together, garbage collection alone; the kernel frees it when its holder dies. ``store.py`` says who calls what.
+Every listed file is complete: it is written elsewhere, made durable, then renamed. Writers share a lock on ``store.lock``,
+garbage collection holds it alone; the kernel frees it when its holder dies. ``store.py`` says who calls what.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from craft.snapshots.store.store import Adding, Collecting, Found, Store, StoreB
 logger = logging.getLogger(__name__)
 
 _LOCK = "store.lock"
-"""Not plain ``lock``: an agent takes a folder in memory that has such a file for one that a dead agent left, and removes it."""
+"""Not plain ``lock``: agents remove folders in memory with such a file as left-overs of dead agents."""
 _UNFINISHED = "unfinished"
 _PINS = "pins"
 _LOCK_LIMIT_S = 60.0
@@ -47,7 +47,7 @@ _MAX_OPEN = 64
 
 
 class LocalStore(Store):
-    """A store under ``root``, which is made when something is written."""
+    """A store under ``root``, which is made on the first write."""
 
     parallel = 2
 
@@ -55,7 +55,7 @@ class LocalStore(Store):
         self.root = Path(root).absolute()
         self.url = str(self.root)
         self.known: set[str] = set()
-        """Hashes of chunks that were written here, or read and found to be right, by the last who added any."""
+        """Hashes of chunks that this process has written, or read and verified, in the last ``adding``."""
 
     def adding(self) -> Adding:
         return _LocalAdding(self)
@@ -92,7 +92,7 @@ class LocalStore(Store):
     def files(self, folder: str) -> list[Found]:
         with explained(self.root / folder):
             for _ in range(_MAX_LOOKS):
-                # What is gone since its folder was read may have made room for something that was not seen.
+                # A file that vanished since its folder was read may have made way for one that was not seen.
                 with contextlib.suppress(FileNotFoundError):
                     return sorted(self._walk(folder))
             raise SnapshotError(f"{self.root / folder} changes faster than it can be read", str(self.root / folder))
@@ -106,9 +106,9 @@ class LocalStore(Store):
                 found = entry.stat()
                 yield Found(path, found.st_size, found.st_mtime)
             else:
-                # Gone since, or no file: a pipe, a device, a link that leads nowhere.
+                # Gone since, or not a file: a pipe, a device, a dangling link.
                 entry.stat(follow_symlinks=False)
-                logger.warning("%s is not a regular file, and is left out: remove it", self.root / path)
+                logger.warning("%s is not a regular file and is ignored: remove it", self.root / path)
 
     def remove(self, paths: Iterable[str]) -> None:
         folders = set()
@@ -131,7 +131,7 @@ class LocalStore(Store):
             return True
 
     def pin(self, data: bytes) -> Pin:
-        """Keep the chunks that ``data`` names, until the pin is released or this process ends. Only while ``writing``."""
+        """Keep the chunks that ``data`` names until the pin is released or this process ends. Only while ``writing``."""
         with explained(self.root / _PINS):
             path = new_path(self.root / _PINS)
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -164,7 +164,7 @@ class LocalStore(Store):
     def collecting(self, who: str) -> Iterator[Collecting]:
         with self._lock_file() as file:
             if not _locked(file, fcntl.LOCK_EX):
-                raise StoreBusy(f"{self.url}: somebody writes a checkpoint or collects garbage; try again later")
+                raise StoreBusy(f"{self.url}: another process writes a checkpoint or collects garbage; try again later")
             yield _ExclusiveLock(self.root)
 
     @contextlib.contextmanager
@@ -174,13 +174,13 @@ class LocalStore(Store):
         try:
             yield file
         finally:
-            # Closing alone would leave it locked by whatever was forked meanwhile, such as a data loader's processes.
+            # Closing alone would leave it locked by forked processes, such as data loaders.
             fcntl.flock(file, fcntl.LOCK_UN)
             os.close(file)
 
 
 class Pin:
-    """Chunks that are needed for a while. A lock shows that its owner lives."""
+    """Chunks that are needed for a while. A lock shows that the owner lives."""
 
     def __init__(self, file: int, path: Path) -> None:
         self._file = file
@@ -208,7 +208,7 @@ class _LocalAdding(Adding):
             if ref.hash in self._begun:
                 return False
             self._begun.add(ref.hash)
-            # Also of what is there: whoever renamed it may have died before that was durable.
+            # Also for existing files: the process that renamed them may have died before the rename was durable.
             self._folders.add(path.parent)
         with explained(path):
             if self._is_there(ref, path):
@@ -227,7 +227,7 @@ class _LocalAdding(Adding):
                 return False
         except FileNotFoundError:
             return False
-        # Read once in the life of a process, or one damaged chunk would be in every checkpoint from then on.
+        # Verified once per process, or one damaged chunk would be in every later checkpoint.
         return ref.hash in self._store.known or blake3(read_regular(path)).hexdigest() == ref.hash
 
     def finish(self) -> None:
@@ -241,7 +241,7 @@ class _LocalAdding(Adding):
         self._store.known = self._begun
 
     def _settle(self, pending: list[tuple[Unfinished, Path]]) -> None:
-        """Make files durable, all of them first, and then move them to their places."""
+        """Make all files durable first, then move them to their places."""
         try:
             for written, path in pending:
                 with explained(path):
@@ -262,7 +262,7 @@ class _LocalAdding(Adding):
 
 class _Held(Writing):
     def check(self) -> None:
-        """The kernel keeps a lock for as long as its holder lives."""
+        """Return: the kernel keeps a lock as long as its holder lives."""
 
 
 class _ExclusiveLock(Collecting):
@@ -270,7 +270,7 @@ class _ExclusiveLock(Collecting):
         self._root = root
 
     def check(self) -> None:
-        """The kernel keeps a lock for as long as its holder lives."""
+        """Return: the kernel keeps a lock as long as its holder lives."""
 
     def tidy(self) -> None:
         with explained(self._root):
@@ -292,14 +292,14 @@ def _remove_unless_locked(path: Path) -> None:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What is in a folder, as it was at one instant where that can be had."""
+    """Return the entries of a folder, as of one instant if possible."""
     entries: list[os.DirEntry[str]] = []
     with contextlib.suppress(FileNotFoundError):
         for _ in range(_MAX_LOOKS):
             before = folder.stat().st_mtime_ns
             with os.scandir(folder) as found:
                 entries = list(found)
-            # While it is read, one may come that is not seen any more, and one go that was not seen yet.
+            # While it is read, an entry may appear behind the reader, or vanish ahead of it.
             if folder.stat().st_mtime_ns == before:
                 break
     return entries
@@ -312,7 +312,7 @@ def _locked(file: int, kind: int) -> bool:
         return False
     except OSError as error:
         raise SnapshotError(
-            f"this file system has no locks ({error.strerror}), without which garbage could not be told from what is being"
+            f"this file system has no locks ({error.strerror}), and without them garbage looks like files that are being"
             " written: keep checkpoints on another one"
         ) from None
     return True

@@ -1,7 +1,7 @@
-"""What a checkpoint is made of, as files of a store: its manifest, and the parts that its members write before there is one.
+"""The files of a checkpoint: its manifest, and the parts that members write before there is one.
 
-Enters: values. Leaves: JSON that holds a digest over all of it, and values again, every field checked. ``publish.py`` writes
-them; ``restore.py``, ``gc.py`` and ``verify.py`` read them. No torch.
+In: values. Out: JSON with a digest over all of it, and values again, with every field checked. ``publish.py`` writes them;
+``restore.py``, ``gc.py`` and ``verify.py`` read them. No torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Ref(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Numbered(msgspec.Struct, frozen=True, array_like=True):
-    """A chunk and its place among all of the state."""
+    """A chunk and its number in the state."""
 
     number: int
     hash: str
@@ -41,7 +41,7 @@ class Numbered(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What one of the members of a checkpoint has written."""
+    """What one member of a checkpoint has written."""
 
     version: int = VERSION
     name: str
@@ -54,7 +54,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     part: int
     of: int
     header: Ref
-    """The same on all members, or their states are not the same."""
+    """The same on all members, unless their states differ."""
     chunks: tuple[Numbered, ...]
     new_bytes: int
     digest: str = ""
@@ -64,19 +64,19 @@ class SaveOf(msgspec.Struct, frozen=True):
     """One call of ``torch.distributed.checkpoint.save``."""
 
     checkpoint_id: str
-    """What it was told to write to."""
+    """Its destination."""
     save_id: str
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole checkpoint."""
+    """A complete checkpoint."""
 
     version: int = VERSION
     kind: Literal["job", "dcp"] = "job"
     name: str
     branch: int
     step: int
-    """Committed steps that are in it."""
+    """Committed steps in it."""
     generation: int
     time: float
     """When it was taken, in seconds since 1970."""
@@ -84,16 +84,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     header: Ref
     chunks: tuple[Ref, ...]
     total_bytes: int
-    """Of all chunks, the header not included."""
+    """Of all chunks, without the header."""
     new_bytes: int
-    """How much had to be written for it."""
+    """Bytes that had to be written for it."""
     save: SaveOf | msgspec.UnsetType = msgspec.UNSET
-    """Which save of torch.distributed.checkpoint wrote it. Not written where it is not known, as in a job's own."""
+    """The save of torch.distributed.checkpoint that wrote it; omitted if unknown, as in a job's checkpoints."""
     digest: str = ""
 
     @property
     def order(self) -> tuple[int, int, str]:
-        """By which the newest one is found."""
+        """The sort key; the newest is the largest."""
         return (self.branch, self.step, self.name)
 
 
@@ -105,12 +105,12 @@ Sealed = TypeVar("Sealed", Part, Manifest)
 
 
 def name_of(branch: int, step: int, nonce: str) -> str:
-    """The name of a checkpoint; names sort in the order of history."""
+    """Return the name of a checkpoint; names sort in the order of history."""
     return f"{branch:04d}-{step:012d}-{nonce}"
 
 
 def place_of_name(name: str) -> tuple[int, int] | None:
-    """Return (branch, step) of a name, or None if it is not one."""
+    """Return (branch, step) of a name; None if it is not one."""
     found = _NAME.fullmatch(name)
     return (int(found.group(1)), int(found.group(2))) if found else None
 
@@ -128,13 +128,13 @@ def chunk_path(digest: str) -> str:
 
 
 def seal(value: Sealed) -> bytes:
-    """Return the bytes of its file, with the digest in them."""
+    """Return the bytes of its file, including the digest."""
     digest = blake3(msgspec.json.encode(msgspec.structs.replace(value, digest=""))).hexdigest()
     return msgspec.json.encode(msgspec.structs.replace(value, digest=digest))
 
 
 def read_manifest(data: bytes, file: str) -> Manifest:
-    """Return the manifest in ``data``; raise SnapshotCorrupt, which names ``file``, if anything about it is not right."""
+    """Return the manifest in ``data``; raise SnapshotCorrupt, which names ``file``, if anything is wrong."""
     found = _unseal(data, Manifest, file)
     _check_place(found, file)
     _check_sizes([found.header, *found.chunks], found.new_bytes, file)
@@ -144,7 +144,7 @@ def read_manifest(data: bytes, file: str) -> Manifest:
 
 
 def read_part(data: bytes, file: str) -> Part:
-    """Return the part in ``data``; raise SnapshotCorrupt, which names ``file``, if anything about it is not right."""
+    """Return the part in ``data``; raise SnapshotCorrupt, which names ``file``, if anything is wrong."""
     found = _unseal(data, Part, file)
     _check_place(found, file)
     _check_sizes([found.header, *found.chunks], found.new_bytes, file)
@@ -164,15 +164,15 @@ def _unseal(data: bytes, kind: type[Sealed], file: str) -> Sealed:
         found = msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SnapshotCorrupt(f"{file} is damaged, or not a file of a checkpoint: {error}", file) from None
-    # Byte for byte: a file that says the same in other words was not written by us.
+    # Byte for byte: CRAFT writes each value in one way only.
     if seal(found) != data:
-        raise SnapshotCorrupt(f"{file} is damaged: its digest does not fit what it says", file)
+        raise SnapshotCorrupt(f"{file} is damaged: its digest does not match its content", file)
     return found
 
 
 def _check_place(found: Part | Manifest, file: str) -> None:
     if place_of_name(found.name) != (found.branch, found.step) or found.version != VERSION or found.generation < 0:
-        raise SnapshotCorrupt(f"{file}: its name, branch and step do not fit each other", file)
+        raise SnapshotCorrupt(f"{file}: its name, branch and step do not match", file)
     where = manifest_path(found.name) if isinstance(found, Manifest) else part_path(found.name, found.part, found.of)
     if not f"/{file}".endswith(f"/{where}"):
         raise SnapshotCorrupt(f"{file} holds another file, {where}: it was moved there", file)
@@ -185,16 +185,16 @@ def _check_sizes(refs: Sequence[Ref | Numbered], new_bytes: int, file: str) -> N
         if ref.size < 0:
             raise SnapshotCorrupt(f"{file}: the chunk {ref.hash} cannot have {ref.size} bytes", file)
     if new_bytes < 0:
-        raise SnapshotCorrupt(f"{file}: nobody can have written {new_bytes} bytes", file)
+        raise SnapshotCorrupt(f"{file}: {new_bytes} new bytes are impossible", file)
 
 
 def hashes_in(data: bytes) -> set[str]:
-    """Every hash that a manifest or a part names, also where the file is damaged: rather too many than one too few."""
+    """Return every hash that a manifest or part names, even in a damaged file: rather too many than one too few."""
     return {found.decode() for found in _ANY_HASH.findall(data)}
 
 
 def is_newer(data: bytes) -> bool:
-    """Whether a file is of a format that is newer than ours."""
+    """Return whether a file has a newer format than ours."""
     try:
         return msgspec.json.decode(data, type=_Versioned).version > VERSION
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -202,7 +202,7 @@ def is_newer(data: bytes) -> bool:
 
 
 def merge(parts: Sequence[Part], file: str) -> Manifest:
-    """Return the manifest of a checkpoint all of whose parts are there; the same whoever makes it."""
+    """Return the manifest of a checkpoint whose parts are all present; every caller makes the same."""
     first = parts[0]
     for part in parts:
         if part.header != first.header or (part.name, part.of, part.tag) != (first.name, first.of, first.tag):
@@ -211,7 +211,7 @@ def merge(parts: Sequence[Part], file: str) -> Manifest:
             )
     chunks = sorted((each for part in parts for each in part.chunks), key=lambda each: each.number)
     if [part.part for part in parts] != list(range(first.of)) or [e.number for e in chunks] != list(range(len(chunks))):
-        raise SnapshotCorrupt(f"{file}: the parts of checkpoint {first.name} do not fit each other", file)
+        raise SnapshotCorrupt(f"{file}: the parts of checkpoint {first.name} do not match", file)
     return Manifest(
         name=first.name,
         branch=first.branch,

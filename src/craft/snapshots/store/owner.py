@@ -1,8 +1,8 @@
-"""Whose a place for checkpoints is: that of the job which began there last.
+"""Record which job owns a store: the one that began there last.
 
-Enters: an id that all workers of a job know, and those of no other one. Leaves: the file ``owner``, and a refusal for every job
-that another one came after. Two that write to one place would take each other's checkpoints for their own: such as a job that
-was taken for dead, and the one that goes on in its stead. ``publish.py`` looks before it lists anything. No torch.
+In: an id that only the workers of one job know. Out: the file ``owner``, and a refusal for every job that another one followed.
+Two jobs that write to one store would mix up their checkpoints: such as a job that was taken for dead, and its successor.
+``publish.py`` checks before it lists anything. No torch.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class _Owner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def job_of(key: bytes) -> str:
-    """The id of the job whose workers share ``key``; without one a process is a job by itself."""
+    """Return the id of the job whose workers share ``key``; without a key, a process is a job by itself."""
     return blake3(b"owner" + (key or os.urandom(16))).hexdigest(length=8)
 
 
 def claim(store: Store, job: str) -> None:
-    """From now on the place is this job's."""
+    """Make this job the owner of the store."""
     owner = _Owner(job=job, host=socket.gethostname(), time=time.time())
     store.put(_OWNER, seal(msgspec.json.encode(owner)))
 
 
 def check_owner(store: Store, job: str) -> None:
-    """Raise StoreTaken if the place is another job's. Where nobody claimed it, it is everybody's."""
+    """Raise StoreTaken if another job owns the store. A store without an owner is open to all."""
     try:
         data = store.get(_OWNER)
         is_sealed(data)
@@ -54,12 +54,12 @@ def check_owner(store: Store, job: str) -> None:
     except SnapshotMissing:
         return
     except (Damaged, msgspec.DecodeError, UnicodeDecodeError) as error:
-        logger.warning("%s is damaged, and says no more whose the place is: %s", store.where(_OWNER), error)
+        logger.warning("%s is damaged, so that the owner of the store is unknown: %s", store.where(_OWNER), error)
         return
     if owner.job != job:
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner.time))
         raise StoreTaken(
             f"{store.url} belongs to another job, which began there after this one (on host {owner.host}, at {began}): two jobs"
-            " need two places; and if the other one goes on in the stead of this one, end this one",
+            " need two places; if the other one replaces this one, end this one",
             store.url,
         )

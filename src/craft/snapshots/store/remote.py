@@ -1,6 +1,6 @@
 """A store at any URL that fsspec knows, such as an object store.
 
-There a file is whole as soon as it is there, but nobody can hold a lock: ``lease_files.py`` stands in for it. ``store.py`` says who
+There a file is complete as soon as it exists, but there are no locks: ``lease_files.py`` replaces them. ``store.py`` says who
 calls what.
 """
 
@@ -32,25 +32,25 @@ class RemoteStore(Store):
     parallel = 8
 
     def __init__(self, url: str) -> None:
-        # Not at the top: most jobs have a directory, and this takes a while to load.
+        # Imported late: most jobs use a directory, and this takes a while to load.
         import fsspec
         from fsspec.asyn import AsyncFileSystem
 
         self.url = url.rstrip("/")
         scheme = url.partition("://")[0]
         try:
-            # What others have written must be seen, at once.
+            # Files of other processes must be visible at once.
             self._files: Any = fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True)
         except (ImportError, ValueError) as error:
             raise ConfigError(
-                f"{url}: {error}: install what it takes to read {scheme}://, or give another place for checkpoints"
+                f"{url}: {error}: install the package that reads {scheme}://, or give another place for checkpoints"
             ) from None
         self._root = self._files._strip_protocol(self.url)
         self._has_no_folders = isinstance(self._files, AsyncFileSystem)
-        """So it is with object stores; what would make a folder there could make a bucket."""
+        """As on object stores; making a folder there could make a bucket."""
 
     def call(self, path: str, name: str, *args: Any, **settings: Any) -> Any:
-        """Make a call on a file, again if it fails; whatever may go wrong becomes one of our errors."""
+        """Make a call on a file, with retries; map every error to one of CRAFT's."""
         tries = 0
         while True:
             try:
@@ -58,7 +58,7 @@ class RemoteStore(Store):
             except FileNotFoundError:
                 raise SnapshotMissing(f"there is no {self.where(path)}", self.where(path)) from None
             except Exception as error:
-                # Each kind of store has errors of its own. One request that fails must not cost a whole share.
+                # Each kind of store has its own errors. One failed request must not cost a whole share.
                 tries += 1
                 if tries == _TRIES:
                     text = str(error) or repr(error)
@@ -121,7 +121,7 @@ class RemoteStore(Store):
         return was_there
 
     def modified(self, path: str) -> float | None:
-        """When a file was last written, by the clock of the store; None: it is not there."""
+        """Return when a file was last written, by the store's clock; None if it is missing."""
         try:
             return _modified(self.call(path, "info"))
         except SnapshotMissing:
@@ -129,7 +129,7 @@ class RemoteStore(Store):
 
     @contextlib.contextmanager
     def writing(self, who: str) -> Iterator[Writing]:
-        intent = LeaseFile(self, INTENTS, who)
+        intent = LeaseFile(self, self.modified, INTENTS, who)
         try:
             intent.begin()
             give_up = time.monotonic() + _PATIENCE_S
@@ -137,7 +137,7 @@ class RemoteStore(Store):
                 if time.monotonic() > give_up:
                     raise StoreBusy(f"{self.url}: a garbage collection runs for longer than {_PATIENCE_S:.0f} s")
                 time.sleep(_LOOK_S)
-                # Its time is what others' are compared with.
+                # Its time is compared with those of others.
                 intent.speak()
             yield intent
         finally:
@@ -145,11 +145,11 @@ class RemoteStore(Store):
 
     @contextlib.contextmanager
     def collecting(self, who: str) -> Iterator[Collecting]:
-        lease = LeaseFile(self, LEASES, who)
+        lease = LeaseFile(self, self.modified, LEASES, who)
         try:
             lease.begin()
             if lease.others(LEASES) or lease.others(INTENTS):
-                raise StoreBusy(f"{self.url}: somebody writes a checkpoint or collects garbage; try again later")
+                raise StoreBusy(f"{self.url}: another process writes a checkpoint or collects garbage; try again later")
             yield lease
         finally:
             lease.end()
@@ -158,7 +158,7 @@ class RemoteStore(Store):
 class _RemoteAdding(Adding):
     def __init__(self, store: RemoteStore) -> None:
         self._store = store
-        # Guards the hashes that were added: several threads do.
+        # Guards the hashes that were added: several threads add.
         self._lock = threading.Lock()
         self._begun: set[str] = set()
 
@@ -174,10 +174,10 @@ class _RemoteAdding(Adding):
         return True
 
     def finish(self) -> None:
-        """Each was durable when its call returned."""
+        """Return: each chunk was durable when its call returned."""
 
     def discard(self) -> None:
-        """Nothing is half done."""
+        """Return: nothing is half done."""
 
 
 def _modified(detail: dict[str, Any]) -> float:

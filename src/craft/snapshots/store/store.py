@@ -1,15 +1,14 @@
-"""The role of a store: a place for chunks, named by the hash of their bytes, and for the small files beside them.
+"""The role of a store: it holds chunks, named by the hash of their bytes, and small files beside them.
 
-Calls, in their order. A writer: ``writing`` around everything, ``adding`` for its chunks, ``put`` for its part and the manifest.
-A reader: ``files``, ``get``, ``read``. Garbage collection: ``collecting`` around ``files`` and ``remove``. All may be called from
-several threads. They raise SnapshotError (SnapshotMissing where a file is not there), which names the file, and nothing else.
-``local.py`` and ``remote.py`` are the two kinds; ``open_store`` picks one.
+Calls, in order. A writer: ``writing`` around everything, ``adding`` for its chunks, ``put`` for its part and the manifest.
+A reader: ``files``, ``get``, ``read``. Garbage collection: ``collecting`` around ``files`` and ``remove``. Any thread may make
+them. They raise only SnapshotError (SnapshotMissing for a missing file), which names the file. ``local.py`` and ``remote.py``
+implement it; ``tiers.open_store`` picks one.
 """
 
 from __future__ import annotations
 
 import abc
-import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from craft.snapshots.store.manifest import Ref
 
 
 class StoreBusy(SnapshotError):
-    """Somebody else is at it: writes while this one wants to remove, or removes while this one wants to write."""
+    """Another process writes while this one wants to remove, or removes while this one wants to write."""
 
 
 class Found(NamedTuple):
@@ -32,19 +31,19 @@ class Found(NamedTuple):
 
 
 class Adding(abc.ABC):
-    """Chunks on their way into a store. Nothing is certain to be there before ``finish`` has returned."""
+    """Chunks on their way into a store. None is certain to be there before ``finish`` has returned."""
 
     @abc.abstractmethod
     def add(self, ref: Ref, read: Callable[[], memoryview]) -> bool:
-        """Write a chunk, unless it is there with the right size; return whether it had to be read and written."""
+        """Write a chunk, unless it exists with the right size; return whether it had to be read and written."""
 
     @abc.abstractmethod
     def finish(self) -> None:
-        """Wait until everything that was added is durable, also what others had written before."""
+        """Wait until everything that was added is durable, including chunks that others had written before."""
 
     @abc.abstractmethod
     def discard(self) -> None:
-        """Give up what has not been finished. Harmless afterwards."""
+        """Drop what has not been finished. Harmless afterwards."""
 
 
 class Store(abc.ABC):
@@ -52,10 +51,10 @@ class Store(abc.ABC):
 
     url: str
     parallel: int
-    """How many threads at a time write to it fastest."""
+    """Number of threads that write to it fastest."""
 
     def where(self, path: str) -> str:
-        """A file of this store, as a person would name it."""
+        """Return the path of a file of this store for people."""
         return f"{self.url.rstrip('/')}/{path}"
 
     @abc.abstractmethod
@@ -63,46 +62,46 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def read(self, ref: Ref, out: memoryview) -> None:
-        """Fill ``out``, which has as many bytes as the chunk; its hash is for the caller to check."""
+        """Fill ``out``, which has the size of the chunk; the caller checks its hash."""
 
     @abc.abstractmethod
     def get(self, path: str) -> bytes: ...
 
     @abc.abstractmethod
     def put(self, path: str, data: bytes) -> None:
-        """Write a small file, atomically, in the place of one that is there, and durably."""
+        """Write or replace a small file, atomically and durably."""
 
     @abc.abstractmethod
     def files(self, folder: str) -> list[Found]:
-        """All files below ``folder``, in the order of their paths, without those that are being written."""
+        """Return all files below ``folder``, sorted by path, without those that are being written."""
 
     @abc.abstractmethod
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove files, those that are there."""
+        """Remove files, as far as they exist."""
 
     @abc.abstractmethod
     def remove_one(self, path: str) -> bool:
-        """Remove a file; return whether it was there. Of two who do so at once, only one is told so, where locks exist."""
+        """Remove a file; return whether it existed. Of two concurrent calls only one returns True, if there are locks."""
 
     def pinned(self) -> list[bytes]:
-        """Files that say which chunks somebody needs for a while, besides those of manifests and parts."""
+        """Return files that name chunks needed for a while, besides manifests and parts."""
         return []
 
     @abc.abstractmethod
     def writing(self, who: str) -> AbstractContextManager[Writing]:
-        """While this lasts, nobody removes a chunk. Raises StoreBusy if somebody does so and goes on for too long."""
+        """Keep chunks from being removed while this lasts. Raises StoreBusy if a collection takes too long."""
 
     @abc.abstractmethod
     def collecting(self, who: str) -> AbstractContextManager[Collecting]:
-        """While this lasts, nobody begins to write. Raises StoreBusy at once if somebody writes."""
+        """Keep writers from starting while this lasts. Raises StoreBusy at once if there is a writer."""
 
 
 class Writing(abc.ABC):
-    """The right to rely on chunks that are there."""
+    """The right to rely on existing chunks."""
 
     @abc.abstractmethod
     def check(self) -> None:
-        """Raise StoreBusy if it may have been lost meanwhile: then what was found there may be gone."""
+        """Raise StoreBusy if it may have been lost meanwhile: chunks that were found may be gone."""
 
 
 class Collecting(abc.ABC):
@@ -110,20 +109,8 @@ class Collecting(abc.ABC):
 
     @abc.abstractmethod
     def check(self) -> None:
-        """Raise StoreBusy if it may have been lost meanwhile: then nothing more may be removed."""
+        """Raise StoreBusy if it may have been lost meanwhile: nothing more may be removed."""
 
     @abc.abstractmethod
     def tidy(self) -> None:
-        """Remove what somebody began to write and did not finish."""
-
-
-def open_store(url: str) -> Store:
-    """Return the store at a path, or at a URL that fsspec knows. Nothing is read or written yet."""
-    scheme, found, rest = url.partition("://")
-    if not found or scheme in ("file", "local"):
-        from craft.snapshots.store.local import LocalStore
-
-        return LocalStore(rest if found else os.path.expanduser(url))
-    from craft.snapshots.store.remote import RemoteStore
-
-    return RemoteStore(url)
+        """Remove unfinished writes."""

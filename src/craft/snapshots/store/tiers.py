@@ -1,15 +1,17 @@
-"""Where checkpoints go: to one durable store, and perhaps first to a fast one of each host.
+"""The stores of a job: a durable one, and perhaps a fast one on each host that is written first.
 
-A job's settings make one; writers and readers are given it. With several hosts, the fast store of each holds only what the
-workers of that host wrote: nothing is ever listed there, and a reader takes from it what it has.
+A job's settings make them; writers and readers receive them. With several hosts, the fast store of each holds only what the
+workers of that host wrote: nothing is listed there, and a reader takes from it what it has.
 """
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 from craft.snapshots.store.local import LocalStore
-from craft.snapshots.store.store import Store, open_store
+from craft.snapshots.store.remote import RemoteStore
+from craft.snapshots.store.store import Store
 
 
 class Tiers(NamedTuple):
@@ -18,16 +20,24 @@ class Tiers(NamedTuple):
     local: LocalStore | None
     durable: Store
     owner: str = ""
-    """The id of the job, by which the durable one is its own; empty: nobody looks."""
+    """The id of the job that must own the durable store; empty: not checked."""
 
     @property
     def url(self) -> str:
-        """Where people look for them."""
+        """The URL of the durable store, for people."""
         return self.durable.url
 
     @property
     def nearest_first(self) -> tuple[Store, ...]:
         return (self.durable,) if self.local is None else (self.local, self.durable)
+
+
+def open_store(url: str) -> Store:
+    """Return the store at a path, or at a URL that fsspec knows. Nothing is read or written yet."""
+    scheme, found, rest = url.partition("://")
+    if not found or scheme in ("file", "local"):
+        return LocalStore(rest if found else os.path.expanduser(url))
+    return RemoteStore(url)
 
 
 def open_tiers(url: str, local: str | None = None, owner: str = "") -> Tiers:

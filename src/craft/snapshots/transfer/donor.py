@@ -1,8 +1,8 @@
-"""A donor: hands a stripe of this worker's training state to workers that join, while it goes on training.
+"""The donor: sends a stripe of this worker's training state to workers that join, while it goes on training.
 
-Enters: ``stage`` on the main thread, at a step boundary; only its copy delays the step. Leaves: the staged bytes, to whoever
-proves to have the job's key, on threads of its own. Small results that those who come later must have go the same way.
-The worker owns one for the life of its process; ``fetch.py`` is the other end.
+In: ``stage`` on the main thread, at a step boundary; only its copy delays the step. Out: the staged bytes, to peers that prove
+to have the job's key, on threads of the donor. Small results for late workers go the same way. The worker owns one for the
+life of its process; ``fetch.py`` is the other end.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from craft.wire.peers import Peer
 T = TypeVar("T")
 
 _WAIT_S = 0.2
-"""How often somebody who waits for what is not there yet is looked at, in case it left."""
+"""How often to check whether a waiting peer has left."""
 _MAX_STRANGERS = 128
 _MAX_PEERS = 512
-"""Connections of owners of the key that are served at the same time."""
+"""Authenticated connections that are served at the same time."""
 _GONE_NAMES = 64
 _REQUEST: msgspec.msgpack.Decoder[protocol.Request] = msgspec.msgpack.Decoder(protocol.StripeOf | protocol.ResultOf)
 
@@ -43,20 +43,20 @@ class _Refused(Exception):
 
 
 class Donor:
-    """Listens on ``address``, on a port of its own choice; ``key`` is the job's, of 32 bytes."""
+    """Listens on ``address``, on a free port; ``key`` is the job's, of 32 bytes."""
 
     def __init__(self, address: str, key: bytes) -> None:
-        # Guards everything below: the main thread stages, and each connection has a thread of its own.
+        # Guards everything below: the main thread stages, and each connection has a thread.
         self._change = threading.Condition()
         self._staged: Staged | None = None
         self._gone: deque[str] = deque(maxlen=_GONE_NAMES)
-        """Names that were staged and are not any more: nobody need wait for them."""
+        """Names that were staged earlier: requests for them are refused."""
         self._results: dict[str, bytes] = {}
         self._kept: dict[str, bytes] = {}
         self._closed = False
         self._reserved: Reserve | None = None
         self._last: Staged | None = None
-        """What was staged last, where its memory stays. These two are the main thread's alone."""
+        """The last staged copy, if its memory stays. These two belong to the main thread."""
         self._server = PeerServer(
             address, key, self._serve, name="donor", max_strangers=_MAX_STRANGERS, max_peers=_MAX_PEERS
         )
@@ -65,10 +65,10 @@ class Donor:
     # On the main thread.
 
     def stage(self, name: str, level: int, state: State, part: int, of: int) -> None:
-        """Copy stripe ``part`` of ``of`` of ``state`` and serve it under ``name``; ``level`` is the step it belongs to."""
+        """Copy stripe ``part`` of ``of`` of ``state`` and serve it under ``name``; ``level`` is its step."""
         if not 0 <= part < of:
             raise ConfigError(f"there is no stripe {part} of {of}")
-        # First the old copy goes, or there would be two at a time.
+        # Free the old copy first, or there would be two at a time.
         self.release()
         begin, end = stripe_of(state.header.total_bytes, part, of)
         memory = self._room(end - begin)
@@ -82,7 +82,7 @@ class Donor:
             self._change.notify_all()
 
     def _room(self, size: int) -> PinnedMemory:
-        """Memory for a stripe: what was set aside. Where it is pinned, which takes long, it stays for the next one."""
+        """Return memory for a stripe: the reserved one. Pinned memory, which takes long to make, stays for the next one."""
         last, self._last = self._last, None
         if last is not None:
             with self._change:
@@ -97,20 +97,20 @@ class Donor:
         return memory
 
     def reserve(self, size: int) -> None:
-        """Make room for a stripe of ``size`` bytes, in the background, so that the next ``stage`` only has to copy.
+        """Allocate ``size`` bytes for a stripe in the background, so that the next ``stage`` only has to copy.
 
-        The first touch of memory can cost more than the copy, and all of it would delay the step.
+        The first touch of memory can cost more than the copy, and would delay the step.
         """
         if self._reserved is None or self._reserved.size < size:
             self._reserved = Reserve(size)
 
     @property
     def prepared(self) -> bool:
-        """Whether room that was asked for is there: until then ``stage`` would wait for it."""
+        """Whether the requested memory is ready: until then ``stage`` would wait for it."""
         return self._reserved is None or self._reserved.is_there
 
     def release(self) -> None:
-        """Drop the staged copy. Its memory goes when nobody is being served from it any more."""
+        """Drop the staged copy. Its memory is freed when no peer is served from it any more."""
         with self._change:
             if self._staged is not None:
                 self._gone.append(self._staged.name)
@@ -118,24 +118,24 @@ class Donor:
             self._change.notify_all()
 
     def remember(self, key: str, data: bytes) -> None:
-        """Keep a small result under ``key`` for those who come later."""
+        """Keep a small result under ``key`` for late workers."""
         with self._change:
             self._results[key] = data
             self._change.notify_all()
 
     def keep(self, key: str, data: bytes) -> None:
-        """The same, for good."""
+        """The same, permanently."""
         with self._change:
             self._kept[key] = data
             self._change.notify_all()
 
     def forget(self) -> None:
-        """Drop all remembered results but those that are kept."""
+        """Drop all remembered results except permanent ones."""
         with self._change:
             self._results.clear()
 
     def close(self) -> None:
-        """End all connections and threads; nothing is served afterwards."""
+        """End all connections and threads."""
         with self._change:
             self._closed = True
             staged, self._staged = self._staged, None
@@ -145,7 +145,7 @@ class Donor:
             staged.end()
         self._server.close()
 
-    # On threads of the donor.
+    # On the donor's threads.
 
     def _serve(self, peer: Peer) -> None:
         self._answer_request(peer, _REQUEST.decode(peer.request))
@@ -173,7 +173,7 @@ class Donor:
                 found.num_served -= 1
 
     def _take_up(self, request: protocol.StripeOf) -> Staged | None:
-        """What is asked for, counted as being served, or None if it is not there yet."""
+        """Return what is requested, counted as being served; None if it is not there yet."""
         if not 0 <= request.lane < request.lanes <= protocol.MAX_LANES:
             raise _Refused(f"there is no lane {request.lane} of {request.lanes}")
         staged = self._staged
@@ -187,7 +187,7 @@ class Donor:
         return None
 
     def _wait(self, connection: socket.socket, find: Callable[[], T | None]) -> T:
-        """Wait until ``find`` finds something, or the other side leaves."""
+        """Wait until ``find`` finds something, or the peer leaves."""
         with self._change:
             while (found := find()) is None:
                 if self._closed:
@@ -198,8 +198,8 @@ class Donor:
 
 
 def _check_waiting(connection: socket.socket) -> None:
-    """Raise EOFError if whoever waits has left, or talks where it should listen."""
+    """Raise EOFError if the waiting peer has left, or sends more data."""
     with contextlib.suppress(BlockingIOError):
         if connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"":
-            raise EOFError("it left before there was anything for it")
-        raise EOFError("it said more than one request")
+            raise EOFError("the peer left before there was anything for it")
+        raise EOFError("the peer sent more than one request")

@@ -1,7 +1,7 @@
-"""Fetches what donors serve: all stripes of a training state at once, or a small result.
+"""Fetch from donors: all stripes of a training state at once, or a small result.
 
-Enters: where the donors are, and the name under which they staged. Leaves: header and tensors, checked, for
-``portable.load``; or an error, soon. A worker that joins calls it, on any thread that may block.
+In: the addresses of the donors, and the name under which they staged. Out: header and tensors, checked, for
+``serialized.load``; or an error, soon. A joining worker calls it, on any thread that may block.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from craft.wire import peers
 Place = tuple[str, int]
 
 _LOOK_S = 0.02
-"""How often it is looked at whether the caller has cancelled."""
+"""How often to check whether the caller has cancelled."""
 _MAX_HEADER_BYTES = 1 << 30
 _MAX_RESULT_BYTES = 1 << 32
 _ANSWER: msgspec.msgpack.Decoder[protocol.Answer] = msgspec.msgpack.Decoder(
@@ -46,7 +46,7 @@ _ANSWER: msgspec.msgpack.Decoder[protocol.Answer] = msgspec.msgpack.Decoder(
 
 
 class Fetched(NamedTuple):
-    """A whole state. Tensors are in the order of the header's entries."""
+    """A complete state. Tensors are in the order of the header's entries."""
 
     level: int
     header: Header
@@ -64,18 +64,17 @@ def fetch(
     reserve: Reserve | None = None,
     lanes: int = 1,
 ) -> Fetched:
-    """Fetch the state that is staged under ``name``: stripe i from ``places[i]``, all in parallel, each over ``lanes`` lines.
+    """Fetch the state staged under ``name``: stripe i from ``places[i]``, in parallel, each over ``lanes`` connections.
 
-    Waits for donors that have not staged it yet. ``limit_s`` is the longest silence of a donor that is put up with, not the
-    time that all of it may take. Bytes of parameters and buffers of ``modules`` are received into these directly: after an
-    error they hold anything. What else there is goes to the device it was on, or into memory of ``reserve``, where that is
-    enough. Nothing is written any more once this has returned or raised.
+    Waits for donors that have not staged it yet. ``limit_s`` is the longest tolerated silence of a donor, not a limit on the
+    transfer. Tensors of ``modules`` are received in place: after an error their content is undefined. The rest goes
+    to the device it was on, or into memory of ``reserve``, if that suffices. Nothing is written once this has returned or raised.
 
     Raises SnapshotMissing, SnapshotCorrupt, Unreachable, BitsDiffer (donors hold different states), SnapshotAborted.
     """
     peers.check_key(key)
     if not places:
-        raise SnapshotMissing(f"nobody has the state {name}")
+        raise SnapshotMissing(f"no worker has the state {name}")
     landing = StateReceiver(len(places), modules or {}, reserve, lanes)
     calls = _Calls(limit_s)
     for part, place in enumerate(places):
@@ -94,7 +93,7 @@ def fetch(
 def recall(
     place: Place, key_name: str, key: bytes, cancelled: Callable[[], bool] | threading.Event, limit_s: float
 ) -> bytes:
-    """Fetch the result that the donor at ``place`` remembers under ``key_name``; waits until it is there."""
+    """Fetch the result that the donor at ``place`` remembers under ``key_name``; wait until it exists."""
     peers.check_key(key)
     calls = _Calls(limit_s)
     calls.start(place, _fetch_result, place, protocol.ResultOf(key_name, secrets.token_bytes(16)), key)
@@ -129,7 +128,7 @@ def _fetch_lane(
 
 
 class _Checks:
-    """Checks frames on a thread of its own while the next ones are received: both take about as long."""
+    """Checks frames on a thread while the next ones are received: both take about as long."""
 
     def __init__(self, seal: peers.Seal, address: str) -> None:
         self._seal = seal
@@ -190,12 +189,12 @@ def _ask(
 
 
 class _Calls:
-    """Connections in parallel, each with its thread; the first that fails, or the caller, ends all."""
+    """Parallel connections, each with a thread; the first that fails, or the caller, ends all."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._done: queue.Queue[tuple[int, Any, BaseException | None]] = queue.Queue()
-        # Guards the two below. A thread may write into memory of the caller only while its connection is listed.
+        # Guards the two below. A thread may write into the caller's memory only while its connection is listed.
         self._lock = threading.Lock()
         self._connected: dict[threading.Thread, socket.socket] = {}
         self._over = False
@@ -210,13 +209,13 @@ class _Calls:
         thread.start()
 
     def outcomes(self, cancelled: Callable[[], bool] | threading.Event) -> list[Any]:
-        """Return what the calls returned, in the order of their start, or raise what the first that failed did."""
+        """Return the results of the calls in the order of their start, or raise the first error."""
         stop = cancelled.is_set if isinstance(cancelled, threading.Event) else cancelled
         results: dict[int, Any] = {}
         try:
             while len(results) < len(self._threads):
                 if stop():
-                    raise SnapshotAborted("the transfer is of no use any more")
+                    raise SnapshotAborted("the transfer is no longer needed")
                 with contextlib.suppress(queue.Empty):
                     number, result, error = self._done.get(timeout=_LOOK_S)
                     if error is not None:
@@ -233,7 +232,7 @@ class _Calls:
             for connection in self._connected.values():
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
-        # The others have no connection, and will not get one: a name server that is silent holds them, not us.
+        # The others have no connection, and will not get one: they hang in a silent name server.
         for thread in connected:
             thread.join()
 
@@ -266,7 +265,7 @@ class _Calls:
             peers.limit(connection, self._limit_s)
             with self._lock:
                 if self._over:
-                    raise OSError("it is of no use any more")
+                    raise OSError("the transfer is no longer needed")
                 self._connected[threading.current_thread()] = connection
         except BaseException:
             connection.close()
@@ -274,7 +273,7 @@ class _Calls:
         return connection
 
     def _await(self, connection: socket.socket, status: int) -> None:
-        """Wait until a connection is there, in short turns: a shutdown would not free who waits for it."""
+        """Wait for a connection, in short turns: a shutdown would not wake this thread."""
         deadline = time.monotonic() + self._limit_s
         poll = select.poll()
         poll.register(connection, select.POLLOUT)

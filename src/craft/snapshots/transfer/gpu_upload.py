@@ -1,8 +1,8 @@
-"""Frames that arrive for tensors on a device: received into a little pinned memory, and copied on from there.
+"""Receive frames for device tensors into a little pinned memory, and copy them on from there.
 
-Enters: the number of connections. Leaves: slots, each with room for one frame, which ``receive.py`` has filled from a socket and
-then emptied onto the device, on a stream beside everything else. So a state comes down at the speed of the network, and the
-memory of the host never has all of it.
+In: the number of connections. Out: slots, each with memory for one frame, which ``receive.py`` fills from a socket and then
+copies to the device, on a separate stream. So a state arrives at the speed of the network, and host memory never holds all
+of it.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from craft.snapshots.state.device_copy import stream_of
 from craft.snapshots.state.raw_memory import carve, room, view_of
 
 _SLOTS = 6
-"""For each connection: some are received, some checked, some on their way to the device."""
+"""Per connection: some are received, some checked, some on their way to the device."""
 
 Piece = tuple[torch.Tensor, int, int]
-"""The bytes of a tensor, and which of them, from and to."""
+"""The bytes of a tensor, and a range of them."""
 
 
 class Slot:
-    """Room for a frame."""
+    """Memory for a frame."""
 
     def __init__(self, memory: torch.Tensor, stream: torch.cuda.Stream, free: queue.SimpleQueue[Slot]) -> None:
         self._memory = memory
         self._stream = stream
         self._free = free
-        # Blocking: who waits sleeps, instead of keeping a core busy.
+        # Blocking: a waiting thread sleeps instead of occupying a core.
         self._emptied = torch.cuda.Event(blocking=True)
         self.view = view_of(memory)
 
     def wait(self) -> None:
-        """Wait until what it held before is on the device."""
+        """Wait until its previous content is on the device."""
         self._emptied.synchronize()
 
     def put(self, pieces: Sequence[Piece]) -> None:
-        """Bring its bytes to where they belong, one piece after the other, and let somebody else have it then."""
+        """Copy its bytes to their tensors, piece by piece, then free the slot."""
         filled = 0
         with torch.cuda.stream(self._stream):
             for target, begin, end in pieces:
@@ -48,16 +48,16 @@ class Slot:
         self._free.put(self)
 
     def drop(self) -> None:
-        """Its bytes are of no use."""
+        """Discard its bytes."""
         self._free.put(self)
 
 
 class Upload:
-    """Slots for so many connections. Made once everything is allocated that bytes are brought to."""
+    """Slots for so many connections. Make it once all destinations are allocated."""
 
     def __init__(self, device: torch.device, connections: int, frame_bytes: int) -> None:
         self._stream = stream_of(device)
-        # Memory that comes new may have been another's, whose last kernels are still under way.
+        # Freshly allocated memory may still be in use by the kernels of its previous owner.
         self._stream.wait_stream(torch.cuda.current_stream(device))
         memory = room(connections * _SLOTS * frame_bytes)
         with torch.cuda.device(device):
@@ -70,11 +70,11 @@ class Upload:
             self._free.append(free)
 
     def slot(self, connection: int) -> Slot:
-        """Room for the next frame of a connection; waits until there is some."""
+        """Return memory for the next frame of a connection; wait until there is some."""
         slot = self._free[connection].get()
         slot.wait()
         return slot
 
     def finish(self) -> None:
-        """Return once everything is where it belongs."""
+        """Return once everything is on the device."""
         self._stream.synchronize()

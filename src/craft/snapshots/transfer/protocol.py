@@ -1,7 +1,7 @@
-"""What is said between a donor and who fetches from it: one request and its answer per TCP connection.
+"""Messages between a donor and its clients: one request and its answer per TCP connection.
 
-Both ends prove to have the job's key, and everything is sealed, as ``craft.wire.peers`` says. A stripe goes in frames, over
-one connection or several. ``donor.py`` and ``fetch.py`` are the two ends.
+Both ends prove to have the job's key, and everything is sealed (``craft.wire.peers``). A stripe is sent in frames, over one
+connection or several. ``donor.py`` and ``fetch.py`` are the two ends.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from craft.wire.peers import PeerRefusal
 
 MAX_LANES = 64
 LARGE_FRAME_BYTES = 4 << 20
-"""Of states on devices: they are large, and come faster than Python has turns for small frames."""
+"""For states on devices, which are large and arrive faster than Python could handle small frames."""
 
 
 class StripeOf(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Asks for stripe ``part`` of ``of`` of the state that is staged under ``name``, or for one lane of it."""
+    """Asks for stripe ``part`` of ``of`` of the state staged under ``name``, or for one lane of it."""
 
     name: str
     part: int
@@ -24,7 +24,7 @@ class StripeOf(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
     nonce: bytes
     lane: int = 0
     lanes: int = 1
-    """Of the frames of the stripe every ``lanes``-th, from number ``lane`` on: the others come over other connections."""
+    """Every ``lanes``-th frame of the stripe, from number ``lane`` on: the others use other connections."""
 
 
 class ResultOf(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -55,5 +55,5 @@ Answer = Stripe | Result | PeerRefusal
 
 
 def lane_of(size: int, frame_bytes: int, lane: int, lanes: int) -> range:
-    """Where the frames of ``size`` bytes begin that go over this lane."""
+    """Return where the frames of ``size`` bytes begin that go over this lane."""
     return range(lane * frame_bytes, size, lanes * frame_bytes)

@@ -1,7 +1,7 @@
-"""Where the bytes of a state come down as its stripes arrive, on several threads at a time.
+"""Receive a state into memory as its stripes arrive, on several threads.
 
-Enters: headers, which must all be the same, and the modules that are to be filled. Leaves: memory to receive each frame into,
-and at the end the tensors, on devices where they were. ``fetch.py`` owns one for each transfer.
+In: headers, which must be equal, and the modules to fill. Out: memory to receive each frame into, and at the end the tensors,
+on their original kind of device. ``fetch.py`` owns one for each transfer.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from craft.snapshots.transfer.gpu_upload import Piece, Slot, Upload
 from craft.snapshots.transfer.protocol import lane_of
 
 _ALIGN = 64
-"""As torch aligns its own memory, so that kernels take the same path."""
+"""As torch aligns its memory, so that kernels take the same path."""
 
 
 class Frame:
-    """Where one frame is received, and what is done with it once it is known to be right."""
+    """Memory that receives one frame, and what is done with it once it is verified."""
 
     def __init__(self, pieces: list[memoryview]) -> None:
         self.pieces = pieces
 
     def put(self) -> None:
-        """It is right: bring it to where it belongs. Unless it is there already."""
+        """Bring a verified frame to its destination, unless it is there already."""
 
     def drop(self) -> None:
-        """It is of no use."""
+        """Discard it."""
 
 
 class _Passing(Frame):
-    """One that goes on to a device."""
+    """A frame that goes on to a device."""
 
     def __init__(self, slot: Slot, pieces: list[Piece]) -> None:
         super().__init__([slot.view[: sum(end - begin for _, begin, end in pieces)]])
@@ -55,7 +55,7 @@ class _Passing(Frame):
 
 
 class StateReceiver:
-    """Room for a state that arrives in ``of`` stripes, each over ``lanes`` connections."""
+    """Memory for a state that arrives in ``of`` stripes, each over ``lanes`` connections."""
 
     header: Header
     tensors: list[torch.Tensor]
@@ -68,12 +68,12 @@ class StateReceiver:
         self._reserve = reserve
         self._modules = modules
         self._upload: Upload | None = None
-        # Guards the making of what follows: the first stripe whose header is here does it.
+        # Guards the allocation of what follows, by the first stripe whose header arrives.
         self._lock = threading.Lock()
         self._data: bytes | None = None
 
     def open(self, data: bytes, frame_bytes: int, address: str) -> None:
-        """A header is here. The first one makes room; the others must be equal to it."""
+        """Take a header. The first one allocates memory; the others must be equal to it."""
         with self._lock:
             if self._data is None:
                 self._frame_bytes = frame_bytes
@@ -99,7 +99,7 @@ class StateReceiver:
             self._memory = [view_of(tensor) for tensor in self.tensors]
 
     def frames(self, part: int, lane: int, size: int, address: str) -> Iterator[Frame]:
-        """Yield, for each frame of a lane of a stripe, where it is received."""
+        """Yield the memory for each frame of a lane of a stripe."""
         begin, end = stripe_of(self.header.total_bytes, part, self._of)
         if size != end - begin:
             raise SnapshotCorrupt(f"{address} offers {size} bytes where its stripe has {end - begin}", address)
@@ -112,7 +112,7 @@ class StateReceiver:
                 yield _Passing(slot, [(self._bytes[index], start, stop) for index, start, stop in pieces])
 
     def finish(self) -> None:
-        """Return once nothing is on its way any more."""
+        """Return once nothing is under way."""
         if self._upload is not None:
             self._upload.finish()
 
@@ -120,11 +120,11 @@ class StateReceiver:
 def make_room(
     header: Header, own: Mapping[TensorEntry, torch.Tensor], reserve: Reserve | None, device: torch.device | None = None
 ) -> list[torch.Tensor]:
-    """Return a tensor for every entry: that of a module where it fits, else one in new memory.
+    """Return a tensor for every entry: that of a module where it fits, otherwise one in new memory.
 
-    The tensors of one registered object share their memory, in large pages. So it is given back as a whole when the object
-    has copied them and lets go. What was set aside is one piece for all. What was on a device gets memory of ``device``,
-    each tensor for itself, as the object would have taken it.
+    The tensors of one registered object share memory in large pages, so that it is freed as a whole when the object has copied
+    them. Reserved memory is one piece for all. Entries from a device get memory of ``device``, each tensor separately, as the
+    object would have allocated it.
     """
     found: list[torch.Tensor | None] = [
         own.get(entry) if index < header.module_entries else None for index, entry in enumerate(header.entries)

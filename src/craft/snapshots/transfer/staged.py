@@ -1,7 +1,7 @@
 """A staged stripe.
 
-Enters: the bytes that a donor has copied. Leaves: the same bytes and the hash of each frame of them, which threads of its own
-make. ``donor.py`` owns them.
+In: the bytes that a donor has copied. Out: the same bytes and the hash of each frame, computed on threads. ``donor.py`` owns
+them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from craft.wire import peers
 
 
 class Staged:
-    """What is served. Never changed, so that who is in the middle of it when the next one comes gets it whole."""
+    """What is served. Never changed: a peer that is being served when the next one is staged gets it complete."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Staged:
         *,
         large: bool = False,
     ) -> None:
-        """``copied`` returns once the bytes are there; ``large``: they go in large frames."""
+        """``copied`` returns once the bytes are there; ``large``: send them in large frames."""
         self.name = name
         self.level = level
         self.part = part
@@ -41,8 +41,8 @@ class Staged:
         self.view = view_of(stripe)
         self.frame_bytes = protocol.LARGE_FRAME_BYTES if large else peers.FRAME_BYTES
         self.num_served = 0
-        """Connections that are being served from it. The donor's to count."""
-        # Guards the digests, which threads of its own make: each once, while the first of them are already being sent.
+        """Connections that are being served from it; counted by the donor."""
+        # Guards the digests, which threads compute once each, while the first frames are already being sent.
         self._more = threading.Condition()
         self._digests: dict[int, bytes] = {}
         self._next = 0
@@ -56,7 +56,7 @@ class Staged:
 
     def _hash(self) -> None:
         while (begin := self._take()) < len(self.view):
-            # Nobody is sent a frame before it has its hash.
+            # A frame is sent only once it has its hash.
             self._copied(begin + self.frame_bytes)
             digest = peers.digest_of(self.frame(begin))
             with self._more:
@@ -66,7 +66,7 @@ class Staged:
                 self._more.notify_all()
 
     def _take(self) -> int:
-        """Where the next frame begins that nobody hashes yet."""
+        """Return where the next frame begins that is not hashed yet."""
         with self._more:
             begin, self._next = self._next, self._next + self.frame_bytes
             return begin
@@ -75,7 +75,7 @@ class Staged:
         return self.view[begin : begin + self.frame_bytes]
 
     def digest(self, begin: int) -> bytes:
-        """The hash of the frame that begins there; waits for it."""
+        """Return the hash of the frame that begins there; wait for it."""
         with self._more:
             self._more.wait_for(lambda: begin in self._digests or self._ended)
             if self._ended:
@@ -83,7 +83,7 @@ class Staged:
             return self._digests[begin]
 
     def end(self) -> None:
-        """Nobody is served any more."""
+        """Stop serving."""
         with self._more:
             self._ended = True
             self._more.notify_all()

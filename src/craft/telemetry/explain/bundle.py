@@ -1,7 +1,7 @@
-"""A diagnosis bundle: what all workers were doing at one moment, in files for people, with a finding in plain words.
+"""Write a diagnosis bundle: what all workers were doing at one moment, with findings in plain words.
 
-Enters: close-ups of workers. Leaves: a folder with ``summary.txt`` and one file per worker. Written by the lighthouse when
-somebody hangs, and by ``craft debug --all``.
+In: close-ups of workers. Out: a folder with ``summary.txt`` and one file per worker. The lighthouse writes one when a worker
+hangs, and ``craft debug --all`` does.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ import msgspec
 from craft.decide.detect.blocked_collectives import findings
 from craft.protocol.values.inspection import CloseUp, Collective, RecentStep
 from craft.settings.files.private_files import write_private
-from craft.telemetry.explain.phrases import numbered
+from craft.telemetry.explain.amounts import numbered
 from craft.telemetry.text.plain_text import one_line
 
 
 def write(folder: Path, title: str, workers: Sequence[CloseUp], missing: Sequence[str] = ()) -> Path:
-    """Write a bundle, readable by its owner alone. ``missing``: sentences about workers that could not be looked at."""
+    """Write a bundle, readable by its owner alone. ``missing``: sentences about workers that could not be inspected."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for worker in workers:
         _private(folder / f"{safe(worker.worker_id)}.txt", text(worker))
         if worker.collectives is not None:
             data = msgspec.json.format(msgspec.json.encode(worker.collectives), indent=1)
             _private(folder / f"{safe(worker.worker_id)}.collectives.json", data.decode() + "\n")
-    # Last: whoever finds it finds everything.
+    # Last: its presence means that the bundle is complete.
     _private(folder / "summary.txt", summary(title, workers, missing))
     return folder
 
 
 def summary(title: str, workers: Sequence[CloseUp], missing: Sequence[str] = ()) -> str:
-    """The finding, then one line for each worker."""
+    """Return the findings, then one line per worker."""
     found = findings([worker.collectives for worker in workers if worker.collectives is not None])
     lines = [title, ""]
     if found:
-        lines += ["Collectives of the script's own:", *(f"  {sentence}" for sentence in found), ""]
+        lines += ["Collectives of the script:", *(f"  {sentence}" for sentence in found), ""]
     waits = _waits(workers)
     if waits:
         lines += [waits, ""]
@@ -46,7 +46,7 @@ def summary(title: str, workers: Sequence[CloseUp], missing: Sequence[str] = ())
 
 
 def _waits(workers: Sequence[CloseUp]) -> str:
-    """Whom those in the exchange wait for, if they agree on it."""
+    """Return whom the workers in the exchange wait for."""
     waiting = [worker for worker in workers if worker.waits_for]
     if not waiting:
         return ""
@@ -56,7 +56,7 @@ def _waits(workers: Sequence[CloseUp]) -> str:
 
 
 def sentence(worker: CloseUp) -> str:
-    """One worker in one line."""
+    """Return one worker in one line."""
     since = "" if worker.since_s is None else f" for {worker.since_s:.1f} s"
     waits = f", waits for {', '.join(worker.waits_for)}" if worker.waits_for else ""
     gil = f"; it keeps the GIL (for {worker.gil_kept_s:.1f} s)" if worker.gil_kept_s is not None else ""
@@ -64,14 +64,14 @@ def sentence(worker: CloseUp) -> str:
 
 
 def text(worker: CloseUp) -> str:
-    """All there is to say of one worker."""
+    """Return everything about one worker."""
     rank = "no rank" if worker.rank is None else f"rank {worker.rank}"
     lines = [
         sentence(worker),
-        f"process {worker.pid} of host {worker.host}, looked at {_clock(worker.time)}",
-        f"generation {worker.generation}, {rank} of {', '.join(worker.members) or 'nobody'}",
+        f"process {worker.pid} of host {worker.host}, inspected at {_clock(worker.time)}",
+        f"generation {worker.generation}, {rank} of {', '.join(worker.members) or 'no group'}",
         "",
-        "Steps that it committed last:",
+        "Last committed steps:",
         *(_step(each) for each in worker.recent_steps),
         *(() if worker.recent_steps else ("  none",)),
         "",
@@ -89,7 +89,7 @@ def _joined(lines: Sequence[str]) -> str:
 
 
 def _step(step: RecentStep) -> str:
-    took = "" if step.elapsed_s is None else f", {1000 * step.elapsed_s:.1f} ms after the one before"
+    took = "" if step.elapsed_s is None else f", {1000 * step.elapsed_s:.1f} ms after the previous one"
     computed = numbered(step.microbatches) if step.microbatches else "no microbatch"
     return f"  step {step.step} at {_clock(step.time)} in generation {step.generation}{took}: {computed}"
 
@@ -105,10 +105,10 @@ def _clock(seconds: float) -> str:
 
 
 def safe(name: str) -> str:
-    """A worker's id as the name of a file, whatever is in it."""
+    """Return a worker's id as a safe file name."""
     return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name)[:100].lstrip(".") or "_"
 
 
 def _private(path: Path, content: str) -> None:
-    # The folder may be one that the user named, in which others write, too.
+    # The user may have named a folder in which others write, too.
     write_private(path, content.encode(errors="replace"), shared=True)

@@ -1,34 +1,32 @@
-"""What went wrong in a run, fault by fault: which lines of the journal belong together.
+"""Group the journal of a run into incidents.
 
-An *incident* begins with a loss, or with an exchange that broke, and ends when a step is committed again. What is lost
-meanwhile is part of it. Read from files alone: the job may be over, or its lighthouse away.
+An *incident* begins with a loss or a broken exchange, and ends when a step is committed again. Losses meanwhile belong to it.
+Only files are read: the job may be over, or its lighthouse down.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from craft.protocol.events import Recovered
-
-Line = dict[str, Any]
+from craft.telemetry.explain.amounts import Line
 
 LOSSES = frozenset({"WorkerLost", "WorkerFailed", "HostLost", "WorkerFinished"})
 ANSWERS = frozenset({"Reconfigure", "Hold", "Restore", "Stop"})
 _OMENS = frozenset({"WorkerOverdue", "FaultInjected", "AlertFired", "DrainExpired", "ExchangeBroken"})
 _OMENS_S = 60.0
-"""What was said about a worker this long before it was lost may have to do with it."""
+"""Events about a worker up to this long before its loss may explain it."""
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """One fault, or several that were overcome together."""
 
     faults: tuple[Line, ...]
-    """Lines of the journal; none if an exchange broke and nobody was lost."""
+    """Lines of the journal; none if an exchange broke without a loss."""
     omens: tuple[Line, ...]
-    """What was known before about those who were lost."""
+    """Earlier events about those who were lost."""
     lines: tuple[Line, ...]
     """From the first event to the commit that ends it."""
     after: tuple[Line, ...]
@@ -36,7 +34,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     recovered: Recovered | None
     """None while it is not overcome, or if it never was."""
     missed: bool
-    """Whether the others had to do something about it: nobody misses a spare."""
+    """Whether the others had to react: the loss of a spare concerns no other worker."""
 
     @property
     def worker_ids(self) -> tuple[str, ...]:
@@ -44,7 +42,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def began(self) -> float:
-        """When the first of it was seen, in seconds since 1970."""
+        """When it was first seen, in seconds since 1970."""
         return min(moment(line) for line in self.lines)
 
     @property
@@ -56,17 +54,17 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stop(self) -> Line | None:
-        """Set if the job ended by it."""
+        """Set if the job ended because of it."""
         return next((line for line in self.lines if line.get("action") == "Stop"), None)
 
 
 def moment(line: Line) -> float:
-    """When what a line tells was seen; for most, when it was written."""
+    """Return when the event of a line was seen; for most lines, when it was written."""
     return float(line.get("seen") or line["time"])
 
 
 def incidents(journal: Sequence[Line]) -> list[Incident]:
-    """Return the incidents of a run in their order."""
+    """Return the incidents of a run in order."""
     spans = _spans(journal)
     found = []
     for number, (begin, end, missed) in enumerate(spans):
@@ -88,7 +86,7 @@ def incidents(journal: Sequence[Line]) -> list[Incident]:
 
 
 def _spans(journal: Sequence[Line]) -> list[tuple[int, int, bool]]:
-    """(first line, line behind the last, whether the others had to do something) of each incident."""
+    """Return (first line, line after the last, whether the others had to react) of each incident."""
     spans: list[tuple[int, int, bool]] = []
     begin: int | None = None
     loss = broken = None
@@ -110,7 +108,7 @@ def _spans(journal: Sequence[Line]) -> list[tuple[int, int, bool]]:
         elif name == "Restore":
             restored = True
         elif name == "Cost" or (name == "CheckpointRestored" and restored):
-            # Nobody is left who could tell what the loss of all has cost.
+            # No worker is left that could report the cost of losing all.
             restored = False
             if begin is not None:
                 spans.append((begin, index + 1, True))
@@ -121,8 +119,8 @@ def _spans(journal: Sequence[Line]) -> list[tuple[int, int, bool]]:
 
 
 def _recovered(lines: Sequence[Line]) -> Recovered | None:
-    told = (line for line in lines if line.get("event") == "Recovered")
-    return next((msgspec.convert(line, Recovered, strict=False) for line in told), None)
+    reports = (line for line in lines if line.get("event") == "Recovered")
+    return next((msgspec.convert(line, Recovered, strict=False) for line in reports), None)
 
 
 def _omens(before: Sequence[Line], lines: Sequence[Line], faults: Sequence[Line]) -> tuple[Line, ...]:

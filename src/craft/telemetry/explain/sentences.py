@@ -1,68 +1,66 @@
-"""Lines of the journal in plain words: what the display of a running job prints, and what ``craft status`` says."""
+"""Turn journal lines into English: one table by event, action and outcome, with two renderings.
+
+``sentence`` is for the display of a running job, ``detail`` for ``craft events``, ``deed`` for the timelines of ``craft why``.
+"""
 
 from __future__ import annotations
 
-import time
+import re
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
-from craft.protocol.events import Recovered
-from craft.telemetry.explain.phrases import brief, cost_words, counted
+from craft.telemetry.explain.amounts import Line, checkpoint, clock, cost_words, count
 
-Line = dict[str, Any]
+_SOURCE = re.compile(r"generation \d+: |\[/[^\]]*\] ")
+
+
+Words = str | Callable[[Line], str]
+"""A template with fields of the line, or a function of it."""
+
+
+class Wording(NamedTuple):
+    """The words for all lines of one name."""
+
+    sentence: Words
+    shown: bool = False
+    """Whether the display of a running job prints it."""
+    deed: tuple[Words, Words] | Callable[[Line], tuple[Words, Words]] | None = None
+    """Who did what, for timelines; None: they leave it out. ``{agent}`` stands for the agent of the worker."""
 
 
 def sentence(line: Line) -> str:
-    """One line of the journal for a person; empty if it is not worth their while."""
-    say = _SENTENCES.get(_name(line))
-    return say(line) if say is not None else ""
+    """Return a journal line for the display of a running job; empty if the display leaves it out."""
+    wording = WORDINGS.get(_name(line))
+    return _render(wording.sentence, line) if wording is not None and wording.shown else ""
 
 
 def detail(line: Line) -> str:
-    """The same, also of what matters only to somebody who looks for a cause; empty if there are no words for it."""
-    say = _SENTENCES.get(_name(line)) or _DETAILS.get(_name(line))
-    return say(line) if say is not None else ""
+    """Return a journal line for a reader who looks for a cause; empty if there are no words for it."""
+    wording = WORDINGS.get(_name(line))
+    return _render(wording.sentence, line) if wording is not None else ""
+
+
+def deed(line: Line, agent: str) -> tuple[str, str] | None:
+    """Return who did what according to a line; ``agent`` is that of its worker. None: not part of a timeline."""
+    wording = WORDINGS.get(_name(line))
+    if wording is None or wording.deed is None:
+        return None
+    who, what = wording.deed(line) if callable(wording.deed) else wording.deed
+    return _render(who, {**line, "agent": agent}), _render(what, line)
+
+
+def _render(words: Words, line: Line) -> str:
+    return words.format_map(line) if isinstance(words, str) else words(line)
+
+
+def brief(detail: str) -> str:
+    """Return a library's message about a broken connection without source locations and guesses."""
+    text = _SOURCE.sub("", detail)
+    return text.partition(" This is typically")[0].rstrip(". ")
 
 
 def _name(line: Line) -> str:
     return str(line.get("event") or line.get("action") or line.get("outcome") or "")
-
-
-def size(count: int) -> str:
-    """A number of bytes, such as ``1.3 GB``."""
-    value = float(count)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
-
-
-def count(number: int, what: str) -> str:
-    """``1 step``, ``2 steps``."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def checkpoint(line: Line) -> str:
-    """A complete checkpoint: ``step 120 (1.3 GB, 0.2 GB of it new, 3.1 s), tagged best``."""
-    new, total = line["new_bytes"], line["total_bytes"]
-    part = "all of it new" if new >= total else f"{size(new)} of it new"
-    tag = f", tagged {line['tag']}" if line.get("tag") else ""
-    return f"step {line['step']} ({size(total)}, {part}, {line['seconds']:.1f} s){tag}"
-
-
-def work(recovered: Recovered | None) -> str:
-    """What was done again after a loss, as the end of a line; empty if nothing was, or if nobody said."""
-    if recovered is None:
-        return ""
-    redone = f", {counted(len(recovered.redone), recovered.redone_samples)} computed again" if recovered.redone else ""
-    if not recovered.dropped:
-        return redone
-    return f"{redone}, {counted(len(recovered.dropped), recovered.dropped_samples)} dropped"
-
-
-def clock(seconds: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(seconds))
 
 
 def _failing(line: Line) -> str:
@@ -90,7 +88,7 @@ def _retried(line: Line) -> str:
 def _replacements(line: Line) -> str:
     if line["reason"].startswith("--max-restarts is 0"):
         return ""
-    return f"host {line['host']} starts no more workers in the place of lost ones: {line['reason']}"
+    return f"host {line['host']} does not replace lost workers any more: {line['reason']}"
 
 
 def _failed_checkpoint(line: Line) -> str:
@@ -102,7 +100,7 @@ def _failed_checkpoint(line: Line) -> str:
 
 def _preempted(line: Line) -> str:
     until = "" if line.get("deadline") is None else f", until {clock(line['deadline'])} at the latest"
-    return f"makes room ({line['reason']}): takes a checkpoint at the next step boundary{until}"
+    return f"preempted ({line['reason']}): takes a checkpoint at the next step boundary{until}"
 
 
 def _wanted(line: Line) -> str:
@@ -127,8 +125,7 @@ def _straggler(line: Line) -> str:
 
 
 def _alert(line: Line) -> str:
-    whom = line.get("worker_id") or (f"host {line['host']}" if line.get("host") else "the job")
-    return f"{line['reason']} ({whom}): {line.get('note') or line['answer']}"
+    return f"{line['reason']} ({_subject(line)}): {line.get('note') or line['answer']}"
 
 
 def _condition(line: Line) -> str:
@@ -145,63 +142,18 @@ def _measured(line: Line) -> str:
     return f"after {count(line['step'], 'step')}, of which each takes: {steps}"
 
 
-_SENTENCES: dict[str, Callable[[Line], str]] = {
-    "WorkerLost": lambda line: f"{line['worker_id']} lost: {line['reason']}",
-    "WorkerFailed": lambda line: f"{line['worker_id']} {_failing(line)}: {line['error']}",
-    "WorkerLeft": lambda line: f"{line['worker_id']} left, as it was told",
-    "HostLost": lambda line: f"host {line['host']} lost: {line['reason']}",
-    "LighthouseStarted": _started,
-    "FileDamaged": lambda line: f"warning: {line['file']} of the run directory was damaged: {line['detail']}",
-    "ParametersUnequal": _unequal,
-    "StateDiverged": lambda line: f"state diverged: {line['detail']}",
-    "StepRetried": _retried,
-    "ReplacementsEnded": _replacements,
-    "CheckpointWritten": lambda line: f"checkpoint written: {checkpoint(line)}",
-    "CheckpointSkipped": lambda line: f"no checkpoint at step {line['step']}: {line['reason']}",
-    "CheckpointFailed": _failed_checkpoint,
-    "CheckpointAbandoned": lambda line: f"no checkpoint of step {line['step']}: {line['reason']}",
-    "CheckpointRejected": lambda line: f"checkpoint of step {line['step']} cannot be used: {line['reason']}",
-    "CheckpointRestored": lambda line: f"goes on from the checkpoint of step {line['step']} in {line['url']}",
-    "IntervalChosen": lambda line: f"a checkpoint every {line['interval_s']:.3g} s: {line['reason']}",
-    "NumbersDiverged": lambda line: f"step {line['step']}: {line['what']}: {line['answer']}",
-    "RolledBack": _rolled_back,
-    "ConditionSeen": _condition,
-    "TechniqueFailed": lambda line: (
-        f"technique {line['technique']} failed and is left out from now on ({line['where']}): {line['error']}"
-    ),
-    "StragglerFound": _straggler,
-    "WorkerPaused": lambda line: f"{line['worker_id']} was paused for {line['seconds']:.1f} s ({line['reason']})",
-    "ScriptWarned": lambda line: f"warning: {line['text']}",
-    "StartStepTaken": lambda line: f"begins at step {line['step']}, with what the script has loaded itself",
-    "StragglerGone": lambda line: f"{line['worker_id']} is as fast as the others again",
-    "AlertFired": _alert,
-    "AlertResolved": lambda line: f"alert {line['name']} is resolved",
-    "Recovered": lambda line: (
-        f"step {line['step']} is committed, the first one since, in generation {line['generation']}"
-    ),
-    "Cost": lambda line: (
-        f"{'the loss of ' + ', '.join(line['worker_ids']) if line['worker_ids'] else 'the broken exchange'} cost"
-        f" {cost_words(line)}"
-    ),
-    "WindDown": lambda line: f"ends after the step in flight: {line['reason']}",
-    "Preempt": _preempted,
-    "TakeCheckpoint": _wanted,
-    "Hold": lambda line: str(line["reason"]),
-    "Restore": lambda line: str(line["reason"]),
-    "Propose": lambda line: f"generation {line['generation']} is prepared: {line['reason']}",
-    "Reconfigure": lambda line: f"generation {line['generation']}: {line['reason']}",
-    "Await": lambda line: str(line["reason"]),
-    "Answered": lambda line: f"{_subject(line)} answers again, and the job goes on",
-}
+def _cost(line: Line) -> str:
+    subject = f"the loss of {', '.join(line['worker_ids'])}" if line["worker_ids"] else "the broken exchange"
+    return f"{subject} cost {cost_words(line)}"
 
 
 def _subject(line: Line) -> str:
-    return str(line.get("worker_id") or f"host {line.get('host')}")
+    return str(line.get("worker_id") or (f"host {line['host']}" if line.get("host") else "the job"))
 
 
 def _joined(line: Line) -> str:
     member = line["member"]
-    late = ", as a spare or in the place of a lost one" if member.get("late") else ""
+    late = ", as a spare or a replacement" if member.get("late") else ""
     return f"{member['worker_id']} of host {member['host']} joined (process {line['pid']}){late}"
 
 
@@ -209,22 +161,22 @@ def _finished(line: Line) -> str:
     return f"{line['worker_id']} {'finished' if line['complete'] else 'ended'} at step {line['step']}"
 
 
+def _waiting(line: Line) -> str:
+    waiting = line.get("waiting")
+    return f"; {', '.join(waiting)} {'wait' if waiting[1:] else 'waits'} for it" if waiting else ""
+
+
 def _overdue(line: Line) -> str:
-    waiting = (
-        f"; {', '.join(line['waiting'])} {'wait' if line['waiting'][1:] else 'waits'} for it"
-        if line["waiting"]
-        else "; nobody waits for it"
-    )
-    return f"{line['worker_id']} is overdue: {line['detail']}{waiting}"
+    return f"{line['worker_id']} is overdue: {line['detail']}{_waiting(line) or '; no worker waits for it'}"
 
 
 def _injected(line: Line) -> str:
-    return f"somebody has a fault injected into {line['worker_id'] or line['host'] or 'the job'}: {line['fault']}"
+    return f"fault injected into {_subject(line)}: {line['fault']}"
 
 
 def _drain(line: Line) -> str:
     until = "" if line.get("deadline_s") is None else f", within {line['deadline_s']:g} s"
-    return f"{line.get('worker_id') or 'host ' + str(line.get('host'))} is to leave{until}: {line['reason']}"
+    return f"{_subject(line)} is to leave{until}: {line['reason']}"
 
 
 def _fault(line: Line) -> str:
@@ -232,44 +184,165 @@ def _fault(line: Line) -> str:
     return f"a fault hit generation {line['generation']}: {', '.join(line['worker_ids'])} lost{follows}"
 
 
-_DETAILS: dict[str, Callable[[Line], str]] = {
-    "WorkerJoined": _joined,
-    "WorkerFinished": _finished,
-    "LoopBegun": lambda line: f"{line['worker_id']} begins training loop {line['loop']}",
-    "LoopEnded": lambda line: (
-        f"{line['worker_id']} is done with training loop {line['loop']}, after step {line['step'] - 1}"
-    ),
-    "ScriptEnded": lambda line: f"{line['worker_id']} came to the end of its script",
-    "WorkerOverdue": _overdue,
-    "WorkerEnded": lambda line: f"the process of {line['worker_id']} is no more",
-    "DrainRequested": _drain,
-    "DrainExpired": lambda line: f"{line['worker_id']} was to leave, and is still there at its deadline",
-    "ArrivalsEnded": lambda line: "no other worker is on the way to begin again",
-    "HoldExpired": lambda line: f"nobody came in the place of those lost from generation {line['generation']}",
-    "StateGone": lambda line: f"no member of generation {line['generation']} has the training state",
-    "TimesMeasured": _measured,
-    "ExchangeBroken": lambda line: (
-        f"{line['worker_id']} says that its exchange in generation {line['generation']} broke: {brief(line['detail'])}"
-    ),
-    "GenerationStuck": lambda line: f"generation {line['generation']} is still broken",
-    "WorkerCaughtUp": lambda line: f"{line['worker_id']} has the training state, and keeps pace with the others",
-    "HostSilent": lambda line: f"host {line['host']} is silent: {line['reason']}",
-    "AwaitExpired": lambda line: f"{_subject(line)} has not answered within the limit",
-    "GenerationEntered": lambda line: f"{line['worker_id']} acts under generation {line['generation']}",
-    "FaultInjected": _injected,
-    "AbortRequested": lambda line: f"somebody wants all workers out of what they are blocked in: {line['reason']}",
-    "StopRequested": lambda line: f"somebody wants the job to end: {line['reason']}",
-    "LighthouseAlone": lambda line: f"no host is heard for {line['silent_s']:g} s",
-    "LighthouseHeard": lambda line: f"host {line['host']} is heard again, after {line['alone_s']:g} s",
-    "Fault": _fault,
-    "Fence": lambda line: f"{line['worker_id']} is to be ended: {line['reason']}",
-    "Release": lambda line: f"{line['worker_id']} may go: {line['reason']}",
-    "DeclareLost": lambda line: f"{line['worker_id']} is taken for lost: {line['reason']}",
-    "DeclareHostLost": lambda line: f"host {line['host']} is taken for lost: {line['reason']}",
-    "Drain": _drain,
-    "RequestDrain": _drain,
-    "Probe": lambda line: f"members of generation {line['generation']} find out whom they reach: {line['reason']}",
-    "Watch": lambda line: f"generation {line['generation']} is looked at again in a moment: {line['reason']}",
-    "Stop": lambda line: f"the job ends with exit code {line['exit_code']}: {line['reason']}",
+_LOST = {
+    "agent": ("{agent}", "sees {worker_id} end: {reason}"),
+    "heartbeat": ("lighthouse", "no longer hears from {worker_id}: {reason}"),
+    "watch": ("lighthouse", "declares {worker_id} lost, since others wait for it: {reason}"),
+    "peers": ("lighthouse", "declares {worker_id} lost, by reports of its peers: {reason}"),
+    "drain": ("lighthouse", "declares {worker_id} lost, which was to leave: {reason}"),
+    "alert": ("lighthouse", "declares {worker_id} lost because of an alert: {reason}"),
+    "api": ("API", "reports that {worker_id} failed: {reason}"),
 }
-"""Beside the sentences above: what ``craft events`` says, and the display of a running job does not."""
+"""Who declared a worker lost, and how, by the ``source`` of the line."""
+
+
+def _lost(line: Line) -> tuple[Words, Words]:
+    return _LOST.get(line.get("source", ""), ("lighthouse", "declares {worker_id} lost: {reason}"))
+
+
+def _fails(line: Line) -> str:
+    where = "" if line.get("step") is None else f" in step {line['step']}"
+    return f"fails{where}: {line['error']}"
+
+
+def _reports_broken(line: Line) -> str:
+    if line.get("unreachable"):
+        return f"cannot connect to {', '.join(line['unreachable'])}"
+    if line["detail"].startswith("stuck"):
+        return "can reach every member"
+    return f"reports that its exchange in generation {line['generation']} broke: {brief(line['detail'])}"
+
+
+def _decided(line: Line) -> str:
+    return f"decides: generation {line['generation']} of {', '.join(line['members'])}, because {line['reason']}"
+
+
+WORDINGS: dict[str, Wording] = {
+    "WorkerLost": Wording("{worker_id} lost: {reason}", shown=True, deed=_lost),
+    "WorkerFailed": Wording(
+        lambda line: f"{line['worker_id']} {_failing(line)}: {line['error']}", shown=True, deed=("{worker_id}", _fails)
+    ),
+    "WorkerLeft": Wording("{worker_id} left as requested", shown=True),
+    "HostLost": Wording(
+        "host {host} lost: {reason}",
+        shown=True,
+        deed=("lighthouse", "declares host {host} lost: {reason}"),
+    ),
+    "LighthouseStarted": Wording(
+        _started, shown=True, deed=("lighthouse", lambda line: "restarts" if line.get("restarted") else "starts")
+    ),
+    "FileDamaged": Wording("warning: {file} of the run directory was damaged: {detail}", shown=True),
+    "ParametersUnequal": Wording(_unequal, shown=True),
+    "StateDiverged": Wording("state diverged: {detail}", shown=True),
+    "StepRetried": Wording(_retried, shown=True),
+    "ReplacementsEnded": Wording(_replacements, shown=True),
+    "CheckpointWritten": Wording(lambda line: f"checkpoint written: {checkpoint(line)}", shown=True),
+    "CheckpointSkipped": Wording("no checkpoint at step {step}: {reason}", shown=True),
+    "CheckpointFailed": Wording(_failed_checkpoint, shown=True),
+    "CheckpointAbandoned": Wording("no checkpoint of step {step}: {reason}", shown=True),
+    "CheckpointRejected": Wording("checkpoint of step {step} cannot be used: {reason}", shown=True),
+    "CheckpointRestored": Wording(
+        "goes on from the checkpoint of step {step} in {url}",
+        shown=True,
+        deed=("members", "go on from the checkpoint of step {step}"),
+    ),
+    "IntervalChosen": Wording("a checkpoint every {interval_s:.3g} s: {reason}", shown=True),
+    "NumbersDiverged": Wording("step {step}: {what}: {answer}", shown=True),
+    "RolledBack": Wording(_rolled_back, shown=True),
+    "ConditionSeen": Wording(_condition, shown=True),
+    "TechniqueFailed": Wording(
+        "technique {technique} failed and is left out from now on ({where}): {error}",
+        shown=True,
+    ),
+    "StragglerFound": Wording(_straggler, shown=True),
+    "WorkerPaused": Wording("{worker_id} was paused for {seconds:.1f} s ({reason})", shown=True),
+    "ScriptWarned": Wording("warning: {text}", shown=True),
+    "StartStepTaken": Wording("begins at step {step}, with what the script has loaded itself", shown=True),
+    "StragglerGone": Wording("{worker_id} is as fast as the others again", shown=True),
+    "AlertFired": Wording(_alert, shown=True, deed=("lighthouse", "takes an alert: {reason}")),
+    "AlertResolved": Wording("alert {name} is resolved", shown=True),
+    "Recovered": Wording(
+        "step {step} is committed, the first one since, in generation {generation}",
+        shown=True,
+    ),
+    "Cost": Wording(_cost, shown=True),
+    "WindDown": Wording("ends after the step in flight: {reason}", shown=True),
+    "Preempt": Wording(_preempted, shown=True),
+    "TakeCheckpoint": Wording(_wanted, shown=True),
+    "Hold": Wording(
+        "{reason}",
+        shown=True,
+        deed=("lighthouse", "decides to wait, up to {limit_s:g} s: {reason}"),
+    ),
+    "Restore": Wording("{reason}", shown=True, deed=("lighthouse", "decides: {reason}")),
+    "Propose": Wording(
+        "generation {generation} is prepared: {reason}",
+        shown=True,
+        deed=("lighthouse", "prepares generation {generation}: {reason}"),
+    ),
+    "Reconfigure": Wording(
+        "generation {generation}: {reason}",
+        shown=True,
+        deed=("lighthouse", _decided),
+    ),
+    "Await": Wording("{reason}", shown=True),
+    "Answered": Wording(lambda line: f"{_subject(line)} answers again, and the job goes on", shown=True),
+    "WorkerJoined": Wording(_joined),
+    "WorkerFinished": Wording(_finished, deed=("{agent}", "sees {worker_id} end by itself, at step {step}")),
+    "LoopBegun": Wording("{worker_id} begins training loop {loop}"),
+    "LoopEnded": Wording(
+        lambda line: f"{line['worker_id']} is done with training loop {line['loop']}, after step {line['step'] - 1}"
+    ),
+    "ScriptEnded": Wording("{worker_id} came to the end of its script"),
+    "WorkerOverdue": Wording(
+        _overdue,
+        deed=("{agent}", lambda line: f"finds that {line['worker_id']} hangs: {line['detail']}{_waiting(line)}"),
+    ),
+    "WorkerEnded": Wording("the process of {worker_id} ended"),
+    "DrainRequested": Wording(_drain),
+    "DrainExpired": Wording("{worker_id} has not left by its deadline"),
+    "ArrivalsEnded": Wording("no other worker is on the way to begin again"),
+    "HoldExpired": Wording("no replacement arrived for those lost from generation {generation}"),
+    "StateGone": Wording(
+        "no member of generation {generation} has the training state",
+        deed=("members", "find that none of generation {generation} has the state"),
+    ),
+    "TimesMeasured": Wording(_measured),
+    "ExchangeBroken": Wording(
+        lambda line: f"{line['worker_id']} {_reports_broken(line)}", deed=("{worker_id}", _reports_broken)
+    ),
+    "GenerationStuck": Wording(
+        "generation {generation} is still broken",
+        deed=("lighthouse", "finds generation {generation} still broken"),
+    ),
+    "WorkerCaughtUp": Wording("{worker_id} has the training state and keeps pace with the others"),
+    "HostSilent": Wording("host {host} is silent: {reason}"),
+    "AwaitExpired": Wording(lambda line: f"{_subject(line)} has not answered within the limit"),
+    "GenerationEntered": Wording("{worker_id} entered generation {generation}"),
+    "FaultInjected": Wording(
+        _injected, deed=("chaos", lambda line: f"injects a fault into {_subject(line)}: {line['fault']}")
+    ),
+    "AbortRequested": Wording("abort of all blocked workers requested: {reason}"),
+    "StopRequested": Wording("stop of the job requested: {reason}"),
+    "LighthouseAlone": Wording("no host has been heard for {silent_s:g} s"),
+    "LighthouseHeard": Wording("host {host} is heard again, after {alone_s:g} s"),
+    "Fault": Wording(_fault),
+    "Fence": Wording(
+        "{worker_id} is to be ended: {reason}",
+        deed=("lighthouse", "ends {worker_id}: {reason}"),
+    ),
+    "Release": Wording("{worker_id} may leave: {reason}"),
+    "DeclareLost": Wording("{worker_id} is declared lost: {reason}"),
+    "DeclareHostLost": Wording("host {host} is declared lost: {reason}"),
+    "Drain": Wording(_drain),
+    "RequestDrain": Wording(_drain),
+    "Probe": Wording(
+        "members of generation {generation} test whom they reach: {reason}",
+        deed=("lighthouse", "asks all members whom they reach: {reason}"),
+    ),
+    "Watch": Wording("generation {generation} is checked again in a moment: {reason}"),
+    "Stop": Wording(
+        "the job ends with exit code {exit_code}: {reason}",
+        deed=("lighthouse", "ends the job with exit code {exit_code}: {reason}"),
+    ),
+}

@@ -1,7 +1,7 @@
-"""An incident as a story: who saw, decided and did what, and when; from the journal and from what workers wrote down.
+"""Build the timeline of an incident: who saw, decided and did what, and when.
 
-Enters: a run's files (``history``) and one incident of it (``incidents``). Leaves: a ``Timeline``, for ``craft why``. Times
-of different hosts are those of their own clocks.
+In: a run's files (``history``) and one of its incidents (``incidents``). Out: a ``Timeline``, for ``craft why``. Each host's
+times are by its own clock.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from craft.telemetry.explain.incidents import Incident, Line, moment
-from craft.telemetry.explain.phrases import TELLINGS, cost_words, numbered, settled, told
+from craft.protocol.generation_log import Entered
+from craft.telemetry.explain.amounts import Line, cost_words, numbered
+from craft.telemetry.explain.incidents import Incident, moment
+from craft.telemetry.explain.sentences import deed
 from craft.telemetry.history import Commit, Run, fault_costs
 
 _COSTS = (
@@ -19,7 +21,7 @@ _COSTS = (
     "microbatches_redone", "samples_redone", "microbatches_dropped", "samples_dropped",
 )  # fmt: skip
 _SHOWN = 8
-"""So many workers are told of one by one."""
+"""At most this many workers are listed one by one."""
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +34,7 @@ class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """One incident, told."""
+    """One incident."""
 
     number: int
     """From 1, in the order of the run."""
@@ -48,15 +50,15 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     """What it cost, in a sentence."""
     places: dict[str, str]
-    """Who came in the place of whom."""
+    """The replacement of each lost worker."""
 
 
 def timeline(run: Run, incident: Incident, number: int) -> Timeline:
-    """Return the story of an incident."""
-    teller = _TimelineBuilder(run, incident)
-    moments = sorted(teller.moments(), key=lambda each: each.at_ms)
+    """Return the timeline of an incident."""
+    builder = _TimelineBuilder(run, incident)
+    moments = sorted(builder.moments(), key=lambda each: each.at_ms)
     cost = next((line for line in reversed(incident.lines) if line.get("outcome") == "Cost"), None)
-    cost = {**cost, "steps_lost": 0} if cost is not None else _begun_again(run, incident)
+    cost = {**cost, "steps_lost": 0} if cost is not None else _restore_cost(run, incident)
     return Timeline(
         number=number,
         worker_ids=incident.worker_ids,
@@ -66,12 +68,12 @@ def timeline(run: Run, incident: Incident, number: int) -> Timeline:
         moments=tuple(moments),
         cost=None if cost is None else {name: cost[name] for name in _COSTS},
         outcome=_outcome(incident, cost),
-        places=teller.places(),
+        places=builder.places(),
     )
 
 
-def _begun_again(run: Run, incident: Incident) -> Line | None:
-    """What it cost that nobody was left: nobody could tell, so it is read from what they wrote down."""
+def _restore_cost(run: Run, incident: Incident) -> Line | None:
+    """Return the cost of losing all workers, from their commits: none was left to report it."""
     restore = next((line for line in incident.lines if line.get("action") == "Restore"), None)
     made = {int(line["generation"]) for line in incident.lines if line.get("action") == "Reconfigure"}
     cost = next((each for each in fault_costs(run) if each.generation in made), None)
@@ -84,7 +86,7 @@ def _begun_again(run: Run, incident: Incident) -> Line | None:
 
 def _title(incident: Incident) -> str:
     if not incident.faults:
-        return "an exchange broke, and nobody was lost"
+        return "an exchange broke without a loss"
     return "; ".join(
         (f"host {fault['host']} with {', '.join(fault['worker_ids'])}" if fault.get("host") else fault["worker_ids"][0])
         + f" was lost: {fault['reason']}"
@@ -94,12 +96,40 @@ def _title(incident: Incident) -> str:
 
 def _outcome(incident: Incident, cost: Line | None) -> str:
     if not incident.missed:
-        return "nothing: it had no slot, and nobody missed it"
+        return "nothing: it had no slot"
     if cost is not None:
         return cost_words(cost, incident.recovered.retried if incident.recovered is not None else ())
     if incident.stop is not None:
         return f"no step was committed afterwards; the job ended: {incident.stop['reason']}"
     return "not known yet: no step is committed since"
+
+
+def _heard(entry: Entered) -> str:
+    aborted = "" if entry.aborted is None else f", aborts its exchange in {1000 * (entry.aborted - entry.told):.1f} ms"
+    return f"hears of generation {entry.generation}{aborted}"
+
+
+def _settled(entry: Entered, worker_id: str) -> str:
+    """How a worker entered a generation, and what it does about the step in flight."""
+    if entry.guest:
+        return "has left the exchange; the step is up to its own loop"
+    others = len(entry.members) - 1
+    met = f"has met {'the other one' if others == 1 else f'{others} others'}" if others else "is alone"
+    if worker_id in entry.joiners:
+        return f"{met} and takes their state"
+    commit = "commits what it has in hand" if entry.commits else ""
+    if entry.dropped:
+        next_step = f"step {entry.step} goes on without {numbered(entry.dropped)}"
+    elif entry.given:
+        own = f", and this one computes {', '.join(map(str, entry.mine))}" if entry.mine else ""
+        next_step = f"step {entry.step} goes on, {numbered(entry.given)} missing{own}"
+    elif entry.again:
+        next_step = f"step {entry.step} is computed again"
+    elif entry.retried:
+        next_step = f"step {entry.step} goes on, all that was computed is still there"
+    else:
+        next_step = f"step {entry.step} begins"
+    return f"{met} and settled: {' and '.join(filter(None, (commit, next_step)))}"
 
 
 class _TimelineBuilder:
@@ -120,8 +150,9 @@ class _TimelineBuilder:
 
     def moments(self) -> Iterator[TimelineEntry]:
         for line in (*self._incident.omens, *self._incident.lines):
-            for who, what in self._of(line):
-                yield self._moment(moment(line), who, what)
+            found = deed(line, self._agent(str(line.get("worker_id"))))
+            if found is not None:
+                yield self._moment(moment(line), *found)
         yield from self._last_commits()
         for generation in self._generations:
             yield from self._entries(generation)
@@ -134,11 +165,6 @@ class _TimelineBuilder:
     def _agent(self, worker_id: str) -> str:
         joined = self._joined.get(worker_id)
         return f"agent of {joined['member']['host']}" if joined is not None else "its agent"
-
-    def _of(self, line: Line) -> Iterator[tuple[str, str]]:
-        say = TELLINGS.get(line.get("event") or line.get("action") or "")
-        if say is not None:
-            yield say(line, self._agent(str(line.get("worker_id"))))
 
     def _last_commits(self) -> Iterator[TimelineEntry]:
         for worker_id in self._incident.worker_ids:
@@ -153,11 +179,11 @@ class _TimelineBuilder:
             for entry in entries
             if entry.generation == generation
         ]
-        # Those who took something over come first, if not all can be told of.
+        # Workers that took something over come first, if not all can be listed.
         shown = sorted(found, key=lambda each: (not each[1].mine, each[1].time))[:_SHOWN]
         for worker_id, entry in shown:
-            yield self._moment(entry.told, worker_id, told(entry))
-            yield self._moment(entry.time, worker_id, settled(entry, worker_id))
+            yield self._moment(entry.told, worker_id, _heard(entry))
+            yield self._moment(entry.time, worker_id, _settled(entry, worker_id))
         if len(found) > len(shown):
             times = [entry.time for _, entry in found]
             what = f"likewise, the last of them after {1000 * (max(times) - self._incident.began):.0f} ms"
@@ -175,16 +201,16 @@ class _TimelineBuilder:
         redone = set(self._incident.recovered.redone) if self._incident.recovered is not None else set()
         for worker_id, first in sorted(firsts.items(), key=lambda each: each[1].time)[:_SHOWN]:
             mine = sorted(redone & set(first.microbatches))
-            done = f", with {numbered(mine)} in the place of others" if mine else ""
+            done = f", with {numbered(mine)} of lost workers" if mine else ""
             yield self._moment(first.time, worker_id, f"commits step {first.step}{done}")
 
     def _was_there(self, worker_id: str) -> bool:
-        """Whether it is one of those who had to recover, and not one that came later."""
+        """Return whether the worker had to recover, rather than join later."""
         entries = [each for each in self._run.entries.get(worker_id, ()) if each.generation in self._generations]
         return any(worker_id not in entry.joiners for entry in entries)
 
     def places(self) -> dict[str, str]:
-        """Who came in the place of whom: into the same place of the same host, or as a spare into the free slot."""
+        """Return the replacement of each lost worker: with the same host and local rank, or a spare that took the slot."""
         found = dict(zip(self._incident.worker_ids, self._promoted(), strict=False))
         for worker_id in self._incident.worker_ids:
             lost = self._joined.get(worker_id)
@@ -198,7 +224,7 @@ class _TimelineBuilder:
         return found
 
     def _promoted(self) -> list[str]:
-        """Spares that were there already, and are members from the first new generation on."""
+        """Return earlier spares that are members from the first new generation on."""
         made = {int(line["generation"]): line["members"] for line in self._run.journal if "members" in line}
         before = made.get(self._incident.generation, ())
         first = made.get(self._generations[0], ()) if self._generations else ()
@@ -207,7 +233,7 @@ class _TimelineBuilder:
     def _arrivals(self) -> Iterator[TimelineEntry]:
         for lost, other in self.places().items():
             if self._joined[other] in self._incident.after or self._joined[other] in self._incident.lines:
-                yield self._moment(moment(self._joined[other]), other, f"comes in the place of {lost}")
+                yield self._moment(moment(self._joined[other]), other, f"replaces {lost}")
             entries = [
                 each
                 for each in self._run.entries.get(other, ())
@@ -217,5 +243,5 @@ class _TimelineBuilder:
                 yield self._moment(entry.time, other, f"joins in generation {entry.generation}, at step {entry.step}")
             computed = next((each for each in self._run.commits.get(other, ()) if each.microbatches), None)
             if computed is not None:
-                what = f"keeps pace: commits step {computed.step}, with {numbered(computed.microbatches)} of its own"
+                what = f"keeps pace: commits step {computed.step}, with {numbered(computed.microbatches)}"
                 yield self._moment(computed.time, other, what)

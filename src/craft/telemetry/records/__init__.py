@@ -1,1 +1,1 @@
-"""Files of lines: the journal, metrics, and how they survive full and slow disks."""
+"""Line-based files: the journal and metrics, and how they survive full and slow disks."""

@@ -1,7 +1,7 @@
-"""Writes records on a thread: who hands one over waits for it a moment at most, however slow the disk is.
+"""Write records on a thread, so that a slow disk delays the caller only for a moment.
 
-A write to a file usually takes microseconds, and then it is done when ``submit`` returns: a process that is killed right
-afterwards has left its line. On a disk that stalls it may take minutes, and training must not take as long.
+A write usually takes microseconds, and ``submit`` returns after it: a process that is killed right afterwards has left its
+line. On a disk that stalls it may take minutes, and training must not wait that long.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 0.5
-"""So long a caller waits for its write."""
+"""How long a caller waits for its write."""
 _IMPATIENT_S = 60.0
-"""After a write that took longer, so long nobody waits: or every step would wait for a slow disk."""
+"""After a slower write, callers do not wait for this long: otherwise every step would wait for a slow disk."""
 
 
 class BackgroundWriter:
-    """Makes calls on a thread, in their order. Of those that wait, the oldest are left out beyond ``max_waiting``."""
+    """Makes calls on a thread, in order. Beyond ``max_waiting`` pending calls, the oldest are dropped."""
 
     def __init__(self, name: str, max_waiting: int) -> None:
         self._name = name
-        # Guards what follows.
         self._change = threading.Condition()
         self._waiting: deque[Callable[[], None]] = deque(maxlen=max_waiting)
         self._submitted = 0
@@ -36,7 +35,7 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
 
     def submit(self, write: Callable[[], None]) -> None:
-        """Have ``write`` called; returns when it was, or after a moment."""
+        """Queue ``write``; return when it was made, or after a moment."""
         with self._change:
             now = time.monotonic()
             patient = self._busy_since is None and now >= self._impatient_until
@@ -50,13 +49,13 @@ class BackgroundWriter:
             self._impatient_until = time.monotonic() + _IMPATIENT_S
 
     def wait(self, limit_s: float) -> bool:
-        """Return when all that was submitted so far is written, or after the limit; whether it is."""
+        """Wait for all calls submitted so far, up to the limit; return whether they were made."""
         with self._change:
             last = self._submitted
             return self._change.wait_for(lambda: self._done >= last, limit_s)
 
     def behind_s(self) -> float:
-        """For how long the thread has been at work without a pause; 0 if all is written."""
+        """Return how long the thread has been busy without a pause; 0 if all is written."""
         with self._change:
             return 0.0 if self._busy_since is None else time.monotonic() - self._busy_since
 
@@ -69,13 +68,13 @@ class BackgroundWriter:
         while True:
             with self._change:
                 self._change.wait_for(lambda: self._waiting)
-                # Those that were left out count as done, too.
+                # Dropped calls count as done, too.
                 last = self._submitted - len(self._waiting) + 1
                 write = self._waiting.popleft()
             try:
                 write()
             except Exception:
-                # The edge of the thread: records are not worth a job.
+                # The edge of the thread: a record is not worth the job.
                 logger.exception("a record could not be written")
             with self._change:
                 self._done = last

@@ -1,4 +1,4 @@
-"""The journal: one line of JSON for everything that happened, was decided and was done."""
+"""Write and read the journal: one line of JSON for every event, action and outcome."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TAIL_BYTES = 65536
 
 
 class Journal:
-    """Appends lines to ``journal.jsonl`` and hands each to whoever listens. One thread owns it."""
+    """Appends lines to ``journal.jsonl`` and passes each to the listeners. One thread owns it."""
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
         self._record = JsonlFile(path)
@@ -27,15 +27,15 @@ class Journal:
         self._listeners: list[Callable[[dict[str, Any]], None]] = []
 
     def listen(self, listener: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
-        """Call ``listener`` with every line from now on; returns what ends that."""
+        """Call ``listener`` with every line from now on; return a function that ends this."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def write(self, kind: str, value: msgspec.Struct | dict[str, Any], **more: Any) -> None:
-        """Append one line: ``kind`` is event, action or outcome. A value's own time is kept as ``seen``."""
+        """Append one line: ``kind`` is event, action or outcome. The value's ``time`` is stored as ``seen``."""
         fields = dict(value) if isinstance(value, dict) else msgspec.to_builtins(value)
         if "time" in fields:
-            # ``time`` is when the line was written, so that lines are in the order of their times.
+            # ``time`` is when the line was written, so that lines are ordered by it.
             fields["seen"] = fields.pop("time")
         line = {"time": round(self._now(), 6), "kind": kind, **fields, **more}
         self._record.add(json.dumps(line, separators=(",", ":")).encode())
@@ -47,7 +47,7 @@ class Journal:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a ``.jsonl`` file; what is not a whole JSON object is left out."""
+    """Yield the JSON objects in the lines of a ``.jsonl`` file; other lines are left out."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -55,7 +55,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def parsed(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield what is in ``lines``, without those that are not JSON objects."""
+    """Yield the JSON objects in ``lines``; other lines are left out."""
     for line in lines:
         try:
             found = json.loads(line)
@@ -66,7 +66,7 @@ def parsed(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def last_lines(path: Path, number: int, kind: type[T]) -> list[T]:
-    """Return the last whole lines of a ``.jsonl`` file, as far as they are in its last 64 KB; what is no line is left out."""
+    """Return the last complete lines of a ``.jsonl`` file, as far as they are in its last 64 KB and valid."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -74,7 +74,7 @@ def last_lines(path: Path, number: int, kind: type[T]) -> list[T]:
             lines = file.read(_TAIL_BYTES).split(b"\n")
     except OSError:
         return []
-    # What is behind the last line end is still being written; what is before the first one may be half a line.
+    # The text after the last line end is still being written; that before the first one may be half a line.
     found: list[T] = []
     for line in reversed(lines[:-1]):
         try:
@@ -87,14 +87,14 @@ def last_lines(path: Path, number: int, kind: type[T]) -> list[T]:
 
 
 class Tail:
-    """Follows a ``.jsonl`` file that somebody else writes."""
+    """Follows a ``.jsonl`` file that another process writes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def new_lines(self) -> list[dict[str, Any]]:
-        """Return the lines that are there since the last call; one that is still being written comes next time."""
+        """Return the lines added since the last call; one that is still being written comes next time."""
         try:
             if self._path.stat().st_size <= self._offset:
                 return []
@@ -102,8 +102,8 @@ class Tail:
             return []
         with self._path.open("rb") as file:
             file.seek(self._offset)
-            whole = file.read().rpartition(b"\n")[0]
-        if not whole:
+            complete = file.read().rpartition(b"\n")[0]
+        if not complete:
             return []
-        self._offset += len(whole) + 1
-        return list(parsed(whole.split(b"\n")))
+        self._offset += len(complete) + 1
+        return list(parsed(complete.split(b"\n")))

@@ -1,7 +1,7 @@
-"""Read the journal back, line by line checked: what is not a whole record never reaches who works with it.
+"""Read the journal with every line checked: readers only see valid records.
 
-Enters: ``journal.jsonl``. Leaves: records with every field that their type has, and damaged lines in a file beside it. The
-lighthouse sets damaged lines aside when it begins; commands that read a journal leave them out.
+In: ``journal.jsonl``. Out: records with every field of their type. The lighthouse moves damaged lines to a file beside the
+journal when it starts; commands that read a journal leave them out.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ logger = logging.getLogger(__name__)
 _LATEST = 1e11
 _SHOWN = 200
 _MADE = frozenset({"Reconfigure", "Propose"})
-"""Actions whose lines say which generation they made."""
+"""Actions whose lines name the generation that they made."""
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a journal; lines that are damaged are left out, with one warning for all."""
+    """Yield the records of a journal; damaged lines are left out, with one warning for all."""
     return records(read_lines(path), lambda count: _warn(path, count))
 
 
 def records(lines: Iterable[dict[str, Any]], left_out: Callable[[int], None]) -> Iterator[dict[str, Any]]:
-    """Yield lines that are whole records; ``left_out`` is told at the end how many are not, if any."""
+    """Yield the valid records among ``lines``; call ``left_out`` at the end with the number of others, if any."""
     count = 0
     for line in lines:
         record = as_record(line)
@@ -51,9 +51,9 @@ def _warn(path: Path, count: int) -> None:
 
 
 def as_record(line: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a line with all fields of its type; None if it is not what any lighthouse has written.
+    """Return a line with all fields of its type; None if no lighthouse can have written it.
 
-    A name that is not known here is accepted: it may be that of a newer version.
+    An unknown name is accepted: a newer version may have written it.
     """
     kind, moment = line.get("kind"), line.get("time")
     if kind not in RECORDS or isinstance(moment, bool) or not isinstance(moment, int | float):
@@ -67,7 +67,7 @@ def as_record(line: dict[str, Any]) -> dict[str, Any] | None:
     if found is None:
         return line
     try:
-        # The journal has its own time beside that of an event.
+        # A line has its own time beside that of the event.
         value = msgspec.convert({**line, "time": line.get("seen", moment)}, found, str_keys=True)
     except (msgspec.ValidationError, RecursionError):
         return None
@@ -78,30 +78,29 @@ def as_record(line: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _with_lists(value: Any) -> Any:
-    """The value with lists in the place of tuples, as JSON has it."""
+    """Return the value with lists instead of tuples, as in JSON."""
     if isinstance(value, dict):
         return {key: _with_lists(each) for key, each in value.items()}
     return [_with_lists(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def set_aside(path: Path) -> int:
-    """Move damaged lines of a journal to a file beside it; return how many there were. Only its one writer may call it.
+def quarantine(path: Path) -> int:
+    """Move damaged lines of a journal to a file beside it; return their number. Only its writer may call it.
 
-    In the journal spaces take their place: the numbers and positions of all other lines stay as readers know them.
+    Spaces replace them in the journal, so that all other lines keep their positions.
     """
     if not path.exists():
         return 0
     damaged = list(_damaged(path))
     if not damaged:
         return 0
-    aside = aside_of(path)
-    _keep(aside, [line for _, line in damaged])
+    _keep(damaged_file(path), [line for _, line in damaged])
     file = open_private(path, os.O_WRONLY)
     try:
         for offset, line in damaged:
             _blank(file, offset, len(line) - 1)
     except OSError as error:
-        # The system does not say of which file it is.
+        # The system's error does not name the file.
         error.filename = str(path)
         raise
     else:
@@ -118,20 +117,20 @@ def _blank(file: int, offset: int, size: int) -> None:
 
 
 def _sync(file: int, path: Path) -> None:
-    """Make it durable, if the disk does so: after a power cut the lines would be set aside once more."""
+    """Make it durable if the disk can: after a power cut the lines would be moved once more."""
     try:
         os.fsync(file)
     except OSError as error:
         logger.warning("%s cannot be synced: %s", path, error.strerror or error)
 
 
-def aside_of(path: Path) -> Path:
-    """Where damaged lines of a journal go."""
+def damaged_file(path: Path) -> Path:
+    """Return the file for damaged lines of a journal."""
     return path.with_name(f"{path.name}.damaged")
 
 
 def _damaged(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the position and the bytes of lines that are not records; one without its end is still to be ended."""
+    """Yield position and bytes of invalid lines, except of a last one that is still incomplete."""
     offset = 0
     with path.open("rb") as file:
         for line in file:
@@ -140,9 +139,9 @@ def _damaged(path: Path) -> Iterator[tuple[int, bytes]]:
             offset += len(line)
 
 
-def _keep(aside: Path, lines: list[bytes]) -> None:
+def _keep(target: Path, lines: list[bytes]) -> None:
     try:
-        file = append_to(aside)
+        file = append_to(target)
         try:
             data = b"".join(lines)
             while data:
@@ -153,4 +152,4 @@ def _keep(aside: Path, lines: list[bytes]) -> None:
     except OSError as error:
         # A full disk must not keep a lighthouse from starting.
         shown = "; ".join(repr(line[:_SHOWN]) for line in lines[:8])
-        logger.warning("damaged lines cannot be kept in %s (%s): %s", aside, error.strerror or error, shown)
+        logger.warning("damaged lines cannot be kept in %s (%s): %s", target, error.strerror or error, shown)

@@ -1,4 +1,4 @@
-"""Files of lines that are records of a job: where one cannot be written, the job goes on, and it is written later."""
+"""Append-only record files: if a line cannot be written, the job goes on and the line is written later."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from craft.settings.files.private_files import append_private
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 4096
-"""Lines that are kept while they cannot be written; of more, the oldest are left out."""
+"""Lines kept while they cannot be written; beyond that, the oldest are dropped."""
 
 
 class JsonlFile:
@@ -21,16 +21,16 @@ class JsonlFile:
 
     def __init__(self, path: Path) -> None:
         self.trouble = ""
-        """Why it cannot be written now; empty: it can."""
+        """Why it cannot be written now; empty if it can."""
         self._path = path
         self._fd: int | None = None
-        # Guards all of this: one thread may add a line while another writes what waits.
+        # Guards everything: one thread may add a line while another flushes.
         self._lock = threading.RLock()
         self._waiting: deque[bytes] = deque()
         self.flush()
 
     def add(self, line: bytes) -> None:
-        """Append a line, behind those that are still waiting; one without its end."""
+        """Append a line, given without its end, after those that still wait."""
         with self._lock:
             self._waiting.append(line + b"\n")
             if len(self._waiting) > MAX_WAITING:
@@ -39,14 +39,14 @@ class JsonlFile:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is waiting, as far as there is room for it."""
+        """Write the waiting lines, as far as the disk takes them."""
         with self._lock:
             trouble = ""
             try:
                 self._write()
             except OSError as error:
                 trouble = trouble_of(self._path, error)
-            say_once(self._path, self.trouble, trouble)
+            log_change(self._path, self.trouble, trouble)
             self.trouble = trouble
 
     def _write(self) -> None:
@@ -56,9 +56,9 @@ class JsonlFile:
                 # A power cut tore the last line: end it, so that it does not swallow the next one.
                 self._waiting.appendleft(b"\n")
         while self._waiting:
-            # One write call: a line is there whole or not at all, whatever is killed.
+            # One write call: a kill leaves the line complete or absent.
             written = os.write(self._fd, self._waiting[0])
-            # A full disk takes a part of it; the rest follows.
+            # A full disk may take only a part; the rest follows.
             if written == len(self._waiting[0]):
                 self._waiting.popleft()
             else:
@@ -71,25 +71,25 @@ class JsonlFile:
 
 
 def append_to(path: Path) -> int:
-    """Open a private file to append to; its folder is made."""
+    """Open a private file for appending; make its folder if needed."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
     return append_private(path)
 
 
 def _is_torn(fd: int) -> bool:
-    """Whether the last line has no end."""
+    """Return whether the last line has no end."""
     size = os.fstat(fd).st_size
     return size > 0 and os.pread(fd, 1, size - 1) != b"\n"
 
 
 def trouble_of(path: Path, error: OSError) -> str:
-    """Why a file cannot be written, for people."""
+    """Return why a file cannot be written, for people."""
     return f"{path} cannot be written: {error.strerror or error}"
 
 
-def say_once(path: Path, before: str, now: str) -> None:
-    """Log that a file cannot be written when that begins, and when it is over."""
+def log_change(path: Path, before: str, now: str) -> None:
+    """Log when a file becomes unwritable, and when it is writable again."""
     if now and not before:
-        logger.error("%s. The job goes on, and lines wait until they can be written", now)
+        logger.error("%s. The job goes on; lines wait until they can be written", now)
     elif before and not now:
         logger.warning("%s can be written again", path)

@@ -1,4 +1,4 @@
-"""Lines of ``metrics.jsonl``, each with a checksum: a damaged line is left out, and never read as what another step gave.
+"""Lines of ``metrics.jsonl``, each with a checksum, so that a damaged line is left out instead of misread.
 
 The leader of a job writes them (``worker/report/step_log.py``). A job that begins again compares its steps with them.
 """
@@ -21,25 +21,25 @@ CHECKSUM = "checksum"
 
 
 def encode(values: Mapping[str, Any]) -> bytes:
-    """Return the line of a step, without its end. JSON has no NaN: a metric that is not finite is null."""
+    """Return the line of a step, without its end. A metric that is not finite is null: JSON has no NaN."""
     return seal(msgspec.json.encode(values))
 
 
-def whole(lines: Iterable[bytes]) -> Iterator[dict[str, Any] | None]:
-    """Yield what each line says, without its checksum; None for a damaged one."""
+def decoded(lines: Iterable[bytes]) -> Iterator[dict[str, Any] | None]:
+    """Yield the content of each line, without its checksum; None for a damaged one."""
     checksums = False
     for line in lines:
         found, sealed = _decode(line)
         if sealed or not checksums:
             yield found
         else:
-            # Earlier versions wrote no checksums. Behind a line with one all have one: this one has lost it.
+            # Earlier versions wrote no checksums. After a line with one all lines have one: this line has lost its checksum.
             yield None
         checksums = checksums or sealed
 
 
 def _decode(line: bytes) -> tuple[dict[str, Any] | None, bool]:
-    """What a line says, None if it is damaged; and whether it has a checksum that fits."""
+    """Return the content of a line (None if damaged), and whether it has a valid checksum."""
     try:
         sealed = is_sealed(line)
     except Damaged:
@@ -55,12 +55,12 @@ def _is_count(value: object) -> bool:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield what the lines of a ``metrics.jsonl`` say; damaged ones are left out, with one warning for all."""
+    """Yield the content of the lines of a ``metrics.jsonl``; damaged ones are left out, with one warning for all."""
     damaged = 0
     try:
         with path.open("rb") as file:
             # The last line may still be under way.
-            for found in whole(line for line in file if line.endswith(b"\n")):
+            for found in decoded(line for line in file if line.endswith(b"\n")):
                 if found is not None:
                     yield found
                 else:

@@ -1,7 +1,7 @@
-"""Follow the log of a worker while it grows: bytes of the file in, whole lines of the script out.
+"""Follow the log of a worker while it grows: bytes of the file in, complete lines of the script out.
 
-``craft run`` calls it for what it shows on the terminal (``cli/output/tee.py``). The file stays as it is. Memory is bounded: a
-long line is cut, and where more came than a terminal can show, the older part is left out and counted.
+``craft run`` shows them on the terminal (``cli/output/tee.py``). The file stays unchanged. Memory is bounded: a long line is
+cut, and if more arrives than a terminal can show, the older part is left out and counted.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 
 MAX_LINE_BYTES = 8192
 MAX_NEW_BYTES = 1 << 17
-"""More than this since the last look is not shown whole."""
+"""If more than this has arrived since the last read, only its end is shown:"""
 KEPT_BYTES = 8192
-"""So much of it is shown then: its end."""
+"""this much of it."""
 PARTIAL_S = 1.0
 """A line without an end is shown once it has not grown for this long."""
 BAR_S = 10.0
@@ -26,22 +26,22 @@ class LogTail:
     """Returns the lines of a log that are new since the last call. One thread owns it."""
 
     def __init__(self, path: Path, offset: int = 0, name: str = "") -> None:
-        """Begins at ``offset``, in bytes; ``name``: how the file is called in sentences for people."""
+        """Begin at ``offset``, in bytes; ``name`` stands for the file in messages."""
         self.offset = offset
-        """Where the next call goes on reading."""
+        """Where the next call continues."""
         self._path = path
         self._name = name or str(path)
         self._pending = b""
-        """The beginning of a line whose end is not there yet."""
+        """The beginning of a line whose end has not arrived yet."""
         self._is_bar = False
         self._grown_at: float | None = None
         self._shown_at: float | None = None
         """When a part of the pending line was shown, if one was."""
         self._skips_line = False
-        """The rest of the line belongs to what is left out."""
+        """The rest of the current line is left out."""
 
     def read(self, now: float, *, final: bool = False, max_bytes: int = MAX_NEW_BYTES) -> list[bytes]:
-        """Return lines without their ends; ``final``: the file does not grow any more, so show an unfinished one, too."""
+        """Return lines without their ends; ``final``: the file does not grow any more, so return an unfinished one, too."""
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -62,8 +62,8 @@ class LogTail:
         return lines
 
     def _leave_out(self, fd: int, end: int) -> list[bytes]:
-        """Skip what lies before ``end``, and the line in which that is; returns the sentence that says so."""
-        # The line that contains ``end`` is left out as a whole; of the one before it that may have been said already.
+        """Skip everything before ``end`` and the line that contains it; return a line that says so."""
+        # The line that contains ``end`` counts as left out, unless it was counted before.
         number = 0 if self._skips_line else 1
         while self.offset < end:
             data = os.pread(fd, min(_CHUNK_BYTES, end - self.offset), self.offset)
@@ -80,12 +80,12 @@ class LogTail:
         if self._skips_line:
             _, end, data = data.partition(b"\n")
             self._skips_line = not end
-        *whole, rest = (self._pending + data).split(b"\n")
+        *complete, rest = (self._pending + data).split(b"\n")
         self._pending = b""
         lines = []
-        for line in whole:
+        for line in complete:
             line = _overwritten(line)
-            # A part of it was shown already: its end alone is no line.
+            # A part of it was shown already: its end alone is not a line.
             if line or self._shown_at is None:
                 lines.append(self._cut(line))
             self._shown_at = None
@@ -110,19 +110,19 @@ class LogTail:
         since = self._shown_at if self._is_bar and self._shown_at is not None else self._grown_at
         if not final and now - since < (BAR_S if self._is_bar else PARTIAL_S):
             return []
-        whole = len(self._pending) if final else _decodable(self._pending)
-        line, self._pending = self._pending[:whole], self._pending[whole:]
+        cut = len(self._pending) if final else _decodable(self._pending)
+        line, self._pending = self._pending[:cut], self._pending[cut:]
         self._shown_at = now
         return [line] if line else []
 
 
 def _overwritten(line: bytes) -> bytes:
-    """What a terminal would show of a line with carriage returns: what follows the last one."""
+    """Return what a terminal shows of a line with carriage returns: the text after the last one."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 def _decodable(data: bytes) -> int:
-    """How many of these bytes end with a whole character of UTF-8."""
+    """Return how many of these bytes form complete UTF-8 characters."""
     for back in range(1, min(4, len(data)) + 1):
         lead = data[-back]
         if lead & 0xC0 != 0x80:
@@ -140,9 +140,9 @@ _TORCH = re.compile(r"\[[WE]\d{4} .*\] \[c10d\] |frame #\d+: |<omitting python f
 
 
 class ScriptLines:
-    """Leaves out of a log what the script did not write: CRAFT's own log, stacks of a hang, torch's on broken connections.
+    """Filters out of a log what the script did not write: CRAFT's log lines, stack dumps, torch's connection errors.
 
-    Warnings and errors of CRAFT's own are shown, without time and module.
+    CRAFT's warnings and errors are kept, without time and module.
     """
 
     def __init__(self) -> None:
@@ -161,5 +161,5 @@ class ScriptLines:
         before, level = line[: own.start()], own["level"]
         if level not in ("DEBUG", "INFO"):
             return f"{before}craft {level.lower()}: {line[own.end() :]}"
-        # The script had written the beginning of a line when another thread logged something.
+        # The script had written the beginning of a line when another thread logged.
         return before if before.strip() else None

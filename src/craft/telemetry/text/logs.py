@@ -1,4 +1,4 @@
-"""How processes of CRAFT log: what is logged cannot pass for another line, changes no terminal, and has no secret in it."""
+"""Logging of CRAFT's processes: a message cannot forge another line, control a terminal, or leak a secret."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from craft.telemetry.text.plain_text import indented
 if TYPE_CHECKING:
     _StreamHandler = logging.StreamHandler[TextIO]
 else:
-    # Python 3.10 does not know it with a type.
+    # Not generic at run time in Python 3.10.
     _StreamHandler = logging.StreamHandler
 
 IN_FILES = "%(asctime)s %(name)s %(levelname)s %(message)s"
 FOR_PEOPLE = "%(message)s"
 
 _HIDDEN = "[hidden]"
-# Also of a token that is not ours: it may be that of another job, or ours with a slip of the pen in it.
+# Also tokens that are not ours: of another job, or ours with a typo.
 _BEARER = re.compile(r"\b(bearer\s+)[^\s'\"]+", re.IGNORECASE)
 _secrets: set[str] = set()
 
 
 def hide(secret: str) -> str:
-    """From now on a secret is in no log of this process; returns it."""
+    """Keep a secret out of all logs of this process; return it."""
     if secret:
         _secrets.add(secret)
     return secret
@@ -39,7 +39,7 @@ def redacted(text: str) -> str:
 
 
 class SafeFormatter(logging.Formatter):
-    """Formats records of ``package`` and below; an empty one stands for all. Others, of a script, are left as they are."""
+    """Formats records of ``package`` and below (empty: all). Others, of a script, stay as they are."""
 
     def __init__(self, fmt: str, package: str = "") -> None:
         super().__init__(fmt)
@@ -53,7 +53,7 @@ class SafeFormatter(logging.Formatter):
 
 
 class _StandardError(_StreamHandler):
-    """Writes to what standard error is at that moment: it may be replaced after this was made."""
+    """Writes to the current standard error, which may be replaced after this was made."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -61,7 +61,7 @@ class _StandardError(_StreamHandler):
 
 
 def begin(level: int, fmt: str, package: str = "") -> None:
-    """Log to standard error from now on, unless this process has a way to log already."""
+    """Log to standard error from now on, unless logging is configured already."""
     handler = _StandardError()
     handler.setFormatter(SafeFormatter(fmt, package))
     logging.basicConfig(level=level, handlers=[handler])

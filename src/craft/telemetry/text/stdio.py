@@ -1,4 +1,4 @@
-"""What a process prints. Nobody may be listening, or a disk may have no room for it: that is not worth a job."""
+"""Keep failing prints from ending a process: the reader may be gone, or the disk full."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class _Forgiving(io.FileIO):
 
 
 def forgive() -> None:
-    """From now on no print to standard output or error of this process fails."""
+    """Make prints to standard output and error never fail."""
     sys.stdout = _stream(1, sys.stdout, "strict")
     sys.stderr = _stream(2, sys.stderr, "backslashreplace")
 
 
 def open_standard_files() -> None:
-    """Open what this process was started without (``>&-``): or the next file would be taken for its output."""
+    """Open standard files that this process was started without (``>&-``), or the next opened file would become one."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)

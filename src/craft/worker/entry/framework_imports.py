@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import Any
 
 ADAPTERS = {
-    "lightning.pytorch": "craft.adapters.lightning.requirements",
-    "pytorch_lightning": "craft.adapters.lightning.requirements",
+    "lightning.pytorch": "craft.adapters.lightning.registration",
+    "pytorch_lightning": "craft.adapters.lightning.registration",
 }
 """By framework module, the adapter module whose ``register(name)`` is called after its import."""
 

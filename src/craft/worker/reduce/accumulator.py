@@ -8,7 +8,7 @@ A bucket is *flushed* when all its parameters have got as many gradients as in t
 begin while backward goes on. Where that guess was wrong (a second backward, a branch taken for the first time), the leaf
 is put right and ``late`` tells that what was sent is not what is held.
 
-What was sent is held on the device, unless it is to be in the memory of the host (``host_offload.py``), or nowhere and computed again.
+What was sent is held on the device, or in host memory (``host_offload.py``), or nowhere and computed again.
 On a device the result then takes the place of the last node: buffers of the result are *lent* to the microbatch that makes it.
 """
 

@@ -22,7 +22,7 @@ from craft.protocol.generation_log import Entered
 from craft.settings.rundir import RunDir
 from craft.telemetry.records import metric_lines
 from craft.telemetry.records.background_writer import BackgroundWriter
-from craft.telemetry.records.jsonl_file import MAX_WAITING, JsonlFile, append_to, say_once, trouble_of
+from craft.telemetry.records.jsonl_file import MAX_WAITING, JsonlFile, append_to, log_change, trouble_of
 from craft.worker.report.recovery_cost import RecoveryCosts
 
 _STALLED_S = 5.0
@@ -224,7 +224,7 @@ class _Metrics:
             # Read the file again before the next line.
             self._written = -1
             trouble = trouble_of(self._path, error)
-        say_once(self._path, self.trouble, trouble)
+        log_change(self._path, self.trouble, trouble)
         self.trouble = trouble
 
     def _append(self, fd: int) -> None:
@@ -252,6 +252,6 @@ def _last_line(fd: int) -> tuple[tuple[int, int], bool]:
     """Return (branch, step) of the last complete line of ``metrics.jsonl``, and whether an incomplete one follows."""
     size = os.fstat(fd).st_size
     begin = max(0, size - 65536)
-    *complete, rest = os.pread(fd, size - begin, begin).split(b"\n")
-    found = [values for values in metric_lines.whole(complete) if values is not None]
+    *whole, rest = os.pread(fd, size - begin, begin).split(b"\n")
+    found = [values for values in metric_lines.decoded(whole) if values is not None]
     return (found[-1].get("branch", 0), found[-1]["step"]) if found else (0, -1), bool(rest)

@@ -47,10 +47,10 @@ def test_a_usual_trainer_is_not_refused(device: str) -> None:
     [
         ("world_size", 4, "start the script with craft run"),
         ("device", torch.device("mps"), "on mps: .*use_cpu=True"),
-        ("parallelism_config", object(), "each has the whole one"),
+        ("parallelism_config", object(), "each has all of it"),
         ("is_deepspeed_enabled", True, "DeepSpeed"),
         ("is_fsdp_enabled", True, "FSDP"),
-        ("is_model_parallel", True, "cut over devices.* without device_map"),
+        ("is_model_parallel", True, "split over devices.* without device_map"),
         ("auto_find_batch_size", True, "auto_find_batch_size"),
         ("train_sampling_strategy", "batch_rebalance", "one of random, sequential, group_by_length"),
         ("optim", "lomo", "optim='lomo'"),

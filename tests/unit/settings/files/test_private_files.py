@@ -89,7 +89,9 @@ def test_a_link_of_ones_own_to_a_run_directory_is_followed(tmp_path: Path) -> No
 def test_a_run_directory_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run").chmod(mode)
-    with pytest.raises(ConfigError, match=f"mode {mode:04o} lets other users write to it.*not there yet with --dir"):
+    with pytest.raises(
+        ConfigError, match=f"mode {mode:04o} lets other users write to it.*does not exist yet with --dir"
+    ):
         claim(tmp_path / "run")
 
 

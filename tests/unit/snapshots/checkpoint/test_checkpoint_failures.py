@@ -205,7 +205,7 @@ def test_claims_of_the_dead_run_out_by_the_clock_of_the_store(tmp_path: Path) ->
     with crew(store.url) as members:
         members.save(1)
     for folder in (INTENTS, LEASES):
-        dead = LeaseFile(store, folder, "dead")
+        dead = LeaseFile(store, store.modified, folder, "dead")
         dead.speak()
         with pytest.raises(StoreBusy, match="try again later"):
             collect(store, 1, time.time())
@@ -221,7 +221,7 @@ def test_claims_of_the_dead_run_out_by_the_clock_of_the_store(tmp_path: Path) ->
 
 def test_a_writer_does_not_wait_for_a_collector_that_is_dead(tmp_path: Path) -> None:
     store = RemoteStore(f"file://{tmp_path}/store")
-    dead = LeaseFile(store, LEASES, "dead")
+    dead = LeaseFile(store, store.modified, LEASES, "dead")
     dead.speak()
     past = time.time() - TTL_S[LEASES] - 5
     os.utime(tmp_path / "store" / dead.path, (past, past))

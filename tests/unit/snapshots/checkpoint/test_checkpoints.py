@@ -19,8 +19,7 @@ from craft.snapshots.checkpoint.writer import CheckpointWriter
 from craft.snapshots.state.serialized import State, load
 from craft.snapshots.store.background import insist
 from craft.snapshots.store.manifest import Numbered, part_path, read_part, seal
-from craft.snapshots.store.store import open_store
-from craft.snapshots.store.tiers import Tiers, open_tiers
+from craft.snapshots.store.tiers import Tiers, open_store, open_tiers
 
 from ..jobs import BUILDS, Job
 from ..scene import LIMIT_S, Trained, crew, holds, place, steps_of

@@ -25,8 +25,7 @@ from craft.snapshots.checkpoint.catalog import candidates
 from craft.snapshots.checkpoint.gc import collect
 from craft.snapshots.state.raw_memory import same_bits
 from craft.snapshots.store.manifest import Manifest, chunk_path, manifest_path, seal
-from craft.snapshots.store.store import open_store
-from craft.snapshots.store.tiers import open_tiers
+from craft.snapshots.store.tiers import open_store, open_tiers
 
 from ..scene import crew, flip, s3_server
 
@@ -108,7 +107,7 @@ def test_a_step_may_be_the_id_of_a_checkpoint_or_be_counted(tmp_path: Path) -> N
     found = state(0)
     load(found, storage_reader=StorageReader(tmp_path), checkpoint_id="1", no_dist=True)
     assert_same(found, state(1))
-    with pytest.raises(ConfigError, match="'latest' is no step: name a checkpoint by a whole number"):
+    with pytest.raises(ConfigError, match="'latest' is not a step: name a checkpoint by a whole number"):
         save(state(7), storage_writer=writer, checkpoint_id="latest", no_dist=True)
 
 
@@ -312,7 +311,7 @@ def test_a_save_in_which_ranks_do_not_meet_is_refused(tmp_path: Path) -> None:
 def test_a_jobs_own_checkpoints_are_not_taken_for_one(tmp_path: Path) -> None:
     with crew(tmp_path) as members:
         members.save(1)
-    with pytest.raises(CheckpointException, match="are a job's own: take one out with 'craft checkpoints export"):
+    with pytest.raises(CheckpointException, match="belong to a job: export one with 'craft checkpoints export"):
         get(tmp_path)
 
 

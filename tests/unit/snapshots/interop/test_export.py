@@ -185,7 +185,7 @@ def test_what_is_there_already_is_not_written_over(store: Path, tmp_path: Path) 
     out = tmp_path / "model.pt"
     out.write_text("dear")
     code, text = export(store, "torch", out)
-    assert (code, out.read_text()) == (2, "dear") and "is there already: remove it, or give another name" in text
+    assert (code, out.read_text()) == (2, "dear") and "exists already: remove it, or give another name" in text
     code, text = export(store, "torch", tmp_path / "no" / "model.pt")
     assert code == 2 and f"there is no directory {tmp_path / 'no'}: make it first" in text
 

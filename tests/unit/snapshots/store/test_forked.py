@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from craft.snapshots.store.store import Store, open_store
+from craft.snapshots.store.store import Store
+from craft.snapshots.store.tiers import open_store
 
 
 @pytest.mark.parametrize("hold", [lambda store: store.writing("w0"), lambda store: store.collecting("w0")])

@@ -90,16 +90,16 @@ def test_every_flipped_bit_and_every_truncation_is_found(kind: str) -> None:
     ("changed", "sentence"),
     [
         ({"version": VERSION + 1}, "newer CRAFT.*update CRAFT"),
-        ({"version": 0}, "do not fit"),
+        ({"version": 0}, "do not match"),
         ({"header": Ref("x" * 64, 10)}, "is not the hash of a chunk"),
         ({"header": Ref("../../etc/passwd", 10)}, "is not the hash of a chunk"),
         ({"chunks": (Ref(HASHES[1], -5), Ref(HASHES[2], 16))}, "cannot have -5 bytes"),
         ({"chunks": (Ref(HASHES[1], 5),)}, "do not add up to 11 bytes"),
         ({"new_bytes": -1}, "written -1 bytes"),
-        ({"step": 31}, "do not fit each other"),
-        ({"generation": -1}, "do not fit each other"),
+        ({"step": 31}, "do not match"),
+        ({"generation": -1}, "do not match"),
         ({"name": name_of(2, 30, "b2")}, "holds another file"),
-        ({"name": "../x"}, "do not fit each other"),
+        ({"name": "../x"}, "do not match"),
     ],
 )
 def test_fields_that_cannot_be_are_rejected_though_the_digest_is_right(changed: dict[str, Any], sentence: str) -> None:
@@ -134,9 +134,9 @@ def test_members_with_different_states_make_no_checkpoint() -> None:
 
 
 def test_a_part_too_few_makes_no_checkpoint() -> None:
-    with pytest.raises(SnapshotCorrupt, match="do not fit each other"):
+    with pytest.raises(SnapshotCorrupt, match="do not match"):
         merge([part(0)], "parts")
-    with pytest.raises(SnapshotCorrupt, match="do not fit each other"):
+    with pytest.raises(SnapshotCorrupt, match="do not match"):
         merge([part(0), part(1, chunks=(Numbered(2, HASHES[2], 5),))], "parts")
 
 

@@ -15,7 +15,8 @@ from craft.protocol.errors import ConfigError, SnapshotCorrupt, SnapshotError, S
 from craft.snapshots.store.local import LocalStore
 from craft.snapshots.store.manifest import Ref, chunk_path
 from craft.snapshots.store.remote import RemoteStore
-from craft.snapshots.store.store import Store, StoreBusy, open_store
+from craft.snapshots.store.store import Store, StoreBusy
+from craft.snapshots.store.tiers import open_store
 
 from ..scene import s3_server
 

@@ -57,7 +57,7 @@ def test_nobody_at_the_address_is_unreachable_at_once() -> None:
 
 
 def test_no_donor_at_all_is_missing() -> None:
-    with pytest.raises(SnapshotMissing, match="nobody has the state g"):
+    with pytest.raises(SnapshotMissing, match="no worker has the state g"):
         get()
 
 

@@ -45,7 +45,7 @@ def test_each_worker_has_a_file_with_its_steps_and_stacks(tmp_path: Path) -> Non
     bundle.write(tmp_path / "b", "asked", [worker("w0"), worker("../odd name")])
 
     said = (tmp_path / "b" / "w0.txt").read_text()
-    assert "generation 2, rank 0 of w0, w1" in said and "50.0 ms after the one before: microbatches 0, 1" in said
+    assert "generation 2, rank 0 of w0, w1" in said and "50.0 ms after the previous one: microbatches 0, 1" in said
     assert said.endswith("Stacks:\nFile train.py, line 3\n")
     assert {file.name for file in (tmp_path / "b").iterdir()} == {"summary.txt", "w0.txt", "_odd_name.txt"}
 

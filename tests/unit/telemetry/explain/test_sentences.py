@@ -27,7 +27,8 @@ from craft.protocol.events import (
     TechniqueFailed,
     WorkerPaused,
 )
-from craft.telemetry.explain.sentences import _DETAILS, _SENTENCES, sentence, size
+from craft.telemetry.explain.amounts import size
+from craft.telemetry.explain.sentences import WORDINGS, sentence
 
 WRITTEN = CheckpointWritten(
     name="c", branch=0, step=120, url="s3://b/j", total_bytes=1_300_000_000, new_bytes=2_000_000, seconds=3.14
@@ -103,7 +104,7 @@ def test_every_note_has_a_sentence() -> None:
 def test_a_job_that_makes_room_says_why_and_until_when() -> None:
     line = msgspec.to_builtins(Preempt(reason="SIGTERM", deadline=1e9))
     said = sentence(line)
-    assert said.startswith("makes room (SIGTERM): takes a checkpoint at the next step boundary, until ")
+    assert said.startswith("preempted (SIGTERM): takes a checkpoint at the next step boundary, until ")
     assert sentence(msgspec.to_builtins(TakeCheckpoint(reason="asked", tag="best"))) == (
         "checkpoint best at the next step boundary: asked"
     )
@@ -147,7 +148,7 @@ def test_what_a_loss_cost_is_one_sentence(changes: dict[str, Any], said: str) ->
 def test_whoever_looks_for_a_cause_gets_a_sentence_for_every_event_and_action() -> None:
     told = {each.__name__ for union in (AnyEvent, AnyAction) for each in union.__args__}
 
-    assert told - _SENTENCES.keys() - _DETAILS.keys() - UNTOLD == set()
+    assert told - WORDINGS.keys() - UNTOLD == set()
 
 
 UNTOLD = {"PreemptRequested", "PreemptExpired", "CheckpointRequested"}

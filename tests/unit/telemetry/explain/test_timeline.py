@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from craft.cli.main import main
 from craft.telemetry.explain.incidents import incidents
-from craft.telemetry.explain.phrases import brief
+from craft.telemetry.explain.sentences import brief
 from craft.telemetry.explain.timeline import timeline
 from craft.telemetry.history import read_run
 
@@ -109,13 +109,13 @@ def test_a_loss_is_told_from_what_was_seen_to_what_it_cost(run_dir: Path) -> Non
     assert said[2][:2] == (2.0, "lighthouse") and said[2][2].startswith(
         "decides: generation 2 of w0, w2, because w1 lost"
     )
-    assert (3.0, "w2", "is told of generation 2, aborts its exchange in 0.2 ms") in said
-    settled = "has met the other one and settled: step 11 goes on, microbatch 2 nobody has, and this one computes 2"
+    assert (3.0, "w2", "hears of generation 2, aborts its exchange in 0.2 ms") in said
+    settled = "has met the other one and settled: step 11 goes on, microbatch 2 missing, and this one computes 2"
     assert (15.0, "w0", settled) in said
-    assert (50.0, "w0", "commits step 11, with microbatch 2 in the place of others") in said
+    assert (50.0, "w0", "commits step 11, with microbatch 2 of lost workers") in said
     assert said[-2:] == [
-        (300.0, "w3", "comes in the place of w1"),
-        (600.0, "w3", "keeps pace: commits step 14, with microbatch 2 of its own"),
+        (300.0, "w3", "replaces w1"),
+        (600.0, "w3", "keeps pace: commits step 14, with microbatch 2"),
     ]
     assert found.outcome == "43 ms, step 11 taken up again, 1 microbatch (4 samples) computed again"
     assert found.places == {"w1": "w3"}

@@ -8,7 +8,7 @@ import pytest
 from tests.system_calls import Rule, failing
 
 from craft.telemetry.records import metric_lines
-from craft.telemetry.records.metric_lines import read_metrics, whole
+from craft.telemetry.records.metric_lines import decoded, read_metrics
 
 VALUES = {"step": 12, "branch": 1, "time": 3.5, "loss": 0.25, "size": None}
 OLD = b'{"step":3,"time":1.0,"loss":0.5}'
@@ -37,7 +37,7 @@ def test_a_line_with_a_flipped_bit_is_never_another_one() -> None:
     for position in range(8 * len(line)):
         changed = bytearray(line)
         changed[position // 8] ^= 1 << position % 8
-        assert list(whole([line, bytes(changed)]))[1] in (None, VALUES)
+        assert list(decoded([line, bytes(changed)]))[1] in (None, VALUES)
 
 
 @pytest.mark.parametrize("name", DAMAGED)

@@ -91,5 +91,5 @@ class NoDriver:
 
 
 def test_why_it_is_not_available_is_a_sentence() -> None:
-    assert why_not(NoDriver()) == "the driver of NVIDIA's GPUs does not answer (NVML Shared Library Not Found)"
+    assert why_not(NoDriver()) == "the NVIDIA driver does not answer (NVML Shared Library Not Found)"
     assert torch.cuda.is_available() or why_not() is not None

@@ -1,1 +1,1 @@
-"""CRAFT beside one of Lightning's own strategies."""
+"""CRAFT beside one of Lightning's strategies."""

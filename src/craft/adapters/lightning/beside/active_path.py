@@ -1,7 +1,7 @@
-"""The active path beside a strategy of Lightning's own: a fit under ``craft run`` whose loop and groups are Lightning's.
+"""The active path beside a strategy of Lightning: a fit under ``craft run`` whose loop and groups are Lightning's.
 
-Losses, hangs, alerts and orders reach it while it is blocked in a collective, and free it. No such strategy goes on without a
-lost worker. So the first survivor saves what it has, which is whole, and the job begins again from there, in new processes.
+Losses, hangs, alerts and requests reach it while it is blocked in a collective, and free it. No such strategy continues without
+a lost worker. So the first survivor saves its state, which is complete, and the job begins again from there, in new processes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from craft.worker.external.generation_follower import Change
 logger = logging.getLogger(__name__)
 
 _NEWS_LIMIT_S = 5.0
-"""Gloo tells of a dead peer before the lighthouse has decided that it is lost."""
+"""Gloo reports a dead peer before the lighthouse has decided that it is lost."""
 _HOLD_LIMIT_S = 120.0
-"""Where a lost worker's place is kept, nobody hears of its loss before another one is there."""
+"""With a held slot, the loss is announced only when a replacement has arrived."""
 _END_LIMIT_S = 60.0
 _LOOK_S = 0.2
 _FILE = re.compile(r"step=(\d+)\.ckpt")
 _WHOLE = ("DDPStrategy", "SingleDeviceStrategy")
-"""Under these each worker has the whole state; what is derived from them may cut it in parts."""
+"""With these strategies each worker has the whole state; subclasses may shard it."""
 
 
 def is_under_craft() -> bool:
@@ -40,7 +40,7 @@ def is_under_craft() -> bool:
 
 
 def newest(folder: str) -> str | None:
-    """The checkpoint with the most steps; None if there is none."""
+    """Return the checkpoint with the most steps; None if there is none."""
     names = [name for name in os.listdir(folder) if _FILE.fullmatch(name)] if os.path.isdir(folder) else []
     return os.path.join(folder, max(names, key=_steps)) if names else None
 
@@ -51,7 +51,7 @@ def _steps(name: str) -> int:
 
 
 class ActivePath:
-    """This process as a guest of its job. Made before the trainer: it says which rank this is, and where all meet."""
+    """This process as an external worker of its job. Made before the trainer: it gives the rank and the rendezvous."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -61,25 +61,25 @@ class ActivePath:
         self._between = False
         self._exchanging = False
         self._begun = False
-        """Whether all have met, and trained: until then nothing can be freed, and nothing is to be saved."""
+        """Whether all have met and trained: until then nothing can be aborted, and nothing is saved."""
         self.guest = attend(self._abort, saves=True, meets=True)
 
     def _abort(self, change: Change) -> None:
-        """On a thread of its own: whoever is blocked comes out with an error of Gloo's."""
+        """On a separate thread: blocked calls return with an error of Gloo."""
         self._changed.set()
         number = sockets.abort_gloo()
-        logger.warning("%s: %s connections of Gloo's are aborted", change.reason, number)
+        logger.warning("%s: aborted %s Gloo connections", change.reason, number)
         guest = attending()
         assert guest is not None
         if self._begun:
-            # Gloo does not tell everybody. Then another rank has the state, and this one must not hold it up.
+            # Gloo does not wake every waiter. Then another rank has the state, and this one must not delay it.
             guest.free_or_end()
         else:
-            # Who waits for all to meet waits in vain, and cannot be freed.
+            # A worker that waits for all to meet waits in vain, and cannot be freed.
             threading.Thread(target=self._insist, args=(guest,), name="craft-begin-again", daemon=True).start()
 
     def _insist(self, guest: Guest) -> None:
-        """Have the job begin again; a newer generation may be made meanwhile, and is told, too."""
+        """Restart the job; a newer generation may be made meanwhile, and is reported, too."""
         deadline = time.monotonic() + _END_LIMIT_S
         while time.monotonic() < deadline:
             guest.begin_again()
@@ -88,7 +88,7 @@ class ActivePath:
     # Where the main thread is.
 
     def exchanges(self, begins: bool) -> None:
-        """In the backward, and where wishes are agreed on: whoever is there may wait for others."""
+        """In backward, and in agreements on actions: this worker may wait for others there."""
         if begins != self._exchanging:
             self._exchanging = begins
             (self.guest.exchange_began if begins else self.guest.exchange_ended)()
@@ -98,7 +98,7 @@ class ActivePath:
         self._begun, self._between = True, False
 
     def updates(self) -> None:
-        """The optimizer is about to change parameters: until the step is over, the state is not whole."""
+        """The optimizer is about to change parameters: until the step is over, the state is inconsistent."""
         self._updating = True
 
     def stepped(self, trainer: Any) -> None:
@@ -112,26 +112,26 @@ class ActivePath:
             self._pauses.close()
 
     def part(self, trainer: Any) -> None:
-        """All are about to leave: nobody does before the first one has told the lighthouse that the checkpoint is complete.
+        """Before all leave: wait until the first one has told the lighthouse that the checkpoint is complete.
 
-        Who leaves earlier is one that is lost with what it has, and the others are torn out of what they are in.
+        A worker that leaves earlier counts as lost, and the others are aborted.
         """
-        # Whoever comes out of it last may find that the others have gone.
+        # The last one may find that the others have gone.
         with suppress(RuntimeError):
             trainer.strategy.barrier("CraftCallback")
 
     # When it cannot go on.
 
     def is_lost(self, error: BaseException) -> bool:
-        """Whether an error came out of a collective because somebody is gone, or all were to abort."""
-        # Lightning's own, and the script's, are of other kinds for the most part.
+        """Return whether an error came out of a collective because a worker is lost, or all were to abort."""
+        # Errors of Lightning and of the script are mostly of other kinds.
         if not isinstance(error, RuntimeError):
             return False
         with self.guest.paused("waits to hear who is lost"):
             return self._changed.wait(_HOLD_LIMIT_S if "gloo" in str(error).lower() else _NEWS_LIMIT_S)
 
     def begin_again(self, trainer: Any) -> None:
-        """Have the job begin again from the state that is here; ends with this process, or after a limit."""
+        """Restart the job from the state of this worker; ends with this process, or after a limit."""
         saved, deadline = False, time.monotonic() + _END_LIMIT_S
         with self.guest.paused("the job is to begin again"):
             while time.monotonic() < deadline:
@@ -150,17 +150,17 @@ class ActivePath:
             return True
         batches = trainer.fit_loop.epoch_loop.batch_progress
         if self._between and batches.current.completed < batches.current.processed:
-            # Its step is done, though callbacks were not: it is not to be used once more.
+            # Its step is done, though its callbacks were not: it must not be used again.
             batches.increment_completed()
         path = os.path.join(self._folder, f"step={trainer.global_step}.ckpt")
         os.makedirs(self._folder, exist_ok=True)
-        # By hand: the trainer's own way has all workers take part.
+        # By hand: the trainer's method is a collective.
         trainer.strategy.checkpoint_io.save_checkpoint(trainer._checkpoint_connector.dump_checkpoint(), f"{path}.part")
         self.listed(path, trainer.global_step)
         return True
 
     def listed(self, path: str, step: int) -> None:
-        """A checkpoint is complete beside its place: put it there, and tell the lighthouse."""
+        """Move a complete checkpoint to its place, and tell the lighthouse."""
         os.replace(f"{path}.part", path)
         self.guest.saved(os.path.basename(path), step, self._folder, os.path.getsize(path))
         logger.info("saved %s", path)

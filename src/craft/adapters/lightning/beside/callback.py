@@ -1,12 +1,13 @@
-"""``CraftCallback(techniques=[...])``: techniques beside any strategy of Lightning's own, as far as those allow.
+"""``CraftCallback(techniques=[...])``: techniques beside any strategy of Lightning, as far as it allows.
 
-A technique's hooks are called at the safe points of Lightning's step, and what they tell is answered by its policies in the same
-process. Of the actions, those can be done that a trainer can: take a checkpoint, and stop after one. What follows on one worker
-follows on all, at the same step. Under ``craft run`` there is a lighthouse, too, and with it the active path (``active_path.py``).
+A technique's hooks run at the safe points of Lightning's step, and its policies answer in the same process. Of the actions, it
+can do those that a trainer can: take a checkpoint, and stop after one. What follows on one worker follows on all, at the same
+step. Under ``craft run`` there is also a lighthouse, and with it the active path (``active_path.py``).
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import socket
@@ -36,10 +37,10 @@ _BUILT_IN_HERE = (Divergence.name, Preemption.name)
 
 
 class CraftCallback(_Callback):
-    """Has techniques take part in a fit that CRAFT does not drive: they notice, take checkpoints and stop; nobody is replaced."""
+    """Lets techniques take part in a fit that CRAFT does not drive: they detect, save and stop, but replace no worker."""
 
     def __init__(self, techniques: Iterable[str | AnyTechnique] = (), dirpath: str = "craft") -> None:
-        """``techniques``: names, or made with settings of their own. ``dirpath``: where their checkpoints go."""
+        """``techniques``: names, or objects with settings. ``dirpath``: directory for their checkpoints."""
         super().__init__()
         self._techniques = [_made(each) for each in techniques]
         self._dirpath = dirpath
@@ -51,11 +52,11 @@ class CraftCallback(_Callback):
         self._file = next((each.settings.file for each in self._techniques if isinstance(each, Preemption)), None)
         self._active = ActivePath(dirpath) if is_under_craft() else None
         self._wishes: dict[str, str] = {}
-        """What is to be done at the end of this step, ``checkpoint`` or ``stop``, and why."""
+        """What to do at the end of this step, ``checkpoint`` or ``stop``, and why."""
 
     @property
     def newest(self) -> str | None:
-        """The newest checkpoint in ``dirpath``, for ``trainer.fit(ckpt_path=...)``; None if there is none."""
+        """Return the newest checkpoint in ``dirpath``, for ``trainer.fit(ckpt_path=...)``; None if there is none."""
         return newest(self._dirpath)
 
     @property
@@ -85,7 +86,7 @@ class CraftCallback(_Callback):
             try:
                 getattr(hooks, point)(moment)
             except Exception:
-                # Of another package's code: the training must not end because of it.
+                # Code of another package: training must not end because of it.
                 logger.exception("technique %s failed in %s and is left out from now on", name, point)
                 self._hooks.remove((name, hooks))
 
@@ -116,7 +117,7 @@ class CraftCallback(_Callback):
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()} if self._hooks else {}
         self._reach(trainer, "after_commit", metrics=metrics)
         if self._file is not None and os.path.exists(self._file):
-            self._wishes["stop"] = f"{self._file} is there"
+            self._wishes["stop"] = f"{self._file} exists"
         if self._active is not None:
             self._active.stepped(trainer)
             if (reason := self._active.guest.leaving) is not None:
@@ -142,14 +143,14 @@ class CraftCallback(_Callback):
     # What follows.
 
     def told(self, event: ConditionSeen) -> None:
-        """A hook noticed something: ask the policies, the first that answers wins."""
+        """Ask the policies about an event of a hook; the first that answers wins."""
         for name, policy in self._policies:
             answer = policy.decide(JobState(slots=1), event)
             for action in answer:
                 self._wish(name, action)
             if answer:
                 return
-        logger.warning("technique %s: %s %s (nobody answers it)", event.technique, event.what, event.detail)
+        logger.warning("technique %s: %s %s (no policy answers it)", event.technique, event.what, event.detail)
 
     def _wish(self, name: str, action: actions.Action) -> None:
         if isinstance(action, actions.TakeCheckpoint):
@@ -162,7 +163,7 @@ class CraftCallback(_Callback):
             )
 
     def _fulfil(self, trainer: Any) -> None:
-        """Do on every worker what any of them wishes."""
+        """Do on every worker what any of them wants."""
         wishes, self._wishes = self._wishes, {}
         stop, save = self._agreed(trainer, "stop" in wishes, bool(wishes))
         if not save:
@@ -171,14 +172,14 @@ class CraftCallback(_Callback):
         trainer.save_checkpoint(f"{path}.part")
         if trainer.is_global_zero:
             self._listed(path, trainer.global_step)
-        reason = "; ".join(wishes.values()) or "another worker wishes it"
+        reason = "; ".join(wishes.values()) or "requested by another worker"
         logger.warning("checkpoint %s%s: %s", path, ", and the end of the fit" if stop else "", reason)
         if stop and self._active is not None:
             self._active.part(trainer)
         trainer.should_stop = trainer.should_stop or stop
 
     def _agreed(self, trainer: Any, stop: bool, save: bool) -> tuple[bool, bool]:
-        """Whether any worker wants the fit to stop, or a checkpoint to be saved."""
+        """Return whether any worker wants the fit to stop, or a checkpoint to be saved."""
         agree = trainer.strategy.reduce_boolean_decision
         if self._active is not None:
             self._active.exchanges(begins=True)
@@ -231,3 +232,9 @@ def _made(wanted: str | AnyTechnique) -> AnyTechnique:
         raise ConfigError(f"CraftCallback: there is no technique {name!r}; craft techniques lists them")
     kind = kinds[name] if name in kinds else load(foreign()[name])
     return kind(kind.Settings())
+
+
+def callback_class(package: str) -> Any:
+    """Return the callback as a subclass of this package's ``Callback``."""
+    base = importlib.import_module(f"{package}.callbacks").Callback
+    return type("CraftCallback", (CraftCallback, base), {"__doc__": CraftCallback.__doc__, "__module__": __name__})

@@ -1,4 +1,4 @@
-"""The technique ``divergence`` beside a strategy of Lightning's own: it looks at the gradients that the update would use."""
+"""The technique ``divergence`` beside a strategy of Lightning: it checks the gradients that the update would use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ANSWERS = ("report", "skip", "stop")
 
 
 class FiniteGradients:
-    """After the strategy's own reduction all workers have the same gradients, and find the same."""
+    """Checks gradients after the strategy's reduction, when all workers have the same and find the same."""
 
     def __init__(self, settings: DivergenceSettings) -> None:
         if settings.answer not in _ANSWERS:
@@ -28,7 +28,7 @@ class FiniteGradients:
         self._bad = False
 
     def look(self, step: int, optimizer: Any) -> str | None:
-        """Before the update. Returns why the fit is to stop, if it is."""
+        """Check before the update; return why the fit is to stop, if it is."""
         params = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
         again, self._bad = self._bad, not all(_is_finite(param.grad) for param in params)
         if not self._bad or (again and self._answer == "report"):
@@ -43,5 +43,5 @@ class FiniteGradients:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    # The sum first: it is fast, and finite unless something is wrong. Then for sure.
+    # The sum first: it is fast, and finite unless something is wrong. Then element by element.
     return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())

@@ -1,1 +1,1 @@
-"""How a fit runs: its steps cut into microbatches, or whole on every worker."""
+"""How a fit runs: its steps divided into microbatches, or computed as a whole by every worker."""

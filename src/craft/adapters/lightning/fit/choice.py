@@ -1,4 +1,4 @@
-"""Which way a fit is made: cut into microbatches, whole on every worker, or, in a job of one, by Lightning alone."""
+"""Choose how a fit runs: divided into microbatches, as a whole on every worker, or, in a job of one, by Lightning alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def choose(strategy: Any, trainer: Any, loaders: Any, microbatches: int | None) -> Fit:
-    """Before anything is made of ``loaders``, which the script trains on."""
+    """Choose, before the ``loaders`` of the script are used."""
     if (why := _why_whole(trainer, loaders)) is None:
         return MicrobatchFit(strategy, trainer, microbatches)
     whole = WholeFit(strategy, trainer, why)
@@ -27,9 +27,9 @@ def choose(strategy: Any, trainer: Any, loaders: Any, microbatches: int | None) 
 
 
 def lightnings_own(strategy: Any, trainer: Any) -> Fit | None:
-    """A fit without a job, where a callback does what no other worker could follow; in a job of one only.
+    """Return a fit without a job, for callbacks that no other worker could follow; in a job of one only.
 
-    Before any callback has had its say: some put others in the place of all, for a while.
+    Call it before any callback runs: some replace all others for a while.
     """
     for callback in trainer.callbacks:
         if is_a(callback, *FINDERS, *UNFOLLOWED, "GradientAccumulationScheduler"):
@@ -42,7 +42,7 @@ def lightnings_own(strategy: Any, trainer: Any) -> Fit | None:
 
 
 def _why_whole(trainer: Any, loaders: Any) -> str | None:
-    """Why a step of this fit cannot be cut into microbatches; None if it can."""
+    """Return why a step of this fit cannot be divided into microbatches; None if it can."""
     module = trainer.lightning_module
     if not module.automatic_optimization:
         return "manual optimization"
@@ -58,7 +58,7 @@ def _why_whole(trainer: Any, loaders: Any) -> str | None:
 
 
 def _why_not_taken_over(loader: DataLoader[Any]) -> str | None:
-    """Why the batches of this loader cannot be read by their numbers; None if they can."""
+    """Return why the batches of this loader cannot be read by number; None if they can."""
     kind = type(loader)
     if any(getattr(kind, name) is not getattr(DataLoader, name) for name in ("__iter__", "_get_iterator")):
         return f"{kind.__qualname__}, which makes its own batches"

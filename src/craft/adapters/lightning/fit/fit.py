@@ -1,36 +1,34 @@
-"""How one ``fit`` of a trainer is made: what ``CraftStrategy`` asks of it, and what all that follow a job have in common.
+"""Base classes of a fit: what ``CraftStrategy`` asks of it, and what all fits of a job share.
 
-``Fit`` itself is Lightning's own loop, without a job. ``microbatches.py`` and ``whole.py`` have the two that make a job's steps.
+``Fit`` is Lightning's loop without a job. ``microbatches.py`` and ``whole.py`` have the two that make a job's steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from craft.adapters.lightning import leader_output, refusals
 from craft.adapters.lightning.metric_log import MetricRecorder
+from craft.adapters.lightning.process_info import ProcessInfo
 from craft.adapters.lightning.progress import FitCallbackStates, FitProgress
 from craft.adapters.lightning.training_callbacks import averages_of
 from craft.worker.api.steps import Driven, Steps
-
-if TYPE_CHECKING:
-    from craft.adapters.lightning.strategy import CraftStrategy
 
 Native = Callable[..., Any]
 
 
 class Fit:
-    """Lightning's own loop. Each method is called from the hook of the strategy that has its name."""
+    """Lightning's loop. The strategy's hook of the same name calls each method."""
 
-    def __init__(self, strategy: CraftStrategy, trainer: Any) -> None:
+    def __init__(self, strategy: ProcessInfo, trainer: Any) -> None:
         self.strategy = strategy
         self.trainer = trainer
         self.undo = ExitStack()
-        """What is put back at the end of the fit."""
+        """Restores what the fit has replaced."""
 
     def process_dataloader(self, dataloader: Any) -> Any:
         return dataloader
@@ -53,15 +51,15 @@ class Fit:
         pass
 
     def close(self) -> None:
-        """The fit is over, also by an error."""
+        """The fit is over, perhaps by an error."""
         self.undo.close()
 
     def __deepcopy__(self, memo: Any) -> Fit:
-        """A copy of a trainer that is made during a fit has no part in it."""
+        """Leave a copy of the trainer without the fit."""
         return self
 
     def replace(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
-        """Put ``function`` in the place of a method of ``owner`` until the fit is over."""
+        """Replace a method of ``owner`` by ``function`` until the fit is over."""
         setattr(owner, name, function)
         self.undo.callback(vars(owner).pop, name, None)
 
@@ -69,7 +67,7 @@ class Fit:
 class FollowingFit(Fit):
     """A fit whose state follows the job."""
 
-    def __init__(self, strategy: CraftStrategy, trainer: Any) -> None:
+    def __init__(self, strategy: ProcessInfo, trainer: Any) -> None:
         super().__init__(strategy, trainer)
         self.recorder = MetricRecorder(strategy.reduce)
         self.progress = FitProgress(trainer)
@@ -80,7 +78,7 @@ class FollowingFit(Fit):
         return self.strategy._driven
 
     def begin(self, make_steps: Callable[[], Steps], **registered: Any) -> Driven:
-        """Everything is set up, and user code has had its say: meet the others, and take their state if they are on their way."""
+        """Join the others once everything is set up, and take their state if they train already."""
         strategy, job = self.strategy, self.strategy._job
         refusals.warn_of_what_stays(self.trainer)
         job.replicate(strategy.model)  # type: ignore[type-var]
@@ -99,7 +97,7 @@ class FollowingFit(Fit):
         return items | averages_of(self.trainer) | {"trainer": self.progress, "surroundings": self.surroundings}
 
     def follow_leader(self) -> None:
-        """After each commit, before anything is written: the worker that is rank 0 now writes."""
+        """After each commit, before anything is written: let the current rank 0 write."""
         strategy = self.strategy
         strategy._take_rank()
         if self.surroundings.places is None:
@@ -110,13 +108,13 @@ class FollowingFit(Fit):
             leader_output.take_over(self.trainer)
 
     def stop(self) -> None:
-        """The job was told to stop: so is the trainer, whatever it was to do at least."""
+        """Stop the trainer because the job was told to stop, despite its minimum of steps."""
         self.trainer.should_stop = True
         self.trainer.fit_loop.min_epochs = self.trainer.fit_loop.epoch_loop.min_steps = None
 
 
 class HeldGradients:
-    """Gradients that a step leaves for the next one, as a part of the training state."""
+    """Gradients that a step leaves for the next one, as part of the training state."""
 
     beside_the_state = True
 

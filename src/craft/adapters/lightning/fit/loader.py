@@ -1,4 +1,4 @@
-"""What Lightning's fit loop iterates over in place of the script's own ``DataLoader``, where a job's steps are cut."""
+"""The loader that replaces the script's ``DataLoader`` in Lightning's fit loop, if steps are divided."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch.utils.data import DataLoader
 
 
 class RoundLoader:
-    """Gives one item for each batch of Lightning's loop; all workers together compute ``per_round`` batches of data in it.
+    """Yields one item for each batch of Lightning's loop; all workers together compute ``per_round`` batches of data in it.
 
-    Lightning knows an epoch's end by the length, so that one iterator serves all epochs, and an epoch that was begun elsewhere.
+    Lightning detects an epoch's end by the length, so that one iterator serves all epochs, even one begun elsewhere.
     """
 
     def __init__(self, loader: DataLoader[Any], per_round: int, take: Callable[[], Any]) -> None:
-        """``take`` gives the next item, or raises StopIteration."""
+        """``take`` returns the next item, or raises StopIteration."""
         self.loader = loader
         batches: Any = loader.batch_sampler
         self.batch = int(batches.batch_size)
@@ -31,12 +31,12 @@ class RoundLoader:
         return -(-self.samples // (self.batch * self._per_round))
 
     def samples_of(self, first: int, rounds: int, limit: int) -> int:
-        """Samples in so many rounds of an epoch from ``first`` on, of the first ``limit`` samples."""
+        """Return the samples in so many rounds of an epoch from ``first`` on, of the first ``limit`` samples."""
         size = self.batch * self._per_round
         return max(0, min(rounds * size, min(limit, self.samples) - first * size))
 
     def __getattr__(self, name: str) -> Any:
-        """What the script asks of its own loader; a state has this one only where Lightning is to know it."""
+        """Delegate to the script's loader; a state only where Lightning is to see it."""
         if name in ("loader", "state_dict", "load_state_dict"):
             raise AttributeError(name)
         return getattr(self.loader, name)
@@ -48,7 +48,7 @@ class RoundLoader:
         return id(self.loader)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy has no part in the fit."""
+        """Leave a copy without the fit."""
         return {name: value for name, value in vars(self).items() if name != "_take"}
 
     def __iter__(self) -> Iterator[Any]:

@@ -1,9 +1,9 @@
-"""A fit whose steps are cut into microbatches, which the workers share: automatic optimization over one ``DataLoader``.
+"""A fit whose steps are divided into microbatches among the workers: automatic optimization over one ``DataLoader``.
 
 A batch of the ``DataLoader`` is a microbatch. Lightning's loop counts *rounds*: in each, all workers together compute as many
-microbatches as the job has slots, and ``accumulate_grad_batches`` rounds are a step. Each microbatch that falls to this worker
-goes through Lightning's own closure. In the last round of a step every gradient becomes the mean over the global batch; then
-clipping and the update run once, on every worker. Where the trainer is belongs to the training state (``progress.py``).
+microbatches as the job has slots, and ``accumulate_grad_batches`` rounds are a step. Each microbatch of this worker goes
+through Lightning's closure. In the last round of a step every gradient becomes the mean over the global batch; then clipping
+and the update run once, on every worker. The trainer's progress is part of the training state (``progress.py``).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class MicrobatchFit(FollowingFit):
         self._loader: RoundLoader | None = None
         self._step: Step | None = None
         self._batches: Iterator[Any] | None = None
-        """The rest of the step's microbatches that fall to this worker; None between the steps."""
+        """The rest of this worker's microbatches of the step; None between steps."""
         self._in_hand: Any = _NOTHING
-        """The microbatch that goes through Lightning's loop in this round, and is not computed yet."""
+        """The microbatch of this round in Lightning's loop that is not computed yet."""
         self._microbatch: Any = None
-        """One beyond that, while it is computed."""
+        """A further one, while it is computed."""
         self._computed: Any = None
-        """What came of the microbatch that was computed last in this step."""
+        """The result of the last microbatch computed in this step."""
         if microbatches is not None:
             self._take_over_accumulation()
         self._rounds = trainer.accumulate_grad_batches
@@ -53,7 +53,7 @@ class MicrobatchFit(FollowingFit):
         self.replace(loop, "output_result_cls", _unscaled(loop.output_result_cls))
 
     def _take_over_accumulation(self) -> None:
-        """The number of microbatches is given: what Lightning would accumulate over several batches is one of them."""
+        """The number of microbatches is given: batches that Lightning would accumulate are one of them."""
         trainer, accumulated, limit = (
             self.trainer,
             self.trainer.accumulate_grad_batches,
@@ -66,7 +66,7 @@ class MicrobatchFit(FollowingFit):
             self.undo.callback(setattr, trainer, "limit_train_batches", limit)
 
     def _let_steps_pass(self) -> None:
-        """The hooks that transfer a batch are for batches: a worker without a microbatch has a ``Step`` in its place."""
+        """Skip batch-transfer hooks for a ``Step``, which stands for a batch on a worker without a microbatch."""
         module: Any = self.strategy.lightning_module
         original = module._on_before_batch_transfer
 
@@ -101,7 +101,7 @@ class MicrobatchFit(FollowingFit):
         )
         self.begin(make_steps)
         if self.progress.loaded:
-            # Lightning asks for a state where it resumes in the middle of an epoch: this loader goes on where the job is.
+            # Lightning asks for a state to resume in the middle of an epoch: this loader continues where the job is.
             loader.state_dict, loader.load_state_dict = dict, _nothing
             self.progress.resume()
         self.progress.runs = True
@@ -109,9 +109,9 @@ class MicrobatchFit(FollowingFit):
     # A round.
 
     def _take(self) -> Any:
-        """What Lightning's loop gets for the next round: a microbatch, or the step itself where none falls to this worker."""
+        """Return the item of the next round: a microbatch, or the step itself if this worker has none."""
         if self._in_hand is not _NOTHING:
-            # The script left the epoch (on_train_batch_start returned -1) before that was computed.
+            # The script left the epoch (on_train_batch_start returned -1) before it was computed.
             return self._in_hand
         last = self._is_last()
         if self._batches is None:
@@ -136,12 +136,12 @@ class MicrobatchFit(FollowingFit):
         return self._step if self._in_hand is _NOTHING else self._in_hand
 
     def _is_last(self) -> bool:
-        """Whether the round that comes next is the last one of its step, as Lightning counts them."""
+        """Return whether the next round is the last one of its step, as Lightning counts them."""
         position: int = self.trainer.fit_loop.epoch_loop.batch_progress.current.ready + 1
         return position % self._rounds == 0 or bool(position >= self.trainer.num_training_batches)
 
     def _pass_nothing(self) -> None:
-        """The data has None in the place of a batch, which Lightning leaves out: the step has nothing to compute."""
+        """Handle None instead of a batch, which Lightning skips: the step has nothing to compute."""
         step = self._step
         assert step is not None and self._batches is not None
         if self._per_round * self._rounds > 1:
@@ -152,7 +152,7 @@ class MicrobatchFit(FollowingFit):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         assert self._loader is not None
-        # Hooks that log after the step have its mean: it counts with all samples of the step.
+        # Hooks that log after the step log its mean: it counts with all samples of the step.
         if batch_idx == 0:
             self.recorder.reset_metrics()
         first = batch_idx - batch_idx % self._rounds
@@ -164,7 +164,7 @@ class MicrobatchFit(FollowingFit):
         return self.trainer.fit_loop.epoch_loop._results
 
     def _run(self, optimizer: Any, batch_idx: int, kwargs: OrderedDict[str, Any]) -> Any:
-        """In the place of Lightning's own: before the last round of a step, a microbatch is computed and nothing is updated."""
+        """Replace Lightning's method: before the last round of a step, compute a microbatch and update nothing."""
         loop = self.trainer.fit_loop.epoch_loop.automatic_optimization
         if not self.strategy._accumulates:
             return self._native_run(optimizer, batch_idx, kwargs)
@@ -175,7 +175,7 @@ class MicrobatchFit(FollowingFit):
             outputs = self._computed.asdict() if self._computed.loss is not None else {}
         fit_loop = self.trainer.fit_loop
         if fit_loop.epoch_loop._should_check_val_fx(fit_loop._data_fetcher):
-            # What the microbatches left in buffers is not what all workers have.
+            # Buffers hold this worker's microbatches, not what all workers have.
             look_at_commit(self._step, self.progress.rounds)  # type: ignore[arg-type]
         return outputs
 
@@ -194,7 +194,7 @@ class MicrobatchFit(FollowingFit):
         result = self._result(step)
 
         def computed() -> Any:
-            """What the optimizer calls: all of it is computed."""
+            """The optimizer's closure: everything is computed already."""
             closure._result = result
             return result.loss
 
@@ -202,7 +202,7 @@ class MicrobatchFit(FollowingFit):
         return native(optimizer, computed, *args, **kwargs)
 
     def _result(self, step: Step) -> Any:
-        """What hooks after the step get: the loss is the same on every worker, one that had no microbatch included."""
+        """Return the output for hooks after the step: the loss is the same on every worker, even without a microbatch."""
         if self._computed is not None and self._per_round * self._rounds == 1:
             return self._computed
         loop: Any = self.trainer.fit_loop.epoch_loop.automatic_optimization
@@ -211,7 +211,7 @@ class MicrobatchFit(FollowingFit):
         return loop.output_result_cls(closure_loss=loss, extra=extra)
 
     def _compute(self, closure: Any) -> None:
-        """One microbatch: Lightning's own forward and backward."""
+        """Compute one microbatch: Lightning's forward and backward."""
         step, epoch_loop = self._step, self.trainer.fit_loop.epoch_loop
         assert step is not None
         results, epoch_loop._results = epoch_loop._results, self.recorder
@@ -222,7 +222,7 @@ class MicrobatchFit(FollowingFit):
             epoch_loop._results = results
         self._computed = getattr(closure, "_result", None) or epoch_loop.automatic_optimization.output_result_cls(loss)
         if loss is None:
-            # Lightning's way to leave a batch out.
+            # Lightning's way to skip a batch.
             step.weight(0)
         else:
             step.log(loss=loss)
@@ -232,7 +232,7 @@ class MicrobatchFit(FollowingFit):
         strategy, step = self.strategy, self._step
         assert step is not None
         if self._in_hand is not _NOTHING:
-            # Lightning has brought it to the device, and called hooks of the script's after that.
+            # Lightning has moved it to the device and run the script's hooks.
             seed_computing(step)
             return native(*args, **kwargs)
         batch = strategy.precision_plugin.convert_input(self._microbatch)
@@ -246,11 +246,11 @@ class MicrobatchFit(FollowingFit):
 
 
 def _nothing(_: Any) -> None:
-    """In the place of a function that is not wanted."""
+    """Replaces an unwanted function."""
 
 
 def _unscaled(kind: Any) -> Any:
-    """Losses as they are: the mean over the microbatches of a step is taken of their gradients."""
+    """Leave losses unscaled: the mean over the microbatches is taken of their gradients."""
 
     class Unscaled(kind):  # type: ignore[misc]
         @classmethod
@@ -261,9 +261,9 @@ def _unscaled(kind: Any) -> Any:
 
 
 def most_steps(trainer: Any) -> int:
-    """How many steps the fit loop will make at most; it ends by itself, and earlier if it goes on from a checkpoint.
+    """Return the most steps that the fit loop will make; it ends by itself, earlier if it resumes from a checkpoint.
 
-    Those that a checkpoint has are not left out: a worker that joins may find a newer one under the same ``ckpt_path``.
+    Steps of a checkpoint are not subtracted: a joining worker may find a newer one under the same ``ckpt_path``.
     """
     limits = [_ENDLESS]
     if trainer.fit_loop.max_epochs not in (None, -1):

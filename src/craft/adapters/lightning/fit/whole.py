@@ -1,9 +1,9 @@
-"""A fit whose steps cannot be cut into microbatches: every worker computes all of each one, by Lightning's own loop.
+"""A fit whose steps cannot be divided: every worker computes all of each step with Lightning's loop.
 
-So it is where optimizers step inside of ``training_step`` (manual optimization), where a step computes its loss several
-times (LBFGS), and where the order of data is not CRAFT's: several loaders, iterables, samplers of the script's own. A batch of
-Lightning's loop is a step of the job. Each worker commits it with the others, and then computes it; batches are read by every
-worker, in the same order. More workers make such a fit no faster. They keep it going.
+This applies if optimizers step inside ``training_step`` (manual optimization), if a step computes its loss several times
+(LBFGS), and if CRAFT does not control the order of data: several loaders, iterables, custom samplers. A batch of Lightning's
+loop is a step of the job. Each worker commits it with the others, then computes it; every worker reads all batches, in the
+same order. More workers make such a fit no faster. They keep it going.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 
 class WholeFit(FollowingFit):
-    """Lightning's own loop, each batch of it a step of the job."""
+    """Lightning's loop, each batch of it a step of the job."""
 
     def __init__(self, strategy: Any, trainer: Any, why: str) -> None:
         super().__init__(strategy, trainer)
         self._why = why
-        """Why its steps cannot be cut."""
+        """Why its steps cannot be divided."""
         self._seed = global_seed()
         fit_loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
         self._begin_epoch, self._advance = epoch_loop.on_run_start, epoch_loop.advance
@@ -41,7 +41,7 @@ class WholeFit(FollowingFit):
         self._setup_data = fit_loop.setup_data
 
     def seed_epoch(self) -> None:
-        """Before the loaders are iterated: their order depends on the job's seed and on the epoch alone."""
+        """Seed the order of data by the job's seed and the epoch only, before the loaders are iterated."""
         seed = rng.derive(self._seed, rng.DATA, self.trainer.current_epoch)
         rng.seed_all(seed)
         loader = self.trainer.fit_loop._combined_loader
@@ -51,7 +51,7 @@ class WholeFit(FollowingFit):
                     generator.manual_seed(seed)
 
     def _on_fetch(self) -> None:
-        """Before each batch is read: what is drawn for it depends on its place alone, as on a worker that skips it."""
+        """Seed before each batch is read by its position only, as on a worker that skips it."""
         place = self.trainer.fit_loop._data_fetcher.fetched
         rng.seed_all(rng.derive(self._seed, rng.DATA, self.trainer.current_epoch, place))
         self._before_fetch()
@@ -75,7 +75,7 @@ class WholeFit(FollowingFit):
         self._begin_epoch(data_fetcher)
 
     def _on_batch(self, data_fetcher: Any) -> None:
-        """Commit a step with the others; then compute it."""
+        """Commit a step with the others, then compute it."""
         assert self.driven is not None
         step = self.driven.next()
         if step is None:
@@ -89,7 +89,7 @@ class WholeFit(FollowingFit):
         self._advance(data_fetcher)
 
     def _resume(self) -> None:
-        """Go on where the state says: with the loaders of that epoch, after the batches that were used."""
+        """Continue where the state says: with the loaders of that epoch, after the batches that were used."""
         fit_loop, reloaded = self.trainer.fit_loop, self.progress.reloaded
         if self.trainer.reload_dataloaders_every_n_epochs and reloaded != fit_loop._last_train_dl_reload_epoch:
             self._reload(reloaded)
@@ -107,7 +107,7 @@ class WholeFit(FollowingFit):
         fetcher.fetched -= used
 
     def _reload(self, epoch: int) -> None:
-        """Have the loaders that the others made at the beginning of ``epoch``."""
+        """Make the loaders as the others did at the beginning of ``epoch``."""
         fit_loop, current = self.trainer.fit_loop, self.trainer.fit_loop.epoch_progress.current
         current.completed, now = epoch, current.completed
         fit_loop._combined_loader = None

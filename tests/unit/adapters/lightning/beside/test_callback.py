@@ -27,7 +27,7 @@ def pl(request: pytest.FixtureRequest) -> Any:
 
 
 def callback(pl: Any, *techniques: Any, dirpath: Path) -> Any:
-    from craft.adapters.lightning.requirements import callback_class
+    from craft.adapters.lightning.beside.callback import callback_class
 
     return callback_class(pl.__name__)(techniques, dirpath=str(dirpath))
 

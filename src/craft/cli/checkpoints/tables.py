@@ -1,4 +1,4 @@
-"""Checkpoints in lines of text, and as plain records for ``--json``. Pure: ``checkpoints.py`` prints what comes from here."""
+"""Format checkpoints as lines of text, and as records for ``--json``. Pure: ``commands.py`` prints them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from craft.snapshots.checkpoint.suspect import SuspectCheckpoints
 from craft.snapshots.checkpoint.verify import Difference, TensorChange
 from craft.snapshots.state.index import TensorEntry
 from craft.snapshots.store.manifest import Manifest
-from craft.telemetry.explain.sentences import size
+from craft.telemetry.explain.amounts import size
 
 _UNITS = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
 def as_record(manifest: Manifest, doubts: SuspectCheckpoints) -> dict[str, Any]:
-    """What ``--json`` says of a checkpoint: its manifest, without the list of its chunks, and why it is doubted, or null."""
+    """Return a checkpoint for ``--json``: its manifest without the chunks, and why it is suspect, or null."""
     record: dict[str, Any] = msgspec.to_builtins(manifest)
     hidden = ("version", "header", "chunks", "digest")
     shown = {name: value for name, value in record.items() if name not in hidden}
@@ -27,7 +27,7 @@ def as_record(manifest: Manifest, doubts: SuspectCheckpoints) -> dict[str, Any]:
 
 
 def listing(found: Sequence[Manifest], doubts: SuspectCheckpoints, now: float) -> Iterator[str]:
-    """A table of checkpoints, and why some of them are doubted. ``now`` is in seconds since 1970."""
+    """Yield a table of checkpoints, and why some are suspect. ``now`` is in seconds since 1970."""
     rows = [("name", "step", "branch", "tag", "taken", "size", "new", "kind")]
     for each in found:
         size_and_new = (size(each.total_bytes), size(each.new_bytes))
@@ -40,7 +40,7 @@ def listing(found: Sequence[Manifest], doubts: SuspectCheckpoints, now: float) -
 
 
 def age(seconds: float) -> str:
-    """How long ago, in the largest unit of which there are two."""
+    """Return how long ago, in the largest unit of which there are two."""
     for unit_s, unit in _UNITS:
         if seconds >= 2 * unit_s:
             return f"{seconds / unit_s:.0f} {unit}"
@@ -48,7 +48,7 @@ def age(seconds: float) -> str:
 
 
 def differences(before: Manifest, after: Manifest, found: Difference) -> Iterator[str]:
-    """In what two checkpoints differ: a line for each tensor, and what they share."""
+    """Yield how two checkpoints differ: a line for each tensor, and what they share."""
     rows = [(change.name, _form(change), size(change.size), _what(change, before, after)) for change in found.tensors]
     yield from columns(rows)
     for name in found.values:
@@ -61,7 +61,7 @@ def differences(before: Manifest, after: Manifest, found: Difference) -> Iterato
 
 
 def differences_record(before: Manifest, after: Manifest, found: Difference) -> dict[str, Any]:
-    """The same for ``--json``."""
+    """Return the same for ``--json``."""
     tensors = [
         {
             "name": each.name,

@@ -18,8 +18,8 @@ from click.testing import CliRunner
 from fsspec.implementations.memory import MemoryFileSystem
 from tests.unit.snapshots.scene import crew, flip
 
+from craft.cli.checkpoints.tables import age
 from craft.cli.main import main
-from craft.cli.output.checkpoint_tables import age
 from craft.snapshots.checkpoint.catalog import candidates
 from craft.snapshots.checkpoint.suspect import Suspicion, mark
 from craft.snapshots.store.manifest import Manifest, chunk_path
@@ -137,7 +137,7 @@ def test_checkpoints_that_may_hold_wrong_bits_are_shown_and_not_exported_unless_
     mark([open_tiers(str(store)).durable], Suspicion(branch=0, after=20, step=33, reason="a bit flipped"))
     code, text = craft("ls", store)
     assert code == 0 and [line.endswith("job, suspect") for line in text.splitlines()[2:5]] == [True, False, False]
-    assert "in step 33 bits differed between workers, and the whole state was last known to be the same" in text
+    assert "in step 33 bits differed between workers; the whole state was last known to be the same" in text
     code, text = craft("ls", store, "--json")
     assert [bool(each["suspect"]) for each in json.loads(text)] == [True, False, False]
     code, text = craft("verify", store)
@@ -204,7 +204,7 @@ def test_verify_reads_all_of_them_or_one(store: Path) -> None:
         assert code == 0 and text.startswith(newest_first(store)[-1].name) and len(text.splitlines()) == 1
     assert craft("verify", store, "11") == (
         2,
-        f"craft: {store} holds no checkpoint 11: those of steps 30, 20, 10 are there; give a step or a name\n",
+        f"craft: {store} holds no checkpoint 11: it has those of steps 30, 20, 10; give a step or a name\n",
     )
 
 
@@ -272,7 +272,7 @@ def test_gc_without_a_number_keeps_every_checkpoint_and_removes_what_none_needs(
 def test_gc_refuses_while_somebody_writes(store: Path) -> None:
     with open_tiers(str(store)).durable.writing("w0"):
         code, text = craft("gc", store)
-    assert code == 1 and "somebody writes a checkpoint or collects garbage; try again later" in text
+    assert code == 1 and "another process writes a checkpoint or collects garbage; try again later" in text
 
 
 def test_rm_removes_what_is_named_by_step_or_tag_and_what_only_that_needs(store: Path) -> None:
@@ -302,7 +302,7 @@ def test_rm_removes_nothing_if_one_of_several_is_not_there(store: Path) -> None:
 def test_rm_refuses_while_somebody_writes(store: Path) -> None:
     with open_tiers(str(store)).durable.writing("w0"):
         code, text = craft("rm", store, "20")
-    assert code == 1 and "somebody writes" in text and len(newest_first(store)) == 3
+    assert code == 1 and "another process writes" in text and len(newest_first(store)) == 3
 
 
 def test_diff_names_the_tensors_that_differ_and_what_is_shared(store: Path) -> None:

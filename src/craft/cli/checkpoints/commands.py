@@ -1,33 +1,36 @@
-"""``craft checkpoints``: look at a job's checkpoints, verify and compare them, remove old ones, take one out of the store.
+"""``craft checkpoints``: list, verify, compare, remove and export a job's checkpoints.
 
-All but ``export`` do without torch. What is printed for people is in ``checkpoint_tables.py``.
+All but ``export`` work without torch. ``tables.py`` formats the output.
 """
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from craft.cli.checkpoints.targets import (
+    check_not_empty,
+    doubts_about,
+    listed,
+    reading,
+    to_export,
+    url_and_name,
+    url_of,
+)
 from craft.cli.inspect import run_option
 from craft.cli.output.command_errors import EXIT_PROBLEM, explained_as_problem
 from craft.cli.output.echo import echo, echo_json
-from craft.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from craft.snapshots.checkpoint.gc import Collected
     from craft.snapshots.interop.export import Form
-    from craft.snapshots.store.manifest import Manifest
-    from craft.snapshots.store.tiers import Tiers
 
 _ALL = 1 << 62
 _MAX_REMOVED = 5
-"""So many checkpoints may be removed while one is read to export it."""
+"""How many checkpoints may be removed while one is read to export it."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 
@@ -37,7 +40,7 @@ def checkpoints() -> None:
     """List, verify, compare, export and remove checkpoints.
 
     URL is where they are: a directory, or such as s3://bucket/job. Without it, that of the newest run in this directory.
-    One of them is meant by its step, its name or its tag; without that, the newest.
+    Name one by its step, its name or its tag; the default is the newest.
 
     \b
     Example:
@@ -60,10 +63,10 @@ def ls(url: str | None, run_dir: Path | None, as_json: bool) -> None:
       craft checkpoints ls
       craft checkpoints ls s3://bucket/job --json
     """
-    from craft.cli.output.checkpoint_tables import as_record, listing
+    from craft.cli.checkpoints.tables import as_record, listing
     from craft.snapshots.checkpoint.suspect import SuspectCheckpoints
 
-    tiers, found, unreadable = _listed(_place(url, run_dir))
+    tiers, found, unreadable = listed(url_of(url, run_dir))
     doubts = SuspectCheckpoints(tiers.nearest_first)
     if as_json:
         echo_json([as_record(manifest, doubts) for manifest in found])
@@ -81,9 +84,9 @@ def ls(url: str | None, run_dir: Path | None, as_json: bool) -> None:
 @json_option
 @explained_as_problem
 def verify(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
-    """Read every byte of a checkpoint, or of all in URL, and say what is damaged or missing.
+    """Read every byte of a checkpoint, or of all in URL, and report what is damaged or missing.
 
-    Exit code 1 if there is anything.
+    The exit code is 1 if anything is.
 
     \b
     Example:
@@ -93,19 +96,19 @@ def verify(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
     from craft.snapshots.checkpoint.catalog import is_listed
     from craft.snapshots.checkpoint.selection import select
     from craft.snapshots.checkpoint.verify import verify as look
-    from craft.telemetry.explain.sentences import size
+    from craft.telemetry.explain.amounts import size
 
-    url, which = _place_and_one(words)
-    tiers, found, unreadable = _listed(_place(url, run_dir))
+    url, which = url_and_name(words)
+    tiers, found, unreadable = listed(url_of(url, run_dir))
     chosen = found if which is None else [select(found, tiers.url, which)]
     problems, removed = list(unreadable) if which is None else [], []
-    with _reading(sum(manifest.total_bytes for manifest in chosen), quiet=as_json) as (advance, say):
+    with reading(sum(manifest.total_bytes for manifest in chosen), quiet=as_json) as (advance, say):
         for problem in problems:
             say(problem)
         for manifest in chosen:
-            wrong = look(tiers, manifest, advance) + _doubts_about(tiers, manifest)
+            wrong = look(tiers, manifest, advance) + doubts_about(tiers, manifest)
             if wrong and not is_listed(tiers, manifest.name):
-                say(f"{manifest.name} was removed meanwhile: a job that writes there keeps only its newest ones")
+                say(f"{manifest.name} was removed meanwhile: the job that writes there keeps only its newest ones")
                 removed.append(manifest.name)
                 continue
             problems += wrong
@@ -136,10 +139,10 @@ def gc(url: str | None, run_dir: Path | None, keep: int | None, dry_run: bool, a
       craft checkpoints gc checkpoints --keep 3 --dry-run
     """
     from craft.snapshots.checkpoint.gc import collect
-    from craft.snapshots.store.store import open_store
+    from craft.snapshots.store.tiers import open_store
 
-    store = open_store(_place(url, run_dir))
-    _check_holds_something(store)
+    store = open_store(url_of(url, run_dir))
+    check_not_empty(store)
     found = collect(store, keep or _ALL, time.time(), dry_run)
     _say_removed(store.url, found, dry_run, as_json)
 
@@ -151,10 +154,10 @@ def gc(url: str | None, run_dir: Path | None, keep: int | None, dry_run: bool, a
 @json_option
 @explained_as_problem
 def rm(words: tuple[str, ...], run_dir: Path | None, dry_run: bool, as_json: bool) -> None:
-    """Remove the checkpoints that are named, also those with a tag, and bytes that no other one needs.
+    """Remove the named checkpoints, also those with a tag, and bytes that no other one needs.
 
-    A step or a tag means all that have it. Asks nothing. Refuses while a job writes there. With --dir, or if the first word
-    is a step or a name, there is no URL among the words.
+    A step or a tag means all that have it. It does not ask. It refuses while a job writes there. With --dir, or if the first
+    word is a step or a name, there is no URL among the words.
 
     \b
     Example:
@@ -162,20 +165,20 @@ def rm(words: tuple[str, ...], run_dir: Path | None, dry_run: bool, as_json: boo
     """
     from craft.snapshots.checkpoint.gc import collect
     from craft.snapshots.checkpoint.selection import names_one, select_all
-    from craft.snapshots.store.store import open_store
+    from craft.snapshots.store.tiers import open_store
 
     has_url = run_dir is None and bool(words) and not names_one(words[0])
     which = words[1:] if has_url else words
     if not which:
         raise click.UsageError("say which ones: their steps, names or tags, and their URL before them")
-    url = _place(words[0] if has_url else None, run_dir)
-    tiers, listed, _ = _listed(url)
-    unwanted = {manifest.name for manifest in select_all(listed, tiers.url, which)}
+    url = url_of(words[0] if has_url else None, run_dir)
+    tiers, manifests, _ = listed(url)
+    unwanted = {manifest.name for manifest in select_all(manifests, tiers.url, which)}
     _say_removed(url, collect(open_store(url), _ALL, time.time(), dry_run, unwanted), dry_run, as_json)
 
 
 def _say_removed(url: str, found: Collected, dry_run: bool, as_json: bool) -> None:
-    from craft.telemetry.explain.sentences import size
+    from craft.telemetry.explain.amounts import size
 
     if as_json:
         echo_json({"url": url, "dry_run": dry_run, **found._asdict()})
@@ -194,19 +197,19 @@ def _say_removed(url: str, found: Collected, dry_run: bool, as_json: bool) -> No
 @json_option
 @explained_as_problem
 def diff(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
-    """Say in which tensors checkpoints A and B differ, and how many bytes are stored once for both.
+    """Show in which tensors checkpoints A and B differ, and how many bytes are stored once for both.
 
     \b
     Example:
       craft checkpoints diff checkpoints 1000 1200
     """
-    from craft.cli.output.checkpoint_tables import differences, differences_record
+    from craft.cli.checkpoints.tables import differences, differences_record
     from craft.snapshots.checkpoint.selection import select
     from craft.snapshots.checkpoint.verify import diff as compare
 
     if len(words) not in (2, 3):
         raise click.UsageError("name two checkpoints, by their steps or names, and perhaps their URL before them")
-    tiers, found, _ = _listed(_place(words[0] if len(words) == 3 else None, run_dir))
+    tiers, found, _ = listed(url_of(words[0] if len(words) == 3 else None, run_dir))
     before, after = (select(found, tiers.url, which) for which in words[-2:])
     found_difference = compare(tiers, before, after)
     if as_json:
@@ -229,7 +232,7 @@ def diff(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
 )
 @explained_as_problem
 def export(words: tuple[str, ...], out: Path, run_dir: Path | None, form: Form) -> None:
-    """Write a checkpoint to OUT, in a form that other programs read; every byte is verified on the way.
+    """Write a checkpoint to OUT in a format that other programs read; every byte is verified.
 
     torch and dcp hold {"model": its state_dict, "registered": {name: state_dict}, "step": ..., "branch": ...}.
 
@@ -241,15 +244,15 @@ def export(words: tuple[str, ...], out: Path, run_dir: Path | None, form: Form) 
     from craft.protocol.errors import SnapshotError
     from craft.snapshots.checkpoint.catalog import is_listed
 
-    url, which = _place_and_one(words)
-    place = _place(url, run_dir)
+    url, which = url_and_name(words)
+    place = url_of(url, run_dir)
     for is_last in (False,) * _MAX_REMOVED + (True,):
-        tiers, manifest = _to_export(place, which)
-        # Only now: torch takes a while to import, and bad input gets its answer at once.
+        tiers, manifest = to_export(place, which)
+        # Imported late: torch takes a while, and bad input gets its answer at once.
         from craft.snapshots.interop.export import export as write
 
         try:
-            with _reading(manifest.total_bytes, quiet=False) as (advance, say):
+            with reading(manifest.total_bytes, quiet=False) as (advance, say):
                 write(tiers, manifest, form, out, advance)
                 say(f"{out} holds checkpoint {manifest.name}")
             return
@@ -257,95 +260,3 @@ def export(words: tuple[str, ...], out: Path, run_dir: Path | None, form: Form) 
             if is_last or is_listed(tiers, manifest.name):
                 raise
             echo(f"craft: {manifest.name} was removed while it was read, by the job that writes there", err=True)
-
-
-def _to_export(place: str, which: str | None) -> tuple[Tiers, Manifest]:
-    """The checkpoint that is meant: the newest that can be trusted, where none is named."""
-    from craft.snapshots.checkpoint.selection import select
-
-    tiers, found, _ = _listed(place)
-    if which is None:
-        found = [each for each in found if not _doubts_about(tiers, each)] or found
-    manifest = select(found, tiers.url, which)
-    for doubt in _doubts_about(tiers, manifest):
-        echo(f"craft: warning: {doubt}", err=True)
-    return tiers, manifest
-
-
-def _doubts_about(tiers: Tiers, manifest: Manifest) -> list[str]:
-    from craft.snapshots.checkpoint.suspect import SuspectCheckpoints
-
-    doubt = SuspectCheckpoints(tiers.nearest_first).about(manifest)
-    return [f"{manifest.name}: {doubt}"] if doubt is not None else []
-
-
-def _place(url: str | None, run_dir: Path | None) -> str:
-    """Where checkpoints are: ``url`` itself, or what a run says."""
-    if url is not None:
-        return url
-    from craft.settings.run import read_effective
-    from craft.settings.rundir import find_run
-    from craft.telemetry.records.journal_reader import read_journal
-
-    run = find_run(run_dir)
-    given = read_effective(run.config)
-    if given.get("checkpoints"):
-        return str(given["checkpoints"])
-    # The script itself may have said where: then every checkpoint that was written tells.
-    lines = read_journal(run.journal)
-    urls = [str(line["url"]) for line in lines if line.get("event") == "CheckpointWritten"]
-    if not urls:
-        raise ConfigError(f"the run in {run.path} has written no checkpoints: give the URL of those that you mean")
-    return urls[-1]
-
-
-def _place_and_one(words: tuple[str, ...]) -> tuple[str | None, str | None]:
-    """Tell a place from the step or name of a checkpoint, where each may be left out."""
-    from craft.snapshots.checkpoint.selection import names_one
-
-    if len(words) > 2:
-        raise click.UsageError(f"{len(words)} words where a URL and a step or name are expected: {' '.join(words)}")
-    if len(words) == 1 and names_one(words[0]):
-        return None, words[0]
-    return (words[0] if words else None), (words[1] if len(words) == 2 else None)
-
-
-def _listed(url: str) -> tuple[Tiers, list[Manifest], list[str]]:
-    """Return the store at a URL, what is listed there, newest first, and sentences on what cannot be read."""
-    from craft.snapshots.checkpoint.catalog import candidates
-    from craft.snapshots.checkpoint.selection import select
-    from craft.snapshots.store.tiers import open_tiers
-
-    tiers = open_tiers(url)
-    unreadable: list[str] = []
-    found = candidates(tiers, lambda event: unreadable.append(event.reason))
-    if not found and not unreadable:
-        select(found, tiers.url)
-    return tiers, found, unreadable
-
-
-def _check_holds_something(store: Any) -> None:
-    from craft.snapshots.checkpoint.selection import select
-    from craft.snapshots.store.manifest import CHUNKS, MANIFESTS, PARTS
-
-    # Before anything is locked there: a URL with a mistake in it is not to become a store.
-    if not any(store.files(folder) for folder in (MANIFESTS, PARTS, CHUNKS)):
-        select((), store.url)
-
-
-@contextmanager
-def _reading(total_bytes: int, quiet: bool) -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
-    """Give what is to be told of bytes that were read, and of lines to print: on a terminal these wait until the bar is gone."""
-    if quiet or not sys.stderr.isatty():
-        yield (lambda _: None), (lambda line: None if quiet else echo(line))
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    lines: list[str] = []
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("reading", total=total_bytes)
-        yield (lambda count: bar.advance(task, count)), lines.append
-    for line in lines:
-        echo(line)

@@ -1,0 +1,1 @@
+"""``craft checkpoints``: its commands, how they find checkpoints, and the tables that they print."""
