@@ -68,7 +68,7 @@ def test_a_worker_watches_the_gpu_that_it_uses_until_its_loop_ends() -> None:
 
 
 def test_a_gpu_that_is_not_there_is_not_available_and_no_error() -> None:
-    with pytest.raises(OSError, match="cannot be watched"):
+    with pytest.raises(OSError, match="cannot be monitored"):
         Gpu("GPU-00000000-0000-0000-0000-000000000000")
 
 
