@@ -99,7 +99,7 @@ def test_a_place_that_holds_no_checkpoints_says_so_and_stays_as_it_is(command: t
     words = ("1", "2") if command == ("diff",) else ()
     for place in (tmp_path, tmp_path / "nothing"):
         code, text = craft(*command, place, *words)
-        assert code == 2 and f"craft: {place} holds no checkpoints: give the place that the job writes to" in text
+        assert code == 2 and f"craft: {place} holds no checkpoints: give the URL that the job writes to" in text
     assert not list(tmp_path.iterdir())
 
 
@@ -114,7 +114,7 @@ def test_without_a_url_it_is_that_of_the_newest_run(store: Path, elsewhere: Path
     run.mkdir()
     (run / "config.toml").write_text('[run]\nscript = "train.py"  # flag\n')
     code, text = craft("ls")
-    assert code == 2 and "has written no checkpoints: give the URL" in text
+    assert code == 2 and "has written no checkpoints: give their URL" in text
     (run / "config.toml").write_text(f'[run]\ncheckpoints = "{store}"  # flag\n')
     assert craft("ls") == craft("ls", store)
     assert craft("verify", "20") == craft("verify", store, "20")

@@ -214,7 +214,7 @@ def test_claims_of_the_dead_run_out_by_the_clock_of_the_store(tmp_path: Path) ->
         collect(store, 1, time.time())
         # Who comes back after that must not rely on anything.
         dead.spoken = past
-        with pytest.raises(StoreBusy, match="out of reach for too long"):
+        with pytest.raises(StoreBusy, match="unreachable for too long"):
             dead.check()
         store.remove([dead.path])
 

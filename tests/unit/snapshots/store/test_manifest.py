@@ -95,7 +95,7 @@ def test_every_flipped_bit_and_every_truncation_is_found(kind: str) -> None:
         ({"header": Ref("../../etc/passwd", 10)}, "is not the hash of a chunk"),
         ({"chunks": (Ref(HASHES[1], -5), Ref(HASHES[2], 16))}, "cannot have -5 bytes"),
         ({"chunks": (Ref(HASHES[1], 5),)}, "do not add up to 11 bytes"),
-        ({"new_bytes": -1}, "written -1 bytes"),
+        ({"new_bytes": -1}, "-1 new bytes are impossible"),
         ({"step": 31}, "do not match"),
         ({"generation": -1}, "do not match"),
         ({"name": name_of(2, 30, "b2")}, "holds another file"),

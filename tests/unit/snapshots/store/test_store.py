@@ -112,7 +112,7 @@ def test_small_files_are_replaced_and_removed(store: Store) -> None:
 
 def test_nobody_collects_while_somebody_writes(store: Store) -> None:
     with store.writing("w0") as first, store.writing("w1") as second:
-        with pytest.raises(StoreBusy, match="somebody writes"), store.collecting("gc"):
+        with pytest.raises(StoreBusy, match="another process writes"), store.collecting("gc"):
             pass
         first.check()
         second.check()
