@@ -59,6 +59,6 @@ def test_a_worker_that_is_stopped_after_its_script_has_ended_does_not_hold_the_j
     undisturbed = jobs.run(LEAVES, "never", "nowhere", workers=2)
     assert (result.exit_code, result.digest) == (0, undisturbed.digest), describe(result)
     # Which of the two is said depends on whether its last report got out before the signal.
-    ended = "w1 was stopped by a signal as the job came to its end, and is ended" in result.errors
+    ended = "w1 was stopped by a signal when the job ended: killing it" in result.errors
     lost = [line["worker_id"] for line in result.events("WorkerLost")]
     assert ended or lost == ["w1"], describe(result)

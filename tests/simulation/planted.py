@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from craft.agent import supervisor
+from craft.agent.host import fork_server_keeper
 from craft.agent.linux.fork_server_process import ForkServerProcess
 from craft.control import lighthouse, respawn
 from craft.control.core import loop, persistence_file, report_events
@@ -114,10 +114,10 @@ def _exit_code_0_is_the_end(exited: Exited, seen: report_events.WorkerHistory | 
 
 
 async def _ends_with_its_fork_server(self: Any) -> None:
-    self._forks = await ForkServerProcess.start(self._settings)
-    await self._follow_forks(self._forks)
-    await self._forks.end()
-    if not self._over.done():
+    self._process = await ForkServerProcess.start(self._settings)
+    await self._follow(self._process)
+    await self._process.end()
+    if not self._is_over():
         raise Unreachable("the fork server ended, and its workers with it")
 
 
@@ -213,7 +213,7 @@ PLANTED = (
     ),
     Planted(
         "the death of a fork server ends the job",
-        ((supervisor.Supervisor, "_serve_forks", _ends_with_its_fork_server),),
+        ((fork_server_keeper.ForkServerKeeper, "run", _ends_with_its_fork_server),),
         ("kill fork server",),
         "the fork server ended",
         10,

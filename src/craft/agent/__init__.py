@@ -1,1 +1,1 @@
-"""One per host: starts workers, sees them die, relays their messages."""
+"""The agent, one per host: starts workers, sees them die, relays their messages."""

@@ -22,11 +22,11 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from craft.agent.host.outcome import JobOutcome
 from craft.agent.linux.forkserver import Ended
 from craft.agent.linux.syscalls import how_it_ended
-from craft.agent.supervisor import JobOutcome, Supervisor
+from craft.agent.supervisor import Supervisor
 from craft.protocol.errors import CraftError
-from craft.protocol.messages import WorkerReport
 from craft.protocol.values.attach import Adopt, Adopted
 from craft.settings.files.private_files import open_private
 from craft.settings.run import RunSettings, resolve, write_effective
@@ -37,14 +37,16 @@ from craft.telemetry.text.plain_text import indented
 logger = logging.getLogger(__name__)
 
 How: TypeAlias = "tuple[int | None, int | None]"
-"""Exit code and signal of a process that has ended; neither is known of one that somebody else looked at first."""
+"""Exit code and signal of an ended process; both None if another process reaped it first."""
 
 _BY_ITSELF_S = 10.0
-"""So long a worker whose script has failed, or whose job is over, has to end by itself."""
+"""How long a worker has to end by itself, after its script failed or its job is over."""
 
 
 class TorchrunAgent(Supervisor):
-    """A supervisor without a fork server."""
+    """A supervisor without a fork server: torchrun starts the workers, and sees how they end."""
+
+    _ends_starting = False
 
     def __init__(self, settings: RunSettings, run_dir: RunDir, folder: Path, torchrun_pid: int) -> None:
         super().__init__(settings, run_dir, lambda _: None)
@@ -52,18 +54,18 @@ class TorchrunAgent(Supervisor):
         self._torchrun_pid = torchrun_pid
         self._torchrun_over = asyncio.Event()
 
-    async def _serve_forks(self) -> None:
-        """Take on whoever asks, for as long as this agent is there."""
+    async def _serve_workers(self) -> None:
+        """Accept attach requests of workers, as long as this agent runs."""
         self._follow(self._torchrun_pid, self._torchrun_ended)
         if self._found.get("exit_code") is not None:
-            # The job was over before this agent came: whoever is taken on until it hears so would leave as if all were well.
+            # The job was over before this agent started: a worker accepted now would end as if all were well.
             await asyncio.shield(self._over)
         server = await asyncio.start_unix_server(self._adopt, path=str(self._folder / "adopt"))
         async with server:
             await server.serve_forever()
 
     async def _start_workers(self) -> None:
-        """They come by themselves."""
+        """Do nothing: torchrun starts them."""
 
     async def _adopt(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -71,7 +73,7 @@ class TorchrunAgent(Supervisor):
             writer.write(msgspec.json.encode(self._answer(request)) + b"\n")
             await writer.drain()
         except (OSError, ValueError, msgspec.DecodeError) as error:
-            logger.warning("a process that wanted to be a worker is none: %s", error)
+            logger.warning("rejected attach request: %s", error)
         finally:
             writer.close()
 
@@ -84,7 +86,7 @@ class TorchrunAgent(Supervisor):
         return Adopted(environment=environment)
 
     def _follow(self, pid: int, ended: Callable[[How], None]) -> None:
-        """Have ``ended`` called when a process, which is not ours to wait for, is no more."""
+        """Call ``ended`` when a process that is not our child ends."""
         loop = asyncio.get_running_loop()
         try:
             fd = os.pidfd_open(pid)
@@ -102,17 +104,16 @@ class TorchrunAgent(Supervisor):
 
     def _worker_ended(self, worker_id: str, how: How) -> None:
         exit_code, signal = how
-        self._ended(Ended(worker_id=worker_id, exit_code=exit_code, signal=signal, time=time.time()))
+        self._ends.ended(Ended(worker_id=worker_id, exit_code=exit_code, signal=signal, time=time.time()))
 
-    def _take_end(self, message: Ended) -> None:
-        super()._take_end(message)
-        self._look_for_the_end()
+    def _worker_gone(self) -> None:
+        self._finish_if_all_ended()
 
-    def _replaces(self, message: Ended, report: WorkerReport | None) -> bool:
+    def _may_replace(self) -> bool:
         return False
 
     def _end_fenced(self, worker_id: str) -> None:
-        """One that fails is about to end by itself, and torchrun is to see how."""
+        """Give a worker that failed time to end by itself: torchrun has to see how it ends."""
         assert self.relay is not None
         report = self.relay.reports().get(worker_id)
         end = functools.partial(super()._end_fenced, worker_id)
@@ -121,15 +122,12 @@ class TorchrunAgent(Supervisor):
         else:
             end()
 
-    def _end_starting(self, asked: dict[str, float]) -> None:
-        """They end by themselves, and torchrun is to see how."""
-
-    async def _see_out(self, outcome: JobOutcome) -> JobOutcome:
+    async def _end_job(self, outcome: JobOutcome) -> JobOutcome:
         await self._pool.wait(_BY_ITSELF_S)
-        outcome = await super()._see_out(outcome)
+        outcome = await super()._end_job(outcome)
         assert self.relay is not None
         if self.relay.directive is not None and self.relay.directive.stopping:
-            # torchrun may be about to start its workers again: they end as the job did, and so does torchrun.
+            # torchrun may restart its workers: they end as the job did, and so does torchrun.
             ended = asyncio.ensure_future(self._torchrun_over.wait())
             either: set[asyncio.Future[Any]] = {ended, self._interrupted}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -139,9 +137,9 @@ class TorchrunAgent(Supervisor):
     def _torchrun_ended(self, how: How) -> None:
         self._torchrun_over.set()
         self._exhausted("torchrun has ended")
-        self._look_for_the_end()
+        self._finish_if_all_ended()
 
-    def _look_for_the_end(self) -> None:
+    def _finish_if_all_ended(self) -> None:
         if self._torchrun_over.is_set() and not self._pool.living:
             self._finish(JobOutcome(exit_code=0, reason="torchrun has ended, and its workers"))
 
@@ -151,10 +149,10 @@ async def _run(settings: RunSettings, run_dir: RunDir, folder: Path, torchrun_pi
 
 
 def main() -> int:
-    """Entry of the process: where it is met, torchrun's process id, the run directory, workers of this host."""
+    """Entry of the process. Arguments: the folder of its socket, torchrun's pid, the run directory, workers of this host."""
     folder, torchrun_pid, run_dir, workers = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
     logs.begin(logging.INFO, logs.IN_FILES)
-    # As long as this is locked, whoever tidies up lets the folder be.
+    # While this is locked, the clean-up of stale folders leaves this one.
     lock = open_private(folder / "lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
     with contextlib.suppress(FileNotFoundError):

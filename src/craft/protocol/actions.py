@@ -16,7 +16,7 @@ class Reconfigure(Action, frozen=True, kw_only=True, tag=True):
 
     members: tuple[str, ...]
     again: bool = False
-    """Whether it is made only because the one before broke, though nobody was lost."""
+    """Whether it is made only because the one before broke without a loss."""
     replacing: bool | None = None
     """Whether free slots are filled from now on; None: as before."""
 
@@ -34,7 +34,7 @@ class Fence(Action, frozen=True, kw_only=True, tag=True):
 
 
 class Release(Action, frozen=True, kw_only=True, tag=True):
-    """Let a worker that holds no slot go: nobody needs anything from it."""
+    """Let a worker without a slot end: the others need nothing from it."""
 
     worker_id: str
 
@@ -53,7 +53,7 @@ class DeclareHostLost(Action, frozen=True, kw_only=True, tag=True):
 
 
 class Await(Action, frozen=True, kw_only=True, tag=True):
-    """Wait for a worker, or for a host, that does not answer and has the only copy of the training state."""
+    """Wait for a worker or a host that does not answer and has the last copy of the training state."""
 
     worker_id: str | None = None
     host: str | None = None
@@ -64,7 +64,7 @@ class Await(Action, frozen=True, kw_only=True, tag=True):
 
 
 class Hold(Action, frozen=True, kw_only=True, tag=True):
-    """Make no generation until somebody takes the place of those lost; if nobody does within the limit, HoldExpired follows."""
+    """Make no generation until replacements join; after the limit, HoldExpired follows."""
 
     generation: int
     """The one that lost them."""
@@ -72,15 +72,15 @@ class Hold(Action, frozen=True, kw_only=True, tag=True):
 
 
 class Restore(Action, frozen=True, kw_only=True, tag=True):
-    """Begin again: nobody has the training state any more. A generation follows once enough workers have come.
+    """Restore the job: no worker has the training state. A generation follows once enough workers have joined.
 
-    If they have not within the limit, HoldExpired follows.
+    After the limit, HoldExpired follows.
     """
 
     branch: int
-    """Of the history that begins."""
+    """The new branch."""
     checkpoint: str | None
-    """Name of the checkpoint; None: from the very beginning."""
+    """Name of the checkpoint; None: step 0."""
     step: int
     """Committed steps that are in it."""
     limit_s: float
@@ -94,7 +94,7 @@ class Drain(Action, frozen=True, kw_only=True, tag=True):
 
 
 class RequestDrain(Action, frozen=True, kw_only=True, tag=True):
-    """Let a worker, or all of a host, leave in order, as if a person had asked for it: ``DrainRequested`` follows."""
+    """Drain a worker, or all of a host, as if a person had asked for it: ``DrainRequested`` follows."""
 
     worker_id: str | None = None
     host: str | None = None
@@ -102,7 +102,7 @@ class RequestDrain(Action, frozen=True, kw_only=True, tag=True):
 
 
 class Probe(Action, frozen=True, kw_only=True, tag=True):
-    """Have every member of ``generation`` find out which others it can reach."""
+    """Make every member of ``generation`` find out which others it can reach."""
 
     generation: int
 
@@ -127,7 +127,7 @@ class Preempt(Action, frozen=True, kw_only=True, tag=True):
 
 
 class TakeCheckpoint(Action, frozen=True, kw_only=True, tag=True):
-    """Have all workers take a checkpoint at the next step boundary."""
+    """Make all workers take a checkpoint at the next step boundary."""
 
     tag: str | None = None
 

@@ -1,7 +1,6 @@
-"""Faults that this agent is told to cause: signals to its workers, and to itself.
+"""Inject faults that concern this agent: signals to its workers, and to itself.
 
-Enters: the injections of a directive, again and again. Each that concerns this agent is carried out once. The supervisor
-calls it.
+Enters: the injections of a directive, which repeats them. Each that concerns this agent is carried out once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Answers what the lighthouse asks about workers of this host: what each does, its stacks, its own collectives.
+"""Answer the lighthouse's questions about workers of this host: what each does, its stacks, its collectives.
 
-It works whatever a worker is doing. What its main thread does stands in memory, what the kernel says in ``/proc``; its stacks
-and the collectives of its script it tells itself, on a thread. Where no thread of it answers, a signal has them written.
+It works whatever a worker does. The activity page says what its main thread does, ``/proc`` what the kernel says; a thread
+of the worker sends its stacks and collectives. If no thread answers, a signal makes the process write its stacks.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class WorkerInspector:
         )
 
     def then(self, worker_id: str, end: Callable[[], None]) -> None:
-        """Call ``end`` once nobody looks at the worker any more: it is to be ended, and would tell nothing afterwards."""
+        """Call ``end`` once no inspection of the worker is open: an ended worker could not answer."""
         if worker_id not in self._open:
             end()
         elif worker_id not in self._ends:

@@ -1,7 +1,7 @@
-"""Ends workers that have neither an exchange nor a lighthouse any more, if the job may go on without them elsewhere.
+"""End workers that have neither an exchange nor a lighthouse, if the job may go on without them elsewhere.
 
-A lighthouse that is merely away costs nobody anything. So a worker ends only if its exchange broke, or if it waits in it
-for long and the network carries nothing to another member: a cut that nobody announces looks just like a slow step.
+Training does not need the lighthouse. So a worker ends only if its exchange broke, or if it waits in it for long and
+cannot reach another member: an unnoticed network cut looks just like a slow step.
 """
 
 from __future__ import annotations

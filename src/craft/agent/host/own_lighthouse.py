@@ -95,7 +95,7 @@ class OwnLighthouse:
         command = [sys.executable, "-m", "craft.cli.main", "lighthouse", "--with-parent", "--keep"]
         command += ["--dir", str(self._run_dir.path), "--workers", str(settings.workers)]
         command += ["--min-workers", str(settings.min_workers)]
-        # With one host there is nobody to go on without it: silence of a busy machine must not end the job.
+        # With one host, no other could go on: silence of a busy machine must not end the job.
         command += ["--port", str(settings.port), "--heartbeat-limit", str(_OWN_HOST_LIMIT_S)]
         # The effective settings: the file that the user named may change before this is started again.
         command += ["--config", str(self._run_dir.config)]
@@ -150,7 +150,7 @@ class OwnLighthouse:
             try:
                 await asyncio.wait_for(self._process.wait(), _END_S)
             except asyncio.TimeoutError:
-                # Stopped by somebody, or a disk that does not answer.
+                # Stopped by a signal, or a disk that does not answer.
                 self._process.kill()
                 await self._process.wait()
         if self._listening is not None:

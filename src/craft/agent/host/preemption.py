@@ -1,8 +1,7 @@
-"""A host that is told to make room, by SIGTERM or by a file: it asks the lighthouse to let its workers leave in order.
+"""Preempt a host on SIGTERM or when a file appears: ask the lighthouse to drain its workers.
 
-The supervisor owns it. In a job of its own, all workers take a checkpoint and leave; in a larger one those of this host
-leave, and the others go on. What is wished is repeated with every report, so that a lighthouse that is started again
-knows of it, too.
+In a job of one host, all workers take a checkpoint and leave; in a larger one those of this host leave, and the others
+go on. The request is repeated with every report, so that a restarted lighthouse knows of it, too.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class HostPreemption:
             return False
         if directive is not None and (directive.stopping or directive.winding_down is not None):
             return False
-        # While the workers are starting, nobody has said so yet.
+        # While the workers are starting, none has reported that yet.
         return self._settings.checkpoints is not None or any(
             report.checkpoints for report in self._relay.report.workers
         )
@@ -117,7 +116,7 @@ class PreemptFile:
         while True:
             # In a thread: the file may be on a network, which may not answer.
             mark = await asyncio.to_thread(_mark, self.path)
-            # Twice the same: whoever makes it may still be writing.
+            # Twice the same: the writer may not be done.
             if mark is not None and mark != self._old and mark == before:
                 return await asyncio.to_thread(_seconds, self.path)
             before = mark

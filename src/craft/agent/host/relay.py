@@ -1,7 +1,7 @@
-"""Between workers and lighthouse: reports up, directives down. Keeps the latest of each, and sends it again on reconnect.
+"""Relay between workers and lighthouse: reports up, directives down. Sends the latest of each again on reconnect.
 
-How often it speaks is the lighthouse's to say (``Pace``): in a job of few hosts every change is reported at once and every
-heartbeat is a report; in a large one mere progress waits, and most heartbeats are only that.
+The lighthouse sets the pace (``Pace``): in a job of few hosts every change is reported at once and every heartbeat is a
+report; in a large one mere progress waits, and most heartbeats are empty.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Relay:
         return next((report.unwritten for report in living if report.unwritten), "")
 
     def carried_bytes(self) -> int:
-        """How much memory a worker that joins should set aside; 0 while nobody here knows."""
+        """How much memory a joining worker should reserve; 0 while no worker here knows."""
         return max((report.carried_bytes for report in self.report.workers), default=0)
 
     def ended(self, exited: Exited) -> None:
@@ -260,7 +260,7 @@ class Relay:
                     self.on_look(heard)
                 said = self._hear(heard) or said
         except MalformedMessage as error:
-            logger.warning("the lighthouse sent rubbish: %s", error)
+            logger.warning("the lighthouse sent an invalid message: %s", error)
         finally:
             self._connection = None
             sending.cancel()
@@ -292,7 +292,7 @@ class Relay:
                     await connection.send_str(codec.encode(self.report).decode())
                 else:
                     await connection.send_str(codec.encode(Heartbeat(sequence=sent)).decode())
-                # Cheaper than wait_for, which would make a task of its own for every heartbeat.
+                # Cheaper than wait_for, which makes a task for every heartbeat.
                 timer = loop.call_later(self._pace.heartbeat_s, self._changed.set)
                 await self._changed.wait()
                 timer.cancel()
@@ -310,5 +310,5 @@ class Relay:
 
 
 def _but_progress(report: WorkerReport) -> WorkerReport:
-    """Without what changes all the time and moves nobody to act."""
+    """Return the report without what changes all the time and triggers nothing."""
     return replace(report, sequence=0, step=0, metrics={}, step_s=0.0, times=None, phase="")

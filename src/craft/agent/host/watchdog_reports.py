@@ -1,4 +1,4 @@
-"""What the watchdog finds, put into the agent's reports: what each worker is doing, and who is at one thing for too long."""
+"""Put the watchdog's findings into the agent's reports: what each worker does, and which are overdue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class WatchdogReports:
     """Lives on the agent's event loop; ``look`` is called ten times a second."""
 
     def __init__(self, watchdog: Watchdog, relay: Relay, on_stopped: Callable[[str], None]) -> None:
-        """``on_stopped`` is called with whoever is stopped by a signal."""
+        """``on_stopped`` is called with workers that a signal has stopped."""
         self._watchdog = watchdog
         self._relay = relay
         self._on_stopped = on_stopped

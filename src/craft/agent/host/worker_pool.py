@@ -1,7 +1,6 @@
-"""The workers of one host: starts them through the fork server, and others in the place of those that are lost.
+"""The workers of one host: starts them, and replacements, through the fork server.
 
-The supervisor owns it. Every worker has a *place*, a number on this host, which whoever replaces it takes over; ids are
-never used twice.
+Every worker has a *place*, a number on this host, which its replacement takes over; ids are never reused.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class WorkerPool:
         self._world_size = world_size
         self._writer: asyncio.StreamWriter | None = None
         self._queued: list[tuple[int, bool]] = []
-        """Places in which somebody is to be started, and whether late, once there is a fork server."""
+        """(place, late) of workers to be started once there is a fork server."""
         self.started: list[str] = []
         """Ids of all workers that were ever asked for, in that order."""
         self._places: dict[str, int] = {}
@@ -75,11 +74,11 @@ class WorkerPool:
         self._due = 0
         """How many of these start at once, in the place of one that had done its work."""
         self._vacant: dict[str, int] = {}
-        """Places of lost workers in which nobody is started unless the lighthouse says so."""
+        """Places of lost workers that are filled only if the lighthouse says so."""
         self._directive: Directive | None = None
         self._closed = False
         self.all_ended = asyncio.Event()
-        # Nobody is there to be waited for: an agent that comes when the job is over starts nobody at all.
+        # Nothing to wait for: an agent that starts after the end of the job starts no worker.
         self.all_ended.set()
 
     @property
@@ -112,9 +111,9 @@ class WorkerPool:
             self._start(place, late=late)
 
     def pause(self) -> dict[str, int | None]:
-        """The fork server ended: start nobody until there is another one.
+        """Start no worker until there is another fork server: this one ended.
 
-        Returns all of its workers, with their process ids; None of one of which it is not known whether it was forked.
+        Returns all of its workers, with their process ids; None where it is unknown whether it was forked.
         """
         self._writer = None
         return {**dict.fromkeys(sorted(self._awaited)), **self._living}

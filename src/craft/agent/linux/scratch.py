@@ -25,7 +25,7 @@ class Scratch:
         parent = parent or memory_folder()
         sweep(parent)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        # Locked before it has its name: whoever sweeps must never find one that is not locked yet.
+        # Locked before it gets its name: the clean-up must never find an unlocked one.
         unnamed = self.path / "lock.new"
         self._lock = open_private(unnamed, os.O_RDWR | os.O_CREAT)
         fcntl.flock(self._lock, fcntl.LOCK_EX)

@@ -1,9 +1,8 @@
-"""The agent's watchdog over its own workers: who has been at one thing for too long, or is stopped.
+"""Watch this host's workers: find those that do one thing for too long, or are stopped.
 
 The supervisor calls ``add`` when a worker was forked, ``remove`` when it ended, and ``look`` every 0.1 s: that reads a
-page of memory and two small files of ``/proc`` per worker and never blocks. What comes out are ``Suspect`` values.
-``examine`` asks one of them for its stacks, and puts them into its log; what comes out is a ``HangReport``, with a sentence for
-the journal. Which of them hold up the others is the lighthouse's to decide.
+page of memory and two small files of ``/proc`` per worker, never blocks, and returns ``Suspect`` values. ``examine`` logs
+the stacks of one and returns a ``HangReport``. The lighthouse decides which of them blocks the others.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from craft.protocol.values.activity import Doing
 logger = logging.getLogger(__name__)
 
 _AWAY_S = 1.0
-"""Longer between two looks, and the watchdog itself did not run, nor perhaps anybody: that time counts against no worker."""
+"""After a longer pause the watchdog itself did not run: that time counts against no worker."""
 _BUSY = 0.5
 _IDLE = 0.02
 _GIL_WORTH_SAYING_S = 1.0
@@ -85,7 +84,7 @@ class Regard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that is overdue; somebody may be held up by it, or not."""
+    """A worker that is overdue, whether others wait for it or not."""
 
     worker_id: str
     pid: int
@@ -244,7 +243,7 @@ class Watchdog:
         try:
             self._watched[worker_id] = _Watched(worker_id, pid, activity, stacks, log, self._outside)
         except (FileNotFoundError, ProcessLookupError):
-            # Whoever sees its end will say so.
+            # Its end is reported elsewhere.
             return
         except OSError as error:
             logger.warning("%s is not watched for hangs yet: %s. This is tried again", worker_id, error.strerror)

@@ -168,7 +168,7 @@ def choose(
     wait_s = seen_s if seen_s is not None else (settings.spare_s if spares else settings.restart_s)
     who = f"{'a spare' if spares else 'a replacement'} {'takes' if seen_s is not None else 'is assumed to take'} {wait_s:.2g} s"
     if slow_s is None or full_s is None:
-        return CheapestAnswer(answer, 0.0, f"no step time measured yet, {who}: the lost slot is filled")
+        return CheapestAnswer(answer, 0.0, f"no step time was measured yet, {who}: the lost slot is filled")
     left = inf if times.total_steps is None else max(0, times.total_steps - times.step)
     longer_s = max(0.0, slow_s - full_s)
     until = min(left, ceil(wait_s / slow_s))

@@ -101,12 +101,12 @@ def test_an_answer_that_cannot_be_given_is_a_report_that_says_why() -> None:
     nobody = _event(AlertSettings(), wanted="drain", host="elsewhere")
     assert (nobody.answer, nobody.note) == (
         "report",
-        "nothing to drain: its labels name no worker and no host that is in this job now",
+        "nothing to drain: its labels name no worker and no host of this job",
     )
     unsaved = _event(AlertSettings(), wanted="preempt", saves=False)
     assert (unsaved.answer, unsaved.note) == ("report", "no preempt: no worker takes checkpoints")
     off = _event(AlertSettings(), wanted="preempt", preempts=False)
-    assert (off.answer, off.note) == ("report", "no preempt: no technique that is on answers it")
+    assert (off.answer, off.note) == ("report", "no preempt: no active technique answers it")
     assert _event(AlertSettings(), wanted="preempt").answer == "preempt"
 
 
