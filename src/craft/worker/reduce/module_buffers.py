@@ -83,8 +83,8 @@ class ModuleBuffers:
             return buffer is not self._tensors[index] or buffer._version != self._versions[index]
         # As bits: a NaN is equal to itself, and -0.0 is not 0.0.
         if buffer.device.type == "cpu":
-            return not torch.equal(_consistency(buffer), _consistency(committed))
-        return (_consistency(buffer) != _consistency(committed)).any()
+            return not torch.equal(_as_bytes(buffer), _consistency(committed))
+        return (_as_bytes(buffer) != _consistency(committed)).any()
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -149,7 +149,7 @@ class ModuleBuffers:
         values = list(self._first.values())
         if len({value.device for value in values}) > 1:
             values = [value.cpu() for value in values]
-        return torch.cat([_consistency(value) for value in values]).cpu() if values else torch.empty(0)
+        return torch.cat([_as_bytes(value) for value in values]).cpu() if values else torch.empty(0)
 
     def empty_like(self, changed: tuple[int, ...]) -> torch.Tensor:
         """Room for what ``pack`` of another worker gives for ``changed``."""
@@ -165,7 +165,7 @@ class ModuleBuffers:
             assert packed is not None
             committed = self._committed[index]
             size = _nbytes(committed)
-            _consistency(committed).copy_(packed[offset : offset + size])
+            _as_bytes(committed).copy_(packed[offset : offset + size])
             offset += size
             # Whether or not it changed here: this worker may have computed nothing.
             self._take_committed(index)
@@ -267,7 +267,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 def _hash(tensors: Sequence[torch.Tensor]) -> bytes:
     hasher = blake3()
     for tensor in tensors:
-        hasher.update(memoryview(_consistency(tensor).cpu().numpy()))  # type: ignore[arg-type]
+        hasher.update(memoryview(_as_bytes(tensor).cpu().numpy()))  # type: ignore[arg-type]
     return bytes(hasher.digest(length=8))
 
 
@@ -275,6 +275,6 @@ def _nbytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _consistency(tensor: torch.Tensor) -> torch.Tensor:
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor; shares its memory where it is contiguous."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
