@@ -83,8 +83,8 @@ class ModuleBuffers:
             return buffer is not self._tensors[index] or buffer._version != self._versions[index]
         # As bits: a NaN is equal to itself, and -0.0 is not 0.0.
         if buffer.device.type == "cpu":
-            return not torch.equal(_as_bytes(buffer), _consistency(committed))
-        return (_as_bytes(buffer) != _consistency(committed)).any()
+            return not torch.equal(_as_bytes(buffer), _as_bytes(committed))
+        return (_as_bytes(buffer) != _as_bytes(committed)).any()
 
     @torch.no_grad()
     def restore(self) -> None:
