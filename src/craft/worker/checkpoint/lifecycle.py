@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -37,6 +36,7 @@ from craft.worker.checkpoint.scheduler import CheckpointScheduler
 from craft.worker.checkpoint.self_resume import forgotten_start_step
 from craft.worker.monitor.consistency import AgreedStep
 from craft.worker.monitor.nonfinite import NonFiniteGuard
+from craft.worker.reduce.word_parts import CheckpointPart
 from craft.worker.report.reporter import paused
 from craft.worker.state.loop_context import LoopContext
 from craft.worker.state.metadata import Attached, ModuleModes, TrainingProgress
@@ -248,9 +248,11 @@ class CheckpointLifecycle:
 
     # Along its way.
 
-    def word(self, step: int) -> dict[str, Any]:
+    def word_part(self, step: int) -> CheckpointPart:
         """What it adds to this worker's word of ``step``."""
-        return self.scheduler.word(step, self._participant.ledger.rank == 0) if self.scheduler is not None else {}
+        if self.scheduler is None:
+            return CheckpointPart()
+        return self.scheduler.word_part(step, self._participant.ledger.rank == 0)
 
     @property
     def hooks(self) -> dict[str, Hooks]:

@@ -11,7 +11,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from craft.decide.step.interval import Every, choose
 from craft.decide.techniques.technique import Hooks, Moment
@@ -28,6 +28,7 @@ from craft.snapshots.state.serialized import State
 from craft.snapshots.store.manifest import name_of
 from craft.telemetry.fault_points import reach
 from craft.worker.membership.client import MembershipClient
+from craft.worker.reduce.word_parts import CheckpointPart
 from craft.worker.report.activity_page import ActivityPage
 from craft.worker.report.reporter import Reporter, paused
 from craft.worker.state.checkpoint_target import CheckpointTarget
@@ -121,16 +122,16 @@ class CheckpointScheduler(Hooks):
 
     # What the word of a step says.
 
-    def word(self, step: int, leads: bool) -> dict[str, Any]:
-        """This worker's part in the word of ``step``; the one that leads looks at the clock for all."""
+    def word_part(self, step: int, leads: bool) -> CheckpointPart:
+        """Return this worker's part of the word of ``step``; the leader looks at the clock for all."""
         wish = next((each for each in self._membership.wishes if each.number > self._answered), None)
-        return {
-            "save": (wish.tag or "") if wish is not None else self._wanted(step, leads),
-            "wish": wish.number if wish is not None else 0,
-            "busy": self._writer.busy,
-            "saved": self.saved,
-            "leave": self._membership.preempting is not None,
-        }
+        return CheckpointPart(
+            save=(wish.tag or "") if wish is not None else self._wanted(step, leads),
+            wish=wish.number if wish is not None else 0,
+            busy=self._writer.busy,
+            saved=self.saved,
+            leave=self._membership.preempting is not None,
+        )
 
     def _wanted(self, step: int, leads: bool) -> str | None:
         if self._again is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from time import monotonic
-from typing import Any
 
 import torch
 
@@ -29,6 +28,7 @@ from craft.worker.reduce.exchange import Attempt, ExchangeThread
 from craft.worker.reduce.module_buffers import ModuleBuffers
 from craft.worker.reduce.routes.choice import route_of
 from craft.worker.reduce.routes.flat import FlatRoute
+from craft.worker.reduce.word_parts import LoopPart
 from craft.worker.report.reporter import Reporter
 
 
@@ -46,7 +46,7 @@ class StepRunner:
         size_of: Callable[[int], int],
         on_settled: Callable[[Settlement, bool], None],
         reporter: Reporter,
-        extra_word: Callable[[int], dict[str, Any]],
+        loop_part: Callable[[int], LoopPart],
         gathering: BatchGather,
         on_differs: Callable[[BitsDiffer, int], None],
         undo: Callable[[], None],
@@ -57,7 +57,6 @@ class StepRunner:
         that of the last commit, where the script's update comes before the commit.
         """
         self.gradients = gradients
-        self.stop_reason: str | None = None
         self.num_computed = 0
         """Microbatches that the script computed here since the last commit."""
         self.waited_s = 0.0
@@ -70,7 +69,7 @@ class StepRunner:
         self._size_of = size_of
         self._on_settled = on_settled
         self._reporter = reporter
-        self._extra_word = extra_word
+        self._loop_part = loop_part
         """Gives what else goes into the word of a step."""
         self.gathering = gathering
         self._on_differs = on_differs
@@ -392,18 +391,32 @@ class StepRunner:
             rows = [self._carried[microbatch] for microbatch in held if microbatch in self._carried]
             if rows:
                 attempt.carried[self._participant.ledger.rank] = torch.cat(rows)
+        bits, loop = self._consistency.word_part(), self._loop_part(self.step)
         return Word(
             step=self.step,
             records=tuple(self._records[microbatch] for microbatch in held),
             ready=self._participant.ready,
             able=self._participant.ledger.can_compute,
-            stop=self.stop_reason,
+            stop=loop.stop,
             resend=self._late,
             buffers=changed,
             rewinds=self._participant.ledger.rewinds,
             touched=self._buffers.touched,
-            **self._consistency.word_fields(),
-            **self._extra_word(self.step),
+            digest=bits.digest,
+            probe=bits.probe,
+            sample=bits.sample,
+            state=bits.state,
+            whole=bits.whole,
+            newcomer=bits.newcomer,
+            agreed=bits.agreed,
+            computed=bits.computed,
+            repeated=bits.repeated,
+            busy_us=loop.busy_us,
+            save=loop.checkpoint.save,
+            wish=loop.checkpoint.wish,
+            busy=loop.checkpoint.busy,
+            saved=loop.checkpoint.saved,
+            leave=loop.checkpoint.leave,
         )
 
     def _regroup(self, at_boundary: int | None = None) -> None:

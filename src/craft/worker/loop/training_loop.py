@@ -41,6 +41,7 @@ from craft.worker.reduce.accumulator import GradientAccumulator
 from craft.worker.reduce.buckets import BucketLayout, bitmap, parameters_of, trainable_of
 from craft.worker.reduce.exchange import ExchangeThread
 from craft.worker.reduce.module_buffers import ModuleBuffers
+from craft.worker.reduce.word_parts import LoopPart
 from craft.worker.report.step_log import Committed, StepAccount
 from craft.worker.state.loop_context import LoopContext
 from craft.worker.state.preflight import check_conditions, make_equal
@@ -141,7 +142,7 @@ class TrainingLoop:
             parts.source.size_of,
             self.settled,
             reporter,
-            self._word,
+            self._word_part,
             BatchGather(parts.device, parts.source.samples, drops=parts.drops),
             self.lifecycle.differs,
             self.undo.put_back,
@@ -163,9 +164,13 @@ class TrainingLoop:
     def _new_gradients(self) -> GradientAccumulator:
         return GradientAccumulator(BucketLayout(self._params, self.bucket_bytes), hold=self.settings.hold)
 
-    def _word(self, step: int) -> dict[str, Any]:
+    def _word_part(self, step: int) -> LoopPart:
         """What else goes into the word of ``step``."""
-        return {**self.lifecycle.word(step), "busy_us": self._speed.busy_us(self.runner.num_computed)}
+        return LoopPart(
+            stop=self.stop_reason or self._membership.winding_down,
+            busy_us=self._speed.busy_us(self.runner.num_computed),
+            checkpoint=self.lifecycle.word_part(step),
+        )
 
     @property
     def applied(self) -> int:
@@ -324,7 +329,6 @@ class TrainingLoop:
                 return None
             self._keep_pace()
         self.activity.now(Phase.EXCHANGING, self.applied)
-        self.runner.stop_reason = self.stop_reason or self._membership.winding_down
         if not self.participant.ledger.pending:
             self.step_hooks.reach("before_commit")
         microbatch = self.runner.next_microbatch()
@@ -346,7 +350,6 @@ class TrainingLoop:
     def conclude(self) -> bool:
         """The body of such a step is over: whether it is committed now."""
         self.activity.now(Phase.EXCHANGING, self.applied)
-        self.runner.stop_reason = self.stop_reason or self._membership.winding_down
         self.step_hooks.reach("before_commit")
         return self.runner.conclude()
 

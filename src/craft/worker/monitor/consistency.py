@@ -7,7 +7,6 @@ combined words say that the others' digests differ.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from blake3 import blake3
 
@@ -17,6 +16,7 @@ from craft.snapshots.state.leaves import Leaf, RotatingDigest, sample_digest, te
 from craft.worker.monitor.consistency_errors import check_bits, check_newcomer, check_sample, repeated_alone
 from craft.worker.monitor.repeated_microbatch import PROBE, RepeatedMicrobatch, is_repeat
 from craft.worker.reduce.accumulator import Flats
+from craft.worker.reduce.word_parts import ConsistencyPart
 
 _SAMPLED = 1 << 14
 """Elements sampled of each bucket."""
@@ -173,21 +173,21 @@ class ConsistencyCheck:
         if self._compares:
             self._sample = digest
 
-    def word_fields(self) -> dict[str, Any]:
-        """Return the fields of this worker's control word."""
+    def word_part(self) -> ConsistencyPart:
+        """Return the hashes that this worker puts into its control word."""
         if self.repeats.repeated and self._is_lenient():
             self._warn_of_repeated()
-        return {
-            "digest": self._state(),
-            "probe": self._probe,
-            "sample": self._sample,
-            "state": self._sampled,
-            "whole": self._whole(),
-            "newcomer": self.newcomer,
-            "agreed": self.agreement.step,
-            "computed": tuple(self.repeats.computed.items()),
-            "repeated": tuple(self.repeats.repeated.items()),
-        }
+        return ConsistencyPart(
+            digest=self._state(),
+            probe=self._probe,
+            sample=self._sample,
+            state=self._sampled,
+            whole=self._whole(),
+            newcomer=self.newcomer,
+            agreed=self.agreement.step,
+            computed=tuple(self.repeats.computed.items()),
+            repeated=tuple(self.repeats.repeated.items()),
+        )
 
     def _warn_of_repeated(self) -> None:
         differing = self.repeats.differing()

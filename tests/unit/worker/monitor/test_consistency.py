@@ -16,6 +16,7 @@ from craft.worker.monitor.consistency_errors import check_bits, check_sample
 from craft.worker.monitor.repeated_microbatch import PROBE
 from craft.worker.reduce.accumulator import Flats
 from craft.worker.reduce.buckets import BucketLayout
+from craft.worker.reduce.word_parts import ConsistencyPart
 
 OWNER = Ledger(worker_id="w0", members=("w0", "w1"), owners=(0, 1))
 OTHER = replace(OWNER, worker_id="w1")
@@ -65,10 +66,10 @@ def test_in_the_first_step_everybody_computes_microbatch_0_and_later_nobody_else
     assert not bits.probe_due(replace(OTHER, members=("w1",)))
     assert bits.hasher(PROBE, OTHER) is bits.hasher(0, OWNER) is hash_of
     bits.found(PROBE, hash_of, b"probe")
-    assert not bits.probe_due(OTHER) and bits.word_fields()["probe"] == b"probe"
+    assert not bits.probe_due(OTHER) and bits.word_part().probe == b"probe"
 
     bits.committed()
-    assert not bits.probe_due(OTHER) and not any(bits.word_fields().values())
+    assert not bits.probe_due(OTHER) and bits.word_part() == ConsistencyPart()
 
 
 def test_a_sample_is_taken_only_while_somebody_catches_up() -> None:
@@ -102,11 +103,11 @@ def test_what_is_told_of_the_state_is_as_it_was_before_forward_changed_it() -> N
     tensor = torch.zeros(4)
     bits = ConsistencyCheck(False, 1 << 10, lambda: [Leaf("a", tensor)])
     bits.begin_step(0)
-    before = bits.word_fields()["digest"]
+    before = bits.word_part().digest
     tensor.fill_(1.0)
-    assert bits.word_fields()["digest"] == before != b""
+    assert bits.word_part().digest == before != b""
 
     bits.regrouped()
-    assert bits.word_fields()["digest"] == b""
+    assert bits.word_part().digest == b""
     bits.begin_step(0)
-    assert bits.word_fields()["digest"] not in (before, b"")
+    assert bits.word_part().digest not in (before, b"")

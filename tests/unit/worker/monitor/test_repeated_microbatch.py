@@ -72,7 +72,7 @@ def test_where_kernels_may_vary_a_difference_is_only_warned_of() -> None:
         bits.begin_step(step)
         bits.found(0, sample_of, b"one")
         bits.found(repeat_of(0), sample_of, b"other")
-        assert not (bits.word_fields()["repeated"] or bits.word_fields()["computed"])
+        assert not (bits.word_part().repeated or bits.word_part().computed)
         bits.committed()
     (text,) = told
     assert "torch.use_deterministic_algorithms(True)" in text
