@@ -98,11 +98,11 @@ class Lab(FakeClock):
         self.order.append(str(self.lines[-1][kind]))
 
     def report(
-        self, *workers: WorkerReport, exited: tuple[Exited, ...] = (), host: str = "a", pid: int = 1, starting: int = 0
+        self, *workers: WorkerReport, exited: tuple[Exited, ...] = (), host: str = "a", pid: int = 1, **more: Any
     ) -> None:
         self._sequence += 1
         self.loop.handle_report(
-            HostReport(host=host, pid=pid, sequence=self._sequence, workers=workers, exited=exited, starting=starting)
+            HostReport(host=host, pid=pid, sequence=self._sequence, workers=workers, exited=exited, **more)
         )
 
     def names(self, kind: str = "event") -> list[str]:

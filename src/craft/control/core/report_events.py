@@ -27,6 +27,7 @@ from craft.protocol.events import (
     LoopEnded,
     PreemptRequested,
     ReplacementsEnded,
+    ReplacementsResumed,
     ScriptEnded,
     StateDiverged,
     StateGone,
@@ -79,7 +80,6 @@ class ReportEvents:
         self._exited: set[str] = set()
         self._starting: dict[str, set[str]] = {}
         """Workers that have neither joined nor ended, by host; used for every report."""
-        self._exhausted: set[str] = set()
         self._coming: dict[str, int] = {}
         """How many workers of a host are on the way, by its agent."""
 
@@ -260,9 +260,12 @@ class ReportEvents:
             yield found
 
     def _gives_up(self, report: HostReport) -> Iterator[AnyEvent]:
-        if report.exhausted is not None and report.host not in self._exhausted:
-            self._exhausted.add(report.host)
+        ended = any(host == report.host for host, _ in self._state().unreplaced)
+        if report.exhausted is not None and not ended:
             yield ReplacementsEnded(host=report.host, reason=report.exhausted)
+        elif report.exhausted is None and ended:
+            # Another agent runs there now, with its full number of restarts.
+            yield ReplacementsResumed(host=report.host)
 
     def _of_host(self, report: HostReport) -> Iterator[AnyEvent]:
         if report.draining is not None and self.index.staying(report.host):

@@ -24,6 +24,7 @@ from craft.protocol.events import (
     LoopBegun,
     LoopEnded,
     ReplacementsEnded,
+    ReplacementsResumed,
     RolledBack,
     ScriptEnded,
     TimesMeasured,
@@ -103,6 +104,10 @@ def _drain_requested(state: JobState, event: DrainRequested) -> JobState:
 
 def _replacements_ended(state: JobState, event: ReplacementsEnded) -> JobState:
     return replace(state, unreplaced=tuple(sorted({event.host: event.reason, **dict(state.unreplaced)}.items())))
+
+
+def _replacements_resumed(state: JobState, event: ReplacementsResumed) -> JobState:
+    return replace(state, unreplaced=tuple(each for each in state.unreplaced if each[0] != event.host))
 
 
 def _injected(state: JobState, event: FaultInjected) -> JobState:
@@ -312,6 +317,7 @@ _OBSERVERS: Mapping[type, Callable[[JobState, Any], JobState]] = {
     ScriptEnded: lambda state, event: changed(state, event.worker_id, script_ended=True),
     DrainRequested: _drain_requested,
     ReplacementsEnded: _replacements_ended,
+    ReplacementsResumed: _replacements_resumed,
     FaultInjected: _injected,
     CheckpointWritten: _checkpoint_written,
     CheckpointRestored: lambda state, event: replace(state, begun_from=event, branch=max(state.branch, event.branch)),

@@ -28,6 +28,7 @@ from craft.protocol.events import (
     HoldExpired,
     HostLost,
     ReplacementsEnded,
+    ReplacementsResumed,
     StateGone,
     WorkerEnded,
     WorkerFailed,
@@ -141,7 +142,7 @@ class Restart(Technique[RestartSettings]):
     summary = "starts a worker in the place of a lost one; it joins at a step boundary, with its state from live peers"
     Settings = RestartSettings
     flags: ClassVar[Mapping[str, str]] = {"max_restarts": "most"}
-    emits = (WorkerJoined, ReplacementsEnded)
+    emits = (WorkerJoined, ReplacementsEnded, ReplacementsResumed)
 
 
 def spares_of(techniques: Mapping[str, Technique[Any]]) -> int:

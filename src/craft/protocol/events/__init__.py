@@ -34,6 +34,7 @@ from craft.protocol.events.workers import (
     LoopBegun,
     LoopEnded,
     ReplacementsEnded,
+    ReplacementsResumed,
     ScriptEnded,
     WorkerCaughtUp,
     WorkerEnded,
@@ -102,6 +103,7 @@ __all__ = [
     "PreemptRequested",
     "Recovered",
     "ReplacementsEnded",
+    "ReplacementsResumed",
     "RolledBack",
     "ScriptEnded",
     "ScriptWarned",
@@ -137,6 +139,7 @@ AnyEvent = (
     | WorkerOverdue
     | WorkerEnded
     | ReplacementsEnded
+    | ReplacementsResumed
     | DrainRequested
     | DrainExpired
     | HoldExpired

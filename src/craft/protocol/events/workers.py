@@ -125,6 +125,12 @@ class ReplacementsEnded(Event, frozen=True, kw_only=True, tag=True):
     reason: str
 
 
+class ReplacementsResumed(Event, frozen=True, kw_only=True, tag=True):
+    """An agent that was started again on a host starts replacements there."""
+
+    host: str
+
+
 class HostLost(Event, frozen=True, kw_only=True, tag=True):
     """An agent is silent for longer than the limit, or ended."""
 

@@ -236,6 +236,7 @@ WORDINGS: dict[str, Wording] = {
     "StateDiverged": Wording("state diverged: {detail}", shown=True),
     "StepRetried": Wording(_retried, shown=True),
     "ReplacementsEnded": Wording(_replacements, shown=True),
+    "ReplacementsResumed": Wording("{host} starts replacements again", shown=True),
     "CheckpointWritten": Wording(lambda line: f"checkpoint written: {checkpoint(line)}", shown=True),
     "CheckpointSkipped": Wording("no checkpoint at step {step}: {reason}", shown=True),
     "CheckpointFailed": Wording(_failed_checkpoint, shown=True),

@@ -339,3 +339,11 @@ def test_a_restarted_loop_adopts_what_was_upcoming_once_it_is_entered(
     again.report(worker("w0", generation=3), worker("w2", generation=3), exited=(dead("w1"),))
     assert again.loop.state.members == ("w0", "w2")
     assert not again.names("action")
+
+
+def test_a_host_whose_agent_was_started_again_replaces_workers_again(running: Lab, worker: MakeWorker) -> None:
+    both = worker("w0", generation=1), worker("w1", generation=1)
+    for exhausted in ("--max-restarts is 1", "--max-restarts is 1", None, None):
+        running.report(*both, exhausted=exhausted)
+    assert running.names()[-2:] == ["ReplacementsEnded", "ReplacementsResumed"]
+    assert running.loop.state.replaceable
