@@ -217,11 +217,10 @@ def loss() -> str:
             f"replacement: forked, joins at {joins:.0f} ms, computes its share from {level:.0f} ms on",
             anchor="end",
         ),
-        label(
-            120, 384, story["note"] + f". Its loss cost {story['cost']['lost_ms']:.0f} ms. The scale changes at 80 ms."
-        ),
+        label(120, 384, f"{story['note']}."),
+        label(120, 404, f"Its loss cost {story['cost']['lost_ms']:.0f} ms. The scale changes at 80 ms."),
     ]
-    return svg(1010, 400, "A loss in milliseconds", parts)
+    return svg(1010, 420, "A loss in milliseconds", parts)
 
 
 KILL = (
