@@ -39,6 +39,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/house.py
 	$(BIN)/python tools/prose.py
 	$(BIN)/python tools/reference.py --check
 	$(BIN)/python tools/figures.py --check
@@ -48,6 +49,7 @@ check: setup
 reference: setup
 	$(BIN)/python tools/reference.py
 	$(BIN)/python tools/figures.py
+	$(BIN)/python tools/house.py --draw
 
 # The pages in docs/ as a site, in build/site.
 site: setup
