@@ -39,7 +39,7 @@ _CALLS = ("all_reduce", "broadcast_object", "barrier")
 class StepAttempt:
     """One attempt at a step; ``with attempt:`` encloses its body.
 
-    All workers commit the body's updates together. If a worker is lost meanwhile, CRAFT undoes them and yields another attempt.
+    All workers commit its updates together, or all undo them, as after a loss; the next attempt is then at the same step.
     """
 
     def __init__(self, loop: Attempts, step: int, number: int) -> None:

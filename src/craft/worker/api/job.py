@@ -306,7 +306,7 @@ class Job:
     def checkpoint(self, tag: str | None = None) -> None:
         """Take a checkpoint of the state at the end of the loop's body, when this step is over.
 
-        A checkpoint with a tag is never deleted. Every worker calls it, between steps.
+        CRAFT keeps a checkpoint with a tag for good. Every worker calls this, between steps.
         """
         check_tag(tag)
         training = self._loop("checkpoint")

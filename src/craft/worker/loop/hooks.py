@@ -1,7 +1,7 @@
 """Step hooks of techniques, called at the safe points of a step in the techniques' order.
 
-``TrainingLoop`` calls ``reach``. A point without hooks costs one dictionary lookup. Hooks of built-in techniques may raise, to
-end the job. A hook of another package that raises is removed.
+``TrainingLoop``, ``Step`` and ``Attempts`` call ``reach``. A point without hooks costs one dictionary lookup. Hooks of
+built-in techniques may raise, to end the job. A hook of another package that raises is removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hand a committed step's result to the script's update, and record how it came about.
+"""Hand a committed step's result to the script's update, and record how it was computed.
 
 Input: the committed attempt, from this worker or, while it is catching up, from the others. Output: ``p.grad``, buffers, and a
 ``StepOutcome``.

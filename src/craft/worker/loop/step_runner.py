@@ -51,7 +51,7 @@ class StepRunner:
         on_differs: Callable[[BitsDiffer, int], None],
         undo: Callable[[], None],
     ) -> None:
-        """``on_settled(settlement, level)``: ``level`` is False if the script's update is still due here.
+        """``on_settled(settlement, level)``: ``level`` says whether the state here is that of the step that continues.
 
         ``on_differs(error, step)`` is called when bits differ, before ``error`` is raised. ``undo`` restores the state of the
         last commit, where the script's update comes before the commit.

@@ -26,7 +26,7 @@ from craft.worker.membership.participant import Participant
 logger = logging.getLogger(__name__)
 
 _LENGTH, _DATA, _ROUND = 16, 17, 18
-"""Tags, one per round of the acknowledgement. Below those of a step's buckets, beside those of its word."""
+"""Tags, one per round of the acknowledgement. Below those of a step's buckets, next to those of its word."""
 _END_OF_NAME = b"\0"
 _SILENCE_S = 600.0
 _AGAIN_S = 0.05
@@ -99,7 +99,7 @@ class FaultTolerantCalls:
                 self._donor.remember(name, result)
 
     def left_alone(self, followed: Callable[[], bool]) -> bool:
-        """Return whether this worker is catching up and no current member is left.
+        """Return, on a worker that is catching up, whether no current member is left.
 
         Until it has caught up it then makes calls alone: other workers that were behind may be at other places.
         """

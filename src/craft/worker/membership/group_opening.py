@@ -1,7 +1,7 @@
 """Open the group of each generation, on a separate thread.
 
 Input: a generation from ``MembershipClient``, which decides when one is wanted and when no longer. Output: an open group, or the
-reason why there is none. The opening thread is abandoned if a newer generation comes first: opening may hang when a member dies.
+reason for the failure. The opening thread is abandoned if a newer generation comes first: opening may hang when a member dies.
 """
 
 from __future__ import annotations

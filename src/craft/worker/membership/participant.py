@@ -54,7 +54,7 @@ def decode_entry(data: bytes) -> GenerationEntry:
 
 @dataclass(frozen=True)
 class LoopLinks:
-    """What the training loop that a worker is in gives to its participant."""
+    """What the current training loop gives to the participant."""
 
     trainable: Callable[[], bytes] = bytes
     """Returns the bitmap of this worker's trainable parameters."""
