@@ -1,1 +1,1 @@
-"""What a script calls: the job, its steps, attempts and collectives."""
+"""The interface that training scripts call: the job, its steps, attempts and collectives."""

@@ -1,4 +1,4 @@
-"""What adapters, and what runs a script, may know of a job and do with it beyond the script's own surface."""
+"""Access to a job for adapters and script runners, beyond the public interface."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from craft.worker.api.validation import check_whole
 
 
 def place_of(job: Job) -> tuple[int | None, int | None]:
-    """(step, microbatch) that the script is in; (None, None) before the first step.
+    """Return the script's (step, microbatch); (None, None) before the first step.
 
-    After a loop it is the step that would have come next.
+    After a loop, the step is the one that would have come next.
     """
     training = job._training
     if training is not None and training.over:
@@ -24,19 +24,22 @@ def place_of(job: Job) -> tuple[int | None, int | None]:
 
 
 def slots_of(job: Job) -> int:
-    """How many workers the job has when all are there; does not change with who is lost."""
+    """Return the number of workers in a full job; losses do not change it."""
     return job._membership.slots
 
 
 def has_trained(job: Job) -> bool:
-    """Whether a loop of the job has begun, or is over."""
+    """Return whether a loop of the job has begun or ended."""
     return job._training is not None
 
 
 def batch_steps(
     job: Job, loader: Any, *, batch: int, microbatches: int, samples_per_epoch: int, steps: int, seed: int
 ) -> Steps:
-    """A loop for adapters over batches of one size: an epoch's last step has fewer of them, and not smaller ones."""
+    """Return a loop for adapters over batches of one size.
+
+    An epoch's last step has fewer batches, not smaller ones.
+    """
     job._not_training("steps")
     more: dict[str, Any] = dict.fromkeys(("epochs", "shuffle", "collate_fn", "num_workers"))
     more |= {"global_batch": batch * microbatches, "batch": batch, "samples_per_epoch": samples_per_epoch}
@@ -45,9 +48,9 @@ def batch_steps(
 
 
 def whole_steps(job: Job, seed: int) -> Steps:
-    """A loop for adapters whose steps cannot be cut: every worker computes all of each one, after its commit.
+    """Return a loop for adapters whose steps cannot be divided: every worker computes each step in full, after its commit.
 
-    The inner loop gives numbers, and nothing is to be computed in it. It ends where the adapter ends it.
+    The inner loop yields numbers, and its body must not compute anything. The adapter ends the loop.
     """
     job._not_training("steps")
     check_whole(job._techniques)
@@ -57,18 +60,18 @@ def whole_steps(job: Job, seed: int) -> Steps:
 
 
 def is_alone(job: Job) -> bool:
-    """Whether this is a job of one outside of ``craft run``: no worker joins it."""
+    """Return whether this job runs outside ``craft run``, with one worker that no other can join."""
     return job._settings.socket is None
 
 
 def may_go_back(job: Job) -> bool:
-    """Whether the job goes back to a checkpoint where numbers are not finite."""
+    """Return whether the job rolls back to a checkpoint when values are not finite."""
     divergence = job._techniques.get(Divergence)
     return divergence is not None and divergence.settings.answer == "rollback"
 
 
 def finish(job: Job) -> None:
-    """The script came to its end: wait until it has on all workers."""
+    """End the script: wait until it has ended on all workers."""
     training = job._training
     if training is None:
         job._reporter.report(script_ended=True)
@@ -79,7 +82,7 @@ def finish(job: Job) -> None:
 
 
 def left_in_step(job: Job) -> int | None:
-    """The step in the middle of which the script left its training loop, though it was not told to; None: it did not."""
+    """Return the step in which the script left its training loop unasked; None if it did not."""
     training = job._training
     if training is None or training.over or job._membership.left:
         return None

@@ -1,8 +1,8 @@
-"""A loop that CRAFT does not own: ``for attempt in job.attempts(...)``, and ``with attempt:`` around each step's body.
+"""``job.attempts(...)``: a training loop whose body the script owns, with ``with attempt:`` around each step.
 
-The body computes this worker's microbatches, has their gradients reduced, and makes its updates, as often and in whatever
-order it likes. At its end all workers commit the step together, or all take it back: then the state is what it was before, and
-the next attempt is at the same step, with other shares.
+The body computes this worker's microbatches, has their gradients reduced, and updates the state, as often and in any order it
+likes. At its end all workers commit the step together, or all undo it: the state is then what it was before, and the next attempt
+is at the same step, with other shares.
 """
 
 from __future__ import annotations
@@ -37,24 +37,27 @@ _CALLS = ("all_reduce", "broadcast_object", "barrier")
 
 
 class StepAttempt:
-    """One try at a step. Its body is what ``with attempt:`` is around."""
+    """One attempt at a step; ``with attempt:`` encloses its body.
+
+    All workers commit its updates together, or all undo them, as after a loss; the next attempt is then at the same step.
+    """
 
     def __init__(self, loop: Attempts, step: int, number: int) -> None:
         self._loop = loop
         self.step = step
-        """The step's number, from 0."""
+        """Number of the step, from 0."""
         self.number = number
-        """Which try at it this is, from 0."""
+        """Number of this attempt at the step, from 0."""
         self.committed = False
-        """Whether the step counts; False after an attempt that was taken back."""
+        """Whether the step is committed; False after an attempt that was undone."""
         self.metrics: dict[str, float] = {}
-        """What was logged, averaged over all microbatches; filled when the loop over them has ended."""
+        """Means of the logged scalars over all microbatches; filled when the loop over the microbatches ends."""
         self.microbatch: int | None = None
-        """The microbatch that is being computed; None outside of their loop."""
+        """Microbatch being computed; None outside the loop over the microbatches."""
         self.logged: dict[str, float] = {}
-        """Of the microbatch that is being computed."""
+        """Scalars logged by the current microbatch."""
         self.scalars: dict[int, dict[str, float]] = {}
-        """By microbatch."""
+        """Logged scalars by microbatch."""
         self.outcomes: tuple[Reduced, ...] | None = None
         self.entered = self.left = False
         self.broken = False
@@ -66,7 +69,7 @@ class StepAttempt:
         return self.committed
 
     _is_ahead = False
-    """Before the body of an attempt no calls are made: it may be tried more than once."""
+    """Always False: the script makes no calls before the body, because the body may run more than once."""
 
     @property
     def _place(self) -> tuple[int, int | None]:
@@ -74,12 +77,12 @@ class StepAttempt:
 
     @property
     def _company(self) -> tuple[int, int] | None:
-        """Of the body: this worker's place among those who take part in it, and how many they are."""
+        """(position, count) of this worker among the body's participants; None outside the body."""
         return self._loop.company(self) if self.entered and not self.left else None
 
     @property
     def _call(self) -> Callable[[str, bytes], list[bytes]] | None:
-        """How calls to all workers are made here; None outside of the body, where they are made as between any two steps."""
+        """The function for collective calls in the body; None outside it, where calls go as between any two steps."""
         return self._made if self.entered and not self.left else None
 
     def _made(self, call: str, data: bytes) -> list[bytes]:
@@ -122,9 +125,10 @@ class StepAttempt:
         return None
 
     def microbatches(self, params: Iterable[torch.nn.Parameter] = ()) -> Iterator[Any]:
-        """Give the microbatches that this worker computes, perhaps none; afterwards ``p.grad`` is the mean over all of them.
+        """Yield this worker's microbatches, possibly none; afterwards ``p.grad`` is the mean over all microbatches.
 
-        That is so for ``params``, on every worker. What comes out is the data of the microbatch, or, without data, its number.
+        The mean is set for ``params``, on every worker. Each item is the microbatch's data or, in a loop without data, its
+        number.
         """
         if not self.entered or self.committed:
             raise ConfigError("attempt.microbatches(...) belongs into `with attempt:`")
@@ -139,28 +143,28 @@ class StepAttempt:
         self._in_phase = False
 
     def carry(self, /, *, reset: bool = False, **initial: Any) -> NoReturn:
-        """Refused: a body may compute a microbatch several times, and CRAFT cannot know which of them leaves the value."""
+        """Refuse: a body may compute a microbatch several times, so CRAFT cannot know which run leaves the value."""
         raise ConfigError(
             "attempt.carry(...): values are carried from step to step by step.carry in job.steps() only; in a loop of your own,"
             " gather what all microbatches leave (job.all_reduce) and keep it in job.register_state(save=..., load=...)"
         )
 
     def gather(self, tensor: torch.Tensor) -> NoReturn:
-        """Refused: in a body of the script's own, no other worker could run the first pass over its microbatches."""
+        """Refuse: no other worker could run the first pass over this worker's microbatches in the script's body."""
         raise ConfigError(
             "attempt.gather(...): the rows of all microbatches are given by step.gather in job.steps() only; a loss over the"
             " whole batch, with an update by each optimizer, fits into the body of job.steps, too"
         )
 
     def log(self, /, **scalars: float | torch.Tensor) -> None:
-        """Log scalars of this microbatch; their mean over all of them is in ``metrics`` afterwards."""
+        """Log scalars of this microbatch; ``metrics`` has their mean over all microbatches afterwards."""
         if self.microbatch is None:
             raise ConfigError("attempt.log(...) belongs into the loop over attempt.microbatches(...)")
         self.logged |= {name: float(value) for name, value in checked("attempt.log", scalars).items()}
 
 
 class Attempts:
-    """The loop over steps, each tried until it is committed."""
+    """The loop over steps; it yields attempts at each step until one is committed."""
 
     def __init__(
         self,
@@ -169,7 +173,7 @@ class Attempts:
         *,
         passed: PreLoopCalls | None = None,
     ) -> None:
-        """``passed``: set if the job has ended this loop already, before this worker came: there is nothing to do in it."""
+        """``passed`` is set if the job ended this loop before this worker joined; the loop then yields nothing."""
         self._training = training
         self._modules = modules
         self._buffers = ModuleBuffers(list(modules.values()), graphs_live_on=True)
@@ -177,11 +181,11 @@ class Attempts:
         self._undo = training.undo
         self._rehearsal = RepeatedStep(training.leaves, enabled=training.checks_bits)
         self._compared: int | None = None
-        """Of one that joined: the step in which it computed microbatch 0 as the others did, to compare bits."""
+        """On a joiner: the step in which it computed microbatch 0 too, to compare its bits with the others'."""
         self._replayed: CommittedResult | None = None
-        """Of one that catches up: the step as the others committed it."""
+        """On a worker that is catching up: the step as the others committed it."""
         self._passed = passed
-        # By NCCL nothing of the step's own exchange may come between its reductions.
+        # NCCL: no bucket of the step's regular exchange may come between the script's reductions.
         assert not training.runner.gradients.layout.buckets
 
     def __iter__(self) -> Iterator[StepAttempt]:
@@ -207,21 +211,21 @@ class Attempts:
                 training.close() if training.over else training.abandon()
 
     def _tries(self, step: int) -> Iterator[StepAttempt]:
-        """Give tries at a step until one is committed."""
+        """Yield attempts at a step until one is committed."""
         for number in itertools.count():
             attempt = self._training.current = StepAttempt(self, step, number)
-            # Whoever begins here, as one that joins does, has drawn nothing in the steps before.
+            # A worker that starts at this step, such as a joiner, has drawn nothing in earlier steps.
             rng.seed_all(rng.derive(self._training.seed, rng.BEGIN, step))
             yield attempt
             if not attempt.entered:
                 raise ConfigError(f"an attempt at step {step} was not entered: write `with attempt:`")
             if attempt.committed:
                 return
-            # Code after the `with` may have changed it: a scheduler that steps there would step twice.
+            # Code after the `with` may have changed state: a scheduler that steps there would step twice.
             self._undo.put_back_again()
 
     def enter(self, attempt: StepAttempt) -> None:
-        """The body begins, from the state of the last commit."""
+        """Begin the body, from the state of the last commit."""
         training, ledger = self._training, self._training.participant.ledger
         if self._replayed is None:
             self._undo.take()
@@ -233,7 +237,7 @@ class Attempts:
         rng.seed_all(rng.derive(training.seed, rng.UPDATE, attempt.step, 0))
 
     def microbatches(self, attempt: StepAttempt, params: list[torch.nn.Parameter]) -> Iterator[Any]:
-        """Compute a share of the step, and reduce what came of it."""
+        """Yield this worker's share of the step, then reduce the gradients."""
         training, place = self._training, attempt.num_phases
         phase = self._reductions.phase(params)
         if (outcomes := self._outcomes(attempt)) is None:
@@ -248,9 +252,9 @@ class Attempts:
         rng.seed_all(rng.derive(training.seed, rng.UPDATE, attempt.step, attempt.num_phases))
 
     def company(self, attempt: StepAttempt) -> tuple[int, int]:
-        """This worker's place among those who take part in the step, and how many they are.
+        """Return this worker's position among the step's participants, and their number.
 
-        Whoever only follows has the first one's place: its part counts for nothing, and the same must come of it.
+        A worker that only follows has position 0: its part is not used, and it must get the same result.
         """
         if (outcomes := self._outcomes(attempt)) is not None:
             return 0, next((len(each.parts) for each in outcomes if each.parts), 1)
@@ -258,7 +262,7 @@ class Attempts:
         return position, len(ranks)
 
     def call(self, attempt: StepAttempt, name: str, data: bytes) -> list[bytes]:
-        """A call to all workers in the body of an attempt; whoever has no part in it gets what came of it."""
+        """Run a collective call in an attempt's body; a worker that only follows gets the result."""
         self._training.activity.now(Doing.EXCHANGING, attempt.step)
         if (outcomes := self._outcomes(attempt)) is None:
             self._safe_point()
@@ -300,7 +304,7 @@ class Attempts:
         reach("reduced", step)
 
     def _begin(self, attempt: StepAttempt, phase: ReducePhase, microbatch: int, place: int) -> None:
-        """The script computes ``microbatch`` now, from the buffers and the random numbers that it has on every worker."""
+        """Begin ``microbatch`` with the buffers and random numbers that it has on every worker."""
         training, step = self._training, attempt.step
         self._buffers.restore()
         phase.gradients.weigh(training.source.weight(step, microbatch))
@@ -309,7 +313,7 @@ class Attempts:
         training.activity.now(Doing.COMPUTING, step, microbatch)
 
     def _compare(self, attempt: StepAttempt, phase: ReducePhase, place: int, sample: bytes) -> Iterator[Any]:
-        """Let a worker that joined compute microbatch 0, too; raise NewcomerDiffers if others got other bits."""
+        """Have a joiner compute microbatch 0, too; raise NewcomerDiffers if the others got other bits."""
         step = self._compared = attempt.step
         self._training.activity.now(Doing.LOADING, step, 0)
         data = self._training.source.again(step, 0)
@@ -328,14 +332,14 @@ class Attempts:
             raise GroupAborted(f"generation {generation} is over: the step is tried again", generation)
 
     def _outcomes(self, attempt: StepAttempt) -> tuple[Reduced, ...] | None:
-        """Of one that has no part in the reductions of this step: what came of them. None: it has."""
+        """Return the step's reductions if this worker only follows; None if it takes part in them."""
         if self._replayed is not None:
             return self._replayed.attempt.reductions
         participant = self._training.participant
         if participant.ledger.worker_id not in participant.ledger.idle:
             return None
         if attempt.outcomes is None:
-            # It has just caught up: in this step the others do not count on it yet.
+            # This worker has just caught up; the others do not include it in this step yet.
             self._training.activity.now(Doing.EXCHANGING, attempt.step)
             try:
                 attempt.outcomes = listen(participant)
@@ -353,7 +357,7 @@ class Attempts:
         return outcomes[attempt.num_phases]
 
     def interrupted(self, attempt: StepAttempt) -> None:
-        """Somebody was lost while the body ran: take the step back, with everybody."""
+        """Undo the step, with all workers, after a loss during the body."""
         training = self._training
         training.activity.now(Doing.EXCHANGING, attempt.step)
         self._buffers.put_registered_back(graphs_are_done=True)
@@ -362,7 +366,7 @@ class Attempts:
         self._settle(attempt, training.runner.interrupt(attempt.scalars))
 
     def conclude(self, attempt: StepAttempt) -> None:
-        """The body has come to its end: commit the step with everybody, or take it back."""
+        """End the body: commit the step with all workers, or undo it."""
         training = self._training
         self._buffers.put_registered_back(graphs_are_done=True)
         if self._replayed is not None:
@@ -397,7 +401,7 @@ class Attempts:
     def _settle(self, attempt: StepAttempt, committed: bool) -> None:
         if not committed:
             self._reductions.take_back()
-            # What a joiner is given of the state may still be on its way, and the script goes on behind its `with`.
+            # A transfer to a joiner may still read the state, and the script continues after its `with`.
             hold_back()
             return
         self._undo.let_go()
@@ -407,5 +411,5 @@ class Attempts:
 
 
 def numbers(microbatch: int, num_microbatches: int, start_step: int) -> Iterator[int]:
-    """The stream of a loop without data: each microbatch is its own number, in every step."""
+    """Return the stream of a loop without data: each microbatch is its number, in every step."""
     return itertools.repeat(microbatch)

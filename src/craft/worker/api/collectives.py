@@ -1,4 +1,4 @@
-"""What a script may ask of all workers together, outside of inner loops: sums, objects, a barrier, work that one does."""
+"""Collective calls of a script, outside inner loops: sums, objects, barriers, work for one worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from craft.worker.report.activity_page import ActivityPage
 
 
 def gather(place: TrainingLoop | PreLoopCalls, call: str, data: bytes) -> list[bytes]:
-    """Return the bytes of all workers; outside of inner loops only. ``call`` is how the script knows it."""
+    """Gather ``data`` from all workers, outside inner loops; ``call`` is the name that the script knows."""
     if isinstance(place, PreLoopCalls):
         return place.call(call, data)
     current = place.current
@@ -33,7 +33,7 @@ def gather(place: TrainingLoop | PreLoopCalls, call: str, data: bytes) -> list[b
 
 
 def once(place: TrainingLoop | PreLoopCalls, activity: ActivityPage, name: str, fn: Callable[[], Any]) -> Any:
-    """Have one worker call ``fn``, the next one if that worker is lost meanwhile; return its result on every worker."""
+    """Call ``fn`` on one worker, on the next if that one is lost; return the result on every worker."""
     while True:
         own = b""
         if _runs_first(place):
@@ -42,11 +42,11 @@ def once(place: TrainingLoop | PreLoopCalls, activity: ActivityPage, name: str, 
         found = next((part for part in gather(place, f"once({name!r})", own) if part), None)
         if found is not None:
             return msgspec.msgpack.decode(found, strict=False)
-        # The worker that ran it was lost: the next one does.
+        # The worker that ran it was lost, so the next one runs it.
 
 
 def _runs_first(place: TrainingLoop | PreLoopCalls) -> bool:
-    """Whether this worker is the first of those who take part in calls here."""
+    """Return whether this worker is the first participant in calls here."""
     if place.behind:
         return not isinstance(place, PreLoopCalls) and place.calls.left_alone()
     if isinstance(place, PreLoopCalls):
@@ -66,12 +66,12 @@ def _encode_result(name: str, value: Any) -> bytes:
 
 
 def checkpoint(training: TrainingLoop, tag: str | None) -> None:
-    """Take a checkpoint of the state as it is now, on every worker that keeps pace."""
+    """Take a checkpoint of the present state, on every worker that is current."""
     training.lifecycle.checkpoint(tag, lambda data: gather(training, "checkpoint", data))
 
 
 def all_reduce(training: TrainingLoop | PreLoopCalls, tensor: torch.Tensor) -> torch.Tensor:
-    """Sum ``tensor`` over the workers, in the order of their ranks, into ``tensor`` itself."""
+    """Sum ``tensor`` over the workers in rank order, in place."""
     if (
         not isinstance(tensor, torch.Tensor)
         or tensor.is_sparse
@@ -98,9 +98,9 @@ def _tensor_like(like: torch.Tensor, data: bytes) -> torch.Tensor:
 
 
 def broadcast_object(training: TrainingLoop | PreLoopCalls, value: Any) -> Any:
-    """Return rank 0's ``value`` on every worker: plain data, as MessagePack has it (tuples come back as lists)."""
+    """Return rank 0's ``value`` on every worker: plain data, as MessagePack encodes it (tuples return as lists)."""
     try:
-        # From everybody: whoever is the first may be lost meanwhile, and then the next one's counts.
+        # Every worker sends its value: if the first is lost, the next one's counts.
         own = msgspec.msgpack.encode(value)
     except (TypeError, ValueError, OverflowError, UnicodeEncodeError) as error:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""``job.evaluate``: a dataset shared over the workers, each sample once, through losses."""
+"""``job.evaluate``: score a dataset across the workers, each sample once, despite losses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Score = Callable[[Any], Mapping[str, Any]]
 
 
 class _Scored(msgspec.Struct, frozen=True, array_like=True):
-    """What was computed of one batch of an evaluation."""
+    """The scores of one batch."""
 
     batch: int
     size: int
@@ -33,15 +33,15 @@ class _Scored(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker tells the others of an evaluation."""
+    """One worker's part of an evaluation, sent to the others."""
 
     samples: bytes
-    """A digest of which samples are in which batch."""
+    """Digest of the samples in each batch."""
     scored: list[_Scored]
 
 
 class Batches:
-    """The batches of an evaluation, by number; each is fetched with its own seed, in whichever process."""
+    """The batches of an evaluation, by number; each has a seed, the same in any process."""
 
     def __init__(self, data: Any, batch_size: int | None, collate: Collate | None) -> None:
         self._num_workers = 0
@@ -60,7 +60,7 @@ class Batches:
         return len(self._indices[batch])
 
     def digest(self) -> bytes:
-        """Of which samples are in which batch, by their numbers in the dataset under any ``Subset``."""
+        """Hash the sample numbers of each batch, resolved through any ``Subset``."""
         hasher = blake3()
         for indices in self._indices:
             dataset: Any = self._dataset
@@ -70,7 +70,7 @@ class Batches:
         return bytes(hasher.digest(length=16))
 
     def fetch(self, numbers: Sequence[int], seed: int, step: int) -> Iterator[tuple[int, Any]]:
-        """Give the batches of these numbers, each with its number."""
+        """Yield each of these batches with its number."""
         self._seed = (seed, step)
         if self._num_workers == 0 or not numbers:
             yield from ((number, self[number]) for number in numbers)
@@ -85,7 +85,7 @@ class Batches:
         yield from zip(numbers, loader, strict=True)
 
     def __getitem__(self, number: int) -> Any:
-        # So that a score does not depend on which worker computes it, nor on what was computed before.
+        # A score must not depend on the worker that computes it, nor on earlier computation.
         seed, step = self._seed
         rng.seed_all(rng.derive(seed, rng.EVALUATE, step, number))
         return self._collate([self._dataset[index] for index in self._indices[number]])
@@ -109,7 +109,7 @@ def _take_over(
         )
     batches = loader.batch_sampler
     if type(batches) is BatchSampler and isinstance(batches.sampler, DistributedSampler):
-        # Its shards follow the ranks, and CRAFT shares the batches itself: every sample is in one of them.
+        # Its shards follow the ranks, but CRAFT divides the batches itself: the batches must hold every sample.
         batches = BatchSampler(range(len(loader.dataset)), batches.batch_size, batches.drop_last)  # type: ignore[arg-type]
     indices = [list(batch) for batch in batches]
     if not indices:
@@ -141,8 +141,8 @@ _DIFFERENT = (
 def evaluate(
     training: TrainingLoop, data: Any, score: Score, batch_size: int | None, collate: Collate | None
 ) -> dict[str, float]:
-    """Share a dataset over the workers, each sample once, and return the mean of what ``score`` gives, by samples."""
-    # A loader's sampler may draw: the same on every worker, whatever it has drawn before.
+    """Divide a dataset over the workers, each sample once; return the sample-weighted mean of the scores."""
+    # A loader's sampler may draw: make it draw the same on every worker.
     seed = rng.derive(training.seed, rng.EVALUATE, training.applied)
     rng.seed_all(seed)
     with reseeded(getattr(data, "batch_sampler", None), seed):
@@ -158,7 +158,7 @@ def evaluate(
         for batch, samples in batches.fetch(mine, training.seed, training.applied):
             training.activity.now(Phase.EVALUATING, microbatch=batch)
             own[batch] = _score(training, score, batch, batches.size(batch), samples)
-            # What a module that is not in eval() makes of its buffers is for that batch alone.
+            # A module that is not in eval() may change its buffers; the change must not outlive the batch.
             buffers.restore()
             reach("scored", training.applied)
         encoded = gather(training, "evaluate", msgspec.msgpack.encode(_Part(digest, list(own.values()))))
@@ -167,13 +167,13 @@ def evaluate(
             raise UnsafeScript(_DIFFERENT)
         for part in parts:
             scored |= {each.batch: each for each in part.scored}
-    # Who scored what, and how often, must not show in what the script draws next.
+    # The script's next draws must not depend on which worker scored what.
     rng.seed_all(seed)
     return _mean([scored[batch] for batch in range(len(batches))])
 
 
 def _share(training: TrainingLoop, batches: list[int]) -> list[int]:
-    """Those of ``batches`` that this worker scores: while it catches up none, unless it is left alone with them."""
+    """Return this worker's part of ``batches``: none while it is catching up, all if it is the only worker left."""
     if training.behind:
         return batches if training.calls.left_alone() else []
     ranks, position = taking_part(training.participant)

@@ -1,4 +1,4 @@
-"""``Job``: what ``craft.join()`` returns, and all that a training script needs to know of CRAFT."""
+"""``Job``: the object that ``craft.join()`` returns, and a script's whole interface to CRAFT."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ R = TypeVar("R")
 
 
 class _Saved:
-    """Two functions of the script's, in the form in which state is registered."""
+    """Wraps a script's two functions as an object with ``state_dict`` and ``load_state_dict``."""
 
     def __init__(self, save: Callable[[], Any], load: Callable[[Any], Any]) -> None:
         self.state_dict = save
@@ -61,7 +61,7 @@ class _Saved:
 
 
 class Job:
-    """This worker's view of the job. Its methods belong to the main thread."""
+    """This worker's handle on the training job. Call its methods from the main thread."""
 
     def __init__(
         self,
@@ -90,17 +90,17 @@ class Job:
         )
         self._modules: dict[str, torch.nn.Module] = {}
         self._device: torch.device | None = None
-        """Where the model is; None: that is not known yet."""
+        """Device of the model; None while it is unknown."""
         self._registered: dict[str, Stateful] = {}
         self._handlers: list[tuple[type[Event], Callable[[Any], None]]] = []
         self._asked = CheckpointRequest()
         self._training: TrainingLoop | None = None
-        """Of the loop that the script is in, or was in last."""
+        """The loop that the script is in, or was in last."""
         self._outside: PreLoopCalls | None = None
-        """Of calls that this worker makes before it takes part in a loop."""
+        """Serves calls that this worker makes before it takes part in a loop."""
 
     def replicate(self, model: M) -> M:
-        """Keep the parameters and buffers of ``model`` the same on every worker. Returns the same module."""
+        """Keep the parameters and buffers of ``model`` identical on every worker; return ``model``."""
         check_model(model)
         modules: list[torch.nn.Module] = [*self._modules.values(), model]
         device = device_of(named for module in modules for named in module.named_parameters())
@@ -115,16 +115,19 @@ class Job:
         return model
 
     def register(self, **items: Any) -> None:
-        """Let objects with ``state_dict`` and ``load_state_dict`` follow the job: optimizers, schedulers, moving averages."""
+        """Register stateful objects: CRAFT saves, restores and transfers their state.
+
+        Each has ``state_dict`` and ``load_state_dict``: optimizers, schedulers, moving averages.
+        """
         self._not_training("register")
         for name, item in items.items():
             check_registered(name, item, self._registered)
             self._registered[name] = item
 
     def register_state(self, *, save: Callable[[], Any], load: Callable[[Any], Any], name: str | None = None) -> None:
-        """Let state follow the job that is in no object with a ``state_dict``; ``load`` takes what ``save`` gave.
+        """Register state that no object with a ``state_dict`` holds; ``load`` takes what ``save`` returned.
 
-        ``save`` gives tensors and plain data. ``name`` is for several of them, and the same on every worker.
+        ``save`` returns tensors and plain data. ``name`` tells several apart, and is the same on every worker.
         """
         if not (callable(save) and callable(load)):
             raise ConfigError("register_state(save=..., load=...) takes two functions")
@@ -146,12 +149,12 @@ class Job:
         steps_per_epoch: int | None = None,
         start_step: int = 0,
     ) -> Steps:
-        """Return the loop over the job's steps. A script may have several, one after the other; step numbers run on.
+        """Return the loop over the job's steps. A script may run several loops in sequence; step numbers continue.
 
-        ``data`` is a dataset, map-style or iterable, a ``DataLoader`` (its collate function, workers, sampler and pinning are
-        taken over), or ``stream(microbatch, num_microbatches, start_step) -> iterator``. The global batch is cut into
-        ``microbatches`` (default: the number of slots), which never change. ``steps_per_epoch`` ends a pass over a dataset
-        earlier. A script that has loaded its own file gives ``start_step``, the number of steps that it had done.
+        ``data`` is a dataset, map-style or iterable, a ``DataLoader`` (CRAFT takes over its collate function, workers, sampler
+        and pinning), or ``stream(microbatch, num_microbatches, start_step) -> iterator``. The global batch is divided into
+        ``microbatches`` (default: the number of slots), a number that never changes. ``steps_per_epoch`` shortens a pass over a
+        dataset. A script that loads its own file passes ``start_step``, the number of steps that the file includes.
         """
         self._not_training("steps")
         if not self._modules:
@@ -173,7 +176,7 @@ class Job:
         return Steps(training, passed=self._passed())
 
     def epochs(self, n: int, data: Any, **options: Any) -> Epochs:
-        """Return the loop over ``n`` passes over ``data``; ``for step in epoch`` gives the steps of each.
+        """Return the loop over ``n`` passes over ``data``; ``for step in epoch`` yields the steps of each.
 
         ``options`` are those of ``job.steps``. Code after the loop over an epoch's steps runs on every worker, once per epoch.
         """
@@ -197,10 +200,10 @@ class Job:
         collate_fn: Collate | None = None,
         num_workers: int | None = None,
     ) -> Attempts:
-        """Return the loop over tries at the job's steps, for a body that CRAFT does not own.
+        """Return the loop over attempts at the job's steps, for a body that the script owns.
 
-        ``data`` is a map-style dataset or a ``DataLoader``, cut into microbatches as by ``job.steps``; without it, microbatches
-        are numbers, and where their data comes from is the script's business.
+        ``data`` is a map-style dataset or a ``DataLoader``, divided into microbatches as by ``job.steps``. Without it,
+        microbatches are numbers, and the script reads their data itself.
         """
         self._not_training("attempts")
         check_attempts(data, self._techniques, has_state=bool(self._modules or self._registered))
@@ -254,7 +257,7 @@ class Job:
             donor=self._donor,
             reserve=self._reserve,
             participant=self._participant,
-            # Copies: what is registered after this loop belongs to the next one.
+            # Copies: objects registered after this loop belong to the next one.
             modules=dict(self._modules),
             registered={**self._registered, **({} if own_loop else {REGISTERED_AS: lanes})},
             lanes=lanes,
@@ -278,7 +281,7 @@ class Job:
         return self._training
 
     def _passed(self) -> PreLoopCalls | None:
-        """If the job has ended the loop that begins now: how calls are made after it by this worker, which came later."""
+        """Return how this late joiner makes calls if the job has already ended the loop that begins now; else None."""
         is_passed = not self._participant.ledger.generation and self._participant.loops + 1 < self._membership.loop
         return self._outside_loops() if is_passed else None
 
@@ -290,10 +293,10 @@ class Job:
         keep: int = 3,
         local: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Take checkpoints into ``url``, a path or such as ``s3://bucket/job``; before ``job.steps``.
+        """Take checkpoints into ``url``, a path or a URL such as ``s3://bucket/job``; call it before ``job.steps``.
 
-        ``every``: "auto", "500 steps", "1 epoch", "10 min". ``keep``: how many stay, besides those with a tag. ``local``: a fast
-        directory of each host to which they are written first. What ``craft run`` was given comes before what is said here.
+        ``every``: "auto", "500 steps", "1 epoch", "10 min". ``keep``: how many to keep, besides those with a tag. ``local``: a
+        fast directory on each host to which they are written first. Options of ``craft run`` override these.
         """
         self._not_training("checkpoints")
         self._asked = CheckpointRequest(
@@ -301,9 +304,9 @@ class Job:
         )
 
     def checkpoint(self, tag: str | None = None) -> None:
-        """Take a checkpoint of the state as it is when this step is over, at the end of the loop's body.
+        """Take a checkpoint of the state at the end of the loop's body, when this step is over.
 
-        One with a tag is kept for good. Between the steps, and called by every worker.
+        CRAFT keeps a checkpoint with a tag for good. Every worker calls this, between steps.
         """
         check_tag(tag)
         training = self._loop("checkpoint")
@@ -326,28 +329,28 @@ class Job:
                 handler(event)
 
     def stop(self, reason: str = "the script asked to") -> None:
-        """End the loop on every worker, after the step in flight (or, outside of the inner loop, after the next one)."""
+        """End the loop on every worker, after the step in flight (outside the inner loop: after the next step)."""
         if self._training is None:
             raise ConfigError("job.stop() before job.steps(): there is no loop to end")
         self._training.stop_reason = reason
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum ``tensor`` over all workers, in place. Outside of inner loops; a worker that is lost meanwhile is left out."""
+        """Sum ``tensor`` over all workers, in place, outside inner loops; workers lost meanwhile are left out."""
         return collectives.all_reduce(self._place, tensor)
 
     def broadcast_object(self, value: Any) -> Any:
-        """Return rank 0's ``value`` on every worker: plain data, nothing is pickled. Outside of inner loops."""
+        """Return rank 0's ``value`` on every worker, outside inner loops; plain data only, nothing is pickled."""
         return collectives.broadcast_object(self._place, value)
 
     def barrier(self) -> None:
-        """Wait until every worker has come here. Outside of inner loops."""
+        """Wait until every worker reaches this call, outside inner loops."""
         collectives.gather(self._place, "barrier", b"")
 
     def once(self, name: str, fn: Callable[[], R]) -> R:
-        """Have one worker call ``fn`` to its end, and return the result on every worker: to save, download, or log.
+        """Run ``fn`` to its end on one worker and return the result on every worker: to save, download, or log.
 
-        Every worker calls it, outside of inner loops. If the one that runs ``fn`` is lost, the next one runs it again: ``fn``
-        must not mind that its work was begun before. It returns plain data, or None. ``name`` is for messages.
+        Every worker calls it, outside inner loops. If the worker that runs ``fn`` is lost, the next one runs it again, so ``fn``
+        must tolerate work that was begun before. It returns plain data, or None. ``name`` appears in messages.
         """
         if not isinstance(name, str) or not callable(fn):
             raise ConfigError("job.once(name, fn) takes a name and a function")
@@ -362,11 +365,11 @@ class Job:
         batch_size: int | None = None,
         collate_fn: Collate | None = None,
     ) -> dict[str, float]:
-        """Share ``data`` over the workers, each sample once, also if some are lost. Outside of inner loops.
+        """Score ``data`` across the workers, each sample once, even if workers are lost. Call it outside inner loops.
 
         ``data`` is a dataset, with ``batch_size``, or a ``DataLoader``. ``fn(batch)`` returns a dict of numbers, the means over
-        its batch; what comes back is their mean over all samples, the same bits on every worker. Gradients are off;
-        ``model.eval()`` and ``train()`` are the script's own.
+        its batch; ``evaluate`` returns their means over all samples, the same bits on every worker. Gradients are off; the script
+        calls ``model.eval()`` and ``train()`` itself.
         """
         return evaluation.evaluate(self._loop("evaluate"), data, fn, batch_size, collate_fn)
 
@@ -378,7 +381,7 @@ class Job:
 
     @property
     def _place(self) -> TrainingLoop | PreLoopCalls:
-        """Through which calls to all workers are made at this place of the script."""
+        """The object that makes collective calls at this point of the script."""
         if self._training is not None:
             self._training.finish_loop()
             return self._training
@@ -399,9 +402,9 @@ class Job:
         return self._outside
 
     def paused(self, reason: str) -> AbstractContextManager[None]:
-        """Within ``with job.paused("evaluation"):`` this worker is never taken for one that hangs, however long it takes.
+        """Never treat this worker as hung within ``with job.paused("evaluation"):``, however long it takes.
 
-        One that takes longer than a second gets a line in the journal afterwards.
+        A pause of more than a second is written to the journal afterwards.
         """
         return paused(self._activity, self._reporter, reason)
 
@@ -411,7 +414,7 @@ class Job:
 
     @property
     def worker_id(self) -> str:
-        """This worker's name for life."""
+        """This worker's name, constant for its lifetime."""
         return self._settings.worker_id
 
     @property
@@ -428,9 +431,9 @@ class Job:
 
     @property
     def rank(self) -> int:
-        """This worker's rank in the current generation; it changes with the generation. -1: it holds no slot now.
+        """This worker's rank in the current generation, which may change with the generation; -1 without a slot.
 
-        In the body of an attempt: its place among those who take part in it.
+        In the body of an attempt: its position among the participants.
         """
         if (company := self._company) is not None:
             return company[0]
@@ -438,7 +441,7 @@ class Job:
 
     @property
     def world_size(self) -> int:
-        """The members of the current generation; in the body of an attempt, those who take part in it."""
+        """Number of members of the current generation; in the body of an attempt, of its participants."""
         company = self._company
         return company[1] if company is not None else len(self._members)
 
@@ -449,10 +452,12 @@ class Job:
 
     @property
     def replica_rank(self) -> int:
+        """The same as ``rank``."""
         return self.rank
 
     @property
     def num_replicas(self) -> int:
+        """The same as ``world_size``."""
         return self.world_size
 
     @property
@@ -462,7 +467,7 @@ class Job:
 
     @property
     def device(self) -> torch.device:
-        """Where this worker computes: where its model is; before there is one, a GPU of its host, or the CPU if it has none."""
+        """The model's device; before there is a model, a GPU of the host, or the CPU without one."""
         if self._device is not None:
             return self._device
         device = own_device(self._settings.local_rank)
@@ -478,13 +483,15 @@ class Job:
 
     @property
     def epoch(self) -> int:
-        """The pass over the data that the step in flight is in."""
+        """The pass over the data that the step in flight belongs to, from 0."""
         return self._training.source.epoch_of(self.step) if self._training is not None else 0
 
     @property
     def generation(self) -> int:
+        """Number of the current generation; it grows with each membership change."""
         return self._participant.ledger.generation or self._membership.number
 
     @property
     def branch(self) -> int:
+        """Number of the current branch; each rollback begins a new one."""
         return self._participant.ledger.branch

@@ -1,4 +1,4 @@
-"""What a framework's own loop iterates over in place of the script's training data: one item per optimizer step."""
+"""``StepLoader``: replaces a framework's training loader, with one item per optimizer step."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from craft.worker.data.loader_settings import samples_in_pass
 
 
 class StepLoader:
-    """Gives ``Step`` after ``Step``; whoever drives the loop takes the microbatches out of each.
+    """Yields one ``Step`` after another; the framework's loop takes the microbatches out of each.
 
-    A framework knows an epoch's end by the length, so that one iterator serves all epochs, and an epoch that was begun elsewhere.
+    A framework detects an epoch's end by the length, so one iterator serves all epochs, also one that began in another process.
     """
 
     def __init__(self, loader: Any, microbatches: int, asked_by: str) -> None:
-        """``loader`` is the script's own: a batch of it is a microbatch here. ``asked_by`` is how the script knows this."""
+        """``loader`` is the script's: each of its batches is a microbatch here. ``asked_by`` names this for the script."""
         if not isinstance(loader, DataLoader):
             raise ConfigError(f"{asked_by} needs a torch DataLoader for training, not a {type(loader).__qualname__}")
         batches = loader.batch_sampler
@@ -34,15 +34,15 @@ class StepLoader:
         self._drop_last = bool(getattr(batches, "drop_last", False))
         self.driven: Driven | None = None
         self.on_end: Callable[[], None] = _nothing
-        """Called when the job has no more steps, though the framework asks for one: somebody told it to stop."""
+        """Called when the framework asks for a step and the job has none, because the job was asked to stop."""
 
     def __len__(self) -> int:
-        """Steps in an epoch."""
+        """Return the steps in an epoch."""
         samples = samples_in_pass(self.loader)
         return samples // self.global_batch if self._drop_last else -(-samples // self.global_batch)
 
     def samples(self, position: int) -> int:
-        """Samples in the step at this place of an epoch."""
+        """Return the samples in the step at this position of an epoch."""
         return min(self.global_batch, samples_in_pass(self.loader) - position * self.global_batch)
 
     def __iter__(self) -> Iterator[Any]:
@@ -56,9 +56,9 @@ class StepLoader:
         return self.item(step)
 
     def item(self, step: Step) -> Any:
-        """What the framework gets for a step."""
+        """Return the framework's item for a step."""
         return step
 
 
 def _nothing() -> None:
-    """What is called where nobody wants to know."""
+    """Do nothing: the default of ``on_end``."""

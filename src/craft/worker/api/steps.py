@@ -24,32 +24,32 @@ if TYPE_CHECKING:
 
 
 class Step:
-    """One optimizer update. Iterating over it gives the microbatches that this worker computes, perhaps none.
+    """One optimizer update. Iterating over it yields the microbatches that this worker computes, possibly none.
 
     When the iteration ends, the step is committed and every ``p.grad`` is the mean over the global batch.
     """
 
     _company: None = None
     _call: None = None
-    """In a step of CRAFT's own, calls to all workers are made between the steps only."""
+    """In ``job.steps``, collective calls are made between steps only."""
 
     def __init__(self, training: TrainingLoop, number: int) -> None:
         self._training = training
         self.number = number
-        """The step's number, from 0."""
+        """Number of the step, from 0."""
         self.metrics: dict[str, float] = {}
-        """What was logged, averaged over the global batch; filled when the inner loop has ended."""
+        """Means of the logged scalars over the global batch; filled when the inner loop ends."""
         self.microbatch: int | None = None
-        """The microbatch that is being computed; None outside of the inner loop."""
+        """Microbatch being computed; None outside the inner loop."""
         self.done = False
         self._entered = False
         self._scalars: dict[str, float | torch.Tensor] = {}
         self._lane: CarriedLane | None = None
-        """What this microbatch reads and leaves, if it carries anything."""
+        """The values that this microbatch reads and leaves, if it carries any."""
         self._said: list[str] = []
-        """Of this microbatch, by an adapter."""
+        """Texts that an adapter attached to this microbatch."""
         self._extra = False
-        """Whether it is computed for comparison only: nothing of it may stay."""
+        """Whether the microbatch is computed for comparison only: none of its results are kept."""
 
     @property
     def _place(self) -> tuple[int, int | None]:
@@ -61,7 +61,7 @@ class Step:
 
     @property
     def _is_ahead(self) -> bool:
-        """Whether its inner loop has not begun: all workers are at the same place, as they are after it."""
+        """Whether the inner loop has not begun: all workers are then at the same point, as they are after it."""
         return not self._entered
 
     @property
@@ -70,7 +70,7 @@ class Step:
         return self._training.source.is_last_of_epoch(self.number)
 
     def log(self, /, **scalars: float | torch.Tensor) -> None:
-        """Log scalars of this microbatch; their mean over the global batch is in ``metrics`` afterwards."""
+        """Log scalars of this microbatch; ``metrics`` has their mean over the global batch afterwards."""
         logged = checked("step.log", scalars)
         if self.microbatch is None:
             self.metrics.update({name: float(value) for name, value in logged.items()})
@@ -78,7 +78,7 @@ class Step:
             self._scalars |= logged
 
     def weight(self, n: float | torch.Tensor) -> None:
-        """Weigh this microbatch in the mean over the global batch, for example by its tokens; before ``backward()``."""
+        """Set this microbatch's weight in the global mean, for example its tokens; call it before ``backward()``."""
         if self.microbatch is None:
             raise ConfigError(
                 "step.weight(n) belongs into the inner loop: it weighs the microbatch that is being computed"
@@ -90,10 +90,10 @@ class Step:
         self._training.checks.weighed()
 
     def carry(self, /, *, reset: bool = False, **initial: Any) -> CarriedLane:
-        """Return what this microbatch of the step before left under these names, as attributes.
+        """Return the values that this microbatch left in the previous step, as attributes.
 
-        ``initial`` gives each value, or a function that makes it, for the lane's first step, or after a ``reset``. What the
-        attributes are when this microbatch ends is kept, detached, and read by the same microbatch of the next step.
+        ``initial`` gives each value, or a function that makes it, for the first step and after a ``reset``. CRAFT keeps the
+        attributes' values when this microbatch ends, detached; the same microbatch of the next step reads them.
         """
         if self.microbatch is None:
             raise ConfigError(
@@ -104,11 +104,11 @@ class Step:
         return carry(self._lane, initial, reset=reset)
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the rows of ``tensor`` of all microbatches of this step, in their order; those of this one have gradients.
+        """Return the rows of ``tensor`` from all microbatches of this step, in order; only this one's have gradients.
 
         For a loss over the whole global batch: every microbatch computes that loss, and afterwards ``p.grad`` is its gradient.
-        The inner loop's body then runs twice for each microbatch. In the first run the other rows have no meaning, and
-        nothing of what it computes counts.
+        The inner loop's body then runs twice for each microbatch. In the first run the other rows have no meaning, and its
+        results are not used.
         """
         if self.microbatch is None:
             raise ConfigError("step.gather(tensor) belongs into the inner loop: it gives the rows of all microbatches")
@@ -129,7 +129,7 @@ class Step:
         runner, source = training.runner, training.source
         gathering = runner.gathering
         again: dict[int, Any] = {}
-        """Of microbatches that are computed a second time: their data as it came, if that can be copied."""
+        """Copies of the data of microbatches that are computed twice, where it can be copied."""
         while (microbatch := training.next_microbatch()) is not None:
             place = place_of(microbatch)
             self.microbatch, self._scalars, self._said, self._lane = place, {}, [], None
@@ -172,44 +172,44 @@ class Step:
 
 
 def say_aside(step: Step, text: str) -> None:
-    """For adapters: have ``text`` travel with the microbatch that is being computed, beside what it logs."""
+    """Attach ``text`` to the microbatch being computed, for adapters; it travels with the logged scalars."""
     step._said.append(text)
 
 
 def said_aside(step: Step) -> tuple[str, ...]:
-    """What was said in whichever microbatch of a step whose inner loop has ended: the same on every worker."""
+    """Return the texts of all microbatches of a finished step; they are the same on every worker."""
     last = step._training.step_result.last
     assert step.done and last is not None
     return last.combined.said
 
 
 def has_another(step: Step) -> bool:
-    """For adapters: whether this worker has a microbatch to compute after the one that it has in hand, as far as it knows."""
+    """Return whether this worker expects another microbatch after the current one; for adapters."""
     training = step._training
     return not training.behind and len(training.participant.ledger.pending) > 1
 
 
 def seed_computing(step: Step) -> None:
-    """For adapters that ran code of the script's between taking a microbatch and computing it: seed once more."""
+    """Seed again after an adapter ran script code between fetching and computing a microbatch."""
     assert step.microbatch is not None
     rng.seed_all(rng.derive(step._training.seed, rng.COMPUTE, step.number, step.microbatch, 1))
 
 
 def look_at_commit(step: Step, place: int) -> None:
-    """For adapters that evaluate in the middle of a step: have the buffers, and random numbers, that all workers have."""
+    """Restore the buffers and random numbers that all workers share, for adapters that evaluate within a step."""
     step._training._buffers.restore()
     step._training.runner.gradients.show()
     rng.seed_all(rng.derive(step._training.seed, rng.EVALUATE, step.number, place))
 
 
 class Steps:
-    """The outer loop. Ends when all steps are committed, the streams have ended, or the script asked to stop.
+    """The outer loop. It ends when all steps are committed, the streams end, or the script asks to stop.
 
     A script may also leave it by ``break`` after the inner loop, on every worker after the same step.
     """
 
     def __init__(self, training: TrainingLoop, *, passed: PreLoopCalls | None = None) -> None:
-        """``passed``: set if the job has ended this loop already, before this worker came: there is nothing to do in it."""
+        """``passed`` is set if the job ended this loop before this worker joined; the loop then yields nothing."""
         self._training = training
         self._passed = passed
 
@@ -223,13 +223,13 @@ class Steps:
             while training.wants_more():
                 step = Step(training, training.applied)
                 training.current = step
-                # Whoever begins here, as one that joins does, has drawn nothing in the steps before.
+                # A worker that starts at this step, such as a joiner, has drawn nothing in earlier steps.
                 rng.seed_all(rng.derive(training.seed, rng.BEGIN, step.number))
                 yield step
                 if training.finished:
                     break
                 if not step.done:
-                    # Where the loop was left is no fault of a microbatch's: it would be left there by the next worker, too.
+                    # The microbatch did not cause this: the next worker would leave the loop here, too.
                     step.microbatch = None
                     raise ConfigError(
                         f"step {step.number} was not iterated to its end:"
@@ -248,7 +248,7 @@ class Steps:
 
 
 class Epoch:
-    """One pass over the data: the steps that are left of it."""
+    """One pass over the data: its remaining steps."""
 
     def __init__(self, steps: Iterator[Step], first: Step) -> None:
         self._steps = steps
@@ -257,7 +257,7 @@ class Epoch:
 
     @property
     def number(self) -> int:
-        """Which pass it is, from 0."""
+        """Number of the pass, from 0."""
         return self._step._training.source.epoch_of(self._step.number)
 
     def __iter__(self) -> Iterator[Step]:
@@ -265,7 +265,7 @@ class Epoch:
             raise ConfigError(f"epoch {self.number} was iterated twice: each epoch has one loop over its steps")
         self._entered = True
         while True:
-            # What comes after the last step of a pass belongs to the script, before anything is done at the boundary.
+            # The script's code after the last step of a pass runs before anything is done at the boundary.
             yield self._step
             if self._step.last_of_epoch or (following := next(self._steps, None)) is None:
                 return
@@ -283,7 +283,10 @@ class Epoch:
 
 
 class Epochs:
-    """The loop over passes: ``for epoch in job.epochs(n, data, ...)``, and in it ``for step in epoch``."""
+    """The loop over passes: ``for epoch in job.epochs(n, data, ...)``, and in it ``for step in epoch``.
+
+    After a resume or a join, it begins with the pass in progress, and that epoch yields its remaining steps.
+    """
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -298,7 +301,7 @@ class Epochs:
 
 
 class Driven:
-    """The same loop, for a framework whose own loop asks for one step after the other, and may end before it does."""
+    """The same loop for a framework that asks for one step at a time, and may stop early."""
 
     def __init__(self, steps: Steps) -> None:
         self._training = steps._training
@@ -307,11 +310,11 @@ class Driven:
         self.ended = False
         self._training.checks.driven()
         if self._training.settings.socket is None:
-            # A framework's hooks would be called once more; and there is no other worker whose bits could differ.
+            # A repeat would call the framework's hooks once more, and no other worker's bits could differ.
             self._training.repeat_nothing()
 
     def next(self) -> Step | None:
-        """The next step, or the same one again while its inner loop has not begun; None: there is none any more."""
+        """Return the next step, or the same one while its inner loop has not begun; None after the last."""
         if not self.ended and (self._step is None or self._step._entered):
             self._step = next(self._steps, None)
             self.ended = self._step is None
@@ -319,23 +322,23 @@ class Driven:
 
     @property
     def epoch(self) -> int | None:
-        """The pass over the data that the next step is in; None: there is none any more."""
+        """The pass over the data that the next step belongs to; None after the last step."""
         step = self.next()
         return None if step is None else self._training.source.epoch_of(step.number)
 
     @property
     def between_steps(self) -> bool:
-        """Whether all workers are at the same place, after the inner loop: there they may call each other."""
+        """Whether the inner loop has ended: all workers are then at the same point and may make collective calls."""
         return not self.ended and self._step is not None and self._step.done
 
     def finish(self) -> None:
-        """The framework's loop is over, on every worker after the same step."""
+        """End the loop because the framework's loop ended, on every worker after the same step."""
         if not self.ended:
             self._training.finished = True
             self.ended = next(self._steps, None) is None
 
     def close(self) -> None:
-        """The framework's loop ended before its end, by an error: end threads and connections. Can be repeated."""
+        """End threads and connections after an error in the framework's loop. May be called again."""
         self.ended = True
         assert isinstance(self._steps, Generator)
         self._steps.close()

@@ -1,4 +1,4 @@
-"""What a script may not give to its job: each is refused with a sentence that says what to do instead."""
+"""Checks on what a script gives its job; each refusal says what to do instead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from craft.worker.data.source_args import is_stream
 
 
 def check_model(model: torch.nn.Module) -> None:
-    """Raise ConfigError if copies of ``model`` cannot be kept the same by what CRAFT does."""
+    """Raise ConfigError if CRAFT cannot keep copies of ``model`` identical."""
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.SyncBatchNorm):
             raise ConfigError(
@@ -40,7 +40,7 @@ def check_model(model: torch.nn.Module) -> None:
 
 
 def check_registered(name: str, item: Any, registered: Mapping[str, Stateful]) -> None:
-    """Raise ConfigError unless ``item`` has state that can be taken and put back, under a name of its own."""
+    """Raise ConfigError unless ``item`` has state to save and restore, and an unused name."""
     if isinstance(item, DataLoader):
         raise ConfigError(
             f"register({name}=...) got a {type(item).__qualname__}: its place in the data follows the job without that: give it"
@@ -55,7 +55,7 @@ def check_registered(name: str, item: Any, registered: Mapping[str, Stateful]) -
 
 
 def check_optimizers(registered: Mapping[str, Stateful], modules: Mapping[str, torch.nn.Module]) -> None:
-    """Raise ConfigError if an optimizer trains what no replicated module has: every worker would train its own."""
+    """Raise ConfigError if an optimizer trains a parameter of no replicated module: every worker would train a different copy."""
     known = {id(param) for module in modules.values() for param in module.parameters()}
     for name, item in registered.items():
         groups = getattr(item, "param_groups", ())
@@ -68,7 +68,7 @@ def check_optimizers(registered: Mapping[str, Stateful], modules: Mapping[str, t
 
 
 def check_attempts(data: Any, techniques: Chosen, has_state: bool) -> None:
-    """Raise ConfigError, or Refused, unless steps over ``data`` can be taken back, and be tried again by others."""
+    """Raise ConfigError or Refused unless steps over ``data`` can be undone and retried by other workers."""
     if not has_state:
         raise ConfigError(
             "job.attempts() before job.replicate, job.register or job.register_state: there is no state that could be"
@@ -88,7 +88,7 @@ def check_attempts(data: Any, techniques: Chosen, has_state: bool) -> None:
             f"job.attempts() takes no DataLoader with a {type(loader.batch_sampler).__qualname__}: give it a sampler and a"
             " batch_size, or leave data out and read what belongs to (attempt.step, microbatch)"
         )
-    # What would change a step whose updates are made before it is committed.
+    # Techniques that would change a step whose updates are made before its commit.
     loss, divergence = techniques.get(Loss), techniques.get(Divergence)
     if loss is not None and loss.settings.answer == "shrink":
         raise Refused(
@@ -103,7 +103,7 @@ def check_attempts(data: Any, techniques: Chosen, has_state: bool) -> None:
 
 
 def check_whole(techniques: Chosen) -> None:
-    """Raise Refused if a technique was asked to act on gradients of steps that every worker computes whole."""
+    """Raise Refused if a technique acts on gradients of steps that every worker computes in full."""
     divergence = techniques.get(Divergence)
     if divergence is not None and (divergence.settings.answer != "report" or divergence.settings.spikes is not None):
         raise Refused(
@@ -113,6 +113,6 @@ def check_whole(techniques: Chosen) -> None:
 
 
 def check_event(event: object) -> None:
-    """Raise ConfigError unless this is what ``job.on`` can listen to."""
+    """Raise ConfigError unless ``job.on`` can listen to ``event``."""
     if not (isinstance(event, type) and issubclass(event, Event)):
         raise ConfigError(f"job.on({event!r}, ...): the first argument is an event type of craft.events")

@@ -1,1 +1,1 @@
-"""Take checkpoints, begin from one, go back to one."""
+"""Take checkpoints, begin from one, roll back to one."""

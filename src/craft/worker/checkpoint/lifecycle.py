@@ -1,7 +1,7 @@
-"""The course of a job through its history: where it begins, what is kept of it, and when it goes back.
+"""The checkpoints of one loop: begin from one, take them, and roll back.
 
-Enters: every committed step, and every step boundary. Leaves: checkpoints taken, or the state of one of them in the place of
-this worker's own. ``Training`` calls it, on the main thread.
+Input: every committed step and step boundary. Output: checkpoints taken, or this worker's state replaced by a checkpoint's.
+``TrainingLoop`` calls it, on the main thread.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ logger = logging.getLogger(__name__)
 
 
 def _leaves_out(techniques: Chosen) -> bool:
-    """Whether a step may be computed again with other samples than the first time."""
+    """Return whether a step may be recomputed with other samples than the first time."""
     loss, divergence = techniques.get(Loss), techniques.get(Divergence)
     shrinks = loss is not None and loss.settings.answer == "shrink"
     return shrinks or (divergence is not None and divergence.settings.answer == "rollback")
 
 
 class CheckpointLifecycle:
-    """Owned by the main thread."""
+    """Begins from, takes and returns to checkpoints. Owned by the main thread."""
 
     def __init__(self, parts: LoopContext, agreement: AgreedStep, leaves: Callable[[], list[Leaf]]) -> None:
-        """``leaves`` gives the training state as it is now."""
+        """``leaves`` returns the current training state."""
         self._agreement = agreement
         self.applied = 0
-        """The step that the script is in: for a joiner that catches up, behind that of the others."""
+        """The step that the script is in; on a joiner that is catching up, behind that of the others."""
         self.spoiled = False
         """Whether the state is no longer that of the end of the loop."""
         self.saved = False
@@ -83,11 +83,11 @@ class CheckpointLifecycle:
         self._conditions = parts.conditions
         self._source = parts.source
         self._recomputed: RecomputedSteps | None = None
-        """What the steps gave before that are computed a second time."""
+        """Earlier results of the steps that are computed a second time."""
         self._comparable = parts.settings.check_bits and not _leaves_out(parts.techniques)
         self._resumed: ResumedSteps | None = None
         self._prepared_for = 0
-        """The generation for whose shares of checkpoints there is room."""
+        """The generation for whose checkpoint shares memory is prepared."""
         if (target := parts.target) is not None:
             self.scheduler = CheckpointScheduler(
                 target,
@@ -106,7 +106,7 @@ class CheckpointLifecycle:
 
     @property
     def attached(self) -> Attached:
-        """What travels beside the state."""
+        """Metadata that travels with the state."""
         ledger = self._participant.ledger
         progress = TrainingProgress(
             self._source.skipped,
@@ -120,22 +120,22 @@ class CheckpointLifecycle:
         return Attached(self._conditions, progress, self._began, ModuleModes.of(self._modules, self._registered))
 
     def state(self) -> State:
-        """The whole state as it is now, with what travels beside it."""
+        """Return the whole current state, with its metadata."""
         return State(self._modules, self._registered, msgspec.json.encode(self.attached))
 
     def take(self, progress: TrainingProgress) -> None:
-        """The state is another job's, or that of an earlier time, and this was beside it."""
+        """Apply the progress that came with a state from other workers or a checkpoint."""
         self._source.skip(progress.skipped)
         if progress.position is not None:
             self._source.seek(progress.position)
         self.numbers.load(progress)
 
-    # Where it begins, and goes back to.
+    # Beginning and rollback.
 
     def begin(self) -> None:
-        """Before the first step: begin from a checkpoint, if that is wanted. Raises GroupError if a worker is lost."""
+        """Begin from a checkpoint, if requested, before the first step. Raises GroupError if a worker is lost."""
         if self._participant.loops > 1:
-            # The job is on its way: its first loop began from one, if any.
+            # The job is running: its first loop began from a checkpoint, if any.
             return
         with paused(self._activity, self._reporter, "reading a checkpoint"):
             begin_from(
@@ -152,12 +152,12 @@ class CheckpointLifecycle:
             self._agreement.begin(start_step)
             self._reporter.note(StartStepTaken(step=start_step, branch=ledger.branch))
         elif (warning := forgotten_start_step(self._registered)) is not None:
-            # What is noted is on the terminal already.
+            # Noted events appear on the terminal already.
             logger.log(logging.INFO if self._reporter.is_heard else logging.WARNING, "%s", warning)
             self._reporter.note(ScriptWarned(text=warning))
 
     def follow(self) -> bool:
-        """If all went back to a checkpoint, do so here, too; whether it was so."""
+        """Load the checkpoint that all workers rolled back to, if any; return whether they did."""
         if self._rollback is None or self.scheduler is None or (found := self._rollback.follow()) is None:
             return False
         manifest, progress = found
@@ -170,7 +170,7 @@ class CheckpointLifecycle:
             name=manifest.name, branch=self._participant.ledger.branch, step=manifest.step, url=self._rollback.url
         )
         if left_at:
-            # The data since is left out: the next step takes what would have come now.
+            # The data since is skipped: the next step takes the data that would have come now.
             progress = replace(progress, skipped=left_at - manifest.step + self._source.skipped)
             event = self._rolled_back(manifest, left_at, progress.skipped)
             self.numbers.went_back(manifest.step)
@@ -181,14 +181,14 @@ class CheckpointLifecycle:
         return True
 
     def _expect(self, step: int) -> RecomputedSteps | None:
-        """What the steps from ``step`` on gave before, if the job began again by itself."""
+        """Return the earlier results of the steps from ``step`` on, if the job restarted by itself."""
         run_dir = self._settings.run_dir
         if self._membership.restoration is None or run_dir is None or not self._comparable:
             return None
         return RecomputedSteps.read(RunDir(run_dir).metrics, step)
 
     def compare(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Raise BitsDiffer if ``step`` was computed before the job began again, and gave something else then."""
+        """Raise BitsDiffer if ``step`` gave other metrics before the job restarted."""
         if self._recomputed is None:
             return
         try:
@@ -198,9 +198,10 @@ class CheckpointLifecycle:
             raise
 
     def _compare_state(self) -> None:
-        """Raise BitsDiffer if the state was another one before, after as many steps.
+        """Raise BitsDiffer if the state differs from an earlier one after the same number of steps.
 
-        Where that may be meant it is a warning: the script was changed, or one worker alone keeps what differs, such as times.
+        It is a warning where the difference may be intended: the script was changed, or a single worker keeps values that differ,
+        such as times.
         """
         ledger = self._participant.ledger
         if self._resumed is None or (wrong := self._resumed.at_boundary(self.applied, ledger.rank == 0)) is None:
@@ -214,9 +215,9 @@ class CheckpointLifecycle:
         raise error
 
     def differs(self, error: BitsDiffer, step: int) -> None:
-        """Say that the result cannot be trusted, which ends the job; ``error`` is raised next."""
+        """Report that the result cannot be trusted, which ends the job; the caller raises ``error`` next."""
         if self._rollback is not None:
-            # Before it is told: the job ends by that.
+            # Before the report, which ends the job.
             with self._activity.paused("marking checkpoints that may hold wrong bits"):
                 self._rollback.doubt(self._agreement.step, step, str(error))
         self._reporter.diverged(error, step, self._participant.ledger.members)
@@ -227,7 +228,7 @@ class CheckpointLifecycle:
         return RolledBack(branch=branch, step=manifest.step, left_at=left_at, skipped=skipped, reason=reason)
 
     def _go_back(self, regroup: Callable[[], None]) -> None:
-        """The job diverged: go back to the newest checkpoint, with everybody."""
+        """Roll back to the newest checkpoint, with all workers, after a divergence."""
         assert self._rollback is not None
         self._activity.now(Phase.EXCHANGING, self.applied)
         before = self._participant.ledger.rewinds
@@ -246,7 +247,7 @@ class CheckpointLifecycle:
                 self._participant.await_move()
                 regroup()
 
-    # Along its way.
+    # Between steps.
 
     def word_part(self, step: int) -> CheckpointPart:
         """What it adds to this worker's word of ``step``."""
@@ -256,7 +257,7 @@ class CheckpointLifecycle:
 
     @property
     def hooks(self) -> dict[str, Hooks]:
-        """Of the techniques that have a part in it."""
+        """Hooks of the techniques that take part."""
         own: dict[str, Hooks] = {Divergence.name: self.numbers}
         return own if self.scheduler is None else {**own, Checkpoints.name: self.scheduler}
 
@@ -265,7 +266,7 @@ class CheckpointLifecycle:
         self._reporter.emit(event)
 
     def prepare(self, step: int, under: Generation) -> None:
-        """``step`` was committed under a generation: there is to be room for the shares of those who keep pace."""
+        """Prepare memory for the current members' shares after ``step`` was committed under a generation."""
         if self.scheduler is None or step < STATE_IS_BUILT or self._prepared_for == under.number:
             return
         if self.scheduler.prepare(self._keeping_pace):
@@ -277,9 +278,9 @@ class CheckpointLifecycle:
         return tuple(each for each in ledger.members if each not in ledger.idle)
 
     def at_boundary(self, behind: bool, regroup: Callable[[], None]) -> None:
-        """The script is done with a step: go back if need be, take a checkpoint if one is due. Raises Left if all leave.
+        """Roll back if needed and take a checkpoint if one is due, after a step. Raises Left if all leave.
 
-        ``regroup`` enters the newest generation, and follows back if its members have gone back.
+        ``regroup`` enters the newest generation, and rolls back if its members have.
         """
         if self.numbers.goes_back and behind:
             raise LeftBehind("the job goes back to a checkpoint while this worker catches up: another one will come")
@@ -294,20 +295,20 @@ class CheckpointLifecycle:
             self._resumed.saved(self._participant.ledger.branch, self.applied)
 
     def checkpoint(self, tag: str | None, everyone: Callable[[bytes], list[bytes]]) -> None:
-        """Take a checkpoint of the state as it is now; ``everyone`` gathers the bytes of all who keep pace."""
+        """Take a checkpoint of the current state; ``everyone`` gathers the bytes of all current members."""
         ledger, generation = self._participant.ledger, self._participant.generation
         assert self.scheduler is not None and generation is not None
         parts = everyone(msgspec.json.encode((ledger.worker_id, generation)))
         found = [msgspec.json.decode(data, type=tuple[str, Generation]) for data in parts]
         members = tuple(worker_id for worker_id, _ in found)
         if ledger.worker_id in members:
-            # Under the first one's: a new generation may have come about in the middle of it.
+            # Use the first one's generation: a new one may have begun during the call.
             self.scheduler.ask(tag, self.applied, ledger.branch, found[0][1], members)
 
-    # At its end.
+    # At the end of the loop.
 
     def end(self) -> None:
-        """Every step is committed, and all are here: write this worker's share of the last checkpoint."""
+        """Write this worker's share of the last checkpoint, when all workers have committed every step."""
         generation = self._participant.generation
         if self.scheduler is None or generation is None:
             return
@@ -315,7 +316,7 @@ class CheckpointLifecycle:
             self.scheduler.at_end(self.applied, self._participant.ledger.branch, generation, self._keeping_pace)
 
     def leave(self) -> None:
-        """This worker leaves the job before its end: its share of what was taken is still written."""
+        """Finish writing this worker's shares before it leaves the job early."""
         if self.scheduler is not None:
             self.scheduler.finish()
 

@@ -1,9 +1,8 @@
-"""Compare steps that are computed a second time with what they gave before.
+"""Compare recomputed steps with their earlier results.
 
-A job that lost every worker begins again from a checkpoint. The steps since that one are computed once more, from the same
-state and with the same data, so that their metrics must be those that ``metrics.jsonl`` has. Where they are not, the script
-keeps something that is in no checkpoint. Enters: the file, as the job begins again, and each committed step. Leaves: nothing,
-or ``BitsDiffer``.
+A job that lost every worker restarts from a checkpoint. It recomputes the steps since, from the same state and data, so their
+metrics must equal those in ``metrics.jsonl``. If they differ, the script keeps state that is in no checkpoint. Input: the file,
+when the job restarts, and each committed step. Output: nothing, or ``BitsDiffer``.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ LOOK_FOR = (
 
 
 class RecomputedSteps:
-    """What the steps from one on gave the first time."""
+    """The first results of the steps from one on."""
 
     def __init__(self, expected: Mapping[int, Mapping[str, Any]]) -> None:
         self._expected = dict(expected)
@@ -34,18 +33,18 @@ class RecomputedSteps:
 
     @classmethod
     def read(cls, path: Path, first: int) -> RecomputedSteps:
-        """Take the steps from ``first`` on from a ``metrics.jsonl``; of a step that is there twice, the newest line."""
+        """Read the steps from ``first`` on from a ``metrics.jsonl``; of a repeated step, the newest line."""
         lines = {line["step"]: line for line in read_metrics(path) if line["step"] >= first}
         return cls({step: _values(line) for step, line in lines.items()})
 
     def check(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Raise BitsDiffer if ``step`` gave something else before."""
+        """Raise BitsDiffer if ``step`` gave other metrics before."""
         if step > self._last or (expected := self._expected.pop(step, None)) is None:
             return
-        # By way of JSON, as the expected ones came: a number that is not finite is null there.
+        # Through JSON, like the expected values: it turns non-finite numbers into null.
         found = _values(msgspec.json.decode(msgspec.json.encode(dict(metrics))))
         names = [name for name in expected if name in found]
-        # One that agrees is enough: a script may log times and rates, too, which differ whenever they are measured.
+        # One match is enough: a script may also log times and rates, which always differ.
         if not names or any(expected[name] == found[name] for name in names):
             return
         name = names[0]

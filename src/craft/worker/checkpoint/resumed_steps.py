@@ -1,9 +1,9 @@
-"""Compare the first steps of a job that goes on from a checkpoint with what they gave before.
+"""Compare the first steps after a resume with their earlier results.
 
-A checkpoint holds what the script registers. If the script's loop changes anything else, a job that goes on from the checkpoint
-computes other bits. So the leader keeps a digest of the state after each of the next steps in the store, and a job that
-begins from that checkpoint compares its own. ``Course`` calls it, on the main thread. Enters: the state at step boundaries.
-Leaves: a small file in the store, and a sentence if the states differ.
+A checkpoint holds the state that the script registers. If the loop changes anything else, a job that resumes computes other bits.
+So the leader stores a digest of the state after each of the next steps, and a job that begins from that checkpoint compares its
+digests. ``CheckpointLifecycle`` calls it, on the main thread. Input: the state at step boundaries. Output: a small file in the
+store, and a message if the states differ.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from craft.worker.checkpoint.recomputed_steps import LOOK_FOR
 logger = logging.getLogger(__name__)
 
 COUNT = 3
-"""Steps after a checkpoint whose results are kept: the second one shows a learning rate that no checkpoint has."""
+"""Steps after a checkpoint whose results are kept: the second shows a learning rate that no checkpoint has."""
 _CLOSE_S = 5.0
 
 
 class ResumedSteps:
-    """Of one loop, on one worker. Owned by the main thread; a thread of it writes."""
+    """The comparison for one loop on one worker. Owned by the main thread; a separate thread writes."""
 
     def __init__(self, store: Store, leaves: Callable[[], list[Leaf]]) -> None:
-        """``leaves`` gives the training state as it is now."""
+        """``leaves`` returns the current training state."""
         self._store = store
         self._leaves = leaves
         self._script = script_digest()
@@ -45,18 +45,18 @@ class ResumedSteps:
         self._writer: threading.Thread | None = None
 
     def saved(self, branch: int, step: int) -> None:
-        """A checkpoint was taken after ``step`` steps."""
+        """Start recording after a checkpoint of ``step`` steps."""
         self._branch, self._recorded = branch, NextSteps(step=step, script=self._script, digests={})
 
     def restored(self, branch: int, step: int) -> None:
-        """The job goes on from this checkpoint."""
+        """Read the expected digests of the checkpoint that the job resumes from."""
         try:
             self._expected = next_steps.read(self._store, branch, step)
         except SnapshotError as error:
             logger.info("what the steps after the checkpoint gave before is not known: %s", error)
 
     def at_boundary(self, step: int, leads: bool) -> str | None:
-        """The state is that after ``step`` steps. Return what is wrong if it was another one before; None: nothing is."""
+        """Check the state after ``step`` steps; return a message if it was different before, else None."""
         expected = self._expected.digests.get(step) if self._expected is not None else None
         recorded = leads and self._recorded is not None and 0 < step - self._recorded.step <= COUNT
         if expected is None and not recorded:
@@ -68,14 +68,14 @@ class ResumedSteps:
 
     @property
     def same_script(self) -> bool:
-        """Whether the script is the one that computed the steps before."""
+        """Whether this is the script that computed the steps before."""
         return self._expected is not None and self._expected.script == self._script
 
     def _record(self, step: int, digest: str) -> None:
         assert self._recorded is not None
         self._recorded = replace(self._recorded, digests={**self._recorded.digests, step: digest})
         if self._writer is None or not self._writer.is_alive():
-            # If a write is under way, the next step's write has this digest, too.
+            # If a write is in progress, the next step's write includes this digest.
             self._writer = threading.Thread(
                 target=self._write, args=(self._branch, self._recorded), name="craft-next-steps", daemon=True
             )
@@ -97,7 +97,7 @@ class ResumedSteps:
         )
 
     def close(self) -> None:
-        """Wait a while for what is being written."""
+        """Wait a while for a write in progress."""
         if self._writer is not None:
             self._writer.join(_CLOSE_S)
 

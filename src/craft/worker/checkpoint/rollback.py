@@ -1,8 +1,8 @@
-"""Begin from a checkpoint, or go back to one: all workers, to the same, each having verified every byte of it.
+"""Begin from a checkpoint or roll back to one, all workers together, each verifying every byte.
 
-Enters: what is listed in the stores. Leaves: the state of this worker's objects, replaced. It follows the rule of the steps:
-whoever goes back knows that everybody has read and verified the same checkpoint; if somebody is lost meanwhile, the members
-of the new generation settle whether all go back (``decide.settle``). Owned by the main thread.
+Input: the lists in the stores. Output: the state of this worker's objects, replaced. It follows the rule of the steps: a worker
+that rolls back knows that all have read and verified the same checkpoint; if one is lost meanwhile, the members of the new
+generation settle whether all roll back (``decide.step.settle``). Owned by the main thread.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from craft.worker.state.metadata import Attached, Conditions, ModuleModes, Train
 logger = logging.getLogger(__name__)
 
 _AWAY_S = (1.0, 5.0, 15.0, 0.0)
-"""A store that does not answer is asked again after these: the newest checkpoint is worth some patience."""
+"""Delays before an unresponsive store is asked again: the newest checkpoint is worth some patience."""
 _MAY_CHANGE = frozenset(
     {
         "check_bits",
@@ -51,27 +51,27 @@ _MAY_CHANGE = frozenset(
         *(f"{Stragglers.name}.{key}" for key in Stragglers.shared),
     }
 )
-"""Settings that may be others when a job goes on from a checkpoint."""
+"""Settings that may change when a job resumes from a checkpoint."""
 
 
 class _Offer(msgspec.Struct, frozen=True, array_like=True):
-    """What rank 0 finds in the stores."""
+    """The checkpoints that rank 0 finds in the stores."""
 
     names: tuple[tuple[str, int], ...] = ()
-    """The newest first, each with the branch that goes on from it."""
+    """Newest first, each with the branch that continues from it."""
     problem: str = ""
-    """Why it has nothing to offer, if something is in the way."""
+    """Why rank 0 has nothing to offer, if there is a problem."""
 
 
 class _Answer(msgspec.Struct, frozen=True, array_like=True):
-    """What one member says of the checkpoint that was chosen."""
+    """One member's answer about the chosen checkpoint."""
 
     problem: str = ""
     """Why it cannot be used; empty if it can."""
 
 
 class Rollback:
-    """One worker's way back."""
+    """Chooses, verifies and loads a checkpoint on one worker."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Rollback:
         registered: Mapping[str, Stateful],
         attached: Attached,
     ) -> None:
-        """``attached``: what is beside the state when the loop begins."""
+        """``attached``: the metadata of the state when the loop begins."""
         self._tiers = tiers
         self._participant = participant
         self._reporter = reporter
@@ -92,18 +92,18 @@ class Rollback:
         self._began = attached.began
         self._in_hand: Restored | None = None
         self.rejected = False
-        """Whether one was found that cannot be used."""
+        """Whether an unusable checkpoint was found."""
         self.named: int | None = None
-        """The step that a person named: a checkpoint of it is used though it is doubted."""
+        """The step that the user named: its checkpoint is used even if it is suspect."""
         self._loaded = 0
-        """How often a checkpoint was put into the state here."""
+        """How often a checkpoint was loaded into the state here."""
 
     @property
     def url(self) -> str:
         return self._tiers.durable.url
 
     def listed(self) -> list[Manifest]:
-        """Every checkpoint of a job that can be read, the newest first. Raises SnapshotError if a store does not answer."""
+        """Return every readable checkpoint of a job, newest first. Raises SnapshotError if a store does not answer."""
         return [each for each in candidates(self._tiers, self._rejected) if each.kind == "job"]
 
     def _rejected(self, event: CheckpointRejected) -> None:
@@ -112,7 +112,7 @@ class Rollback:
         self._reporter.note(event)
 
     def doubt(self, agreed: int, step: int, reason: str) -> None:
-        """Bits differ in ``step``, and were last known not to after ``agreed`` steps: checkpoints since are not to be used."""
+        """Mark the checkpoints since ``agreed`` steps as suspect: bits differ in ``step``, and last agreed then."""
         found = Suspicion(branch=self._participant.ledger.branch, after=agreed, step=step, reason=reason)
         try:
             mark(self._tiers.nearest_first, found)
@@ -127,7 +127,7 @@ class Rollback:
             logger.warning("checkpoints after step %d may hold wrong bits, and are marked so in %s", agreed, self.url)
 
     def _trusted(self, found: list[Manifest], doubts: SuspectCheckpoints) -> list[Manifest]:
-        """Those that are not doubted, and those that a person named; the others are told of."""
+        """Return the checkpoints that are not suspect or that the user named; report the others."""
         trusted = []
         for each in found:
             doubt = doubts.about(each)
@@ -145,11 +145,11 @@ class Rollback:
     def prepare(
         self, wanted: int | None, next_branch: bool, again: Restoration | None = None, at_least: int = 0
     ) -> str | None:
-        """Agree with everybody on the newest checkpoint that all can read (or that of step ``wanted``), and have it in hand.
+        """Agree with all workers on the newest checkpoint that all can read (or that of step ``wanted``), and read it.
 
-        ``again``: the job begins again, and says in which branch, and from which one at most. ``at_least``: the script itself
-        has come to that step, and no older one is of use. Returns why there is none, if
-        there is none. Raises GroupError if somebody is lost; then it may be that all have it in hand, or have gone back.
+        ``again``: the job restarts, in the given branch, from at most the given checkpoint. ``at_least``: the script itself has
+        come to that step, so no older checkpoint helps. Returns why there is no usable checkpoint, else None. Raises GroupError
+        if a worker is lost; then all may have read it, or have rolled back.
         """
         self._discard()
         leads = self._participant.ledger.rank == 0
@@ -176,7 +176,7 @@ class Rollback:
         return f"there is no checkpoint{'' if wanted is None else f' of step {wanted}'} in {self.url}"
 
     def _discard(self) -> None:
-        """Nobody has gone back: what is in hand is of no use any more, and must not look as if it were."""
+        """Discard the checkpoint that was read: no worker rolled back to it, and it must not look usable."""
         self._participant.discard_checkpoint()
         self._in_hand = None
 
@@ -198,23 +198,23 @@ class Rollback:
         if again is not None:
             own = [each for each in trusted if _is_of_course(each, again) and wanted in (None, each.step)]
             return _Offer(tuple((each.name, again.branch) for each in own)), found
-        # Past this worker's own, too: a job that begins again may be in one that no checkpoint is of yet.
+        # Also past this worker's branch: a restarted job may be in one that has no checkpoint yet.
         new = max((self._participant.ledger.branch, *doubts.branches, *(each.branch for each in found))) + 1
         names = []
         for each in trusted:
             if next_branch and not self._is_behind(each):
                 continue
             if each.step == wanted or (wanted is None and each.step >= at_least):
-                # Beside newer ones it is a course of its own: they must not be taken for what follows it.
+                # Beside newer checkpoints it starts a separate branch: they must not count as its continuation.
                 apart = next_branch or each.order < found[0].order or each.branch in doubts.branches
                 names.append((each.name, new if apart else each.branch))
         return _Offer(tuple(names)), found
 
     def _is_behind(self, manifest: Manifest) -> bool:
-        """Whether to go there is to go back: a place may hold another course, that came further than this one has."""
+        """Return whether going there is going back: a store may hold another branch that got further than this one."""
         ledger = self._participant.ledger
         if ledger.loop > 1 and manifest.step <= ledger.first_step:
-            # Of an earlier loop of the script.
+            # It belongs to an earlier loop of the script.
             return False
         return manifest.branch <= ledger.branch and manifest.step <= self._participant.step
 
@@ -222,8 +222,8 @@ class Rollback:
         return exchange(self._participant, data)
 
     def _read(self, name: str, branch: int, next_branch: bool) -> str:
-        """Read and verify a checkpoint; from then on it is in hand. Returns why it cannot be used, if it cannot."""
-        # Not yet into the modules of a job that is on its way: it may be that nobody goes back.
+        """Read and verify a checkpoint and keep it; return why it cannot be used, or ""."""
+        # Not yet into the modules of a running job: perhaps no worker rolls back.
         modules = None if next_branch else self._modules
         for wait_s in _AWAY_S:
             try:
@@ -247,7 +247,7 @@ class Rollback:
         return ""
 
     def _check(self, then: Conditions) -> None:
-        """Raise Refused if the job was another one: the same settings must lead to the same data in the same order."""
+        """Raise Refused unless it is the same job: the same settings must lead to the same data in the same order."""
         loop, own = then.settings.get("loop", 1), self._conditions.settings.get("loop", 1)
         if loop != own:
             raise Refused(
@@ -268,7 +268,7 @@ class Rollback:
                 logger.warning("the checkpoint was made with %s=%r, this job has %r: bits may differ", key, was, now)
 
     def check_writable(self) -> None:
-        """Raise Refused if nothing can be written there, or not by all to one place: better now than when the first is due."""
+        """Raise Refused if the workers cannot all write to one store: better now than at the first checkpoint."""
         try:
             for store in self._tiers.nearest_first:
                 with store.writing(self._participant.ledger.worker_id):
@@ -278,7 +278,7 @@ class Rollback:
             raise Refused(f"checkpoints cannot be written: {error}") from error
 
     def claim(self) -> None:
-        """The job begins here: from now on nobody else is to write there. Raises Refused if that cannot be said."""
+        """Claim the store for this job, so that no other job writes there. Raises Refused if that fails."""
         if self._participant.ledger.rank == 0:
             try:
                 claim(self._tiers.durable, self._tiers.owner)
@@ -286,7 +286,7 @@ class Rollback:
                 raise Refused(f"checkpoints cannot be written: {error}") from error
 
     def warn_of_rests(self) -> None:
-        """The job begins anew, though it was to go on: say so if the place holds something. Only the leader does."""
+        """Warn, on the leader, if a job that should resume begins anew in a store that holds data."""
         if self._participant.ledger.rank != 0:
             return
         store = self._tiers.durable
@@ -299,7 +299,7 @@ class Rollback:
             self._reporter.note(ScriptWarned(text=text))
 
     def check_fresh(self) -> None:
-        """Raise Refused if a job that begins anew would write among the checkpoints of another one."""
+        """Raise Refused if a new job would write among another job's checkpoints."""
         listed = self.listed()
         if listed:
             raise Refused(
@@ -308,11 +308,11 @@ class Rollback:
             )
 
     def go(self) -> None:
-        """Everybody has it in hand: go back."""
+        """Roll back: all workers have read the checkpoint."""
         self._participant.go_back()
 
     def follow(self) -> tuple[Manifest, TrainingProgress] | None:
-        """If this worker has gone back, by itself or by a settlement: put the checkpoint into its objects."""
+        """Load the checkpoint into this worker's objects, if it rolled back, directly or by a settlement."""
         if self._participant.ledger.rewinds == self._loaded or self._in_hand is None:
             return None
         restored, self._in_hand = self._in_hand, None
@@ -324,7 +324,7 @@ class Rollback:
         return restored.manifest, attached.progress
 
     def _switch(self, attached: Attached) -> None:
-        """Freeze what was frozen, and so on; unless the script begins otherwise than it did: then it means to."""
+        """Restore modes such as frozen parameters, unless the script deliberately begins with others."""
         if attached.modes is None or attached.modes == ModuleModes.of(self._modules, self._registered):
             return
         if attached.began == self._began:
@@ -346,7 +346,7 @@ def _only_doubted(url: str, found: Sequence[Manifest]) -> str:
 
 
 def _is_of_course(manifest: Manifest, again: Restoration) -> bool:
-    """Whether a checkpoint is not newer than the one that the job is to begin from again."""
+    """Return whether a checkpoint is not newer than the one that the job restarts from."""
     newest = place_of_name(again.checkpoint) if again.checkpoint is not None else None
     return newest is None or (manifest.branch, manifest.step) <= newest
 
@@ -354,10 +354,10 @@ def _is_of_course(manifest: Manifest, again: Restoration) -> bool:
 def begin_from(
     resume: str | None, rollback: Rollback | None, ledger: Ledger, again: Restoration | None = None, start_step: int = 0
 ) -> None:
-    """Before the first step: begin from a checkpoint if that is wanted, with everybody; refuse what cannot be.
+    """Begin from a checkpoint if requested, with all workers, before the first step; refuse impossible requests.
 
-    ``again``: the job began again by itself. A script that begins at a later step than any checkpoint, ``start_step``,
-    goes on from what it has loaded itself. Raises GroupError if a worker is lost meanwhile.
+    ``again``: the job restarted by itself. A script whose ``start_step`` is later than any checkpoint continues from the state it
+    has loaded itself. Raises GroupError if a worker is lost meanwhile.
     """
     if again is not None:
         _begin_again(resume, rollback, ledger, again)
@@ -367,7 +367,7 @@ def begin_from(
             raise Refused("--resume: from where? Say where checkpoints are: --checkpoints URL, or job.checkpoints(url)")
         return
     if ledger.rewinds:
-        # Done, before somebody was lost.
+        # Done, before a worker was lost.
         return
     rollback.check_writable()
     try:
@@ -397,7 +397,7 @@ def begin_from(
         rollback.claim()
         return
     if listed or rollback.rejected:
-        # To begin anew would be to throw away what can perhaps be repaired.
+        # A new beginning would discard data that can perhaps be repaired.
         raise Refused(
             f"--resume: {problem}: repair or remove what is there, or start without --resume in another place"
         )
@@ -406,20 +406,20 @@ def begin_from(
 
 
 def _begin_again(resume: str | None, rollback: Rollback | None, ledger: Ledger, again: Restoration) -> None:
-    """Begin from the newest checkpoint of the job's own course; anew only where that was decided.
+    """Begin from the newest checkpoint of the job's history; anew only where that was decided.
 
-    Raises SnapshotMissing if there is none that can be used: a fault, since there was one.
+    Raises SnapshotMissing if no checkpoint is usable: a fault, since there was one.
     """
     if rollback is None or ledger.rewinds:
         return
     rollback.named = int(resume) if resume is not None and resume != "auto" else None
-    # A course of its own that has no checkpoint yet begins where it began.
+    # A separate branch that has no checkpoint yet begins where it began.
     wanted = rollback.named if again.checkpoint is None else None
     problem = rollback.prepare(wanted, next_branch=False, again=again)
     if problem is not None and (again.checkpoint is not None or rollback.rejected):
         raise SnapshotMissing(f"the job cannot begin again: {problem}")
     if again.checkpoint is None:
-        # Whoever began before may not have come to this.
+        # The workers that began before may not have come to this.
         rollback.claim()
     if problem is None:
         rollback.go()

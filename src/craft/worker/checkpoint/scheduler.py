@@ -1,7 +1,7 @@
-"""When checkpoints are taken, and the taking of this worker's share.
+"""Decide when to take checkpoints, and take this worker's share.
 
-Enters: what the script, the settings and the lighthouse want, as far as the control word makes all workers agree on it.
-Leaves: a snapshot at a step boundary, which ``snapshots.writer`` makes durable on a thread of its own. Owned by the main thread.
+Input: what the script, the settings and the lighthouse want, once all workers agree on it by the control word. Output: a snapshot
+at a step boundary, which ``CheckpointWriter`` makes durable on a separate thread. Owned by the main thread.
 """
 
 from __future__ import annotations
@@ -36,38 +36,38 @@ from craft.worker.state.checkpoint_target import CheckpointTarget
 logger = logging.getLogger(__name__)
 
 _FIRST_S = 10.0
-"""With ``auto``, the first one comes after so long: it shows what one costs."""
+"""With ``auto``, the first checkpoint comes after this time: it shows what one costs."""
 _CHANGED = 1.25
-"""A choice that differs by less is not worth telling."""
+"""A choice that differs by less is not reported."""
 _SETTLED = 3
-"""When everybody's share has been written for so many steps, one that is not known to be complete will never be."""
+"""When no share has been in writing for this many steps, a checkpoint not known to be complete never will be."""
 _END_LIMIT_S = 600.0
-"""How long a worker that is done waits for its share to be written."""
+"""How long a worker that has finished waits for its share to be written."""
 
 
 class DueCheckpoint(NamedTuple):
     """A checkpoint that all have agreed to take at the next step boundary."""
 
     step: int
-    """Committed steps that will be in it."""
+    """Committed steps that it will include."""
     branch: int
     tag: str | None
     generation: Generation
-    """In which they agreed; who of it is there then takes part."""
+    """Generation in which they agreed; its members that are there then take part."""
     members: tuple[str, ...]
-    """Who writes a share, in the order of shares."""
+    """Workers that write a share, in share order."""
     agreed: bool = False
-    """By the word of a step, and not by a call of the script."""
+    """Agreed by the control word of a step, not by a call of the script."""
 
     @property
     def name(self) -> str:
-        # Several with different tags may be taken at one place.
+        # Several with different tags may be taken at one step.
         tag = hashlib.blake2b(self.tag.encode(), digest_size=4).hexdigest() if self.tag is not None else "0"
         return name_of(self.branch, self.step, f"{self.generation.number}_{self.generation.nonce}_{tag}")
 
 
 class CheckpointScheduler(Hooks):
-    """One job's checkpoints, as one worker sees them: the hooks of the technique ``checkpoints``, with a part in the word."""
+    """One worker's part in the job's checkpoints: the hooks of ``checkpoints``, and fields of the control word."""
 
     def __init__(
         self,
@@ -88,39 +88,39 @@ class CheckpointScheduler(Hooks):
         self._activity = activity
         self._state = state
         self._news: queue.SimpleQueue[AnyNote] = queue.SimpleQueue()
-        """What the writing thread has to tell the script."""
+        """Events of the writing thread, for the script."""
         self._writer = CheckpointWriter(target.tiers, worker_id, target.keep, self._told)
         self._due: list[DueCheckpoint] = []
         self._open: DueCheckpoint | None = None
         """Taken, and not known to be complete."""
         self._idle = 0
-        """For how many steps nobody has been writing a share of it."""
+        """Number of steps for which no worker has been writing a share of it."""
         self._tiers = target.tiers
         self._again: str | None = None
-        """One with this tag is to be taken as soon as possible, because another one came to nothing."""
+        """Tag of a checkpoint to take as soon as possible, because another one failed."""
         self._members: tuple[str, ...] = ()
-        """Of the generation that this worker acts under."""
+        """Members of the generation that this worker acts under."""
         self._answered = membership.wishes[-1].number if membership.wishes else 0
-        """The newest wish that was answered, as all before it were. What is older than this worker is the others' to say."""
+        """The newest answered wish, as all before it were. The others answer wishes older than this worker."""
         self.saved = (0, 0)
-        """(branch, committed steps) of the newest checkpoint that is known to be complete."""
+        """(branch, committed steps) of the newest checkpoint known to be complete."""
         self._heard = (0, 0)
-        """The newest of which everybody knows."""
+        """The newest that all workers know."""
         self._leaves = False
         self._began = self._last = time.monotonic()
         self._clock = _Clock()
         self._stall_s = 0.0
-        """How long the last one held the main thread up."""
+        """How long the last one delayed the main thread."""
         self._interval_s = _FIRST_S
         self._failures = 0
         reporter.report(urgent=False, checkpoints=True)
 
     def _told(self, event: AnyNote) -> None:
-        """On the writing thread."""
+        """Forward an event, on the writing thread."""
         self._reporter.note(event)
         self._news.put(event)
 
-    # What the word of a step says.
+    # Fields of a step's control word.
 
     def word_part(self, step: int, leads: bool) -> CheckpointPart:
         """Return this worker's part of the word of ``step``; the leader looks at the clock for all."""
@@ -145,7 +145,7 @@ class CheckpointScheduler(Hooks):
         return "" if leads and time.monotonic() - self._last >= interval_s else None
 
     def after_commit(self, moment: Moment) -> None:
-        """Whoever said in the word that it can compute has its share of what is taken; who catches up did not."""
+        """Schedule a checkpoint that the control word agreed on; members that reported able in it write shares."""
         combined, under = moment.word, moment.under
         assert combined is not None and under is not None
         self._members = moment.members
@@ -163,9 +163,9 @@ class CheckpointScheduler(Hooks):
             return
         step = combined.step + 1
         if combined.busy and combined.wish and not combined.leave:
-            # It is not skipped: everybody says it again, until it can be taken.
+            # It is not skipped: all workers repeat it until it can be taken.
             return
-        # The end of an epoch comes once: there the one before it is waited for.
+        # An epoch ends once: there, wait for the previous checkpoint.
         if combined.busy and not combined.leave and self._every.epochs is None:
             self._last = time.monotonic()
             if leads:
@@ -178,13 +178,13 @@ class CheckpointScheduler(Hooks):
             self._due.append(DueCheckpoint(step, moment.branch, combined.save or None, under, members, agreed=True))
 
     def ask(self, tag: str | None, step: int, branch: int, under: Generation, members: tuple[str, ...]) -> None:
-        """The script of every worker in ``members`` asks for one, now."""
+        """Schedule a checkpoint that the script of every worker in ``members`` asks for now."""
         self._due.append(DueCheckpoint(step, branch, tag, under, members))
 
     # At a step boundary.
 
     def at_boundary(self) -> bool:
-        """The state is that of the last commit: copy this worker's share if one is due; whether one was.
+        """Copy this worker's share of the last commit's state if a checkpoint is due; return whether one was.
 
         Raises Left if all leave.
         """
@@ -198,17 +198,17 @@ class CheckpointScheduler(Hooks):
         return bool(dues)
 
     def _is_whole(self, due: DueCheckpoint) -> bool:
-        """Wait for the others' shares; False if one of them is lost: those who are left take another checkpoint."""
+        """Wait for the others' shares; return False if one is lost: the remaining workers take another checkpoint."""
         last = self._writer.last
         if last is not None and not last.written:
-            # This share was given up, or there is no time left: there is nothing to wait for.
+            # This share was given up, or no time is left: there is nothing to wait for.
             return True
         with paused(self._activity, self._reporter, "the others' shares of the last checkpoint"):
             return self._membership.wait_saved((due.branch, due.step), due.generation.number, self._time_left())
 
     def _take(self, due: DueCheckpoint) -> None:
         if self._writer.busy:
-            # Only one that somebody asked for comes here: it is not skipped.
+            # Only a requested checkpoint gets here: it is not skipped.
             with paused(self._activity, self._reporter, "the checkpoint before this one"):
                 self._writer.wait_free(self._time_left())
         if due.agreed and self._again in ("", due.tag or ""):
@@ -228,7 +228,7 @@ class CheckpointScheduler(Hooks):
         logger.info("copies its share of checkpoint %s; that held the step up for %.3f s", due.name, self._stall_s)
         self._open, self._idle, self._last = due, 0, time.monotonic()
         reach("saved", due.step)
-        # Somebody may have been lost since it was agreed upon.
+        # A worker may have been lost since the agreement.
         self._give_up_if_lost()
 
     def _time_left(self) -> float:
@@ -242,9 +242,9 @@ class CheckpointScheduler(Hooks):
             self._writer.wait(limit_s)
 
     def prepare(self, members: Sequence[str]) -> bool:
-        """Make room for this worker's share: the first touch of memory would cost a step more than the copy does.
+        """Prepare memory for this worker's share: its first touch would cost a step more than the copy does.
 
-        False: not yet, the one before it is still being written.
+        Returns False while the previous checkpoint is still being written.
         """
         if self._writer.busy:
             return False
@@ -253,7 +253,7 @@ class CheckpointScheduler(Hooks):
         return True
 
     def generation_change(self, moment: Moment) -> None:
-        """A checkpoint of which somebody's share is lost is taken anew."""
+        """Retake a checkpoint if a member was lost before it was complete."""
         self._members = moment.members
         self._failures += bool(moment.lost)
         self._give_up_if_lost()
@@ -269,40 +269,43 @@ class CheckpointScheduler(Hooks):
             self._reporter.note(CheckpointAbandoned(name=due.name, step=due.step, reason=reason))
 
     def _give_up_if_apart(self, busy: bool, leads: bool) -> None:
-        """What everybody has written, and nobody has listed, is in several places; where it is copied on, that says nothing."""
+        """Give up a checkpoint that all wrote and none listed: the shares are in several places.
+
+        With a local tier this shows nothing, because shares are copied on later.
+        """
         self._idle = 0 if busy or self._tiers.local is not None else self._idle + 1
         if self._open is None or self._idle < _SETTLED:
             return
         due, self._open = self._open, None
         last = self._writer.last
-        # Why its own share was given up has been told.
+        # Why this worker's share was given up is reported already.
         if leads and (last is None or last.written):
             reason = f"all shares are written or given up, and {self._tiers.url} does not have them all: do all hosts see it?"
             self._reporter.note(CheckpointAbandoned(name=due.name, step=due.step, reason=reason))
 
     def went_back(self, branch: int, step: int) -> None:
-        """The state is that of the checkpoint of ``step``, from which ``branch`` goes on."""
+        """Continue from the checkpoint of ``step``, in ``branch``."""
         self.saved = self._heard = (branch, step)
         self._due, self._open, self._again = [], None, None
 
     def at_end(self, step: int, branch: int, generation: Generation, members: tuple[str, ...]) -> None:
-        """Every step is committed: one more checkpoint, unless this state has one; returns when this share is written."""
+        """Take a last checkpoint unless this state has one; return when this share is written."""
         if self.saved != (branch, step) and (self._open is None or self._open.step != step):
             self._take(DueCheckpoint(step, branch, None, generation, members))
         self.finish()
 
     def finish(self) -> None:
-        """Wait until what was taken is written."""
+        """Wait until the copied shares are written."""
         self._wait("the last checkpoint", self._time_left())
         self._hear()
 
     def close(self) -> None:
         self._writer.close()
 
-    # What it costs.
+    # Cost.
 
     def _hear(self) -> None:
-        """Tell the script what the writing thread had to tell."""
+        """Pass the writing thread's events to the script."""
         while not self._news.empty():
             event = self._news.get()
             if isinstance(event, CheckpointWritten):
@@ -310,7 +313,7 @@ class CheckpointScheduler(Hooks):
             self._reporter.emit(event)
 
     def _choose(self, leads: bool) -> None:
-        """One is complete: how often is worth it? Everybody works it out, since anybody may come to lead."""
+        """Choose the interval after a complete checkpoint, on every worker, since any may become the leader."""
         if self._every != Every():
             return
         cost_s = self._stall_s + self._clock.slowed_s
@@ -323,13 +326,13 @@ class CheckpointScheduler(Hooks):
 
 
 class _Clock:
-    """By how much the steps are slower while a checkpoint is written."""
+    """Measures how much steps slow down while a checkpoint is written."""
 
     _SMOOTHING = 0.1
 
     def __init__(self) -> None:
         self.slowed_s = 0.0
-        """All in all, by the last one."""
+        """Total for the last checkpoint."""
         self._usual_s = 0.0
         self._last = 0.0
         self._was_busy = False

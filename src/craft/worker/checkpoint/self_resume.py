@@ -1,4 +1,4 @@
-"""Whether a script goes on from its own file and has not said so: its optimizer comes with state, its data from the start."""
+"""Detect a script that resumes from its own file without ``start_step``: its optimizer has state, its data starts over."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from craft.snapshots.state.leaves import Stateful
 
 
 def forgotten_start_step(registered: Mapping[str, Stateful]) -> str | None:
-    """Return a warning if a registered optimizer or scheduler has made steps before the first step; else None.
+    """Return a warning if a registered optimizer or scheduler has stepped before the first step; else None.
 
     Pretrained weights come without such state.
     """
@@ -28,7 +28,7 @@ def forgotten_start_step(registered: Mapping[str, Stateful]) -> str | None:
 
 
 def _epochs_of(scheduler: torch.optim.lr_scheduler.LRScheduler) -> int:
-    """How often a scheduler has stepped. A ``ChainedScheduler`` has no count: that of the ones inside it."""
+    """Return how often a scheduler has stepped; a ``ChainedScheduler`` has no count, so use those inside it."""
     inside = getattr(scheduler, "_schedulers", ())
     return int(getattr(scheduler, "last_epoch", max(map(_epochs_of, inside), default=0)))
 
@@ -42,12 +42,12 @@ def _warning(name: str, item: Any, steps: int) -> str:
 
 
 def _knows(item: Any) -> bool:
-    """Whether the number of its steps is that of optimizer updates: SGD does not count, and schedulers may count epochs."""
+    """Return whether the count is of optimizer updates: SGD does not count, and schedulers may count epochs."""
     return isinstance(item, torch.optim.Optimizer) and any("step" in state for state in item.state.values())
 
 
 def _steps_of(state: Any) -> int:
-    """How many steps an optimizer has made with one parameter; 1 if it does not count them."""
+    """Return an optimizer's steps for one parameter; 1 if it does not count them."""
     if "step" in state:
         return int(state["step"])
     return int(isinstance(state.get("momentum_buffer"), torch.Tensor))

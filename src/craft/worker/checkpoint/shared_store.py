@@ -1,7 +1,7 @@
-"""Whether the workers of a job write their shares of checkpoints to one place: a path may be another disk on every host.
+"""Check that all workers write checkpoint shares to one store: a path may be another disk on each host.
 
-Enters: each worker's own view of the store, before the first step. Leaves: nothing, or a refusal that says who does not see
-what the first one wrote: no checkpoint would ever be complete. ``rewind.begin_from`` calls it, on every worker.
+Input: each worker's view of the store, before the first step. Output: nothing, or a refusal that names the worker that does not
+see rank 0's file: no checkpoint would ever be complete. ``rollback.begin_from`` calls it, on every worker.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _LOOK_S = 0.1
 
 
 def check_one_store(store: Store, participant: Participant) -> None:
-    """Raise Refused, on every worker, unless all find what rank 0 puts there; SnapshotError if the store does not answer."""
+    """Raise Refused, on every worker, unless all find rank 0's file; SnapshotError if the store does not answer."""
     ledger = participant.ledger
     if len(ledger.members) == 1:
         return
-    # Should it be left behind: to who collects garbage it is a part of nothing.
+    # If it is left behind, garbage collection sees a part of no checkpoint.
     own = f"{PARTS}/seen-{os.urandom(8).hex()}" if ledger.rank == 0 else ""
     if own:
         store.put(own, b"{}")
@@ -35,7 +35,7 @@ def check_one_store(store: Store, participant: Participant) -> None:
     finally:
         if own:
             store.remove([own])
-    # Who refuses ends the job, and so the first one, perhaps before it has removed what it put there.
+    # A worker that refuses ends the job, and rank 0 with it, perhaps before it has removed its file.
     exchange(participant, b"")
     for worker_id, url in zip(ledger.members, elsewhere, strict=True):
         if url:
@@ -47,7 +47,7 @@ def check_one_store(store: Store, participant: Participant) -> None:
 
 
 def _finds(store: Store, path: str) -> bool:
-    """Whether a file is there; network file systems may take a moment to show what another host wrote."""
+    """Return whether a file exists; network file systems may show another host's file late."""
     give_up = time.monotonic() + _PATIENCE_S
     while True:
         try:

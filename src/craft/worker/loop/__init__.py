@@ -1,1 +1,1 @@
-"""The training loop, the step in flight, and what happens around both."""
+"""The training loop and the step in flight."""

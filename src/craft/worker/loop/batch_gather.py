@@ -1,9 +1,8 @@
-"""Whole-batch losses (``step.gather``): the rows of all microbatches of a step, in each of them, with gradients.
+"""``step.gather``: give each microbatch the rows of all microbatches, for losses over the whole batch.
 
-A step that gathers is computed in two passes. In the first one each microbatch gives its rows, and nothing else of it counts.
-Its owner sends them to all other owners. In the second one ``gather`` returns the rows of all, of which the microbatch's own
-are in its graph. The rows depend on (state, step, microbatch) alone: after a loss, those of a lost worker are computed again
-by the next owner, with the same bits, and gradients that are held stay right.
+A step that gathers is computed in two passes. In the first, each microbatch yields only its rows, which its owner sends to all
+other owners. In the second, ``gather`` returns all rows; the microbatch's rows are in its graph. Rows depend on (state, step,
+microbatch) alone: after a loss, the next owner recomputes a lost worker's rows with the same bits, so held gradients stay valid.
 """
 
 from __future__ import annotations
@@ -22,49 +21,49 @@ from craft.telemetry.fault_points import reach
 from craft.worker.state.carried_state import pack, unpack
 
 _LENGTH, _DATA = 60, 61
-"""Tags; below those of buckets."""
+"""Tags, below those of buckets."""
 
 
 class BatchGather:
-    """Of the step in flight. Belongs to the main thread."""
+    """Collects and exchanges the rows of the step in flight. Owned by the main thread."""
 
     def __init__(self, device: torch.device, samples: Callable[[int, int], int | None], *, drops: bool) -> None:
-        """``samples(step, microbatch)``: how many there are, if that is known. ``drops``: whether lost ones are left out."""
+        """``samples(step, microbatch)``: the sample count, if known. ``drops``: whether lost microbatches are dropped."""
         self.in_use = False
         """Whether a microbatch of this step has gathered."""
         self.complete = False
-        """Whether the rows of all microbatches are here, under the generation of now."""
+        """Whether the rows of all microbatches are here, under the current generation."""
         self.in_first_pass = False
-        """Whether the microbatch that is being computed has gathered before all rows were here: its gradient does not count."""
+        """Whether the current microbatch gathered before all rows were here: its gradient is discarded."""
         self.expected = False
-        """Whether this worker gathered in the step before."""
+        """Whether this worker gathered in the previous step."""
         self._device = device
         self._drops = drops
         self._samples = samples
         self._rows: dict[int, list[Any]] = {}
-        """By microbatch: its weight, and what each of its calls gave."""
+        """By microbatch: its weight, and the rows of each of its calls."""
         self._given: list[torch.Tensor] = []
-        """By the microbatch that is being computed."""
+        """Rows that the current microbatch has given."""
 
     def clear(self) -> None:
-        """The step is over, or another one begins."""
+        """Clear the rows when a step ends or another begins."""
         self.in_use = self.complete = False
         self._rows = {}
 
     def regrouped(self) -> None:
-        """A new generation goes on with the step: some of its members may lack some of the rows."""
+        """Require another exchange: members of a new generation may lack rows."""
         self.complete = False
 
     def start(self) -> None:
-        """A microbatch is computed now."""
+        """Begin a microbatch."""
         self.in_first_pass, self._given = False, []
 
     def missing(self, pending: Sequence[int]) -> list[int]:
-        """Of the microbatches that this worker is to compute, those whose rows are not here yet."""
+        """Return the pending microbatches whose rows are not here yet."""
         return [microbatch for microbatch in pending if microbatch not in self._rows]
 
     def keep(self, microbatch: int, weight: float, held: Sequence[int]) -> None:
-        """The first pass over ``microbatch`` is done. ``held``: those whose gradients count already."""
+        """Keep the rows of ``microbatch`` after its first pass. ``held``: microbatches whose gradients are held."""
         without = [each for each in held if each not in self._rows]
         if without:
             raise ConfigError(
@@ -74,7 +73,7 @@ class BatchGather:
         self._rows[microbatch] = [weight, *self._given]
 
     def digest_of(self, microbatch: int) -> bytes:
-        """Return a hash of the rows that ``microbatch`` gave, or gives now."""
+        """Return a hash of the rows that ``microbatch`` gave, or is giving."""
         rows = self._rows[microbatch][1:] if microbatch in self._rows else self._given
         hasher = blake3()
         for tensor in rows:
@@ -82,13 +81,13 @@ class BatchGather:
         return bytes(hasher.digest(length=16))
 
     def keep_empty(self, microbatch: int) -> None:
-        """The stream of ``microbatch`` has ended: it has no rows, which its owner tells the others if they gather."""
+        """Record that the stream of ``microbatch`` has ended: its owner sends no rows if the others gather."""
         self._rows[microbatch] = []
-        # Where all that it computes has ended, nothing else tells this worker that the others wait for it.
+        # If all its streams have ended, nothing else shows this worker that the others wait for it.
         self.in_use = self.in_use or self.expected
 
     def gather(self, tensor: torch.Tensor, step: int, microbatch: int, num_microbatches: int) -> torch.Tensor:
-        """Return the rows of all microbatches, in their order; in the first pass, as many rows of no meaning."""
+        """Return the rows of all microbatches, in order; in the first pass, as many meaningless rows."""
         if self._drops:
             raise ConfigError(
                 "step.gather(...) with --on-loss shrink: no part of a loss over the whole batch can be left out"
@@ -96,7 +95,7 @@ class BatchGather:
         if tensor.dim() == 0:
             raise ConfigError("step.gather(tensor): the tensor has no rows; give one of shape (rows, ...)")
         place = len(self._given)
-        # Rows of microbatches follow each other in memory, whatever form the script has them in.
+        # The rows of the microbatches must be contiguous, whatever the script's memory format.
         self._given.append(tensor.detach().clone(memory_format=torch.contiguous_format))
         if not self.complete:
             self.in_first_pass = True
@@ -118,7 +117,7 @@ class BatchGather:
         return torch.cat(list(rows.values()))
 
     def finished(self, microbatch: int) -> None:
-        """The script is done with ``microbatch``, and its gradient is to count."""
+        """Check that ``microbatch`` gathered as often as it must, before its gradient is held."""
         if not self.in_use:
             self.expected = False
         elif not self.complete:
@@ -127,7 +126,7 @@ class BatchGather:
             raise ConfigError(f"microbatch {microbatch} called step.gather(...) less often than before: {_RULE}")
 
     def _placeholder(self, tensor: torch.Tensor, step: int, microbatch: int, num_microbatches: int) -> torch.Tensor:
-        """A leaf of the form that the rows of all will have: ``backward()`` ends there in the first pass."""
+        """Return a leaf shaped like the rows of all microbatches: in the first pass ``backward()`` ends there."""
         own = self._samples(step, microbatch)
         rows = []
         for each in range(num_microbatches):
@@ -139,7 +138,7 @@ class BatchGather:
         return torch.cat(rows).requires_grad_(tensor.requires_grad)
 
     def exchange(self, group: P2P | None, ledger: Ledger) -> None:
-        """Send the rows of this worker's microbatches to all other owners, and take theirs; raises GroupError."""
+        """Exchange rows with all other owners; raise GroupError."""
         own = {str(microbatch): self._rows[microbatch] for microbatch in ledger.share}
         owners = sorted(set(ledger.owners))
         if group is not None and len(owners) > 1 and ledger.rank in owners:
@@ -159,7 +158,7 @@ _RULE = "every microbatch of a step calls it as often as the others, in the same
 
 
 def _exchanged(group: P2P, peers: Sequence[int], row: torch.Tensor, halfway: Callable[[], None]) -> list[torch.Tensor]:
-    """Send a row of bytes to ``peers``, and return what they sent."""
+    """Send a row of bytes to ``peers``, and return theirs."""
     own = torch.tensor([row.numel()])
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in peers]
     due = [group.recv(length, peer, _LENGTH) for length, peer in zip(lengths, peers, strict=True)]
@@ -172,7 +171,7 @@ def _exchanged(group: P2P, peers: Sequence[int], row: torch.Tensor, halfway: Cal
 
 
 class _Scaled(torch.autograd.Function):
-    """The same values; the gradient is multiplied, since the mean over microbatches divides it."""
+    """Identity whose gradient is scaled, because the mean over microbatches divides it."""
 
     @staticmethod
     def forward(context: Any, tensor: torch.Tensor, scale: float) -> torch.Tensor:

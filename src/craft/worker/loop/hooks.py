@@ -1,7 +1,7 @@
-"""The passive path: hooks of techniques, called at the safe points of a step, in the order in which techniques are declared.
+"""Step hooks of techniques, called at the safe points of a step in the techniques' order.
 
-``Training`` and its loop call ``reach``. Where no hook waits at a point, that costs a look into a dictionary. Hooks of CRAFT's
-own may raise: that is their way to end the job. One of another package that raises is left out from then on.
+``TrainingLoop``, ``Step`` and ``Attempts`` call ``reach``. A point without hooks costs one dictionary lookup. Hooks of
+built-in techniques may raise, to end the job. A hook of another package that raises is removed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from craft.worker.report.reporter import Reporter
 logger = logging.getLogger(__name__)
 
 _MOST_PER_S = 10
-"""So many conditions of a technique are told in a second; how many were left out is said with the next one."""
+"""Most conditions reported per technique and second; the next report says how many were dropped."""
 _MAX_WHAT_CHARS = 100
 _MAX_DETAIL_CHARS = 1000
 _OWN = frozenset(kind.name for kind in BUILT_IN)
 
 
 class StepHooks:
-    """Owned by the main thread."""
+    """Calls the hooks that are registered for each point. Owned by the main thread."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class StepHooks:
         }
 
     def reach(self, point: str, **more: Any) -> None:
-        """Call all hooks that wait at ``point``; ``more`` are fields of the moment."""
+        """Call all hooks registered for ``point``; ``more`` are fields of the moment."""
         waiting = self._waiting[point]
         if not waiting:
             return
@@ -69,7 +69,7 @@ class StepHooks:
         try:
             call()
         except Exception as error:
-            # Of another package's code: the training must not end because of it.
+            # Another package's code must not end the training.
             logger.exception("technique %s failed in %s and is left out from now on", name, what)
             self._note(TechniqueFailed(technique=name, where=what, error=f"{type(error).__name__}: {error}"[:500]))
             self._hooks = [each for each in self._hooks if each[0] != name]
@@ -86,14 +86,14 @@ def _overrides(hooks: Hooks, point: str) -> bool:
 
 
 class InWorker:
-    """What the hooks of one technique may know and do."""
+    """The interface that the hooks of one technique get."""
 
     def __init__(self, technique: str, settings: WorkerSettings, reporter: Reporter) -> None:
         self._technique = technique
         self._reporter = reporter
         self.worker_id = settings.worker_id
         self.host = settings.host
-        # Guards the two below: any thread may tell.
+        # Guards the two below: any thread may call tell.
         self._lock = threading.Lock()
         self._recent: list[float] = []
         self._left_out = 0
@@ -109,7 +109,7 @@ class InWorker:
             detail=detail,
             time=now,
         )
-        # What is of the wrong type would make the whole report unreadable: whoever tells it gets the exception.
+        # A wrong type would make the whole report unreadable: the caller gets the exception.
         msgspec.convert(msgspec.to_builtins(seen), ConditionSeen)
         if len(what) > _MAX_WHAT_CHARS or len(detail) > _MAX_DETAIL_CHARS:
             raise ConfigError(f"tell: what has at most {_MAX_WHAT_CHARS} characters, detail {_MAX_DETAIL_CHARS}")
@@ -128,7 +128,7 @@ class InWorker:
 def hooks_of(
     techniques: Chosen, own: Mapping[str, Hooks], settings: WorkerSettings, reporter: Reporter
 ) -> list[tuple[str, Hooks]]:
-    """The hooks of all techniques that are on; ``own`` are those of CRAFT's own, which are parts of this room."""
+    """Return the hooks of all enabled techniques; ``own`` holds those of built-in techniques."""
     found: list[tuple[str, Hooks]] = []
     for name, technique in techniques.by_name.items():
         hooks = own.get(name)
@@ -138,7 +138,7 @@ def hooks_of(
                 if not isinstance(hooks, Hooks | None):
                     raise TypeError(f"hooks() returns an object derived from Hooks, or None; not {hooks!r}")
             except Exception as error:
-                # Of another package's code: the training must not end because of it.
+                # Another package's code must not end the training.
                 logger.exception("technique %s has no hooks here", name)
                 hooks = None
                 reporter.note(

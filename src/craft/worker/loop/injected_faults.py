@@ -1,7 +1,7 @@
-"""Faults that this worker is told to cause in itself: ``craft chaos``.
+"""Faults that ``craft chaos`` injects into this worker.
 
-Enters: directives, on the channel's thread (``take``). What happens, happens on the main thread, at the one point in
-``steps`` where a microbatch is handed to the script (``strike``); only a connection is cut at once.
+``take`` receives directives on the channel's thread. ``strike`` causes the faults on the main thread, where ``steps`` or
+``attempts`` hands a microbatch to the script; only a cut connection is cut at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class InjectedFaults:
-    """The channel's thread puts faults in, the main thread takes them out."""
+    """Queues faults from the channel's thread for the main thread."""
 
     def __init__(self, worker_id: str, cut: Callable[[], bool]) -> None:
         """``cut()`` cuts one connection of the current group."""
@@ -30,10 +30,10 @@ class InjectedFaults:
         self._lock = threading.Lock()
         self._pending: list[FaultInjected] = []
         self._slow: tuple[float, float] | None = None
-        """(until when, how much longer a microbatch takes)."""
+        """(end time, delay added to each microbatch, in s)."""
 
     def take(self, directive: Directive) -> None:
-        """Note what is new for this worker; a directive repeats what it said before."""
+        """Queue the faults that are new for this worker; a directive repeats earlier ones."""
         if not directive.injections and not self._done:
             return
         new = [each for each in directive.injections if each.injection_id not in self._done]
@@ -48,7 +48,7 @@ class InjectedFaults:
                     self._pending.append(each)
 
     def strike(self, step: int) -> None:
-        """Do what is due. On the main thread, where the script is about to compute a microbatch."""
+        """Cause the faults that are due, on the main thread, before the script computes a microbatch."""
         if not self._pending and self._slow is None:
             return
         with self._lock:
@@ -73,12 +73,12 @@ _injections: InjectedFaults | None = None
 
 
 def install(injections: InjectedFaults) -> None:
-    """Have ``strike`` of this module do what ``injections`` has; one per process."""
+    """Make this module's ``strike`` use ``injections``; one per process."""
     global _injections
     _injections = injections
 
 
 def strike(step: int) -> None:
-    """The script is about to compute a microbatch of ``step``."""
+    """Cause the faults that are due, before a microbatch of ``step``."""
     if _injections is not None:
         _injections.strike(step)

@@ -1,4 +1,4 @@
-"""Calls to all workers between the steps of a training loop, and after it."""
+"""Collective calls between the steps of a training loop, and after it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CurrentStep(Protocol):
     """The step that a script is in, as its loop sees it: a ``Step`` or a ``StepAttempt``."""
 
     microbatch: int | None
-    """The microbatch that is being computed; None outside of the inner loop."""
+    """Microbatch being computed; None outside the inner loop."""
 
     @property
     def _place(self) -> tuple[int, int | None]: ...
@@ -37,7 +37,7 @@ class CurrentStep(Protocol):
 
 
 class CallingLoop(Protocol):
-    """The loop that calls are made in."""
+    """The loop in which calls are made."""
 
     current: CurrentStep | None
     over: bool
@@ -54,7 +54,7 @@ class CallingLoop(Protocol):
 
 
 class LoopCalls:
-    """Makes the calls of one loop. Owned by the main thread."""
+    """Makes the collective calls of one loop. Owned by the main thread."""
 
     def __init__(
         self, loop: CallingLoop, participant: Participant, calls: FaultTolerantCalls, activity: ActivityPage
@@ -64,18 +64,18 @@ class LoopCalls:
         self._calls = calls
         self._activity = activity
         self.passed: PreLoopCalls | None = None
-        """Of a worker that came when the job had ended this loop: makes its calls after the loop."""
+        """On a worker that joined after the job ended this loop: makes its calls after the loop."""
 
     def left_alone(self) -> bool:
-        """Of a worker that is behind: whether it makes calls alone, since no worker is left that was not behind."""
+        """Return whether this worker, which is behind, makes calls alone because no current worker is left."""
         return self.passed is None and self._calls.left_alone(self._loop.is_followed)
 
     def tell_joiners(self) -> None:
-        """Keep the results of calls for workers that join."""
+        """Keep the results of calls for joiners."""
         self._calls.tell_joiners()
 
     def call(self, name: str, data: bytes) -> list[bytes] | None:
-        """Return the bytes of all workers that take part in the call; None if the script may not call here."""
+        """Return the bytes of all workers in the call; None if the script may not call here."""
         if self.passed is not None:
             return self.passed.call(name, data)
         place = self._place()
@@ -86,11 +86,11 @@ class LoopCalls:
         return self._call_at(self._before_step, name, data)
 
     def _place(self) -> CallPlace | None:
-        """Where in the script this worker is, if it may call all others there; else None."""
+        """Return this worker's place in the script if it may make calls there; else None."""
         current, applied = self._loop.current, self._loop.applied
         if self._loop.over:
             number = self._participant.ledger.loop
-            # The script's own calls are counted from the first one after the loop, by all alike.
+            # The script's calls are counted from the first one after the loop, on every worker alike.
             name = after_loop(number) if self._loop.loop_end.digest is not None else meeting_at_end(number)
             return CallPlace(name=name, step=applied, kept=True)
         if current is None or not (current._done or current._is_ahead):

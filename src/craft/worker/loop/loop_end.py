@@ -1,4 +1,4 @@
-"""The end of a training loop: all workers meet there, and from then on their ranks stay as they are."""
+"""The end of a training loop: all workers synchronize, and their ranks are fixed from then on."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Call = Callable[[str, bytes], list[bytes] | None]
 
 
 class AtEnd(msgspec.Struct, frozen=True, array_like=True):
-    """What each worker says at the end of a loop."""
+    """One worker's message at the end of a loop."""
 
     worker_id: str
     generation: int
-    """Under which its share of the last checkpoint was written; 0: no checkpoint is meant."""
+    """Generation under which its share of the last checkpoint was written; 0: no checkpoint is meant."""
     step: int
     """Committed steps."""
 
@@ -28,31 +28,31 @@ _decode = msgspec.msgpack.Decoder(AtEnd).decode
 
 
 def after_loop(loop: int) -> str:
-    """The name of the place after training loop ``loop`` of the script, from 1, where calls are made."""
+    """Return the name of the place for calls after the script's training loop ``loop``, from 1."""
     return f"end{loop}"
 
 
 def meeting_at_end(loop: int) -> str:
-    """The name of the place at which all workers meet at the end of ``loop``, before the script goes on."""
+    """Return the name of the place where all workers meet at the end of ``loop``, before the script continues."""
     return f"{after_loop(loop)}.meet"
 
 
 class LoopEnd:
-    """Owned by the main thread."""
+    """Synchronizes the workers at the end of a loop. Owned by the main thread."""
 
     def __init__(self, worker_id: str, participant: Participant, lifecycle: CheckpointLifecycle, call: Call) -> None:
-        """``call`` brings the bytes of all workers to all workers."""
+        """``call`` gathers the bytes of all workers on all workers."""
         self._worker_id = worker_id
         self._participant = participant
         self._lifecycle = lifecycle
         self._call = call
         self.company: tuple[str, ...] = ()
-        """Those who came to the end of the loop together, in the order of their ranks."""
+        """Workers that reached the end of the loop together, in rank order."""
         self.digest: str | None = None
-        """Of the state at the end of the loop; None: it has not come to it."""
+        """Digest of the state at the end of the loop; None before it."""
 
     def meet(self) -> None:
-        """Return when all are here, and their shares of the last checkpoint are written."""
+        """Return when all workers are here and have written their shares of the last checkpoint."""
         parts = self._call(LOOP_END, self._own(0))
         while self._lifecycle.scheduler is not None:
             generation = self._participant.ledger.generation
@@ -60,7 +60,7 @@ class LoopEnd:
             parts = self._call("steps: its last checkpoint", self._own(generation))
             assert parts is not None
             if len({_decode(part).generation for part in parts}) == 1:
-                # All wrote their shares as members of one generation. Else one of them was lost meanwhile.
+                # All wrote their shares as members of one generation. Otherwise a worker was lost meanwhile.
                 break
         assert parts is not None
         self.company = tuple(_decode(part).worker_id for part in parts)
@@ -70,7 +70,7 @@ class LoopEnd:
 
     @property
     def rank_and_size(self) -> tuple[int, int] | None:
-        """This worker's rank and the number of ranks, which change no more until the next loop; None before the end."""
+        """(rank, number of ranks), fixed until the next loop; None before the end."""
         seats = self._seats
         return (seats.index(self._worker_id), len(seats)) if self._worker_id in seats else None
 
@@ -85,9 +85,9 @@ class LoopEnd:
 
 
 def seats_of(company: Sequence[str], members: Sequence[str]) -> list[str]:
-    """Who has which rank after a loop that ``company`` ended together, if these are the members now.
+    """Return the workers by rank after a loop that ``company`` ended, for the current ``members``.
 
-    A worker that came later takes the rank of one that was lost since: it does what that one had to do there.
+    A later joiner takes the rank of a worker that was lost since, and does that worker's work there.
     """
     seats = list(company)
     newcomers = [worker_id for worker_id in members if worker_id not in seats]
@@ -98,5 +98,5 @@ def seats_of(company: Sequence[str], members: Sequence[str]) -> list[str]:
 
 
 def step_at_end(outside: PreLoopCalls, loop: int) -> int:
-    """Of a loop that the job ended before this worker came: how many steps were committed then."""
+    """Return the committed steps of a loop that the job ended before this worker joined."""
     return _decode(outside.result_of(f"{meeting_at_end(loop)}/0")[0]).step

@@ -1,7 +1,7 @@
-"""Calls to all workers that a worker makes before it takes part in a training loop, such as ``job.once("download", fn)``.
+"""Collective calls before a worker takes part in a loop, such as ``job.once("download", fn)``.
 
-Before the first loop the first workers of a job enter their generation for it. A worker that comes later, in the place of a
-lost one, passes such places after the others, also those after loops that the job has ended: it asks a member for the result.
+The first workers of a job enter their generation for these calls before the first loop. A later worker, which replaces a lost
+one, reaches the calls after the others, also those after loops that the job has ended: it asks a member for the result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _AGAIN_S = 0.1
 
 
 class PreLoopCalls:
-    """Owned by the main thread."""
+    """Makes calls outside loops, or fetches their results. Owned by the main thread."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class PreLoopCalls:
         key: bytes,
         late: bool,
     ) -> None:
-        """``late``: this worker came to a job on its way."""
+        """``late``: this worker joined a running job."""
         self._participant = participant
         self._membership = membership
         self._reporter = reporter
@@ -50,7 +50,7 @@ class PreLoopCalls:
         self._late = late
         self._calls = FaultTolerantCalls(participant, donor, key, self._meet)
         self._recalled = ("", 0)
-        """A place, and how many results of calls there were taken from others."""
+        """A place, and how many results of its calls were taken from others."""
 
     @property
     def _place(self) -> CallPlace:
@@ -59,11 +59,11 @@ class PreLoopCalls:
 
     @property
     def behind(self) -> bool:
-        """Whether this worker takes the results of the others, who made these calls before it came."""
+        """Whether this worker takes the results of calls that the others made before it joined."""
         return self._late and not self._participant.ledger.generation and self._membership.generation is not None
 
     def is_first(self) -> bool:
-        """Whether this worker is the first of those who make these calls; enters the generation for it."""
+        """Enter the generation; return whether this worker is the first participant in these calls."""
         self._enter()
         if self.behind:
             return False
@@ -83,11 +83,11 @@ class PreLoopCalls:
             self._activity.now(Phase.STARTING)
 
     def _enter(self) -> None:
-        """Enter the first generation, unless the others are on their way."""
+        """Enter the first generation, unless the others are already running."""
         if self._participant.ledger.generation:
             return
         if self._late:
-            # Where the whole job begins again there is none yet, and these workers are the first of it.
+            # When the whole job restarts there is no generation yet, and these workers are its first.
             self._membership.wait_others()
         if not self.behind:
             self._activity.now(Phase.JOINING, 0)
@@ -96,7 +96,7 @@ class PreLoopCalls:
             self._activity.now(Phase.STARTING)
 
     def _meet(self) -> None:
-        """Enter the newest generation. No step is planned yet: that is done when the loop begins."""
+        """Enter the newest generation; steps are planned when the loop begins."""
         settlement = self._participant.regroup(lambda _: 0)
         self._reporter.settled(settlement, self._participant.ledger.generation)
 
@@ -109,7 +109,7 @@ class PreLoopCalls:
         return self.result_of(f"{place}/{number}")
 
     def result_of(self, name: str) -> list[bytes]:
-        """Ask the members of the current generation, one after the other, for what a call returned."""
+        """Ask the members of the current generation in turn for a call's result."""
         with self._activity.paused("waits for what the others did here"):
             while (found := self._ask(name)) is None:
                 time.sleep(_AGAIN_S)

@@ -1,8 +1,8 @@
-"""Run one step of a loop of the script's own twice, and compare the states that come of it.
+"""Run the body of one ``job.attempts`` step twice and compare the resulting states.
 
-A body that is taken back runs again. It must then do the same: what it depends on is in the state that was put back. This is
-found out once, before a loss makes it matter: the first attempt at one step is taken back on purpose. ``Attempts`` calls it, on
-the main thread. Enters: the state after the first attempt and after the next one. Leaves: nothing, or ``BitsDiffer``.
+A body that is undone runs again and must do the same: everything it depends on must be in the restored state. This checks it
+once, before a loss makes it matter: ``Attempts`` undoes the first attempt at one step on purpose. Input: the state after the
+first attempt and after the next. Output: nothing, or ``BitsDiffer``. Runs on the main thread.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from craft.protocol.errors import BitsDiffer
 from craft.snapshots.state.leaves import Leaf, digests
 
 REHEARSED = 3
-"""The number of the step whose body runs twice: optimizers have their state by then."""
+"""Number of the step whose body runs twice: optimizers have their state by then."""
 
 
 class RepeatedStep:
-    """Of one loop, on one worker."""
+    """The repeated step of one loop, on one worker."""
 
     def __init__(self, leaves: Callable[[], list[Leaf]], enabled: bool) -> None:
-        """``leaves`` gives the training state as it is now."""
+        """``leaves`` returns the current training state."""
         self._leaves = leaves
         self._enabled = enabled
         self._found: dict[str, str] | None = None
 
     def is_due(self, step: int, number: int, idle: Collection[str]) -> bool:
-        """Whether this attempt is to be taken back; the same on all workers.
+        """Return whether to undo this attempt; all workers agree.
 
-        After a loss it is not: some may be done with the first attempt, and others not. Nor while a worker follows that
-        counts on each reduction of the step.
+        Not after a loss: some workers may have finished the first attempt and others not. Not while a worker follows that needs
+        each reduction of the step.
         """
         return self._enabled and step == REHEARSED and number == 0 and not idle
 
     def keep(self) -> None:
-        """The first attempt has come to its end."""
+        """Keep the digests of the state after the first attempt."""
         self._found = dict(digests(self._leaves()))
 
     def check(self, step: int) -> None:
-        """Raise BitsDiffer if this attempt, a later one, leaves another state than the first."""
+        """Raise BitsDiffer if this later attempt leaves another state than the first."""
         if self._found is None or step != REHEARSED:
             return
         before, self._found = self._found, None

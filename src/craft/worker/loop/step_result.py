@@ -1,7 +1,7 @@
-"""What a committed step leaves: its result in the hands of the script's update, and what is known of how it came about.
+"""Hand a committed step's result to the script's update, and record how it was computed.
 
-Enters: the attempt that was committed, here or by the others while this worker caught up. Leaves: ``p.grad``, buffers,
-and an ``StepOutcome``.
+Input: the committed attempt, from this worker or, while it is catching up, from the others. Output: ``p.grad``, buffers, and a
+``StepOutcome``.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """Of one step."""
+    """How one step was committed."""
 
     combined: Combined
     plan: tuple[str | None, ...]
-    """Who computed which microbatch; None for one that was dropped."""
+    """Worker that computed each microbatch; None for one that was dropped."""
     generation: int
     members: tuple[str, ...]
-    """Under which generation it was committed here, and its members."""
+    """The generation under which this worker committed the step, and its members."""
     under: Generation
-    """The generation in which its result came about: the same on every worker, whenever each of them committed it."""
+    """The generation that produced the result: the same on every worker, whenever each committed it."""
 
 
 class StepResult:
-    """Belongs to the main thread."""
+    """Hands results to the script. Owned by the main thread."""
 
     def __init__(self, buffers: ModuleBuffers, lanes: CarriedState, numbers: NonFiniteGuard) -> None:
         self.last: StepOutcome | None = None
-        """Of the step that was committed last."""
+        """Outcome of the last committed step."""
         self._buffers = buffers
         self._lanes = lanes
         self._numbers = numbers
         self._told = False
-        """Whether it was said that there are no gradients."""
+        """Whether the warning about missing gradients was logged."""
 
     @torch.no_grad()
     def give(self, attempt: Attempt, layout: BucketLayout, generation: int, members: tuple[str, ...]) -> None:
@@ -63,7 +63,7 @@ class StepResult:
         num_present = sum(1 for worker_id in attempt.plan if worker_id is not None)
         scale = num_present / combined.total_weight if combined.total_weight else 1.0
         hand_out(layout, attempt.result, combined.present, scale)
-        # Where nothing weighs anything, what was logged is for people only.
+        # If the total weight is zero, the logged values are for display only.
         metrics = combined.metrics if combined.total_weight else ()
         if self._numbers.check(attempt.step, metrics, layout, attempt.result.tensors):
             self._buffers.commit(combined.buffers, attempt.buffers)

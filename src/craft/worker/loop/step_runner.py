@@ -1,7 +1,7 @@
-"""The step in flight: microbatches computed here, held, exchanged, and committed with everybody else.
+"""The step in flight: compute microbatches, hold and exchange gradients, commit with all workers.
 
-The inner loop of the user's script drives it, on the main thread: ``begin``, then ``next_microbatch`` until that says that
-the step is committed, with ``start`` and ``hold`` around each microbatch. Failures show only here, as more microbatches.
+The script's inner loop drives it on the main thread: ``begin``, then ``next_microbatch`` until it reports that the step is
+committed, with ``start`` and ``hold`` around each microbatch. The script sees failures only as more microbatches.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ class StepRunner:
         on_differs: Callable[[BitsDiffer, int], None],
         undo: Callable[[], None],
     ) -> None:
-        """``on_settled(settlement, level)``: whether the state here is that of the step that goes on, or an update is due.
+        """``on_settled(settlement, level)``: ``level`` says whether the state here is that of the step that continues.
 
-        ``on_differs(error, step)`` is told of bits that differ before ``error`` is raised. ``undo`` puts the state back to
-        that of the last commit, where the script's update comes before the commit.
+        ``on_differs(error, step)`` is called when bits differ, before ``error`` is raised. ``undo`` restores the state of the
+        last commit, where the script's update comes before the commit.
         """
         self.gradients = gradients
         self.num_computed = 0
         """Microbatches that the script computed here since the last commit."""
         self.waited_s = 0.0
-        """In the exchange of the step that was committed last: how long this worker waited for what the others computed."""
+        """Time this worker waited for the others' microbatches in the exchange of the last committed step."""
         self._participant = participant
         self._exchange = exchange
         self._buffers = buffers
@@ -75,18 +75,18 @@ class StepRunner:
         self._on_differs = on_differs
         self._undo = undo
         self._computing: frozenset[str] = frozenset()
-        """Members that were given microbatches in the step in flight."""
+        """Members with microbatches in the step in flight."""
         self._counted: frozenset[str] = frozenset()
-        """Those of the step before it."""
+        """Members with microbatches in the step before it."""
         self._records: dict[int, MicrobatchRecord] = {}
         self._carried: dict[int, torch.Tensor] = {}
-        """What microbatches that are held here leave for the next step."""
+        """Values that microbatches held here leave for the next step."""
         self._attempt: Attempt | None = None
         self._route: FlatRoute | None = None
         self._result: Flats | None = None
         self._late = False
         self._overlaps = False
-        """Whether what is computed now is exchanged bucket by bucket while its backward goes on."""
+        """Whether the current microbatch is exchanged bucket by bucket during its backward."""
         self._wait_for_all = False
         """Whether nothing of this step is exchanged before all of it is computed."""
 
@@ -95,15 +95,15 @@ class StepRunner:
         return self._participant.step
 
     def lay_out(self, gradients: GradientAccumulator) -> None:
-        """Code between the steps froze or unfroze parameters: from here on others are exchanged."""
+        """Exchange other parameters from here on: code between the steps froze or unfroze some."""
         self.gradients.detach()
         self.gradients = gradients
         self._route, self._result = None, None
 
     def at_boundary(self) -> None:
-        """Before any code of the next step runs: enter the generation that all agreed on with the last step, if any.
+        """Enter the generation agreed on with the last step, if any, before code of the next step runs.
 
-        Those who join in it take the state of this moment, and run all code of that step themselves.
+        Its joiners take the state of this moment, and run all code of that step themselves.
         """
         last = self._step_result.last
         if last is not None and self._participant.agree(last.combined):
@@ -112,7 +112,7 @@ class StepRunner:
             self._regroup(at_boundary=last.combined.ready)
 
     def begin(self, saved: bool = False) -> None:
-        """The inner loop of a step begins; enter a newer generation first, if there is one.
+        """Begin a step's inner loop; enter a newer generation first, if there is one.
 
         ``saved``: a checkpoint was taken at the boundary before it.
         """
@@ -123,28 +123,28 @@ class StepRunner:
             self._consistency.hash_whole_state()
 
     def keep_pace(self) -> None:
-        """Do at a step boundary what all do there, and take part in the step that begins."""
+        """Do the work of a step boundary, and take part in the step that begins."""
         last = self._step_result.last
         if last is None or not self._participant.agree(last.combined):
-            # Before anything else: what this worker was to compute is its own, and must not be taken for lost. Unless all
-            # enter a generation here that they prepared for: then the step is planned anew, and nothing is.
+            # First: this worker's share is assigned to it and must not count as lost. Unless all workers enter a prepared
+            # generation here: then the step is planned anew, and no share is assigned.
             self._participant.begin_step(self._size_of(self.step))
         if self._participant.moved:
             self._regroup()
         self.take_up()
 
     def take_up(self) -> None:
-        """Look at the state as of the last commit, and take part in the exchange from here on."""
+        """Check the state as of the last commit, and take part in the exchange from here on."""
         self._consistency.begin_step(self.step)
         self._participant.begin_step(self._size_of(self.step))
         self._look_at_newcomers()
         self._start_attempt()
 
     def _look_at_newcomers(self) -> None:
-        """If a member computes in this step that did not in the one before, have the whole state compared.
+        """Have the whole state compared if a member computes in this step that did not before.
 
-        Before it computes, such a member has compared a microbatch with the others. In steps that gather, those were
-        its rows alone: there all compute that microbatch in this step.
+        Before it computes, such a member has compared a microbatch with the others. In steps that gather it compared only its
+        rows: there all compute that microbatch in this step.
         """
         ledger = self._participant.ledger
         self._computing = frozenset(ledger.members) - ledger.idle
@@ -176,7 +176,7 @@ class StepRunner:
                 return None
 
     def _gather(self) -> None:
-        """Bring the rows of all microbatches to all who compute some; if a worker is lost, wait for a generation."""
+        """Exchange the rows of all microbatches among their owners; after a loss, wait for a generation."""
         try:
             self.gathering.exchange(self._participant.group, self._participant.ledger)
         except GroupError as error:
@@ -184,18 +184,18 @@ class StepRunner:
             self._participant.await_move()
 
     def start(self, microbatch: int, weight: float) -> None:
-        """The user's code computes ``microbatch`` now."""
+        """Begin ``microbatch``: the user's code computes it next."""
         self.gathering.start()
         if self.gathering.in_use and not self.gathering.complete:
-            # Nothing of its gradient is kept: it has no place in the tree.
+            # Its gradient is discarded: it has no place in the tree.
             self._buffers.restore()
             self.gradients.start(0, 1, None)
             self.gradients.weigh(weight)
             return
         last = self._participant.ledger.pending == (microbatch,)
-        # What is to be hashed must not be overwritten by the result meanwhile.
+        # The result must not overwrite a gradient that is still to be hashed.
         hashed = self.gradients.in_place and self._consistency.hasher(microbatch, self._participant.ledger) is not None
-        # Where a microbatch is computed once more after the last one, nothing may be on its way meanwhile.
+        # If a microbatch is computed once more after the last one, no exchange may run meanwhile.
         self._overlaps = last and not (self._wait_for_all or hashed)
         lent = self._result if self.gradients.in_place and (last or is_extra(microbatch)) else None
         self._buffers.restore()
@@ -207,7 +207,7 @@ class StepRunner:
         self.gradients.weigh(weight)
 
     def _overlap(self, bucket: int) -> None:
-        """A bucket is ready while backward goes on; the last one is left to the main thread."""
+        """Start exchanging a bucket that is ready during backward; the last one is left to the main thread."""
         if self.gathering.in_first_pass:
             return
         reach("flushed", self.step)
@@ -224,9 +224,9 @@ class StepRunner:
         said: Sequence[str] = (),
         carried: torch.Tensor | None = None,
     ) -> None:
-        """The user's code is done with ``microbatch``: its gradient is ours until the step is committed.
+        """Hold the gradient of ``microbatch`` until the step is committed.
 
-        ``carried``: what it leaves for the same microbatch of the next step.
+        ``carried``: the values that it leaves for the same microbatch of the next step.
         """
         self.num_computed += 1
         hasher = self._consistency.hasher(microbatch, self._participant.ledger)
@@ -253,14 +253,14 @@ class StepRunner:
         self._late = self._late or (leaf.late and self._overlaps)
 
     def pass_over(self, microbatch: int) -> None:
-        """The user's code gathered before the rows of all were here: of what it computed, its own rows are kept."""
+        """Keep only the rows of a microbatch that gathered before all rows were here."""
         weight = self.gradients.weight
         self.gradients.discard(None)
         ledger = self._participant.ledger
         if not is_extra(microbatch):
             self.gathering.keep(microbatch, weight, sorted(ledger.held))
         elif ledger.share and self._consistency.wants(microbatch):
-            # Once more when the rows of all are here: only then its bits can be compared.
+            # Compute it again when all rows are here: only then can its bits be compared.
             self.gathering.in_use = True
         else:
             self.gathering.expected = True
@@ -268,7 +268,7 @@ class StepRunner:
             self._consistency.leave_out(microbatch)
 
     def hold_empty(self, microbatch: int) -> None:
-        """The microbatch's stream has ended: it weighs nothing."""
+        """Hold a microbatch whose stream has ended, with weight 0."""
         if is_extra(microbatch):
             self._consistency.leave_out(microbatch)
             return
@@ -276,26 +276,26 @@ class StepRunner:
         leaf = self.gradients.hold_empty(microbatch, self._size_of(self.step))
         self._keep(MicrobatchRecord(microbatch=microbatch, weight=0.0, present=leaf.present, more=False, data=False))
 
-    # Of a loop of the script's own, which computes all of its share before anything of it is held.
+    # For job.attempts, whose body computes all of its share before any of it is held.
 
     def computed(self, microbatch: int, weight: float, scalars: dict[str, float]) -> None:
-        """The body of an attempt is done with ``microbatch``: there is nothing to exchange of it any more."""
+        """Hold ``microbatch`` after an attempt's body: nothing of it is left to exchange."""
         self.num_computed += 1
         leaf = self.gradients.hold_empty(microbatch, self._size_of(self.step))
         logged = tuple(sorted(scalars.items()))
         self._keep(MicrobatchRecord(microbatch=microbatch, weight=weight, present=leaf.present, scalars=logged))
 
     def conclude(self) -> bool:
-        """Commit the step with everybody; False if it has to be computed again, from the state before it."""
+        """Commit the step with all workers; return False if it must be computed again, from the state before it."""
         return (not self._participant.moved and self._exchange_held()) or self.interrupt()
 
     def interrupt(self, computed: Collection[int] = ()) -> bool:
-        """A newer generation is there: True if the step is committed by what is in hand, False if it is taken back.
+        """Enter a newer generation; return True if the step is committed from data at hand, False if it is undone.
 
-        ``computed``: microbatches that a body which was cut short had computed here.
+        ``computed``: microbatches that an interrupted body had computed here.
         """
         step = self.step
-        # Before the others are told: nothing of a step that is taken back is of use, and what it cost is all of it.
+        # Before the settlement: nothing of an undone step is reusable, so its cost is all of it.
         self._participant.release(computed)
         self._regroup()
         if self.step > step:
@@ -312,10 +312,10 @@ class StepRunner:
         self._participant.hold(record.microbatch)
 
     def _start_attempt(self) -> None:
-        """Make ready for the exchange of the step in flight, under the plan as it is now."""
+        """Prepare the exchange of the step in flight, under the current plan."""
         ledger, layout = self._participant.ledger, self.gradients.layout
         if self._route is not None and self._route.group is not self._participant.group:
-            # A generation was entered between the steps. What the old group was to receive into may still be written to.
+            # A generation was entered between the steps. The old group may still write into its receive buffers.
             self._route, self._result = None, None
         if self._route is None or self._route.owners != ledger.owners:
             participant = self._participant
@@ -336,12 +336,12 @@ class StepRunner:
         self._attempt = attempt
 
     def _exchange_held(self) -> bool:
-        """Exchange what is held; True if that committed the step."""
+        """Exchange the held gradients; return True if that committed the step."""
         attempt, route = self._attempt, self._route
         assert attempt is not None and route is not None
         began = monotonic()
         self._exchange.wait()
-        # The thread waited for others while this one computed: only what is waited for from here on holds it up.
+        # The exchange thread waited while this one computed: only waits from here on delay this worker.
         route.waited_s = monotonic() - began
         if attempt.finish(lambda: self._word(attempt)):
             assert attempt.combined is not None
@@ -355,7 +355,7 @@ class StepRunner:
             idle = self._participant.ledger.idle
             self._participant.all_acknowledged(attempt.combined)
             if self._participant.ledger.idle != idle:
-                # Somebody keeps pace from here on: all look at the same slices of the state from the next step on.
+                # A member is current from here on: all check the same slices of the state from the next step on.
                 self._consistency.restart(self.step)
             self._committed(attempt)
             self.waited_s = route.waited_s
@@ -366,20 +366,20 @@ class StepRunner:
         return False
 
     def _resend(self) -> None:
-        """Somebody's gradient came after its bucket was sent: all send again."""
+        """Exchange again: a worker's gradient came after its bucket was sent."""
         if self.gradients.in_place:
             self._let_go()
         self._late = False
         self._start_attempt()
 
     def _let_go(self) -> None:
-        """What was sent is not held any more, or not as it was: it is computed again."""
+        """Drop gradients that were sent and are not held unchanged: they are computed again."""
         self._participant.release()
         self.gradients.drop()
         self._records.clear()
         self._carried.clear()
         self._result = None
-        # If a gradient came late, a second time none does.
+        # A late gradient cannot be late again if nothing is sent early.
         self._wait_for_all, self._late = self._wait_for_all or self._late, False
 
     def _word(self, attempt: Attempt) -> Word:
@@ -420,9 +420,9 @@ class StepRunner:
         )
 
     def _regroup(self, at_boundary: int | None = None) -> None:
-        """Follow into the newest generation; afterwards the step in flight is committed, or goes on under a new plan.
+        """Enter the newest generation; the step in flight is then committed, or continues under a new plan.
 
-        ``at_boundary``: the generation that all enter before any code of the step runs; else that code may have run.
+        ``at_boundary``: the generation that all enter before any code of the step runs; otherwise that code may have run.
         """
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
@@ -433,7 +433,7 @@ class StepRunner:
                 self._participant.completed()
             if attempt.begun and (self.gradients.lets_go or (self.gradients.in_place and self._late)):
                 self._let_go()
-        # What the old group was to receive into may still be written to.
+        # The old group may still write into its receive buffers.
         self._route, self._result = None, None
         settlement = self._participant.regroup(self._size_of)
         self._consistency.regrouped()
@@ -443,9 +443,9 @@ class StepRunner:
             assert attempt is not None
             self._committed(attempt)
         else:
-            # Between two microbatches the buffers are those of neither.
+            # Between two microbatches the buffers belong to neither.
             self._buffers.restore()
-            # Before anybody is given the state.
+            # Before any joiner gets the state.
             self._undo()
             self.gradients.fetch()
             self._look_at_newcomers()
@@ -453,7 +453,7 @@ class StepRunner:
         self._on_settled(settlement, level)
 
     def _compare_bits(self, combined: Combined) -> bool:
-        """Whether the step counts; False: newcomers that have another state leave, and it is done again."""
+        """Return whether the step counts; False: newcomers with another state leave, and it is repeated."""
         try:
             return self._consistency.check(combined, self._participant.ledger, self._buffers.name_of)
         except BitsDiffer as error:
@@ -461,7 +461,7 @@ class StepRunner:
             raise
 
     def _committed(self, attempt: Attempt) -> None:
-        """Hand the result to the user's update code: gradients, buffers, metrics."""
+        """Hand the result to the user's update code and clear the step."""
         ledger = self._participant.ledger
         self._hand_over(attempt, self.gradients.layout, ledger.generation, ledger.members)
         self.gradients.clear()
@@ -475,7 +475,7 @@ class StepRunner:
         reach("committed", attempt.step)
 
     def replay(self, result: CommittedResult) -> None:
-        """Hand over the result of a step that was committed while this worker's state was on the way."""
+        """Hand over the result of a step that was committed while this worker was fetching its state."""
         self._consistency.check_replayed(result.combined)
         self._hand_over(result.attempt, result.layout, result.generation, result.members)
         reach("replayed", result.attempt.step)

@@ -1,4 +1,4 @@
-"""One call of ``job.steps``: everything that the loop needs, put together, and what happens around each step."""
+"""One call of ``job.steps`` or ``job.attempts``: the loop's parts, and the work around each step."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingLoop:
-    """Owned by the main thread."""
+    """Runs one training loop on this worker. Owned by the main thread."""
 
     def __init__(self, parts: LoopContext) -> None:
         settings, participant, reporter, techniques = (
@@ -71,7 +71,7 @@ class TrainingLoop:
         """The step that the script is in, or was in last."""
         self.stop_reason: str | None = None
         self.finished = False
-        """Whether whoever drives the loop has ended it, on every worker after the same step."""
+        """Whether the driver of the loop has ended it, on every worker after the same step."""
         self._membership = parts.membership
         self._reporter = reporter
         self._modules = parts.modules
@@ -120,9 +120,9 @@ class TrainingLoop:
         self._expected: tuple[int, tuple[int, ...]] | None = None
         self._ended = False
         self.over = False
-        """Whether the loop has come to its end."""
+        """Whether the loop has ended."""
         self.broken_off = False
-        """Whether the script left the loop by itself after a committed step; what is due at its end is still to be done."""
+        """Whether the script left the loop after a committed step; the work at the loop's end is still due."""
         self.loop_end = LoopEnd(settings.worker_id, participant, self.lifecycle, self.calls.call)
         self._links = LoopLinks(
             trainable=lambda: bitmap(trainable_of(self._params)),
@@ -131,7 +131,7 @@ class TrainingLoop:
         )
         self.step_result = StepResult(self._buffers, self.lanes, self.lifecycle.numbers)
         self.undo = StateCopy(self.lifecycle.state, parts.modules, parts.registered)
-        """The state of the last commit, where the script's update comes before the commit; nothing is copied elsewhere."""
+        """Copy of the state of the last commit, where the script's update comes before the commit; unused elsewhere."""
         self.runner = StepRunner(
             participant,
             self._exchange,
@@ -152,12 +152,12 @@ class TrainingLoop:
         return self.current is not None and self.current.microbatch is not None
 
     def _may_vary(self) -> bool:
-        """Whether a microbatch may give other bits on this very worker, and no other one is there to be unlike it."""
+        """Return whether a microbatch may vary on this worker while no other worker could differ from it."""
         on_device = any(param.is_cuda for param in self._params)
         return on_device and len(self.participant.ledger.members) == 1 and not self._conditions.deterministic
 
     def look_at_losses(self, step: int, microbatch: int) -> None:
-        """The first step: the checks look at what the script calls ``backward()`` on."""
+        """Have the checks inspect the losses that the script calls ``backward()`` on, in the first step."""
         sizes = {each: self.source.samples(step, each) for each in range(self.source.size_of(step))}
         self.checks.microbatch(sizes, microbatch, len(self.participant.ledger.share), self.participant.slots)
 
@@ -174,7 +174,7 @@ class TrainingLoop:
 
     @property
     def applied(self) -> int:
-        """The step that the script is in: for a joiner that catches up, behind that of the others."""
+        """The step that the script is in; on a joiner that is catching up, behind that of the others."""
         return self.lifecycle.applied
 
     @property
@@ -197,21 +197,21 @@ class TrainingLoop:
         )
 
     def leaves(self) -> list[Leaf]:
-        """The whole training state."""
+        """Return the whole training state."""
         return [*module_leaves(self._modules), *registered_leaves(self._registered)]
 
     def buffers_now(self) -> ModuleBuffers:
-        """Those of all modules, also of registered ones, as they are now."""
+        """Return the current buffers of all modules, including registered ones."""
         items = (*self._modules.values(), *self._registered.values())
         return ModuleBuffers([each for each in items if isinstance(each, torch.nn.Module)])
 
     def start(self) -> None:
-        """Meet the others, and make sure that all begin from the same state under the same conditions."""
+        """Enter a generation, and ensure that all workers begin from the same state and conditions."""
         self.participant.loop_begun(self._links)
         self.activity.now(Phase.JOINING, self.participant.step)
         self._reporter.report(joined=True, loop=self.participant.loops, after_loop=False)
         settlement = self._regroup() if self._must_meet else None
-        # A loss meanwhile leads to another round, unless somebody has come through: then all have, and may be on their way.
+        # A loss leads to another round, unless a worker got through: then all have, and may be training already.
         while not self.participant.started:
             try:
                 self._compare()
@@ -234,7 +234,7 @@ class TrainingLoop:
 
     @property
     def _must_meet(self) -> bool:
-        """Whether a generation is to be entered first: the first one, or a newer one than that of the loop before."""
+        """Whether a generation must be entered first: the first one, or a newer one than the previous loop's."""
         return not self.participant.ledger.generation or self.participant.moved
 
     def _regroup(self) -> Settlement:
@@ -258,7 +258,7 @@ class TrainingLoop:
             self._reporter.unequal(unequal)
 
     def _join(self, settlement: Settlement) -> None:
-        """The others are on their way."""
+        """Join a running job: take its state and start catching up."""
         self._reporter.report(urgent=False, behind=True)
         self._catch_up = CatchUp(
             self.participant,
@@ -272,7 +272,7 @@ class TrainingLoop:
         )
         self.lifecycle.applied, progress = self._catch_up.take_state(settlement)
         if not self.runner.gradients.layout.fits():
-            # With the state came which parameters the others train.
+            # The state shows which parameters the others train.
             self.runner.lay_out(self._new_gradients())
         self.transfer.measure()
         self.lifecycle.take(progress)
@@ -284,10 +284,10 @@ class TrainingLoop:
         return self._catch_up is not None and self._catch_up.has_results
 
     def wants_more(self) -> bool:
-        """Whether there is another step; what is due at the boundary before it is done first."""
+        """Return whether there is another step, after the work at the boundary before it."""
         self._parameter_set.check()
         if self.participant.ledger.over and not self._has_results:
-            # Only a worker that came when the others were done with the loop finds it so, or one that caught up meanwhile.
+            # Only a worker that joined after the loop's end, or caught up meanwhile, gets here.
             return False
         self.checks.at_boundary(self.applied)
         self.lifecycle.at_boundary(self.behind, lambda: self.settled(self._regroup(), level=True))
@@ -301,8 +301,8 @@ class TrainingLoop:
         return True
 
     def begin(self) -> None:
-        """The inner loop of a step begins."""
-        # No longer the script's code: whoever waits here, for a generation to be entered, waits for others.
+        """Begin the inner loop of a step."""
+        # The script's code is done: a worker that blocks here, to enter a generation, waits for others.
         self.activity.now(Phase.EXCHANGING, self.applied)
         if not self.runner.gradients.layout.fits():
             self._lay_out()
@@ -313,7 +313,7 @@ class TrainingLoop:
         self.runner.begin(self.lifecycle.saved)
 
     def _lay_out(self) -> None:
-        """The script froze or unfroze parameters: if it did so on every worker, exchange others from here on."""
+        """Exchange other parameters from here on, if every worker's script froze or unfroze the same."""
         gradients = self._new_gradients()
         told = frozen_parameters.encode(self.settings.worker_id, gradients.layout.trainable)
         parts = self.calls.call_before_step(frozen_parameters.CALL, told)
@@ -321,7 +321,7 @@ class TrainingLoop:
         self.runner.lay_out(gradients)
 
     def next_microbatch(self) -> int | None:
-        """What the inner loop computes next; the data source is told what to expect."""
+        """Return the inner loop's next microbatch; the data source learns what to expect."""
         if self._catch_up is not None:
             if self._catch_up.warms_up():
                 return PROBE
@@ -339,7 +339,7 @@ class TrainingLoop:
         return microbatch
 
     def take_up(self) -> CommittedResult | None:
-        """A loop of the script's own begins a step: what to replay of it, or None if this worker takes part in it."""
+        """Begin a step of ``job.attempts``; return the result to replay, or None to take part."""
         if self._catch_up is not None:
             self.activity.now(Phase.EXCHANGING, self.applied)
             if self._catch_up.catches_up and (result := self._catch_up.next()) is not None:
@@ -348,13 +348,13 @@ class TrainingLoop:
         return None
 
     def conclude(self) -> bool:
-        """The body of such a step is over: whether it is committed now."""
+        """End the body of such a step; return whether it is committed."""
         self.activity.now(Phase.EXCHANGING, self.applied)
         self.step_hooks.reach("before_commit")
         return self.runner.conclude()
 
     def _replay(self, joining: CatchUp) -> bool:
-        """Hand the next queued result to the script; False if there is none any more."""
+        """Hand the next queued result to the script; return False after the last."""
         self.activity.now(Phase.EXCHANGING, self.applied)
         result = joining.next()
         if result is not None:
@@ -362,23 +362,23 @@ class TrainingLoop:
         return result is not None
 
     def replay(self, result: CommittedResult) -> None:
-        """Hand the result of a step to the script that was committed without it."""
+        """Hand the script the result of a step that was committed without it."""
         self.runner.replay(result)
         if result.able:
-            # All know by it that this worker has caught up, and do what comes next with it.
+            # It tells all workers that this one has caught up, and they include it from the next step on.
             self._caught_up(self.applied + 1)
 
     def _keep_pace(self) -> None:
-        """A joiner has caught up, which the others do not know yet: with the word of this step it tells them."""
+        """Take part in this step after catching up; its control word tells the others."""
         self._caught_up(self.applied)
-        # Nobody who kept pace may be left: then those who join wait for what is here. Warming up has changed the buffers.
+        # If no current member is left, joiners wait for this state. Warming up has changed the buffers.
         self._buffers.restore()
         self.transfer.give()
-        # What was replayed last may have said that all enter a generation at this boundary.
+        # The last replayed step may have agreed on a generation to enter at this boundary.
         self.runner.keep_pace()
 
     def _caught_up(self, step: int) -> None:
-        """From ``step`` on this worker takes part in the exchange itself."""
+        """Take part in the exchange from ``step`` on."""
         self._catch_up = None
         self._consistency.newcomer = True
         self._reporter.report(urgent=False, behind=False)
@@ -387,7 +387,7 @@ class TrainingLoop:
         logger.info("keeps pace with the others from step %d on", step)
 
     def committed(self, number: int) -> dict[str, float]:
-        """A step was committed: write it down and report it. Returns its metrics."""
+        """Record and report a committed step; return its metrics."""
         outcome, ledger = self.step_result.last, self.participant.ledger
         assert outcome is not None and outcome.combined.step == number == self.applied
         combined = outcome.combined
@@ -397,7 +397,7 @@ class TrainingLoop:
                 if number
                 else "the stream ended before it gave any data: there is nothing to train on"
             )
-        # The script's update comes next, and the state before it may still be on its way to a joiner or a checkpoint.
+        # The script's update comes next, while a joiner or a checkpoint may still read the state before it.
         hold_back()
         metrics = dict(combined.metrics)
         self.lifecycle.compare(number, metrics)
@@ -430,33 +430,33 @@ class TrainingLoop:
 
     @property
     def behind(self) -> bool:
-        """Whether this worker takes no part in what the others do between the steps: it catches up, or came after them."""
+        """Whether this worker takes no part between steps: it is catching up, or joined after the loop."""
         ledger = self.participant.ledger
         return self._catch_up is not None or self.calls.passed is not None or ledger.worker_id in ledger.idle
 
     def is_followed(self) -> bool:
-        """Whether a joiner's thread follows generations in the main thread's stead."""
+        """Return whether a joiner's thread follows generations instead of the main thread."""
         return self._catch_up is not None and self._catch_up.is_followed
 
     def call(self, name: str, data: bytes) -> list[bytes] | None:
-        """Return the bytes of all workers that take part in the call; None if the script may not call here."""
+        """Return the bytes of all workers in the call; None if the script may not call here."""
         return self.calls.call(name, data)
 
     def _regroup_between_steps(self) -> None:
-        # The update of the step that was committed last may be half done: the state is no one's to take yet.
+        # The update of the last committed step may be half done: joiners cannot take this state yet.
         self.settled(self._regroup(), level=self.over)
 
     def end(self) -> None:
-        """The loop is over here; return when it is over for all, and its last checkpoint is written."""
+        """End the loop; return when all workers have ended it and its last checkpoint is written."""
         if self._catch_up is not None:
-            # It has nothing more to take: the last results are replayed.
+            # Nothing is left to take: the last results are replayed.
             left = self._catch_up.next()
             assert left is None, left
             self._catch_up = None
-        # First of all: a worker that joins from here on is told that there are no more steps.
+        # First: a worker that joins from here on learns that there are no more steps.
         self.participant.loop_ended()
         if (self.broken_off or self.finished) and not self._ended and self.participant.ledger.idle:
-            # A joiner waits for a step that does not come, until all meet again.
+            # A joiner waits for a step that does not come, until all workers regroup.
             self.participant.broke(GroupError("the script left its loop before the last step"))
         self.broken_off = False
         self.over = True
@@ -468,7 +468,7 @@ class TrainingLoop:
         self._reporter.report(after_loop=True, step=self.participant.step)
 
     def pass_over(self, outside: PreLoopCalls) -> None:
-        """The job has ended this loop already: the script of a worker that comes later goes on after it."""
+        """Skip a loop that the job ended before this worker joined: the script continues after it."""
         self.participant.loop_begun(self._links)
         self.lifecycle.applied = step_at_end(outside, self.participant.loops)
         self.calls.passed = outside
@@ -476,11 +476,11 @@ class TrainingLoop:
         self.close()
 
     def leave_loop(self) -> None:
-        """The script left the loop: by ``break``, or by an exception, which shows when the script ends."""
+        """Record that the script left the loop: by ``break``, or by an exception, which shows when the script ends."""
         self.broken_off = not self.over and self.current is not None and self.current._done
 
     def finish_loop(self) -> None:
-        """If the script left the loop by itself after a committed step, that was the last one."""
+        """End the loop if the script left it after a committed step: that step was the last."""
         if self.broken_off:
             try:
                 self.end()
@@ -488,13 +488,13 @@ class TrainingLoop:
                 self.close()
 
     def finish(self) -> None:
-        """The script came to its end here; return when it has on every worker, as far as it ever will."""
+        """End the script here; return when it has ended on every worker that will end it."""
         if self.calls.passed is not None:
-            # It took no part in any loop: the script has fewer of them here than on the others.
+            # It took no part in any loop: the script runs fewer of them here than on the others.
             return
         self._reporter.report(script_ended=True)
         while self._reporter.is_heard and not self._membership.wait_finish(self.participant.ledger.generation):
-            # A worker comes that runs the code after the loop in the place of one that was lost there.
+            # A worker joins that runs the code after the loop in place of a lost one.
             self.settled(self._regroup(), level=True)
         self._reporter.report(complete=True, step=self.participant.step, digest=self.loop_end.digest)
         self._membership.close()
@@ -506,7 +506,7 @@ class TrainingLoop:
         return watch_gpu(technique.settings, InWorker(technique.name, self.settings, self._reporter))
 
     def close(self) -> None:
-        """Let go of everything that only the loop needs; calls to all workers can still be made."""
+        """Release everything that only the loop needs; collective calls remain possible."""
         self._parameter_set.close()
         self.checks.close()
         self.step_hooks.close()
@@ -518,7 +518,7 @@ class TrainingLoop:
         self.source.close()
 
     def abandon(self) -> None:
-        """The loop was left in the middle of a step: take no part in the job any more."""
+        """Leave the job: the loop was left in the middle of a step."""
         self.close()
         self._membership.close()
 
@@ -527,19 +527,19 @@ class TrainingLoop:
         self._consistency.repeats.give_up()
 
     def give_up(self) -> None:
-        """The loop was left by an error, perhaps between two steps: nothing is to go on after it."""
+        """Leave the job if an error left the loop between two steps: nothing continues after it."""
         if self.broken_off:
             self.broken_off = False
             self.abandon()
 
     def settled(self, settlement: Settlement, level: bool) -> None:
-        """A new generation is settled: tell the lighthouse, those who join, and the script if it wants to know.
+        """Report a settled generation to the lighthouse, to joiners, and to the script's handlers.
 
-        ``level``: whether the state here is that of the step that goes on; if not, the script's update comes first.
+        ``level``: whether the state is that of the step that continues; if not, the script's update comes first.
         """
         if self.participant.entered is not None:
             self._account.settled(self.participant.entered)
-        # Whether it was in a step or still before its first one: from here on all look at the same slices.
+        # Whether this worker was in a step or before its first: from here on all check the same slices.
         self._consistency.restart(settlement.step + 1)
         self.transfer.settled(settlement)
         if settlement.idle:
@@ -551,7 +551,7 @@ class TrainingLoop:
         self._reporter.entered(settlement, self.participant.ledger.generation, self.participant.lost)
 
     def _give(self) -> None:
-        """Have the state ready for those who join. After the loop it is that of the loop's end, or is said not to be."""
+        """Stage the state for joiners. After the loop it is that of the loop's end, or is marked as spoiled."""
         at_end = self.loop_end.digest
         if at_end is not None and self.transfer.is_asked:
             self.lifecycle.spoiled = digest(self.leaves()) != at_end

@@ -1,6 +1,6 @@
-"""Small messages from every member to every member, over the group itself.
+"""All-gather of small messages over the group.
 
-Each puts its bytes at its own place of a zeroed tensor, and the sum over all members is the concatenation: one small
+Each member writes its bytes into its slice of a zeroed tensor; the sum over all members is the concatenation. That is one small
 all-reduce, which Gloo does with far fewer wake-ups than sends and receives between all pairs.
 """
 
@@ -12,7 +12,7 @@ from craft.groups.group import Group
 
 
 def gather(group: Group | None, data: bytes) -> list[bytes]:
-    """Return every member's ``data``, in the order of ranks."""
+    """Return every member's ``data``, in rank order."""
     if group is None:
         return [data]
     lengths = torch.zeros(group.size, dtype=torch.int64)

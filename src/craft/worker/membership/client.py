@@ -1,10 +1,10 @@
-"""Which generation this worker acts under: takes directives, and sees to it that it meets the others there.
+"""Follow directives, and bring this worker into the generations that they name.
 
-Called by the channel's thread (``direct``), by whoever finds a group broken (``broke``) and by the main thread (the rest).
+The channel's thread calls ``direct``, code that finds a group broken calls ``broke``, and the main thread calls the rest.
 
-There are two ways into a generation. One that is *current* is entered as soon as possible, and the old group is aborted.
-One that is *upcoming* opens while the old group goes on; it is entered at a step boundary for which every member said that
-it is ready, and the old group is let go only when the new one is settled.
+There are two ways into a generation. A *current* one is entered as soon as possible, and the old group is aborted. An *upcoming*
+one opens while the old group continues; all enter it at a step boundary for which every member reported itself ready, and the old
+group is released only when the new one is settled.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from craft.worker.membership.group_opening import AnyGroup, GroupOpener, OnBroke
 
 
 class Left(SystemExit):
-    """This worker leaves the job, as it was told; the script ends as it would by ``sys.exit()``."""
+    """This worker leaves the job on request; the script ends as by ``sys.exit()``."""
 
 
 class MembershipClient:
-    """The generation that this worker is to act under, the one to come, and their groups."""
+    """The generation that this worker acts under, the upcoming one, and their groups."""
 
     def __init__(
         self,
@@ -37,15 +37,15 @@ class MembershipClient:
         on_broken: OnBroken,
         on_left: Callable[[], None] = lambda: None,
     ) -> None:
-        """``key`` is the job's; of no use in a job of one worker, which has none."""
+        """``key`` is the job's; unused in a job of one worker."""
         self._worker_id = worker_id
         self._on_broken = on_broken
         self._on_left = on_left
-        # Guards everything below; the channel's thread, opening threads and the main thread meet here. Reentrant.
+        # Guards everything below, which the channel's thread, opening threads and the main thread share. Reentrant.
         self._change = threading.Condition()
         self._places = GroupOpener(worker_id, address, key, self._change, on_broken, self.broke)
         self._leaving = 0
-        """The upcoming generation in which this worker is not."""
+        """The upcoming generation that excludes this worker."""
         self._inside = False
         """Whether this worker has ever taken part in a generation."""
         self._entered = False
@@ -54,35 +54,35 @@ class MembershipClient:
         self._over: str | None = None
         self._heard = False
         self.progress: tuple[int, ...] = ()
-        """Branch, committed steps and calls completed since; the main thread keeps it, for reports of any thread."""
+        """Branch, committed steps and calls completed since; the main thread writes it, any thread may report it."""
         self.left = False
-        """Whether this worker has left the job, as it was told."""
+        """Whether this worker has left the job on request."""
         self.slots = 1
         """Places in the job's layout."""
         self.winding_down: str | None = None
         """Why the lighthouse wants the loop to end, if it does."""
         self.preempting: PreemptionOrder | None = None
-        """Why, and until when, the whole job is to make room, if it is."""
+        """Why, and until when, the whole job must yield its resources, if it must."""
         self.saved: tuple[int, int] | None = None
-        """Branch and steps of the newest complete checkpoint, as far as the lighthouse says."""
+        """Branch and steps of the newest complete checkpoint that the lighthouse knows."""
         self.wishes: tuple[CheckpointWish, ...] = ()
-        """The latest wishes for checkpoints."""
+        """The latest requests for checkpoints."""
         self.generation: Generation | None = None
-        """The current generation as the lighthouse says, with this worker or without it."""
+        """The lighthouse's current generation, with or without this worker."""
         self.loop = 1
         """The training loop of the script that the job is in, or has ended last."""
         self.finishing = 0
-        """The generation whose members' scripts have all come to their end; 0: none."""
+        """The generation whose members' scripts have all ended; 0: none."""
         self.restoration: Restoration | None = None
-        """From where the job began again, if it did: those in its generations begin there, too."""
+        """Where the job restarted from, if it did: members of its generations begin there, too."""
 
     def equip(self, device: torch.device | None) -> None:
-        """From now on groups carry tensors between these devices; before the first generation is entered."""
+        """Set the device whose tensors groups carry, before the first generation is entered."""
         with self._change:
             self._places.equip(device)
 
     def at(self, step: int) -> None:
-        """``step`` is in flight from now on."""
+        """Record that ``step`` is in flight."""
         self._places.step = step
 
     def direct(self, directive: Directive) -> None:
@@ -107,7 +107,7 @@ class MembershipClient:
             self._places.probe(directive.probe)
 
     def _restore(self, restoration: Restoration | None) -> None:
-        """The job began again: who took part before has no place in it, and who was about to waits for another one."""
+        """Follow a restart of the job: earlier members are fenced, and a pending entry is abandoned."""
         known = self.restoration.number if self.restoration is not None else 0
         if restoration is None or restoration.number <= known:
             return
@@ -127,14 +127,14 @@ class MembershipClient:
             self._left_out(generation)
             return
         if self._places.upcoming is not None and self._places.upcoming.generation == generation:
-            # The others have entered it at their step boundary; this worker is about to come to its own.
+            # The others entered it at their step boundary; this worker is about to reach it.
             self._places.follow()
         else:
             self._places.move(generation)
 
     def _left_out(self, generation: Generation) -> None:
         if not self._inside:
-            # A spare that was about to join, and has to wait again.
+            # This spare was about to join, and has to wait again.
             if self._places.current is not None:
                 self._places.current.abandon()
         elif self._leaving != generation.number:
@@ -144,7 +144,7 @@ class MembershipClient:
             self._fence(reason)
 
     def _prepare(self, upcoming: Generation | None) -> None:
-        """Open the group of the upcoming generation; one that is no longer wanted is dropped."""
+        """Open the group of the upcoming generation; drop one that is no longer wanted."""
         places = self._places
         if places.upcoming is not None and places.upcoming.generation != upcoming:
             places.upcoming.abandon()
@@ -156,7 +156,7 @@ class MembershipClient:
                 self._leaving = upcoming.number
             return
         if not self._inside:
-            # Nothing to finish before: the others come when they are at their step boundary.
+            # Nothing to finish first: the others enter when they reach their step boundary.
             if places.current is not None:
                 places.current.abandon()
             places.current = places.begin(upcoming)
@@ -170,7 +170,7 @@ class MembershipClient:
         self._change.notify_all()
 
     def broke(self, number: int, error: Exception) -> None:
-        """Say that the group of generation ``number`` broke, unless a newer one is there already."""
+        """Report that the group of generation ``number`` broke, unless a newer one exists."""
         if self.newer(number):
             return
         self._on_broken(self._places.broke(number, error))
@@ -178,7 +178,7 @@ class MembershipClient:
 
     @property
     def ready(self) -> int:
-        """The newest generation for which this worker is ready: its group is open, or it is one without this worker."""
+        """The newest generation that this worker is ready for: its group is open, or it excludes this worker."""
         with self._change:
             if self._leaving:
                 return self._leaving
@@ -187,9 +187,9 @@ class MembershipClient:
             return self._places.number
 
     def agree(self, number: int) -> None:
-        """Every member is ready for generation ``number``: at this step boundary all enter it.
+        """Enter generation ``number`` at this step boundary: every member is ready for it.
 
-        Raises Left if it has no place for this worker.
+        Raises Left if it excludes this worker.
         """
         with self._change:
             if self._places.upcoming is not None and self._places.upcoming.generation.number == number:
@@ -197,16 +197,16 @@ class MembershipClient:
             self.check_leaving(number)
 
     def check_leaving(self, number: int) -> None:
-        """Raise Left if every member was ready for generation ``number``, in which this worker is not.
+        """Raise Left if every member was ready for generation ``number``, which excludes this worker.
 
-        The others may have entered it and gone on: what this worker has may be old.
+        The others may have entered it and continued: this worker's data may be old.
         """
         with self._change:
             if self._leaving and self._leaving == number:
                 self.leave()
 
     def settled(self, number: int) -> None:
-        """The members of generation ``number`` have settled: nobody needs an older one any more."""
+        """Abandon older groups: the members of generation ``number`` have settled."""
         with self._change:
             self._inside = True
             if self._leaving <= number:
@@ -216,7 +216,7 @@ class MembershipClient:
             place.abandon()
 
     def newer(self, number: int) -> bool:
-        """Whether a generation after ``number`` is to be entered."""
+        """Return whether a generation after ``number`` is to be entered."""
         with self._change:
             return self._gone or self._places.number > number
 
@@ -226,20 +226,20 @@ class MembershipClient:
             self._change.wait_for(lambda: self.newer(number))
 
     def wait_others(self) -> None:
-        """Of a worker that comes later: wait until there is a generation, or the whole job begins again."""
+        """Wait, on a late worker, until there is a generation or the whole job restarts."""
         with self._change:
             self._change.wait_for(lambda: self.generation is not None or self.restoration is not None or self._gone)
 
     def wait_finish(self, number: int) -> bool:
-        """Wait until the scripts of all workers came to their end; False: a generation after ``number`` is to be entered."""
+        """Wait until all workers' scripts end; return False if a generation after ``number`` is to be entered."""
         with self._change:
             self._change.wait_for(lambda: self.finishing >= number or self.newer(number))
             return self.finishing >= number
 
     def wait_saved(self, place: tuple[int, int], number: int, limit_s: float) -> bool:
-        """Wait until the checkpoint of ``place``, a branch and a step, is complete, or for so long.
+        """Wait up to ``limit_s`` until the checkpoint of ``place``, a branch and a step, is complete.
 
-        Returns False if a generation after ``number`` is to be entered instead: somebody was lost before it was complete.
+        Returns False if a generation after ``number`` is to be entered instead: a worker was lost before it was complete.
         """
 
         def saved() -> bool:
@@ -250,9 +250,9 @@ class MembershipClient:
             return saved() or not self.newer(number)
 
     def enter(self) -> tuple[Generation, AnyGroup | None, Moments]:
-        """Return the newest generation and its group, once that is open, and how it came to that.
+        """Return the newest generation and its group, once open, and the times of its opening.
 
-        Raises Fenced or Left if there is no place for us.
+        Raises Fenced or Left if there is no place for this worker.
         """
         with self._change:
             if not self._places.equipped:
@@ -275,19 +275,19 @@ class MembershipClient:
             return self._places.current.generation
 
     def wait_directive(self) -> None:
-        """Block until the lighthouse has said anything at all."""
+        """Block until the first directive from the lighthouse."""
         with self._change:
             self._change.wait_for(lambda: self._heard)
 
     @property
     def number(self) -> int:
-        """The generation that is known to be current; 0 if there is none yet."""
+        """Number of the known current generation; 0 before the first."""
         with self._change:
             return self._places.number
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Workers of the generation that is known to be current; () if there is none yet."""
+        """Workers of the known current generation; () before the first."""
         with self._change:
             current = self._places.current
             return current.generation.worker_ids if current is not None else ()
@@ -314,7 +314,7 @@ class MembershipClient:
         raise Left(0)
 
     def cut_one(self) -> bool:
-        """For tests of jobs: cut one connection of the current group; False if it has none."""
+        """Cut one connection of the current group, for fault tests; return False if it has none."""
         with self._change:
             place = self._places.current
             group = place.group if place is not None and place.opened else None

@@ -1,4 +1,4 @@
-"""Which device a worker trains on, and how the devices of the members of a generation are connected."""
+"""Choose a worker's device, and connect the devices of a generation's members."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OF_HARDWARE = (
     "contained memory error",
     "device(s) is/are busy or unavailable",
 )
-"""In what CUDA says, in lower case. An illegal access is not among them: it may be the script's."""
+"""Substrings of CUDA errors, in lower case. Illegal accesses are not included: the script may cause them."""
 
 GroupChoice = Literal["auto", "gloo", "nccl"]
 
@@ -36,13 +36,13 @@ _HERE = b"nccl\0"
 
 
 def own_device(local_rank: int) -> torch.device:
-    """Where a worker of this place on its host trains: on a GPU where there is one, in turn where there are fewer."""
+    """Return the device for a worker with this local rank: a GPU, shared in turn if there are fewer, or the CPU."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return torch.device("cuda", local_rank % count) if count else torch.device("cpu")
 
 
 def device_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> torch.device | None:
-    """The one device of all parameters; raises ConfigError if there are two. None: there are no parameters."""
+    """Return the one device of all parameters, None without parameters; raise ConfigError if there are two."""
     found: dict[torch.device, str] = {}
     for name, tensor in tensors:
         found.setdefault(tensor.device, name)
@@ -56,9 +56,9 @@ def device_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> torch.device | Non
 
 
 def make_scales(registered: Iterable[object], device: torch.device) -> None:
-    """Have gradient scalers make what they keep on the device. They do so with their first loss.
+    """Make gradient scalers create their device tensors, which they otherwise do with their first loss.
 
-    A worker that joins may have to make updates before it computes any.
+    A joiner may have to make updates before it computes a loss.
     """
     for item in registered:
         if isinstance(item, torch.amp.GradScaler) and item.is_enabled():
@@ -66,14 +66,14 @@ def make_scales(registered: Iterable[object], device: torch.device) -> None:
 
 
 def between_devices(choice: GroupChoice, device: torch.device) -> torch.device | None:
-    """The device whose tensors a group is to carry itself; None: they go through the memory of the host, by Gloo."""
+    """Return the device whose tensors the group carries itself; None: they go through host memory, by Gloo."""
     if choice == "nccl" and device.type != "cuda":
         raise ConfigError(f"--group nccl is for models on CUDA devices, and this one is on {device}: use --group auto")
     return device if device.type == "cuda" and choice != "gloo" else None
 
 
 def is_hardware_fault(error: BaseException | None) -> bool:
-    """Whether a device failed, by what CUDA said; also where something else was raised because of it."""
+    """Return whether CUDA's message shows that a device failed; also checks causes and contexts."""
     while error is not None:
         text = str(error).lower()
         if any(each in text for each in _OF_HARDWARE):
@@ -84,7 +84,7 @@ def is_hardware_fault(error: BaseException | None) -> bool:
 
 @functools.cache
 def warm_up(device: torch.device) -> None:
-    """Let NCCL do what it does once in a process, on a thread beside whatever the script does before its first step."""
+    """Do NCCL's one-time initialization on a thread, while the script prepares its first step."""
     prepare(torch.cuda.device_count())
     threading.Thread(target=_use_once, args=(device,), name="craft-nccl", daemon=True).start()
 
@@ -94,18 +94,18 @@ def _use_once(device: torch.device) -> None:
         torch.cuda.init()
         Communicator(unique_id(), 0, 1, device).abort()
     except (NcclError, RuntimeError) as error:
-        # The first group will say so, too, to somebody who can do something about it.
+        # The first group will fail with this, too, where the error can be handled.
         logger.info("NCCL could not be made ready beforehand: %s", error)
 
 
 def connect_devices(gloo: GlooGroup, device: torch.device) -> NcclGroup:
-    """Add NCCL to a group; blocks until all members do so. Raises ConfigError if some have no device to connect."""
+    """Add NCCL to a group; block until all members do so. Raises ConfigError if some have no device."""
     prepare(torch.cuda.device_count())
     try:
         own = _HERE + (unique_id() if gloo.rank == 0 else b"")
     except NcclError as error:
         raise GroupBroken(f"generation {gloo.generation} did not meet: {error}", gloo.generation) from error
-    # A member that has none comes with something else at this place, and finds something else than it expected.
+    # A member without a device sends another message here, and so detects the difference, too.
     parts = gather(gloo, own)
     if not all(part.startswith(_HERE) for part in parts):
         raise ConfigError(DIFFERENT_DEVICES)

@@ -1,8 +1,8 @@
-"""Collective calls between the steps: every member's bytes to every member, through losses.
+"""Fault-tolerant collective calls between steps: every member's bytes to every member.
 
-They follow the rule of the steps: a call returns when every member that takes part has said that it has everybody's part.
-So if it returned to anybody, everybody has its result in hand, and the members of a new generation know what to do: take
-it, or do it again. A joiner that catches up takes no part; it gets the results from those who remember them.
+They follow the rule of the steps: a call returns when every participant has reported that it has all parts. So if it returned on
+any worker, all have its result, and the members of a new generation know what to do: take it, or repeat the call. A joiner that
+is catching up does not take part; it gets the results from members that remember them.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from craft.worker.membership.participant import Participant
 logger = logging.getLogger(__name__)
 
 _LENGTH, _DATA, _ROUND = 16, 17, 18
-"""Tags; a round of the acknowledgement takes one each. Below those of a step's buckets, beside those of its word."""
+"""Tags, one per round of the acknowledgement. Below those of a step's buckets, next to those of its word."""
 _END_OF_NAME = b"\0"
 _SILENCE_S = 600.0
 _AGAIN_S = 0.05
 
 
 class CallPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A place of the script at which every worker makes the same calls."""
+    """A point of the script where every worker makes the same calls."""
 
     name: str
     step: int
     """Committed steps there."""
     before_step: bool = False
-    """Whether it is before the inner loop of a step; else after one."""
+    """Whether it is before the inner loop of a step; otherwise after one."""
     kept: bool = False
-    """Whether a worker that comes at any later time passes it: outside of the loops."""
+    """Whether a worker that joins at any later time passes it: outside the loops."""
 
 
 class FaultTolerantCalls:
-    """Belongs to the main thread."""
+    """Makes collective calls and remembers their results. Owned by the main thread."""
 
     def __init__(self, participant: Participant, donor: Donor | None, key: bytes, regroup: Callable[[], None]) -> None:
-        """``regroup`` enters the newest generation and tells whoever must know."""
+        """``regroup`` enters the newest generation and reports it."""
         self._participant = participant
         self._donor = donor
         self._key = key
@@ -56,26 +56,26 @@ class FaultTolerantCalls:
         self._place = ("", 0)
         """A place of the script, and how many calls were made there."""
         self._recent: dict[str, bytes] = {}
-        """Results of calls that were made before the step in flight began: one that joins in that step wants them."""
+        """Results of calls made before the step in flight began: a joiner in that step needs them."""
         self._name = ""
         """The call that the script is in."""
         self._alone = False
-        """Whether this worker, which catches up, makes calls by itself."""
+        """Whether this worker, which is catching up, makes calls alone."""
 
     def gather(
         self, call: str, data: bytes, place: CallPlace, under: int, behind: bool, followed: Callable[[], bool]
     ) -> list[bytes]:
-        """Return the bytes of every member that takes part in ``call``, in the order of ranks.
+        """Return the bytes of every participant in ``call``, in rank order.
 
-        The last of ``place.step`` committed steps has a result of generation ``under``; ``behind``: this worker catches up,
-        and takes the others' result. ``followed()``: whether the thread that follows the exchange also follows generations
-        meanwhile; if not, that is to be done here.
+        The last of ``place.step`` committed steps has a result of generation ``under``. ``behind``: this worker is catching up
+        and takes the others' result. ``followed()``: whether the follower's thread also follows generations meanwhile; if not,
+        this call does.
         """
         number = self._place[1] if self._place[0] == place.name else 0
         if number == 0:
             self._recent.clear()
         name = f"{place.name}/{number}"
-        # Only those who stand where the others do can tell from each other's calls whether they make the same.
+        # Only workers at the same step can compare their calls.
         self._name = call if place.step == self._participant.step else ""
         self._alone = self._alone and behind
         parts = self._recall(name, under, data, followed) if behind else self._call(data)
@@ -93,15 +93,15 @@ class FaultTolerantCalls:
             self._recent[name] = result
 
     def tell_joiners(self) -> None:
-        """A generation with joiners begins: they want the results of calls that were made before the step in flight."""
+        """Pass the results of calls made before the step in flight to the joiners of a new generation."""
         if self._donor is not None:
             for name, result in self._recent.items():
                 self._donor.remember(name, result)
 
     def left_alone(self, followed: Callable[[], bool]) -> bool:
-        """Of one that catches up: whether nobody who kept pace is left.
+        """Return, on a worker that is catching up, whether no current member is left.
 
-        Until it has caught up it then makes calls by itself: others who were behind, too, may be at other places.
+        Until it has caught up it then makes calls alone: other workers that were behind may be at other places.
         """
         ledger = self._participant.ledger
         self._alone = self._alone or not (followed() or ledger.worker_id in ledger.idle)
@@ -116,7 +116,7 @@ class FaultTolerantCalls:
             if participant.moved:
                 self._regroup()
                 if participant.ledger.calls > number:
-                    # All who are left have everybody's part: this is what the call returns, to each of them.
+                    # All remaining workers have all parts: the call returns them on each.
                     return parts
             try:
                 parts = self._exchange(data)
@@ -138,13 +138,13 @@ class FaultTolerantCalls:
         )
 
     def _acknowledge(self) -> None:
-        """Return once everybody who takes part has everybody's part: the same rounds as at the end of a step."""
+        """Return once every participant has all parts: the same rounds as at the end of a step."""
         group, (ranks, position) = self._participant.group, taking_part(self._participant)
         if group is not None:
             barrier(group, ranks, position, _ROUND)
 
     def _recall(self, name: str, under: int, data: bytes, followed: Callable[[], bool]) -> list[bytes]:
-        """Ask those who keep pace for the result of a call that they made, or are about to make."""
+        """Ask the oldest current member for the result of a call that it made, or is about to make."""
         participant = self._participant
         while True:
             if not followed() and participant.moved:
@@ -153,7 +153,7 @@ class FaultTolerantCalls:
                 return [data]
             generation, ledger = participant.generation, participant.ledger
             assert generation is not None
-            # The one of the lowest rank has been there for the longest, and knows them all.
+            # The member of the lowest rank has been in the job longest, and knows all results.
             oldest = next(each for each in generation.members if each.worker_id not in ledger.idle)
             if oldest.since > under:
                 raise LeftBehind(
@@ -165,27 +165,27 @@ class FaultTolerantCalls:
                 return msgspec.msgpack.decode(found, type=list[bytes])
             except (SnapshotError, Unreachable) as error:
                 logger.info("the result of call %s did not come from %s: %s", name, oldest.worker_id, error)
-                # It died, and a newer generation is about to come.
+                # It died, and a newer generation will follow.
                 time.sleep(_AGAIN_S)
 
     def _ask(self, member: Member, name: str, generation: Generation, followed: Callable[[], bool]) -> bytes:
         def outdated() -> bool:
             moved = self._participant.generation is not generation or (not followed() and self._participant.moved)
-            # It may be this very worker that was asked: its thread settled that it goes on by itself, and is about to end.
+            # It may be this worker that was asked: its thread settled that it continues alone, and is about to end.
             return moved or self.left_alone(followed)
 
         return recall((member.address, member.state_port), name, self._key, outdated, _SILENCE_S)
 
 
 def taking_part(participant: Participant) -> tuple[list[int], int]:
-    """Ranks of those who keep pace, and this worker's position among them."""
+    """Return the ranks of the current members, and this worker's position among them."""
     ledger = participant.ledger
     ranks = [rank for rank, member in enumerate(ledger.members) if member not in ledger.idle]
     return ranks, ranks.index(ledger.rank)
 
 
 def exchange(participant: Participant, data: bytes, halfway: Callable[[], None] = lambda: None) -> list[bytes]:
-    """Return the bytes of everybody who keeps pace, in the order of ranks; raises GroupError if somebody is lost."""
+    """Return the bytes of all current members, in rank order; raise GroupError if one is lost."""
     group, (ranks, position) = participant.group, taking_part(participant)
     if group is None or len(ranks) == 1:
         return [data]
@@ -210,7 +210,7 @@ def exchange(participant: Participant, data: bytes, halfway: Callable[[], None] 
 def exchange_named(
     participant: Participant, name: str, data: bytes, where: str, halfway: Callable[[], None] = lambda: None
 ) -> list[bytes]:
-    """The same; raises CallsDiffer if others are in another call than ``name`` at the same place."""
+    """Exchange like ``exchange``; raise CallsDiffer if other members are in another call than ``name``."""
     parts = exchange(participant, name.encode() + _END_OF_NAME + data, halfway)
     split = [part.partition(_END_OF_NAME) for part in parts]
     _compare(participant, [made.decode() for made, _, _ in split], where)
@@ -229,7 +229,7 @@ def _compare(participant: Participant, names: list[str], where: str) -> None:
 
 
 def barrier(group: Group, ranks: list[int], position: int, first_tag: int) -> None:
-    """Return once all ``ranks`` have called it. In round k each tells the one 2**k ahead of it."""
+    """Return once all ``ranks`` have called it; in round k each signals the one 2**k ahead."""
     size = len(ranks)
     signal = torch.zeros(1, dtype=torch.uint8)
     for number in range((size - 1).bit_length()):

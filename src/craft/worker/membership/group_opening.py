@@ -1,7 +1,7 @@
-"""Places to meet in: one for each generation, and its group, which opens on a thread of its own.
+"""Open the group of each generation, on a separate thread.
 
-Enters: a generation, from ``Meeting``, which says when one is wanted and when no longer. Leaves: an open group, or word of why
-there is none. A thread that opens one is left behind if a newer generation comes first: opening may hang when a member dies.
+Input: a generation from ``MembershipClient``, which decides when one is wanted and when no longer. Output: an open group, or the
+reason for the failure. The opening thread is abandoned if a newer generation comes first: opening may hang when a member dies.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ OnBroken = Callable[[Broken], None]
 
 
 class OpeningGroup:
-    """One generation to meet in, and its group once that is open."""
+    """One generation and its group, which is used once it is open."""
 
     def __init__(self, generation: Generation, moments: Moments) -> None:
         self.generation = generation
         self.group: AnyGroup | None = None
-        """Not to be used before it is opened: until then there may be more to it."""
+        """Not to be used before ``opened``: until then it may lack its devices."""
         self.problem: Exception | None = None
-        """Why it will never open; not for the lighthouse to judge."""
+        """Why it will never open; the lighthouse does not judge this."""
         self.opened = len(generation.members) == 1
         self.abandoned = False
         self.missed: tuple[str, ...] = ()
-        """Members because of which it broke, as far as that is known."""
+        """Members that caused it to break, as far as known."""
         self.moments = replace(moments, met=time.time())
 
     def abandon(self) -> None:
-        """Abort the group: whoever is blocked in it comes out. An opening that is under way is left behind."""
+        """Abort the group, which unblocks its callers; an opening in progress is abandoned."""
         self.abandoned = True
         if self.group is not None:
             self.group.abort()
 
     def broke(self, error: Exception) -> None:
-        """Note because of whom, if ``error`` says so."""
+        """Record the members that ``error`` blames."""
         if isinstance(error, GroupTimeout):
             self.missed = error.missed
         elif isinstance(error, GroupBroken) and 0 <= error.peer < len(self.generation.members):
@@ -59,7 +59,7 @@ class OpeningGroup:
 
 
 class GroupOpener:
-    """Where this worker meets the others: now, soon, and where it did before. Guarded by the lock of ``Meeting``."""
+    """The current, upcoming and previous groups. Guarded by the lock of ``MembershipClient``."""
 
     def __init__(
         self,
@@ -80,26 +80,26 @@ class GroupOpener:
         self.current: OpeningGroup | None = None
         self.upcoming: OpeningGroup | None = None
         self.left_behind: list[OpeningGroup] = []
-        """What was current before a generation was entered at a step boundary."""
+        """Groups that were current before a generation was entered at a step boundary."""
         self.step = 0
-        """The step in flight, for the points of the opening thread."""
+        """The step in flight, for the fault points of the opening thread."""
         self.equipped = False
-        """Whether the script has said where its model is: not before that does a group open whose members have met."""
+        """Whether the device of the model is known: a group of several members does not open before."""
         self._device: torch.device | None = None
         self._probed = 0
 
     @property
     def number(self) -> int:
-        """The generation that is current; 0 if there is none yet."""
+        """Number of the current generation; 0 before the first."""
         return self.current.generation.number if self.current is not None else 0
 
     def equip(self, device: torch.device | None) -> None:
-        """From now on groups carry tensors between these devices."""
+        """Set the device whose tensors groups carry from now on."""
         self.equipped, self._device = True, device
         self._change.notify_all()
 
     def begin(self, generation: Generation, moments: Moments | None = None) -> OpeningGroup:
-        """Begin to open the group of ``generation``."""
+        """Start opening the group of ``generation``."""
         place = OpeningGroup(generation, moments or Moments(told=time.time()))
         if not place.opened:
             name = f"craft-open-{generation.number}"
@@ -107,7 +107,7 @@ class GroupOpener:
         return place
 
     def move(self, generation: Generation) -> None:
-        """Meet in ``generation`` and nowhere else: every other group is aborted at once."""
+        """Make ``generation`` current: every other group is aborted at once."""
         told = time.time()
         self.abandon()
         self.upcoming, self.left_behind = None, []
@@ -116,9 +116,9 @@ class GroupOpener:
         self._change.notify_all()
 
     def follow(self) -> None:
-        """Go on where the upcoming generation meets."""
+        """Make the upcoming generation current."""
         if self.current is not None:
-            # Not aborted: another member may still be reading what was sent to it there.
+            # Not aborted: another member may still be reading data sent there.
             self.left_behind.append(self.current)
         self.current, self.upcoming = self.upcoming, None
         self._change.notify_all()
@@ -130,7 +130,7 @@ class GroupOpener:
                 place.abandon()
 
     def probe(self, number: int) -> None:
-        """Find out, behind the scenes, which members of generation ``number`` cannot be reached, and say so."""
+        """Find unreachable members of generation ``number`` on a thread, and report them."""
         with self._change:
             place = self._place_of(number)
             if place is None or self._probed >= number:
@@ -141,7 +141,7 @@ class GroupOpener:
         threading.Thread(target=self._look, args=args, name=f"craft-probe-{number}", daemon=True).start()
 
     def broke(self, number: int, error: Exception) -> Broken:
-        """Return what is to be said of generation ``number``, whose group broke."""
+        """Return the report on generation ``number``, whose group broke."""
         with self._change:
             place = self._place_of(number)
             if place is not None:
@@ -163,7 +163,7 @@ class GroupOpener:
         except GroupError as error:
             place.broke(error)
             if time.monotonic() - began > _OPEN_LIMIT_S / 2 and not place.abandoned:
-                # Everybody's limit ends at about the same time: first find out who is out of reach, then say it all.
+                # All members' limits end at about the same time: first find the unreachable members, then report once.
                 self._look(place, str(error))
             elif not place.abandoned:
                 self._broke(generation.number, error)
@@ -173,10 +173,10 @@ class GroupOpener:
                 self._change.notify_all()
 
     def _connect(self, place: OpeningGroup, gloo: GlooGroup) -> None:
-        """The members have met. Those whose tensors are on devices connect these, too, once all know which they are."""
+        """Connect the members' devices, if tensors are on devices, after the Gloo group is open."""
         reach("opened", self.step, gloo.rank)
         with self._change:
-            # Known to ``abandon`` from here on: what follows may have to be aborted.
+            # ``abandon`` sees it from here on: the following steps may have to be aborted.
             place.group = gloo
             place.moments = replace(place.moments, met=time.time())
             self._change.wait_for(lambda: self.equipped or place.abandoned)

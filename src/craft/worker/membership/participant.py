@@ -1,7 +1,7 @@
-"""This worker's place in the history: its ledger, and how it follows from one generation into the next.
+"""This worker's ledger, and its transitions from one generation into the next.
 
-Enters: directives, by way of the meeting; the outcome of exchanges. Leaves: settlements. Called by the main thread only,
-or, while a joiner catches up, by the thread that follows the exchange in its stead.
+Input: directives, through ``MembershipClient``; the outcome of exchanges. Output: settlements. Only the main thread calls it or,
+while a joiner is catching up, the follower's thread instead.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 
 
 class GenerationEntry(msgspec.Struct, frozen=True, array_like=True):
-    """What each member tells the others when a generation begins."""
+    """One member's message to the others when a generation begins."""
 
     claim: Claim
     trainable: bytes
-    """Bitmap over the parameters: which of them get gradients now. A joiner, whose own script is not there yet, follows it."""
+    """Bitmap of the parameters that get gradients now. A joiner, whose script is not there yet, follows it."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -45,7 +45,7 @@ _decode = msgspec.msgpack.Decoder(GenerationEntry).decode
 
 
 def decode_entry(data: bytes) -> GenerationEntry:
-    """Return the entry in ``data``; another member may have come with something else."""
+    """Decode a member's entry; another member may have sent something else."""
     try:
         return _decode(data)
     except msgspec.DecodeError:
@@ -54,14 +54,14 @@ def decode_entry(data: bytes) -> GenerationEntry:
 
 @dataclass(frozen=True)
 class LoopLinks:
-    """What the training loop that a worker is in gives to its participant."""
+    """What the current training loop gives to the participant."""
 
     trainable: Callable[[], bytes] = bytes
     """Returns the bitmap of this worker's trainable parameters."""
     can_serve: Callable[[], bool] = lambda: True
     """Returns whether this worker has memory for the state that it gives to joiners."""
     record: Callable[[Entered], None] = lambda _: None
-    """Writes down how this worker came into a generation."""
+    """Records how this worker entered a generation."""
 
 
 class Participant:
@@ -75,9 +75,9 @@ class Participant:
         on_state_lost: Callable[[int], None],
         straggling: StragglerSettings | None,
     ) -> None:
-        """``on_state_lost(generation)`` is called before StateLost is raised, whoever catches it.
+        """``on_state_lost(generation)`` is called before StateLost is raised, even if that is caught.
 
-        ``straggling``: when a member is taken for slow; None: never.
+        ``straggling``: when a member counts as slow; None: never.
         """
         self._ledger = Ledger(worker_id=worker_id)
         self.generation: Generation | None = None
@@ -89,13 +89,13 @@ class Participant:
         self.recalled = False
         """Whether this worker took results of calls before its first loop from members that had made them."""
         self.start_step = 0
-        """Where the script begins its first training loop."""
+        """Step at which the script begins its first training loop."""
         self.lost: tuple[str, ...] = ()
-        """Members of the generation before that are not in this one."""
+        """Members of the previous generation that are not in this one."""
         self.trained = b""
-        """After a generation was entered without state: what the others told of theirs."""
+        """The others' trainable bitmap, after a generation was entered without state."""
         self.entered: Entered | None = None
-        """How this worker came into the generation that it acts under."""
+        """How this worker entered the generation that it acts under."""
         self._links = LoopLinks()
         self._membership = membership
         self._on_loss = on_loss
@@ -104,7 +104,7 @@ class Participant:
 
     @property
     def ledger(self) -> Ledger:
-        """This worker's progress, as of now."""
+        """This worker's current progress."""
         return self._ledger
 
     @property
@@ -114,7 +114,7 @@ class Participant:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Where the members are, in the order of their ranks."""
+        """Hosts of the members, in rank order."""
         return self.generation.hosts if self.generation is not None else ()
 
     @property
@@ -129,11 +129,11 @@ class Participant:
 
     @property
     def ready(self) -> int:
-        """The newest generation for which this worker is ready. Nobody waits at a step boundary for memory to be there."""
+        """The newest generation that this worker is ready for: no member waits at a step boundary for memory."""
         return self._membership.ready if self._links.can_serve() else self.ledger.generation
 
     def begin_at(self, step: int) -> None:
-        """The script begins at ``step``: it has loaded what it had trained before. Of its first training loop."""
+        """Set the step of the first training loop: the script has loaded what it trained before."""
         if not self.loops:
             self.start_step = step
         elif step:
@@ -143,14 +143,14 @@ class Participant:
             )
 
     def start(self, settlement: Settlement | None) -> Settlement | None:
-        """The members are known to begin from the same state, at the same step. Returns the settlement with that step."""
+        """Record that the members begin from the same state and step; return the settlement with that step."""
         self.started = True
         if not self._take_start_step() or settlement is None:
             return settlement
         return replace(settlement, step=self.step)
 
     def _take_start_step(self) -> bool:
-        """Be at the first step of the script's, unless a checkpoint goes before it, or steps were committed."""
+        """Start at the script's first step, unless a checkpoint overrides it or steps were committed."""
         ledger = self.ledger
         if not self.start_step or ledger.loop > 1 or ledger.step or ledger.rewinds:
             return False
@@ -158,29 +158,29 @@ class Participant:
         return True
 
     def _started_at(self, claim: Claim) -> Claim:
-        """A claim of one that was about to take the same step: all were compared, and another member has begun."""
+        """Adjust the claim of a member that was about to take the start step: all were compared, and another began."""
         if claim.started or claim.loop != 1 or claim.rewinds or claim.committed != 0:
             return claim
         return replace(claim, committed=self.start_step)
 
     def agree(self, combined: Combined) -> bool:
-        """Whether ``combined``, the word of the step just committed, says that all enter a prepared generation now."""
+        """Return whether ``combined``, of the step just committed, agrees to enter a prepared generation now."""
         if combined.ready <= self.ledger.generation:
             return False
         self._membership.agree(combined.ready)
         return self.moved
 
     def check_leaving(self, combined: Combined | None) -> None:
-        """Raise Left if ``combined``, of a result in hand, says that all go on without this worker."""
+        """Raise Left if ``combined``, of a complete result, agrees to continue without this worker."""
         if combined is not None:
             self._membership.check_leaving(combined.ready)
 
     def broke(self, error: Exception) -> None:
-        """Say that the group of the generation it acts under broke."""
+        """Report that the group of the current generation broke."""
         self._membership.broke(self.ledger.generation, error)
 
     def await_move(self) -> None:
-        """The group is of no use any more: wait for a newer generation."""
+        """Wait for a newer generation: the group is unusable."""
         self._membership.wait_newer(self.ledger.generation)
 
     def regroup(self, size_of: Callable[[int], int]) -> Settlement:
@@ -197,7 +197,7 @@ class Participant:
             is_first = not self.ledger.generation
             self._ledger = ledgers.enter(self.ledger, generation)
             if is_first and self.recalled and self.ledger.has_state:
-                # The others of a job that begins anew make these calls again, and would wait for this one.
+                # The other members of a job that begins anew make these calls again, and would wait for this one.
                 raise LeftBehind(
                     "the job began anew after this worker had taken the results of calls from members that are gone: another"
                     " one will come"
@@ -213,7 +213,7 @@ class Participant:
             reach("claimed", self.step)
             entries = [decode_entry(part) for part in parts]
             claims = [entry.claim for entry in entries]
-            # Whether the conditions of another loop were compared says nothing of this one.
+            # Whether another loop's conditions were compared does not matter here.
             self.started = any(other.started for other in claims if other.loop == self.ledger.loop)
             if self.started:
                 claims = [self._started_at(claim) for claim in claims]
@@ -266,7 +266,7 @@ class Participant:
         self._links.record(self.entered)
 
     def loop_begun(self, links: LoopLinks) -> None:
-        """The script begins a training loop, or passes over one that the job has ended: the first, or a further one."""
+        """Begin a training loop of the script, or skip one that the job has ended."""
         self._links = links
         if self.loops:
             self._ledger = ledgers.loop_begun(self.ledger)
@@ -274,7 +274,7 @@ class Participant:
         self.started = False
 
     def loop_ended(self) -> None:
-        """Every member has come to the end of the loop."""
+        """Record that every member has reached the end of the loop."""
         self._ledger = ledgers.loop_ended(self.ledger)
 
     def begin_step(self, num_microbatches: int) -> None:
@@ -282,19 +282,19 @@ class Participant:
         self._ledger = ledgers.begin(self.ledger, num_microbatches)
 
     def hold(self, microbatch: int) -> None:
-        """The gradient of ``microbatch`` is in this worker's buffers."""
+        """Record that this worker's buffers hold the gradient of ``microbatch``."""
         self._ledger = ledgers.hold(self.ledger, microbatch)
 
     def release(self, computed: Collection[int] = ()) -> None:
-        """Compute again what was held, or ``computed``, of the step in flight."""
+        """Release what was held of the step in flight, or ``computed``: it is computed again."""
         self._ledger = ledgers.let_go(self.ledger, computed)
 
     def completed(self) -> None:
-        """The whole result of the step in flight is here."""
+        """Record that the whole result of the step in flight is here."""
         self._ledger = ledgers.complete(self.ledger)
 
     def all_acknowledged(self, combined: Combined) -> None:
-        """Every member of the generation has acknowledged it: commit."""
+        """Commit: every member of the generation has acknowledged the result."""
         for worker_id in self.ledger.members:
             self._ledger = ledgers.acknowledged(self.ledger, worker_id, self.ledger.generation, self.step)
         assert self.ledger.may_commit, self.ledger
@@ -306,38 +306,38 @@ class Participant:
         self._advanced()
 
     def adopt_state(self) -> None:
-        """The state of a joiner is here; with the results it queued it stands where the others stand."""
+        """Adopt a joiner's state; with its queued results it is current."""
         self._ledger = ledgers.adopt(self.ledger)
 
     def keep_pace(self) -> None:
-        """A joiner has caught up: it can be given microbatches."""
+        """Record that a joiner has caught up and can be given microbatches."""
         self._ledger = ledgers.keeps_pace(self.ledger)
 
     def begin_call(self, name: str) -> None:
-        """The script makes a collective call."""
+        """Begin a collective call of the script."""
         self._ledger = ledgers.calling(self.ledger, name)
 
     def receive_call(self) -> None:
-        """The parts of all members of that call are here."""
+        """Record that the parts of all members of that call are here."""
         self._ledger = ledgers.called(self.ledger)
 
     def return_call(self) -> None:
-        """That call returns to the script."""
+        """Return that call to the script."""
         self._ledger = ledgers.returned(self.ledger)
         self._advanced()
 
     def verify_checkpoint(self, branch: int, step: int) -> None:
-        """The checkpoint that all are about to go back to is here, and verified."""
+        """Record that the checkpoint for the rollback is here and verified."""
         self._ledger = ledgers.verified(self.ledger, branch, step)
 
     def discard_checkpoint(self) -> None:
-        """A member cannot use that checkpoint: no member does."""
+        """Discard that checkpoint: a member cannot use it, so none does."""
         self._ledger = ledgers.discarded(self.ledger)
 
     def go_back(self) -> None:
-        """All members have it: go back to it."""
+        """Roll back to it: all members have it."""
         self._ledger = ledgers.rewound(self.ledger)
 
     def _advanced(self) -> None:
-        """A step was committed, a call completed, or a settlement found: what is reported of this worker says so."""
+        """Publish this worker's progress after a commit, a call, or a settlement."""
         self._membership.progress = (self.ledger.branch, self.ledger.step, self.ledger.calls)

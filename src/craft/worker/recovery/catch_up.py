@@ -1,6 +1,6 @@
-"""A worker that comes to a job that is on its way: it takes the others' state and catches up with them.
+"""Take the others' state and catch up with them, on a worker that joins a running job.
 
-``Training`` makes one when it finds that this worker has no state, and drops it when this worker takes part like all others:
+``TrainingLoop`` creates a ``CatchUp`` when this worker has no state, and drops it when this worker takes part like all others:
 until then, or until ``catches_up`` is false, steps come from the results that the follower has queued.
 """
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class CatchUp:
-    """Owned by the main thread."""
+    """Replays the others' steps on a joiner. Owned by the main thread."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class CatchUp:
         )
 
     def take_state(self, settlement: Settlement) -> tuple[int, TrainingProgress]:
-        """Take the state of the others, while a thread takes the results of what they do meanwhile. Returns its step."""
+        """Load the others' state while a thread queues their results; return the state's step and progress."""
         self._follower.start(settlement)
         fetched = self._follower.wait_state()
         progress = self._transfer.load(fetched)
@@ -68,7 +68,7 @@ class CatchUp:
         return fetched.level, progress
 
     def _settled(self, settlement: Settlement) -> None:
-        """On the thread that follows. Where nobody who kept pace is left, those who join come to this worker for the state."""
+        """Report a settlement, on the follower's thread; without a current member, joiners take the state from this worker."""
         self._reporter.settled(settlement, self._participant.ledger.generation)
         self._transfer.settled(settlement)
 
@@ -87,9 +87,9 @@ class CatchUp:
         return not self._follower.level
 
     def warms_up(self) -> bool:
-        """Whether to compute a microbatch now, once: first-call costs, such as compilation, are not everybody's.
+        """Return whether to compute one microbatch now, so that first-call costs, such as compilation, delay only this worker.
 
-        What is queued comes first: it holds memory, and the computing can wait until there is nothing else to do.
+        Queued results come first: they hold memory, and computing can wait until nothing else is left to do.
         """
         now = not self._warmed_up and self.catches_up and not self._follower.has_results
         self._warmed_up = self._warmed_up or now
@@ -102,9 +102,9 @@ class CatchUp:
 
     @property
     def is_followed(self) -> bool:
-        """Whether a thread follows generations in the main thread's stead."""
+        """Whether a thread follows generations instead of the main thread."""
         return self._follower.runs
 
     def next(self) -> CommittedResult | None:
-        """The next result to hand to the script; None if there is none any more."""
+        """Return the next result for the script; None after the last."""
         return self._follower.next()

@@ -1,8 +1,8 @@
-"""A joiner's part in the exchange while its state is on the way and while it catches up: on a thread of its own.
+"""A thread that takes part in the exchange for a joiner while it fetches its state and catches up.
 
-It takes every result as it comes and acknowledges it at once, so that nobody waits for the joiner, and queues it. The
-main thread loads the state when that is whole, then replays the queued results through the script's own update code. Once
-it has caught up, or once the others count on the joiner, the thread ends and the main thread takes its place.
+It takes and acknowledges every result at once, so that no worker waits for the joiner, and queues it. The main thread loads the
+state when it is complete, then replays the queued results through the script's update code. Once it has caught up, or the others
+count on the joiner, the thread ends and the main thread takes over.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class CommittedResult(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     members: tuple[str, ...]
     able: bool
-    """Whether this worker said with it that it can compute: from the next step on the others count on it."""
+    """Whether this worker reported with it that it can compute: the others then count on it from the next step on."""
 
 
 class Follower:
-    """The main thread makes it, asks it for the state and for results, and goes on by itself when ``next`` gives None."""
+    """Gives the main thread the state and results; when ``next`` returns None, the main thread takes over."""
 
     def __init__(
         self,
@@ -65,8 +65,9 @@ class Follower:
         on_broken: Callable[[Exception], None],
         listen: Callable[[Participant], tuple[Reduced, ...]] | None = None,
     ) -> None:
-        """``layout``: of what the others train, as of the last settlement unless it is given. ``listen`` takes what they reduce
-        before the end of a step, where the loop is the script's own.
+        """``layout`` returns what the others train, as of the last settlement unless given.
+
+        ``listen`` takes the reductions that ``job.attempts`` makes before the end of a step.
         """
         self._participant = participant
         self._layout = layout
@@ -78,26 +79,26 @@ class Follower:
         self._listen = listen
         self._gradients: GradientAccumulator | None = None
         self._route: FlatRoute | None = None
-        # Guards everything below: this thread, the fetching thread and the main thread meet here.
+        # Guards everything below, which this thread, the fetching thread and the main thread share.
         self._change = threading.Condition()
         self._results: deque[CommittedResult] = deque()
         self._state: Fetched | None = None
         self._loaded = False
         self._replayed = False
-        """Whether the main thread has taken a result: when it waits for another one, the script's update code has run once."""
+        """Whether the main thread has taken a result: when it waits for another, the script's update has run once."""
         self._main_waits = False
         self._cancelled = threading.Event()
         self._error: BaseException | None = None
         self._ended = False
 
     def start(self, settlement: Settlement) -> None:
-        """The generation in which this worker joins is settled."""
+        """Start following, from the settlement in which this worker joins."""
         threading.Thread(target=self._run, args=(settlement,), name="craft-follow", daemon=True).start()
 
     # On the main thread.
 
     def wait_state(self) -> Fetched:
-        """Return the state, once it is whole."""
+        """Return the state, once it is complete."""
         with self._change:
             self._change.wait_for(lambda: self._state is not None or self._error is not None)
             if self._error is not None:
@@ -108,13 +109,13 @@ class Follower:
 
     @property
     def level(self) -> bool:
-        """Whether the main thread is to take part in the exchange itself: nothing is queued, and nothing will be."""
+        """Whether the main thread must take part in the exchange: nothing is queued, and nothing will be."""
         with self._change:
             return self._ended and not self._results and self._error is None
 
     @property
     def runs(self) -> bool:
-        """Whether it still takes part in exchanges and generations; if not, the main thread has to."""
+        """Whether the thread takes part in exchanges and generations; otherwise the main thread must."""
         with self._change:
             return not self._ended
 
@@ -125,7 +126,7 @@ class Follower:
             return bool(self._results)
 
     def next(self) -> CommittedResult | None:
-        """Return the next result to replay; None once there is none, and the main thread is to take part itself."""
+        """Return the next result to replay; None once the main thread must take part itself."""
         with self._change:
             self._main_waits = not self._results
             self._change.notify_all()
@@ -138,7 +139,7 @@ class Follower:
                 raise self._error
             return None
 
-    # On its own thread.
+    # On the follower's thread.
 
     def _run(self, settlement: Settlement) -> None:
         try:
@@ -161,7 +162,7 @@ class Follower:
             self._change.notify_all()
 
     def _begin(self, settlement: Settlement) -> None:
-        """A generation is settled: if the state is not whole, fetch it as of this one."""
+        """Prepare for a settled generation; fetch the state as of it, unless the state is complete."""
         self._route = None
         self._gradients = GradientAccumulator(self._layout(None), hooked=False)
         if self._participant.ledger.has_state:
@@ -181,7 +182,7 @@ class Follower:
         except SnapshotAborted:
             return
         except (SnapshotError, Unreachable) as error:
-            # A donor that died is missed by all soon; one that is out of reach is for the lighthouse to judge.
+            # All workers soon miss a donor that died; the lighthouse judges one that is unreachable.
             logger.warning("the state did not come over: %s", error)
             if not cancelled.is_set():
                 self._on_broken(error)
@@ -200,7 +201,7 @@ class Follower:
         reach("fetched", state.level)
 
     def _adopt(self) -> None:
-        """If the state came over, this worker is whole: what it has queued since makes it level with the others."""
+        """Adopt the state if it has arrived: with the queued results this worker is current."""
         with self._change:
             if self._state is None:
                 # Too late from now on: it would be the state of an older generation.
@@ -214,12 +215,12 @@ class Follower:
             return self._state is not None
 
     def _state_came(self) -> bool:
-        """Wait for a moment; True once the state is here, and so everything is."""
+        """Wait briefly; return True once the state is here, and with it everything."""
         with self._change:
             return self._change.wait_for(lambda: self._state is not None, _LOOK_S)
 
     def _has_nothing_to_take(self) -> bool:
-        """Whether all steps are over, or the others count on this worker in the next one, as on any that keeps pace."""
+        """Return whether all steps are over, or the others count on this worker in the next one."""
         ledger = self._participant.ledger
         if ledger.over or self._size_of(ledger.step) == 0 or ledger.worker_id not in ledger.idle:
             return True
@@ -228,7 +229,7 @@ class Follower:
             return last is not None and (last.ended or last.stop is not None)
 
     def _take_one(self) -> None:
-        """Take part in one step, without a microbatch of one's own."""
+        """Take part in one step, without computing a microbatch."""
         participant = self._participant
         participant.begin_step(self._size_of(participant.step))
         try:
@@ -245,7 +246,7 @@ class Follower:
             if combined.resend:
                 return
             if combined.outcasts:
-                # Another one that joined has to leave: the step is done again without it.
+                # Another joiner has to leave: the step is repeated without it.
                 participant.await_move()
                 self._regroup(attempt)
                 return
@@ -254,8 +255,8 @@ class Follower:
             participant.completed()
             participant.all_acknowledged(combined)
             self._put(attempt, participant.ledger.rank in combined.able)
-            # This worker may have said that it is ready: then all enter the prepared generation at this boundary, and so
-            # does it. (Where the main thread takes over, it does the same.)
+            # This worker may have reported itself ready: then it enters the prepared generation at this boundary, as all do.
+            # (If the main thread takes over, it does the same.)
             participant.agree(combined)
             return
         if attempt.error is not None:
@@ -264,7 +265,7 @@ class Follower:
         self._regroup(attempt)
 
     def _lay_out(self) -> None:
-        """Code between the steps may have frozen or unfrozen parameters, and here it has not run yet."""
+        """Lay out the buckets again if the others froze or unfroze parameters in code that has not run here yet."""
         assert self._gradients is not None
         before = self._gradients.layout
         trained = trainable_mask.hear(self._participant.group, self._participant.ledger, before)
@@ -274,18 +275,18 @@ class Follower:
 
     def _word(self) -> Word:
         ledger = self._participant.ledger
-        # Nobody may leave before this worker has the state: it might be the only one to keep it.
+        # No worker may leave before this one has the state: it might be the only one to keep it.
         ready = self._participant.ready if self._has_state else ledger.generation
         return Word(step=ledger.step, ready=ready, able=self._is_awaited, rewinds=ledger.rewinds)
 
     @property
     def _is_awaited(self) -> bool:
-        """Whether the main thread has nothing left to do but to take the result in flight: with it, it takes over."""
+        """Whether the main thread only waits for the result in flight; with that result it takes over."""
         with self._change:
             return self._main_waits and self._replayed and not self._results
 
     def _heard(self, attempt: Attempt) -> bool:
-        """Take what belongs to the result beside it; False if somebody was lost meanwhile."""
+        """Take the step's reductions; return False if a worker was lost meanwhile."""
         try:
             if self._listen is not None:
                 attempt.reductions = self._listen(self._participant)
@@ -321,7 +322,7 @@ class Follower:
             with self._change:
                 self._results.clear()
             raise
-        # Before anything else: if the main thread takes over with this result, nobody else says it.
+        # First: if the main thread takes over with this result, no other code reports the settlement.
         self._on_settled(settlement)
         if self._participant.ledger.worker_id in settlement.commits:
             assert attempt is not None
@@ -329,7 +330,7 @@ class Follower:
         self._begin(settlement)
 
     def _put(self, attempt: Attempt, able: bool = False) -> None:
-        """Queue a result. If the main thread was waiting for just this one, it keeps pace, and takes over from here.
+        """Queue a result. If the main thread waits for this one, it is current and takes over.
 
         ``able``: the others count on that.
         """
@@ -357,4 +358,4 @@ class Follower:
 
 
 class _TakenOver(Exception):
-    """The main thread goes on in this one's stead."""
+    """The main thread takes over from this one."""

@@ -1,7 +1,7 @@
-"""Gives this worker's state to those who join, and takes it from the others when it is the one that joins.
+"""Give this worker's state to joiners, and take the others' state when this worker joins.
 
-Called by the main thread around each step. Only the copy of this worker's stripe, at a step boundary, delays a step; the
-donor serves it on threads of its own.
+The main thread calls it around each step. Only the copy of this worker's stripe, at a step boundary, delays a step; the donor
+serves it on separate threads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SILENCE_S = 60.0
 
 
 class StateTransfer:
-    """Owned by the main thread, except for ``fetch``; while a joiner catches up, the thread that follows calls ``settled``."""
+    """Owned by the main thread, except ``fetch``; during catch-up, the follower's thread calls ``settled``."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class StateTransfer:
         lifecycle: CheckpointLifecycle,
         reserve: Reserve | None = None,
     ) -> None:
-        """``reserve`` is memory that was set aside for the state, if this worker came later than others."""
+        """``reserve`` is memory set aside for the state, if this worker joined later than others."""
         self._reserve = reserve
         self._donor = donor
         self._key = key
@@ -58,21 +58,21 @@ class StateTransfer:
         self._registered = registered
         self._lifecycle = lifecycle
         self._due: Settlement | None = None
-        """Joiners of this settlement wait for a stripe that is not copied yet."""
+        """The settlement whose joiners wait for a stripe that is not copied yet."""
         self._serving = False
         self._state_bytes = 0
-        """How large the state is, once that is known."""
+        """Size of the state, once it is known."""
         self._early = False
-        """Whether room for a stripe is to be made before anybody is lost."""
+        """Whether to reserve memory for a stripe before any loss."""
         self._helping = False
-        """Whether some member does not keep pace yet."""
+        """Whether some member is not current yet."""
 
     def can_serve(self) -> bool:
-        """Whether memory is ready for what this worker gives to joiners."""
+        """Return whether memory is ready for this worker's stripe."""
         return self._donor is None or self._donor.prepared
 
     def settled(self, settlement: Settlement) -> None:
-        """A generation begins; whoever joins in it needs the state as of its first step."""
+        """Begin a generation; its joiners need the state as of its first step."""
         self._release()
         self._helping = bool(settlement.idle)
         if not self._helping:
@@ -80,20 +80,20 @@ class StateTransfer:
         self._due = settlement if settlement.joiners else None
         members = len(self._participant.ledger.members)
         if self._donor is not None and self._state_bytes and members < self._participant.slots:
-            # Somebody will come for a stripe, and the first touch of memory would cost a step more than its copy does.
+            # A joiner will need a stripe, and the first touch of memory would cost a step more than the copy does.
             self._donor.reserve(self._stripe_bytes(members))
 
     def _stripe_bytes(self, donors: int) -> int:
-        """How much room the largest stripe takes if there are so many donors."""
+        """Return the memory for the largest stripe among this many donors."""
         return -(-self._state_bytes // donors) + _STRIPE_SLACK
 
     @property
     def is_asked(self) -> bool:
-        """Whether joiners wait for a copy of the state from here."""
+        """Whether joiners wait for a copy of the state from this worker."""
         return self._due is not None
 
     def give(self) -> None:
-        """The state is that of the last commit: copy what is wanted of it, if anything is."""
+        """Stage this worker's stripe for joiners, if any wait; the state is that of the last commit."""
         settlement, generation = self._due, self._participant.generation
         if settlement is None or generation is None or self._donor is None:
             return
@@ -110,28 +110,28 @@ class StateTransfer:
             reach("staged", settlement.step)
 
     def measure(self) -> int:
-        """Find out how large the state is; return how much memory a joiner should set aside."""
+        """Measure the state; return how much memory a joiner should set aside."""
         header = self._lifecycle.state().header
         self._state_bytes = header.total_bytes
-        # To pin memory holds the device up for longer than to touch it, and a step while somebody joins has enough to do.
+        # Pinning memory delays the device longer than touching it, and a step during a join has enough to do.
         self._early = bool(header.on_device)
         return carried_bytes(header)
 
     def _release(self) -> None:
-        """Nobody needs the copy any more."""
+        """Release the staged copy, which no joiner needs any more."""
         if self._serving and self._donor is not None:
             self._donor.release()
         self._serving = False
 
     def _forget(self) -> None:
-        """Nobody needs results of the past any more."""
+        """Drop the kept call results, which no joiner needs any more."""
         if self._donor is not None:
             self._donor.forget()
 
     def committed(self, *, computed: bool) -> None:
-        """A step was committed, and some of it ``computed`` here or not.
+        """Update after a commit; ``computed``: whether this worker computed some of the step.
 
-        Once every member keeps pace, nobody needs anything from the past.
+        Once every member is current, none needs past state or results.
         """
         if computed and self._early and self._donor is not None:
             self._early = False
@@ -144,7 +144,7 @@ class StateTransfer:
             self._forget()
 
     def fetch(self, generation: Generation, donors: tuple[str, ...], cancelled: threading.Event) -> Fetched:
-        """Fetch the whole state from the donors, a stripe from each; blocks, on a thread that may."""
+        """Fetch the whole state, a stripe from each donor; blocks, so call it on a separate thread."""
         places = [(member.address, member.state_port) for member in generation.members if member.worker_id in donors]
         return fetch(
             places,
@@ -158,13 +158,13 @@ class StateTransfer:
         )
 
     def needs_nothing(self) -> None:
-        """This worker begins with the others, though it came later than the first: it takes no state from anybody."""
+        """Release the reserved memory: this worker begins with the others and takes no state."""
         if self._reserve is not None:
             self._reserve.release()
             self._reserve = None
 
     def load(self, fetched: Fetched) -> TrainingProgress:
-        """Put a fetched state into this worker's own objects; it is bit for bit that of the donors then."""
+        """Load a fetched state into this worker's objects; it is then bit for bit that of the donors."""
         theirs = msgspec.json.decode(fetched.header.conditions, type=Attached)
         problem = compare(
             "the job", theirs.conditions, self._participant.ledger.worker_id, self._lifecycle.attached.conditions
@@ -184,6 +184,6 @@ class StateTransfer:
 
 
 def donors_of(generation: Generation, settlement: Settlement) -> tuple[str, ...]:
-    """Who serves a stripe, in the order of stripes: every member that has the state and keeps pace."""
+    """Return the donors in stripe order: every current member that has the state."""
     without = frozenset((*settlement.idle, *settlement.joiners))
     return tuple(worker_id for worker_id in generation.worker_ids if worker_id not in without)

@@ -1,7 +1,7 @@
-"""A copy of the whole training state as of the last commit, for a step that may have to be taken back.
+"""A copy of the training state as of the last commit, to undo a step.
 
-A loop of the script's own makes its updates before the step is committed. ``Attempts`` takes the copy before each step, and
-``Flight`` has it put back where the step did not come about.
+The body of ``job.attempts`` updates the state before the step is committed. ``Attempts`` takes the copy before each step, and
+``StepRunner`` restores it if the step is not committed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from craft.worker.state.metadata import ModuleModes
 
 
 class StateCopy:
-    """Owned by the main thread."""
+    """The copy of the state, and its restoration. Owned by the main thread."""
 
     def __init__(
         self,
@@ -25,26 +25,26 @@ class StateCopy:
         modules: Mapping[str, torch.nn.Module],
         registered: Mapping[str, Stateful],
     ) -> None:
-        """``state`` gives the state as it is now."""
+        """``state`` returns the current state."""
         self._state = state
         self._modules = modules
         self._registered = registered
         self._header: Header | None = None
         self._copies: list[torch.Tensor] = []
         self._modes = ModuleModes()
-        """What the body may have switched: frozen parameters, ``eval()``, groups of optimizers."""
+        """Modes that the body may have switched: frozen parameters, ``eval()``, optimizer groups."""
         self._changed = False
 
     @torch.no_grad()
     def take(self) -> None:
-        """Copy the state, which is that of the last commit; from here on the script changes it."""
+        """Copy the state of the last commit, before the script changes it."""
         if self._changed:
             return
-        # What a joiner or a checkpoint is given of it may still be on its way.
+        # A transfer to a joiner or a checkpoint may still read it.
         hold_back()
         state = self._state()
         if self._header is not None and self._header.entries == state.header.entries:
-            # Into the same memory: the first touch of memory costs more than the copy.
+            # Reuse the same memory: the first touch of memory costs more than the copy.
             torch._foreach_copy_(self._copies, state.tensors)
         else:
             self._copies = [tensor.clone() for tensor in state.tensors]
@@ -53,23 +53,23 @@ class StateCopy:
         self._changed = True
 
     def put_back(self) -> None:
-        """The step did not come about: the state is that of the last commit again."""
+        """Restore the state of the last commit after a step that was not committed."""
         if not self._changed:
             return
         self._load()
         self._changed = False
 
     def put_back_again(self) -> None:
-        """The next try begins: undo what the script did after the one that did not come about."""
+        """Undo what the script changed after a failed attempt, before the next one."""
         assert not self._changed
         self._load()
 
     def _load(self) -> None:
         assert self._header is not None
         self._modes.put(self._modules, self._registered)
-        # Copies of the copies: what is loaded may become the script's own, and the next attempt may fail, too.
+        # Copies of the copies: the script may keep what is loaded, and the next attempt may fail, too.
         load(self._header, [copy.clone() for copy in self._copies], self._modules, self._registered)
 
     def let_go(self) -> None:
-        """The step is committed."""
+        """Mark the step as committed: the copy is no longer needed."""
         self._changed = False

@@ -1,15 +1,15 @@
-"""Gradients on their way from autograd into this worker's own buffers, where they are held until commit.
+"""Accumulate gradients from autograd in this worker's buffers, and hold them until commit.
 
-Enters: backward of the user's loss, through a hook on each parameter. Leaves: tree nodes, each the sum over some
-microbatches, bucket by bucket. What is held is the fewest nodes that cover the microbatches computed here; the sum of a
-node needs its children no more, so that memory does not grow with the number of microbatches.
+Input: backward of the user's loss, through a hook on each parameter. Output: tree nodes, each the sum over some microbatches,
+bucket by bucket. The accumulator holds the fewest nodes that cover the microbatches computed here; the sum of a node no longer
+needs its children, so memory does not grow with the number of microbatches.
 
-A bucket is *flushed* when all its parameters have got as many gradients as in the last microbatch, so that its exchange can
-begin while backward goes on. Where that guess was wrong (a second backward, a branch taken for the first time), the leaf
-is put right and ``late`` tells that what was sent is not what is held.
+A bucket is *flushed* when all its parameters have got as many gradients as in the last microbatch, so that its exchange can begin
+during backward. If that guess was wrong (a second backward, a branch taken for the first time), the leaf is corrected and
+``late`` shows that the sent data is not the held data.
 
-What was sent is held on the device, or in host memory (``host_offload.py``), or nowhere and computed again.
-On a device the result then takes the place of the last node: buffers of the result are *lent* to the microbatch that makes it.
+Sent data is held on the device, in host memory (``host_offload.py``), or not at all and computed again. In the last two cases, on
+a device, the result replaces the last node: the result's buffers are *lent* to the microbatch that completes it.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from craft.worker.reduce.host_offload import HostOffload
 
 
 class Flats:
-    """One flat tensor for each bucket, with the parameters' places in it."""
+    """One flat tensor per bucket, with a view for each parameter."""
 
     def __init__(self, layout: BucketLayout, tensors: Sequence[torch.Tensor] | None = None) -> None:
-        """``tensors``: where they are there already."""
+        """``tensors``: existing tensors to use."""
         self.tensors = [bucket.empty() for bucket in layout.buckets] if tensors is None else list(tensors)
         self.views = [bucket.views(flat) for bucket, flat in zip(layout.buckets, self.tensors, strict=True)]
 
 
 class GradientAccumulator:
-    """What this worker holds of the step in flight. The main thread owns it; the exchange thread reads flushed buckets."""
+    """Holds this worker's part of the step in flight. Owned by the main thread; the exchange thread reads flushed buckets."""
 
     def __init__(self, layout: BucketLayout, *, hooked: bool = True, hold: Hold = "device") -> None:
-        """``hooked`` is false for one that takes part in exchanges without computing anything.
+        """``hooked`` is false for an accumulator that takes part in exchanges without computing.
 
-        ``hold``: where what was sent is held.
+        ``hold``: where sent data is held.
         """
         self.layout = layout
         self.nodes: dict[Node, Flats] = {}
-        """What is held."""
+        """The held nodes."""
         self.lets_go = hold == "recompute"
-        """Whether what was sent is not held any more."""
+        """Whether sent data is no longer held."""
         self.in_place = hold != "device" and layout.on_device
-        """Whether the result is written over what was sent. On the CPU it is received while that is still being sent."""
+        """Whether the result overwrites sent data. Not on the CPU: there it is received during the send."""
         self.aside = HostOffload(layout.buckets[0].device) if hold == "host" and self.in_place else None
         self._pool: list[Flats] = []
         self._lent: Flats | None = None
         self._out = self._most_out = 0
-        """Buffers from the pool that are in use, and the most that were in this step."""
+        """Buffers of the pool in use, and their maximum in this step."""
         self._expected = [0] * len(layout.params)
         self._learned = False
         self._active: _Leaf | None = None
@@ -80,9 +80,9 @@ class GradientAccumulator:
     def start(
         self, microbatch: int, size: int, flushed: Callable[[int], None] | None, lent: Flats | None = None
     ) -> None:
-        """A microbatch of a step of ``size`` begins. ``flushed`` is called with each bucket that is ready to be sent.
+        """Begin a microbatch of a step of ``size``; ``flushed`` is called with each bucket that is ready to send.
 
-        ``lent`` are the buffers in which its node is to be; they are not this one's own.
+        ``lent`` are buffers for its node that belong to the caller.
         """
         self._lent = lent
         for param in self.layout.params:
@@ -106,20 +106,20 @@ class GradientAccumulator:
 
     @property
     def weight(self) -> float:
-        """Of the active microbatch."""
+        """Weight of the active microbatch."""
         return self._leaf().weight
 
     def finish(self, hasher: Callable[[Flats], bytes] | None = None) -> _Leaf:
-        """The active microbatch ends: flush what is left and hold its node. ``hasher`` takes a digest of its own gradient."""
+        """End the active microbatch: flush the rest and hold its node; ``hasher`` computes a digest of its gradient."""
         leaf = self._leaf()
         leaf.close()
         if hasher is not None:
             leaf.digest = hasher(leaf.flats)
-        # In this order: the exchange thread may look for the node at any moment, and must find it in one place or the other.
+        # In this order: the exchange thread may look for the node at any time, and must find it in one of the two.
         self.nodes[leaf.node] = leaf.merged
         self._active = None
         if any(leaf.count):
-            # One without any gradient, as when its stream has ended, says nothing about the next.
+            # A microbatch without any gradient, as when its stream has ended, predicts nothing for the next.
             self._expected = leaf.count
             self._learned = True
         for sibling in leaf.siblings:
@@ -129,7 +129,7 @@ class GradientAccumulator:
         return leaf
 
     def discard(self, hasher: Callable[[Flats], bytes] | None) -> bytes:
-        """The active microbatch was computed only for the digest of its gradient, or not even that; nothing of it is held."""
+        """End the active microbatch without holding it; return the digest of its gradient, if wanted."""
         leaf = self._leaf()
         leaf.close()
         self._active = None
@@ -137,7 +137,7 @@ class GradientAccumulator:
         return hasher(leaf.flats) if hasher is not None else b""
 
     def find(self, node: Node) -> Flats:
-        """The buffers of a node: held, or just being completed by the active microbatch. For the exchange thread, too."""
+        """Return the buffers of a node, held or being completed; also called by the exchange thread."""
         leaf = self._active
         if leaf is not None and leaf.node == node:
             return leaf.merged
@@ -145,7 +145,7 @@ class GradientAccumulator:
 
     @torch.no_grad()
     def show(self) -> None:
-        """Let the script see, in ``p.grad``, a copy of what its last microbatch gave: for code in the middle of a step."""
+        """Copy the last microbatch's gradients into ``p.grad``, for script code in the middle of a step."""
         leaf = self._active
         for index, param in enumerate(self.layout.params if leaf is not None else ()):
             if leaf is not None and leaf.count[index] and param.grad is None:
@@ -162,19 +162,19 @@ class GradientAccumulator:
         return self._active
 
     def take(self) -> Flats:
-        """Buffers for a node, from the pool where there are some."""
+        """Return buffers for a node, from the pool if possible."""
         self._out += 1
         self._most_out = max(self._most_out, self._out)
         return self._pool.pop() if self._pool else Flats(self.layout)
 
     def release(self, flats: Flats) -> None:
-        """Whoever had these needs them no more."""
+        """Return buffers to the pool."""
         if flats is not self._lent:
             self._out -= 1
             self._pool.append(flats)
 
     def fetch(self) -> None:
-        """The step is taken up again: have what was sent on the device, in memory that no aborted exchange writes to."""
+        """Bring sent data back to the device, into memory that no aborted exchange writes to."""
         if self.aside is None:
             return
         for node, flats in self.nodes.items():
@@ -182,18 +182,18 @@ class GradientAccumulator:
             self.nodes[node] = Flats(self.layout, tensors)
 
     def drop(self) -> None:
-        """The step is taken back, perhaps in the middle of a microbatch: nothing of it is held."""
+        """Drop everything held: the step is undone, perhaps in the middle of a microbatch."""
         self._active = None
         self.nodes, self._pool, self._out = {}, [], 0
         if self.aside is not None:
             self.aside.clear()
 
     def clear(self) -> None:
-        """The step is committed: nothing need be held any longer."""
+        """Release everything held: the step is committed."""
         for flats in self.nodes.values():
             self.release(flats)
         self.nodes = {}
-        # Enough for a step like this one; after a retry had needed more, let the rest go.
+        # Keep enough for a step like this one; free what only a retry needed.
         del self._pool[self._most_out :]
         self._out = self._most_out = 0
         if self.aside is not None:
@@ -202,7 +202,7 @@ class GradientAccumulator:
 
 @torch.no_grad()
 def hand_out(layout: BucketLayout, flats: Flats, present: bytes, scale: float) -> None:
-    """Make ``p.grad`` of each parameter a view of the result; None where no microbatch gave a gradient."""
+    """Set each ``p.grad`` to a view of the result; None where no microbatch gave a gradient."""
     bits = int.from_bytes(present, "little")
     for bucket, flat, views in zip(layout.buckets, flats.tensors, flats.views, strict=True):
         if scale != 1.0:
@@ -212,7 +212,7 @@ def hand_out(layout: BucketLayout, flats: Flats, present: bytes, scale: float) -
 
 
 class _Leaf:
-    """The microbatch whose backward is under way."""
+    """The microbatch whose backward is in progress."""
 
     def __init__(
         self,
@@ -228,19 +228,19 @@ class _Leaf:
         self._layout = gradients.layout
         self.microbatch = microbatch
         self.node = node
-        """What this microbatch completes: itself, or an ancestor whose other leaves are held already."""
+        """The node that this microbatch completes: itself, or an ancestor whose other leaves are held."""
         self.siblings = siblings
         self.weight = 1.0
         self.digest = b""
         self.count = [0] * len(self._layout.params)
         self.late = False
-        """A gradient came after its bucket was flushed."""
+        """Whether a gradient came after its bucket was flushed."""
         self.flats = gradients.take() if siblings or lent is None else lent
         self.merged = (lent or gradients.take()) if siblings else self.flats
         self._expected = expected
         self._flushed = flushed
         self._left: dict[int, tuple[torch.Tensor, int]] = {}
-        """In the first microbatch: the gradients as autograd left them, with torch's count of their changes."""
+        """In the first microbatch: the gradients as autograd left them, with torch's version counters."""
         self._done = [False] * len(self._layout.buckets)
         self._missing = [
             sum(expected[index] for index in bucket.param_indices) if expected is not None else -1
@@ -249,11 +249,11 @@ class _Leaf:
 
     @property
     def present(self) -> bytes:
-        """Bitmap over all parameters: which got a gradient."""
+        """Bitmap of the parameters that got a gradient."""
         return bitmap(self.count)
 
     def arrived(self, index: int, bucket: int) -> None:
-        """Autograd has put a gradient into a parameter."""
+        """Count a gradient that autograd put into a parameter; flush its bucket if that is complete."""
         self.count[index] += 1
         if self._expected is None:
             grad = self._layout.params[index].grad
@@ -272,11 +272,11 @@ class _Leaf:
         view = self.flats.views[bucket][self._layout.place[index][1]]
         assert param.grad is not None
         if self.weight == 0:
-            # Nothing of it counts: what was flushed is right.
+            # Weight 0: the flushed zeros are right.
             param.grad = None
             return
         if self.count[index] == 1:
-            # Not added to the zeros that stand for an absent one: they would turn -0.0 into 0.0.
+            # Not added to the zeros that stand for an absent gradient: they would turn -0.0 into 0.0.
             torch.mul(param.grad, self.weight, out=view) if self.weight != 1.0 else view.copy_(param.grad)
         elif self.weight != 1.0:
             raise ConfigError(
@@ -290,7 +290,7 @@ class _Leaf:
 
     @torch.no_grad()
     def close(self) -> None:
-        """Flush what is left; if a flushed bucket changed since, sum it again. What it was summed from is intact."""
+        """Flush the rest; sum a flushed bucket again if it changed since, from inputs that are intact."""
         self._check_untouched()
         for bucket in range(len(self._done)):
             if not self._done[bucket]:
@@ -299,7 +299,7 @@ class _Leaf:
                 self._merge(bucket)
 
     def _check_untouched(self) -> None:
-        """Raise UnsafeScript if the script changed a gradient of the first microbatch. In later ones that does nothing at all."""
+        """Raise UnsafeScript if the script changed a gradient of the first microbatch; in later ones a change has no effect."""
         for index, (grad, version) in self._left.items():
             now = self._layout.params[index].grad
             if now is None or now is not grad or now._version != version:
@@ -321,13 +321,13 @@ class _Leaf:
             self._flushed(index)
 
     def _fill(self, bucket: Bucket, views: list[torch.Tensor]) -> None:
-        """Move the bucket's gradients into their places. An absent one, and one of weight 0, is +0.0, everywhere and always."""
+        """Move the bucket's gradients into their views; an absent one, or one of weight 0, is always +0.0."""
         sources = []
         for param, view in zip(bucket.params, views, strict=True):
             if param.grad is not None and param.grad.is_sparse:
                 raise ConfigError("sparse gradients are not supported: build the embedding with sparse=False")
             if param.grad is None or self.weight == 0:
-                # Not multiplied: what is no number would stay none.
+                # Not multiplied: NaN would stay NaN.
                 view.zero_()
             elif self.weight != 1.0:
                 torch.mul(param.grad, self.weight, out=view)
@@ -338,7 +338,7 @@ class _Leaf:
             torch._foreach_copy_([view for view, _ in sources], [grad for _, grad in sources])
 
     def _merge(self, bucket: int) -> None:
-        """Add the bucket to those of the siblings, up the tree, always left + right, into buffers of its own."""
+        """Add the bucket to the siblings' up the tree, always left + right, into separate buffers."""
         part = self.flats.tensors[bucket]
         for sibling in self.siblings:
             other = self._gradients.nodes[sibling].tensors[bucket]

@@ -1,4 +1,4 @@
-"""How the trainable parameters are laid out in flat buckets, the same on every worker."""
+"""Lay out the trainable parameters in flat buckets, the same on every worker."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _ALIGN = 16
 """Chunk boundaries fall on multiples of this many elements, so that every chunk is well aligned."""
 _FIRST_BUCKET_BYTES = 1 << 20
 _WORTH_OVERLAPPING_BYTES = 4 << 20
-"""Below this, sending in parts while backward goes on costs more than it saves."""
+"""Below this, sending in parts during backward costs more than it saves."""
 
 
 class Bucket:
-    """Some parameters of one dtype, side by side in a flat tensor."""
+    """Some parameters of one dtype and device, side by side in a flat tensor."""
 
     def __init__(self, index: int, params: Sequence[tuple[int, torch.nn.Parameter]]) -> None:
         self.index = index
@@ -33,26 +33,26 @@ class Bucket:
         return torch.empty(self.numel, dtype=self.dtype, device=self.device)
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """The parameters' places in ``flat``, in their shapes."""
+        """Return the parameters' views into ``flat``, in their shapes."""
         return [
             flat[offset : offset + param.numel()].view(param.shape)
             for offset, param in zip(self.offsets, self.params, strict=True)
         ]
 
     def chunk(self, rank: int, size: int) -> slice:
-        """The part of the bucket whose sum rank ``rank`` of ``size`` computes."""
+        """Return the part of the bucket whose sum rank ``rank`` of ``size`` computes."""
         share = -(-self.numel // size)
         share += -share % _ALIGN
         return slice(min(rank * share, self.numel), min((rank + 1) * share, self.numel))
 
 
 class BucketLayout:
-    """All buckets. Parameters go in the reverse of their order in the model, which is about the order of backward."""
+    """All buckets. Parameters go in reverse model order, which is about the order of backward."""
 
     def __init__(
         self, params: Sequence[torch.nn.Parameter], bucket_bytes: int, trainable: Sequence[bool] | None = None
     ) -> None:
-        """``trainable`` says which parameters get gradients, where that is not what they say themselves."""
+        """``trainable`` overrides which parameters get gradients."""
         self.params = list(params)
         self.trainable = trainable_of(params) if trainable is None else tuple(trainable)
         self.buckets: list[Bucket] = []
@@ -87,11 +87,11 @@ class BucketLayout:
 
     @property
     def on_device(self) -> bool:
-        """Whether its gradients are on a GPU."""
+        """Whether the gradients are on a GPU."""
         return any(bucket.device.type == "cuda" for bucket in self.buckets)
 
     def fits(self) -> bool:
-        """Whether the same parameters are trainable as when this layout was made."""
+        """Return whether the same parameters are trainable as when this layout was made."""
         return self.trainable == trainable_of(self.params)
 
 
@@ -100,11 +100,11 @@ def trainable_of(params: Sequence[torch.nn.Parameter]) -> tuple[bool, ...]:
 
 
 def parameters_of(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Parameter]:
-    """All parameters, shared ones once, in the order of the modules."""
+    """Return all parameters, shared ones once, in module order."""
     return list(dict.fromkeys(param for module in modules for param in module.parameters()))
 
 
 def bitmap(flags: Sequence[bool | int]) -> bytes:
-    """One bit for each, the first one the lowest of the first byte."""
+    """Return one bit per flag; the first is the lowest bit of the first byte."""
     bits = sum(1 << index for index, flag in enumerate(flags) if flag)
     return bits.to_bytes(-(-len(flags) // 8), "little")

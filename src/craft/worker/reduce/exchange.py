@@ -1,10 +1,10 @@
 """The exchange of one step: gradients in, their mean out.
 
-Enters: flushed buckets, one by one while backward goes on, then this worker's control word. Leaves: the whole result (every
-chunk, the buffers, the combined word), once every member has acknowledged that it has it too.
+Input: flushed buckets, one by one during backward, then this worker's control word. Output: the whole result (every chunk, the
+buffers, the combined word), once every member has acknowledged that it has it too.
 
-Buckets that are ready before backward ends are exchanged by the exchange thread; the last one, the word and the
-acknowledgement by the main thread, which has nothing else to do then: handing over costs more than it would save.
+The exchange thread exchanges buckets that are ready before backward ends. The main thread exchanges the last bucket, the word and
+the acknowledgement: it is idle then, and handing over would cost more than it saves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _decode = msgspec.msgpack.Decoder(Word).decode
 
 
 class Attempt:
-    """One try at exchanging a step under one generation. The main thread owns it; ``overlap`` runs on the exchange thread."""
+    """One attempt at exchanging a step under one generation. Owned by the main thread; the exchange thread runs ``overlap``."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Attempt:
         under: Generation | None = None,
         plan: tuple[str | None, ...] = (),
     ) -> None:
-        """``buffers_like`` makes memory for the buffers with these numbers, ``under`` is the generation of the exchange.
+        """``buffers_like`` allocates memory for the buffers with these numbers; ``under`` is the exchange's generation.
 
         ``plan``: the worker that computes each microbatch; None for one that is dropped.
         """
@@ -55,18 +55,18 @@ class Attempt:
         self.plan = plan
         self.combined: Combined | None = None
         self.buffers: torch.Tensor | None = None
-        """Filled by the owner of microbatch 0 before it finishes; by the exchange for all others."""
+        """The owner of microbatch 0 fills it before it finishes; on the others the exchange does."""
         self.carried: dict[int, torch.Tensor] = {}
-        """By rank, what its microbatches leave for the next step. Its own is put in before it finishes, the rest is received."""
+        """By rank: values for the next step. This worker's are set before ``finish``, the others' are received."""
         self._told: list[Pending] = []
-        """What was told to followers as it began; kept until it ends."""
+        """Sends to followers at the beginning; kept until the attempt ends."""
         self.reductions: tuple[Any, ...] = ()
-        """In a loop of the script's own, of one that did not keep pace: what the others reduced on their way to it."""
+        """In ``job.attempts``, on a worker that only follows: the others' reductions in this step."""
         self.complete = False
-        """The whole result is here; set before it is acknowledged."""
+        """Whether the whole result is here; set before it is acknowledged."""
         self.error: GroupError | None = None
         self.bug: Exception | None = None
-        """Anything else that went wrong on the exchange thread; the main thread raises it."""
+        """Any other error on the exchange thread; the main thread raises it."""
         self._buffers_like = buffers_like
         self._route = route
         self._gradients = gradients
@@ -74,25 +74,25 @@ class Attempt:
         """The next bucket to exchange; they go in order, so that all members wait for the same ones."""
         self._posted = False
         self.begun = False
-        """Whether anything of what is held was sent."""
+        """Whether any held data was sent."""
         self._ready: set[int] = set()
         route.begin()
 
     @property
     def usable(self) -> bool:
-        """Whether the whole result is here, and is one that may be committed."""
+        """Whether the whole result is here and may be committed."""
         word = self.combined
         return self.complete and word is not None and not (word.resend or word.differs)
 
     def tell(self, send: Callable[[], list[Pending]]) -> None:
-        """Tell followers what ``send`` says, before anything else: one of them may be gone already, as anybody may later."""
+        """Send to followers with ``send``, before anything else; a follower may be gone already, as any member may later."""
         try:
             self._told = send()
         except GroupError as error:
             self.error = _bare(error)
 
     def overlap(self, bucket: int) -> None:
-        """Exchange a bucket that is ready, and those that waited for it; on the exchange thread."""
+        """Exchange a ready bucket, and those that waited for it; on the exchange thread."""
         self._ready.add(bucket)
         while self._next in self._ready and self.error is None and self.bug is None:
             try:
@@ -101,7 +101,7 @@ class Attempt:
                 self.error = _bare(error)
 
     def finish(self, word: Callable[[], Word]) -> bool:
-        """Exchange what is left and say ``word()``; True if every member has acknowledged the whole result."""
+        """Exchange the rest and send ``word()``; return True if every member acknowledged the whole result."""
         if self.bug is not None:
             raise self.bug
         try:
@@ -116,7 +116,7 @@ class Attempt:
             self._exchange_bucket()
         word = word_of_now()
         data = _encode(word)
-        # The word goes out right behind the last blocks: it arrives in the same wake-up.
+        # The word goes right behind the last blocks: it arrives in the same wake-up.
         self._exchange_bucket(lambda: self._route.send_word(data))
         words = [_decode(frame) for frame in self._route.words(data)]
         if word.rewinds < max(each.rewinds for each in words):
@@ -147,7 +147,7 @@ class Attempt:
 
     def _exchange_bucket(self, then_send: Callable[[], None] | None = None) -> None:
         if not self._posted:
-            # Not earlier: each receive tells the other end that it is there, and would wake a thread of a member that computes.
+            # Not earlier: each receive notifies the peer, and would wake a thread of a member that computes.
             self._posted = True
             self._route.post(self.result.tensors)
         bucket = self._next
@@ -172,17 +172,17 @@ class ExchangeThread:
         self._work: queue.SimpleQueue[tuple[Attempt, int] | threading.Event | None] = queue.SimpleQueue()
         self._on_error = on_error
         self._idle = True
-        """Only the main thread looks at it: whether it gave the thread anything since it last waited for it."""
+        """Whether the main thread gave no work since it last waited; only the main thread reads it."""
         self._thread = threading.Thread(target=self._loop, name="craft-exchange", daemon=True)
         self._thread.start()
 
     def give(self, attempt: Attempt, bucket: int) -> None:
-        """A bucket is ready while backward goes on."""
+        """Queue a bucket that is ready during backward."""
         self._idle = False
         self._work.put((attempt, bucket))
 
     def wait(self) -> None:
-        """Wait until the thread has done what it was given; from then on the attempt is the main thread's alone."""
+        """Wait until the thread has finished its work; then only the main thread uses the attempt."""
         if self._idle:
             return
         done = threading.Event()
@@ -206,14 +206,14 @@ class ExchangeThread:
                 attempt.bug = error
             if attempt.group is not None and attempt.error is not None:
                 self._on_error(attempt.group.generation, attempt.error)
-            # While this thread waits for the next one, it must not keep this one, and its group, alive.
+            # While this thread waits for the next item, it must not keep this attempt, and its group, alive.
             del item, attempt
 
 
 def _bare(error: GroupError) -> GroupError:
-    """``error`` without the frames it came through: by them the attempt, its group and itself would keep each other alive.
+    """Return ``error`` without its frames, through which it would keep the attempt and its group alive.
 
-    The group's sockets and threads would then last until the garbage collector looks at old objects, which it hardly does.
+    The group's sockets and threads would then last until the garbage collector visits old objects, which is rare.
     """
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)

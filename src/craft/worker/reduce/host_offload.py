@@ -1,8 +1,8 @@
-"""Held gradients in the memory of the host: copies of what a worker sends, from when it is sent until the step is committed.
+"""Hold sent gradients in host memory until the step is committed.
 
-Enters: the buckets of its blocks, as they are sent. Leaves: the same bits on the device, if the step has to be taken up again.
-The exchange then may write its result over what was sent. Copies go by a stream of their own, into pinned memory that stays
-from step to step.
+Input: the buckets of a worker's blocks, as they are sent. Output: the same bits on the device, if the step is retried. The
+exchange may then write its result over the sent data. Copies use a separate stream, into pinned memory that is reused from step
+to step.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from craft.decide.step.tree import Node
 
 
 class HostOffload:
-    """Whoever sends puts buckets here, one thread at a time; the main thread takes them back."""
+    """Copies of sent buckets. One sending thread at a time puts them; the main thread takes them back."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._copies: dict[tuple[Node, int], torch.Tensor] = {}
         self._free: dict[int, list[torch.Tensor]] = defaultdict(list)
-        """Pinned memory, by buckets."""
+        """Pinned memory, by bucket."""
 
     def put(
         self, bucket: int, blocks: Mapping[Node, torch.Tensor], follow: Callable[[torch.cuda.Stream], None]
     ) -> torch.cuda.Event:
-        """Copy a bucket of each block; returns the mark behind that. ``follow`` lets a stream wait until it is filled.
+        """Copy a bucket of each block; return the event behind the copies. ``follow`` makes a stream wait for the bucket.
 
-        It waits for nothing of the exchange: a copy ends, whatever becomes of the others.
+        It does not wait for the exchange: a copy ends, whatever happens to the other members.
         """
         follow(self._stream)
         with torch.cuda.stream(self._stream):
@@ -48,7 +48,7 @@ class HostOffload:
         return self._copies[node, bucket]
 
     def back(self, node: Node, bucket: int, flat: torch.Tensor) -> torch.Tensor:
-        """What ``flat`` held before it was sent, in memory of its own; ``flat`` itself if it was not."""
+        """Return what ``flat`` held before it was sent, in new memory; ``flat`` itself if it was not sent."""
         copy = self._copies.get((node, bucket))
         if copy is None:
             return flat
@@ -56,7 +56,7 @@ class HostOffload:
         return copy.to(flat.device)
 
     def clear(self) -> None:
-        """Nothing need be held any longer."""
+        """Release all copies for reuse."""
         for (_, bucket), copy in self._copies.items():
             self._free[bucket].append(copy)
         self._copies = {}

@@ -1,11 +1,11 @@
-"""Module buffers: batch norm's statistics and the like.
+"""Module buffers: batch norm statistics and the like.
 
-Every microbatch starts from the buffers that the step began with; after the step they are what microbatch 0 made of them.
-So they depend neither on who computed what nor on how many workers there are. What code between the steps makes of them
-stays, as it does without CRAFT: it runs on every worker.
+Every microbatch starts from the buffers that the step began with; after the step they are what microbatch 0 made of them. So they
+depend neither on which worker computed what nor on the number of workers. Changes by code between the steps stay, as they do
+without CRAFT: that code runs on every worker.
 
-In a loop of the script's own, a graph may outlive its microbatch: a GAN's generator is run backward in the loop after the one
-that made its pictures. What such a graph saved is not written to. The module gets another tensor in the meantime.
+In ``job.attempts``, a graph may outlive its microbatch: a GAN's generator is run backward in the loop after the one that made its
+pictures. Tensors that such a graph saved are not written to; the module gets another tensor in the meantime.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from blake3 import blake3
 from craft.protocol.errors import ConfigError
 
 _HASHED_BYTES = 1 << 16
-"""Buffers up to this size are hashed where code between the steps changed them; larger ones have their turn in the digest."""
+"""Buffers up to this size are hashed if code between the steps changed them; the state digest covers larger ones in turn."""
 _MOST_HASHED = 256
-"""So many are told one by one; where more were changed, one hash stands for all."""
+"""At most this many have separate hashes; one hash stands for all others."""
 _COMPARE_BYTES = 1 << 20
-"""Larger buffers are taken as changed only if torch counted a change; smaller ones are compared (batch norm is not counted)."""
+"""Larger buffers count as changed only if torch counted a change; smaller ones are compared (batch norm is not counted)."""
 
 
 class ModuleBuffers:
@@ -31,7 +31,7 @@ class ModuleBuffers:
     def __init__(
         self, modules: Sequence[torch.nn.Module], names: Sequence[str] = (), *, graphs_live_on: bool = False
     ) -> None:
-        """``names``: what the job calls the modules.
+        """``names``: the job's names of the modules.
 
         ``graphs_live_on``: whether ``backward()`` of one microbatch may come in a later one, or after all of them.
         """
@@ -40,10 +40,10 @@ class ModuleBuffers:
         self._set_aside: dict[int, torch.Tensor] = {}
         """Registered tensors that a graph holds, while the module has another one in their place."""
         self._aliased: frozenset[int] | None = None
-        """Storages of buffers that modules know by a second name; None: not looked for yet."""
+        """Storages of buffers that modules know by a second name; None: not searched yet."""
         places: dict[int, _Place] = {}
         self._empty: list[_Place] = []
-        """Those that hold nothing. What is not saved with the module may come and go, like a plain attribute."""
+        """Places without a tensor. Non-persistent buffers may come and go, like plain attributes."""
         for number, root in enumerate(modules):
             job_name = f"{names[number]}." if names else ""
             for prefix, module in root.named_modules():
@@ -55,52 +55,52 @@ class ModuleBuffers:
                         self._empty.append(place)
         self._places = list(places.values())
         self._tensors = [each for place in self._places if (each := place.get()) is not None]
-        """What is registered at each place; a microbatch may put another tensor there, which ends with it."""
+        """The registered tensor of each place; a microbatch may put another tensor there, which ends with it."""
         self._committed = [_copy(each) for each in self._tensors]
         self._versions = [each._version for each in self._tensors]
         self._first: dict[int, torch.Tensor] = {}
         self._agreed = False
         """Whether a step was committed since this worker began or took its state: only since then all began alike."""
         self.touched: tuple[tuple[int, bytes], ...] | None = None
-        """What code between the steps changed since the last commit, with hashes; None where that cannot be compared."""
+        """Hashes of buffers that code between the steps changed since the last commit; None where they cannot be compared."""
 
     def __len__(self) -> int:
         return len(self._places)
 
     def _changed(self) -> list[int]:
-        """Which buffers are not what the step began with. Of those on a device all are looked at, then it is asked once."""
+        """Return the buffers that differ from the step's beginning; all comparisons on a device cost one synchronization."""
         found = [self._differs(index) for index in range(len(self._places))]
         asked = [each for each in found if isinstance(each, torch.Tensor)]
         told = iter(torch.stack([each.to(asked[0].device) for each in asked]).tolist() if asked else ())
         return [index for index, each in enumerate(found) if (next(told) if isinstance(each, torch.Tensor) else each)]
 
     def _differs(self, index: int) -> bool | torch.Tensor:
-        """Whether a buffer changed; as a tensor, where that is known to its device alone."""
+        """Return whether a buffer changed; as a tensor, if only its device knows."""
         buffer, committed = self._places[index].get(), self._committed[index]
         if buffer is None or buffer.shape != committed.shape or buffer.dtype != committed.dtype:
             return True
         if _nbytes(buffer) > _COMPARE_BYTES:
             return buffer is not self._tensors[index] or buffer._version != self._versions[index]
-        # As bits: a NaN is equal to itself, and -0.0 is not 0.0.
+        # As bits: a NaN equals itself, and -0.0 is not 0.0.
         if buffer.device.type == "cpu":
             return not torch.equal(_as_bytes(buffer), _as_bytes(committed))
         return (_as_bytes(buffer) != _as_bytes(committed)).any()
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put the buffers back to what the step began with; before every microbatch."""
+        """Restore the buffers that the step began with, before every microbatch."""
         for place in self._empty:
             if (buffer := place.get()) is not None:
                 raise ConfigError(_became(place, None, buffer))
         for index, place in enumerate(self._places):
-            # Back to the tensor itself first: another one may hang on the graph of the microbatch that made it.
+            # First the tensor itself: another one may belong to the graph of the microbatch that made it.
             place.put(self._tensors[index])
         for index in self._changed():
             self._take_committed(index)
 
     def _take_committed(self, index: int) -> None:
         if self._graphs_live_on and self._is_saved(self._tensors[index]):
-            # To write to it would count as a modification, and a graph that does read it must find what was there.
+            # A write would count as a modification, and a graph that reads the tensor must find its old values.
             self._set_aside.setdefault(index, self._tensors[index])
             self._tensors[index] = torch.empty_like(self._tensors[index])
             self._places[index].put(self._tensors[index])
@@ -108,7 +108,7 @@ class ModuleBuffers:
         self._versions[index] = self._tensors[index]._version
 
     def _is_saved(self, tensor: torch.Tensor) -> bool:
-        """Whether a graph holds ``tensor``, and no module has another name for it, by which it would see the old values."""
+        """Return whether a graph holds ``tensor`` and no module has a second name for it, which would show old values."""
         if int(tensor._use_count()) == 1:  # type: ignore[attr-defined]
             return False
         if self._aliased is None:
@@ -117,7 +117,7 @@ class ModuleBuffers:
 
     @torch.no_grad()
     def put_registered_back(self, *, graphs_are_done: bool) -> None:
-        """Give modules the tensors back that they registered, with the values of now: all, or those that no graph holds."""
+        """Give modules their registered tensors back, with the current values: all, or those that no graph holds."""
         for index, registered in list(self._set_aside.items()):
             if not graphs_are_done and int(registered._use_count()) > 1:  # type: ignore[attr-defined]
                 continue
@@ -129,11 +129,11 @@ class ModuleBuffers:
 
     @torch.no_grad()
     def keep_first(self) -> None:
-        """Microbatch 0 was computed here: keep what it made of the buffers."""
+        """Keep the buffers as microbatch 0 left them; it was computed here."""
         self._first = {index: self._value(index) for index in self._changed()}
 
     def _value(self, index: int) -> torch.Tensor:
-        """A copy of a buffer, of the kind that every other worker has room for."""
+        """Return a copy of a buffer, of the shape and dtype that every worker expects."""
         buffer, committed, place = self._places[index].get(), self._committed[index], self._places[index]
         if buffer is None or buffer.shape != committed.shape or buffer.dtype != committed.dtype:
             raise ConfigError(_became(place, committed, buffer))
@@ -145,19 +145,19 @@ class ModuleBuffers:
         return tuple(self._first)
 
     def pack(self) -> torch.Tensor:
-        """What microbatch 0 changed, as raw bytes in the memory of the host."""
+        """Return the buffers that microbatch 0 changed, as raw bytes in host memory."""
         values = list(self._first.values())
         if len({value.device for value in values}) > 1:
             values = [value.cpu() for value in values]
         return torch.cat([_as_bytes(value) for value in values]).cpu() if values else torch.empty(0)
 
     def empty_like(self, changed: tuple[int, ...]) -> torch.Tensor:
-        """Room for what ``pack`` of another worker gives for ``changed``."""
+        """Allocate memory for another worker's ``pack`` of ``changed``."""
         return torch.empty(sum(_nbytes(self._committed[index]) for index in changed), dtype=torch.uint8)
 
     @torch.no_grad()
     def commit(self, changed: tuple[int, ...], packed: torch.Tensor | None) -> None:
-        """The step is committed: the buffers are what microbatch 0 made of them, here and everywhere."""
+        """Commit the buffers as microbatch 0 left them, on every worker."""
         self._first = {}
         self._agreed = True
         offset = 0
@@ -173,7 +173,7 @@ class ModuleBuffers:
         self.put_registered_back(graphs_are_done=False)
 
     def name_of(self, index: int) -> str:
-        """The job's name of a buffer, as ``touched`` numbers them."""
+        """Return the job's name of a buffer, as ``touched`` numbers them."""
         if index >= len(self._places):
             return "one of the module buffers"
         return f"{self._places[index].job_name}{self._places[index].full_name}"
@@ -188,7 +188,7 @@ class ModuleBuffers:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """A step begins: take the buffers as they are, with whatever code between the steps made of them."""
+        """Begin a step with the current buffers, including changes by code between the steps."""
         self._fill()
         buffers = []
         for place in self._places:
@@ -205,7 +205,7 @@ class ModuleBuffers:
         self._tensors, self._versions = buffers, [each._version for each in buffers]
 
     def _fill(self) -> None:
-        """Code between the steps may have put something where there was nothing."""
+        """Include buffers that code between the steps filled."""
         for place in [each for each in self._empty if each.get() is not None]:
             buffer = place.get()
             assert buffer is not None
@@ -217,7 +217,7 @@ class ModuleBuffers:
 
 
 class _Place:
-    """Where a buffer is registered."""
+    """A module and name under which a buffer is registered."""
 
     def __init__(self, module: torch.nn.Module, name: str, full_name: str, job_name: str) -> None:
         self._module = module
@@ -233,7 +233,7 @@ class _Place:
 
 
 def _aliased(modules: Sequence[torch.nn.Module]) -> frozenset[int]:
-    """Storages that modules reach by more than one name: as two buffers, or as a buffer and a plain attribute."""
+    """Return storages that modules reach by several names: as two buffers, or a buffer and an attribute."""
     seen: set[int] = set()
     twice: set[int] = set()
     parts = {id(part): part for module in modules for part in module.modules()}
@@ -260,7 +260,7 @@ def _kind(tensor: torch.Tensor | None) -> str:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that is contiguous, so that bytes can be written into it."""
+    """Return a contiguous copy, so that bytes can be written into it."""
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
@@ -276,5 +276,5 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor; shares its memory where it is contiguous."""
+    """Return the bytes of a tensor; a contiguous one shares its memory."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)

@@ -1,7 +1,7 @@
-"""Which parameters are trained, told to those who follow: at the start of every attempt, while anybody does.
+"""Broadcast the requires_grad mask to workers that are catching up, at the start of every attempt.
 
-Code between the steps may freeze or unfreeze some. A member that has not run it yet, since it catches up, must lay out what it
-receives like the others all the same: gradients travel without their lengths, or with ones that must fit.
+Code between the steps may freeze or unfreeze parameters. A member that has not run it yet must still lay out its receive buffers
+like the others: gradients travel without their lengths, or with lengths that must match.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TAG = 63
 
 
 def tell(group: P2P | None, ledger: Ledger, layout: BucketLayout) -> list[Pending]:
-    """Called by every member that is not a follower, as an attempt begins; what is returned is to be kept until it ends.
+    """Send the mask as an attempt begins, on every member that is not a follower; keep the result until it ends.
 
     Raises GroupError if a connection has ended.
     """
@@ -25,7 +25,7 @@ def tell(group: P2P | None, ledger: Ledger, layout: BucketLayout) -> list[Pendin
         return []
     data = torch.frombuffer(bytearray(bitmap(layout.trainable)), dtype=torch.uint8)
     if ledger.worker_id in ledger.idle:
-        # It has run that code itself, though it computes nothing yet: it knows.
+        # It has run that code itself, though it computes nothing yet: it knows the mask.
         return [group.recv(torch.empty_like(data), _teller(ledger), _TAG)]
     if _teller(ledger) != group.rank:
         return []
@@ -33,7 +33,7 @@ def tell(group: P2P | None, ledger: Ledger, layout: BucketLayout) -> list[Pendin
 
 
 def hear(group: P2P | None, ledger: Ledger, layout: BucketLayout) -> tuple[bool, ...]:
-    """What the others train in the attempt that begins, for a follower; raises GroupError if somebody is lost."""
+    """Return the mask of the attempt that begins, on a follower; raise GroupError if a member is lost."""
     if group is None or not layout.params:
         return tuple(layout.trainable)
     data = torch.zeros(-(-len(layout.params) // 8), dtype=torch.uint8)
@@ -43,5 +43,5 @@ def hear(group: P2P | None, ledger: Ledger, layout: BucketLayout) -> tuple[bool,
 
 
 def _teller(ledger: Ledger) -> int:
-    """The rank of the first that keeps pace."""
+    """Return the rank of the first current member."""
     return next(rank for rank, each in enumerate(ledger.members) if each not in ledger.idle)

@@ -1,15 +1,15 @@
-"""The mean of gradients over the microbatches of a step, as often in a step as a loop of the script's own asks for it.
+"""Average gradients over a step's microbatches, as often as a body of ``job.attempts`` asks.
 
-Enters: what its microbatches left in ``p.grad``, moved into tree nodes. Leaves: the mean in ``p.grad``, the same bits on every
-worker. It goes the way of a step's own exchange, among those who keep pace, and counts for nothing until the step is
-committed. Whoever does not keep pace is sent each outcome: by them it brings its state level later.
+Input: the ``p.grad`` of its microbatches, moved into tree nodes. Output: the mean in ``p.grad``, the same bits on every worker.
+It uses the exchange of a step, among the current members, and is provisional until the step is committed. Members that are not
+current are sent each outcome, and replay it later to become current.
 
-On devices it goes by NCCL, whose messages have no tags and whose lengths nobody checks. What is sent and what is received meet
-nevertheless: before a reduction gives the device anything, all have told each other by Gloo which one it is, and it ends only
-when the device has done all of it and everybody has said so. Nothing else of a loop of the script's own goes by NCCL: the
-step's own exchange, which comes after the body, has no buckets there. So between any two who keep pace the order of messages
-is that of the reductions. Whoever does not keep pace sends and receives nothing there, and waits for nothing; from which step
-on it does, all know from the commit before it. After a loss the communicator is aborted, and never used again.
+On devices it uses NCCL, whose messages have no tags and unchecked lengths. Sends and receives match nevertheless: before a
+reduction uses the device, all members tell each other by Gloo which one it is, and it ends only when the device has finished it
+and all have acknowledged. Nothing else in ``job.attempts`` uses NCCL: the step's exchange after the body has no buckets there. So
+between any two current members the order of messages is that of the reductions. A member that is not current sends, receives and
+awaits nothing there; all know from the previous commit from which step on it does. After a loss the communicator is aborted, and
+never used again.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from craft.worker.reduce.routes.choice import route_of
 from craft.worker.reduce.routes.flat import FlatRoute
 
 _FIRST_TAG = 1 << 16
-"""Above all tags of a step's own exchange."""
+"""Above all tags of a step's regular exchange."""
 _SIGNATURE = 48
-"""Tag of what tells which reduction it is; beside those of its word, below those of its buckets."""
+"""Tag of the reduction's signature; next to those of its word, below those of its buckets."""
 _LENGTH, _DATA = 40, 41
-"""Tags of what is sent to those who do not keep pace; beside those of calls between the steps."""
+"""Tags of messages to members that are not current; next to those of calls between the steps."""
 
 
 class Reduced(msgspec.Struct, frozen=True, array_like=True):
-    """The outcome of one reduction, for whoever took no part in it."""
+    """The outcome of one reduction, for members that took no part in it."""
 
     flats: tuple[bytes, ...]
     present: bytes
@@ -52,9 +52,9 @@ class Reduced(msgspec.Struct, frozen=True, array_like=True):
     buffers: tuple[int, ...]
     packed: bytes
     parts: tuple[bytes, ...] = ()
-    """Of a call: what everybody gave."""
+    """Of a call: the parts of all participants."""
     sample: bytes = b""
-    """Hash of a part of the gradient of microbatch 0, for a worker that joined to compare its own with."""
+    """Hash of a part of microbatch 0's gradient, for a joiner to compare with its own."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -71,20 +71,20 @@ class ReducePhase:
         self.result: Flats | None = None
         self.route: FlatRoute | None = None
         self.way: tuple[object, ...] = ()
-        """What the route was made for: the group, who of it takes part, and who computes what."""
+        """What the route was made for: the group, its participants, and the owners."""
         kinds = [(str(param.dtype), tuple(param.shape)) for param in params]
         self._kind = msgspec.json.encode((kinds, self.layout.trainable))
 
     def signature(self, place: int) -> bytes:
-        """The same on every worker that reduces the same, as the same one of its step."""
+        """Return a hash of the parameters and position, equal on all workers that make the same reduction."""
         return bytes(blake3(self._kind + str(place).encode()).digest(length=8))
 
 
 class UserReductions:
-    """Owned by the main thread."""
+    """The reductions of one ``job.attempts`` loop. Owned by the main thread."""
 
     def __init__(self, participant: Participant, buffers: ModuleBuffers, bucket_bytes: int) -> None:
-        """``buffers`` are those of the script's modules: after a reduction they are what microbatch 0 made of them."""
+        """``buffers`` are those of the script's modules: a reduction sets them to what microbatch 0 made of them."""
         self._participant = participant
         self._buffers = buffers
         self._bucket_bytes = bucket_bytes
@@ -92,7 +92,7 @@ class UserReductions:
         self._told: list[tuple[torch.Tensor, Pending]] = []
 
     def phase(self, params: Sequence[torch.nn.Parameter]) -> ReducePhase:
-        """The phase of these parameters, which is the same one in every step."""
+        """Return the phase of these parameters, the same one in every step."""
         key = (*map(id, params), *trainable_of(params))
         if key not in self._phases:
             self._phases[key] = ReducePhase(params, self._bucket_bytes)
@@ -100,16 +100,16 @@ class UserReductions:
 
     @property
     def _ranks(self) -> list[int]:
-        """Who takes part."""
+        """Ranks of the participants."""
         ledger = self._participant.ledger
         return [rank for rank, member in enumerate(ledger.members) if member not in ledger.idle]
 
     def reduce(
         self, phase: ReducePhase, place: int, records: Sequence[MicrobatchRecord], sample: bytes = b""
     ) -> dict[str, float]:
-        """Bring the mean over all microbatches into ``p.grad``; raises GroupError if somebody is lost meanwhile.
+        """Set ``p.grad`` to the mean over all microbatches; raise GroupError if a worker is lost meanwhile.
 
-        Returns the means of what was logged.
+        Returns the means of the logged scalars.
         """
         attempt = self._attempt(phase, place)
         word = Word(
@@ -133,7 +133,7 @@ class UserReductions:
         return dict(combined.metrics)
 
     def call(self, name: str, data: bytes) -> list[bytes]:
-        """Return the bytes of everybody who keeps pace; like a reduction it counts for nothing until the step is committed."""
+        """Return the bytes of all current members; like a reduction, it is provisional until the step is committed."""
         with self._telling():
             parts = exchange_named(self._participant, name, data, "in the body of an attempt")
             if self._speaks:
@@ -142,7 +142,7 @@ class UserReductions:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """If the group breaks within, that is told: nobody else may see it."""
+        """Report it if the group breaks within: perhaps no other worker notices."""
         try:
             yield
         except GroupError as error:
@@ -151,7 +151,7 @@ class UserReductions:
 
     def _take_buffers(self, changed: tuple[int, ...], packed: torch.Tensor | None) -> None:
         self._buffers.commit(changed, packed)
-        # What the script makes of them from here on stays.
+        # The script's changes from here on stay.
         self._buffers.begin()
 
     def _attempt(self, phase: ReducePhase, place: int) -> Attempt:
@@ -161,7 +161,7 @@ class UserReductions:
         if among is not None:
             _check_device(phase.layout, group)
             self._agree(among, phase.signature(place))
-        # With fewer microbatches than workers, one more of them does not show in who computes what.
+        # With fewer microbatches than workers, another worker does not change the owners.
         way = (group, *ranks, owners)
         if phase.route is None or phase.way != way:
             hosts = [participant.hosts[rank] for rank in ranks] if among is not None else []
@@ -174,7 +174,7 @@ class UserReductions:
         return attempt
 
     def _agree(self, among: P2P, signature: bytes) -> None:
-        """Return once everybody is here, with the same reduction; raises GroupError if somebody is lost meanwhile."""
+        """Return once all participants are at the same reduction; raise GroupError if one is lost meanwhile."""
         peers = [rank for rank in range(among.size) if rank != among.rank]
         own = torch.frombuffer(bytearray(signature), dtype=torch.uint8)
         theirs = [torch.zeros_like(own) for _ in peers]
@@ -188,13 +188,13 @@ class UserReductions:
             )
 
     def take_back(self) -> None:
-        """The attempt failed: nothing of it is held, and what it was to receive into may still be written to."""
+        """Drop the failed attempt's gradients and receive buffers, which may still be written to."""
         for phase in self._phases.values():
             phase.gradients.drop()
             phase.route, phase.way, phase.result = None, (), None
         self._told = []
 
-    # For those who do not keep pace.
+    # For members that are not current.
 
     def _tell(self, tensors: Sequence[torch.Tensor], combined: Combined, packed: torch.Tensor | None) -> None:
         if self._speaks:
@@ -211,7 +211,7 @@ class UserReductions:
 
     @property
     def _speaks(self) -> bool:
-        """Whether somebody does not keep pace, and it is this worker that tells him."""
+        """Whether some member is not current, and this worker sends it the outcomes."""
         ledger = self._participant.ledger
         return bool(ledger.idle) and ledger.rank == self._ranks[0]
 
@@ -226,7 +226,7 @@ class UserReductions:
                     self._told.append((flat, group.send(flat, rank, _DATA)))
 
     def end(self) -> None:
-        """The body is over: whoever follows now has all that it needs of this step. Raises GroupError."""
+        """Tell followers that the body is over: they have all outcomes of this step. Raises GroupError."""
         group = self._participant.group
         if group is None or not self._speaks:
             return
@@ -236,7 +236,7 @@ class UserReductions:
         self._told = []
 
     def replay(self, phase: ReducePhase, reduced: Reduced) -> dict[str, float]:
-        """Bring an outcome that was sent here into ``p.grad``; returns what ``reduce`` returned there."""
+        """Set ``p.grad`` from a received outcome; return what ``reduce`` returned on the sender."""
         tensors = [
             torch.frombuffer(bytearray(data), dtype=bucket.dtype).to(bucket.device) if data else bucket.empty()
             for data, bucket in zip(reduced.flats, phase.layout.buckets, strict=True)
@@ -248,7 +248,7 @@ class UserReductions:
 
 
 def listen(participant: Participant) -> tuple[Reduced, ...]:
-    """Take all outcomes of the step in flight, as one that does not keep pace; returns when its body is over there."""
+    """Receive all outcomes of the step in flight, on a member that is not current, until the body ends."""
     ledger, group = participant.ledger, participant.group
     assert group is not None
     first = next(rank for rank, member in enumerate(ledger.members) if member not in ledger.idle)
@@ -268,7 +268,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _check_device(layout: BucketLayout, group: P2P | None) -> None:
-    """Raise ConfigError if gradients are on a device, and the group is between others."""
+    """Raise ConfigError if gradients are on another device than the group's."""
     if isinstance(group, DeviceP2P) and layout.on_device and layout.buckets[0].device != group.device:
         raise ConfigError(
             f"parameters of attempt.microbatches(...) are on {layout.buckets[0].device}, and this worker's device is"

@@ -1,1 +1,1 @@
-"""How blocks of gradients travel; the tree, not the route, fixes the bits."""
+"""The routes of gradient blocks; the tree, not the route, fixes the bits."""

@@ -1,4 +1,4 @@
-"""Which way the blocks of a plan travel: chosen by where the members and their gradients are, the same on every member."""
+"""Choose the route of a plan's blocks from the members' hosts and devices, the same on every member."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ logger = logging.getLogger(__name__)
 
 
 def route_of(group: P2P | None, hosts: Sequence[str], layout: BucketLayout, owners: Sequence[int]) -> FlatRoute:
-    """The way of one plan through ``group``; ``hosts`` names the host of each of its ranks."""
+    """Return the route of one plan through ``group``; ``hosts`` names the host of each rank."""
     size = word_bytes(owners, max(1, len(hosts)), len(layout.params))
     spread = host_first(hosts, owners)
     if layout.on_device and spread is not None and isinstance(group, DeviceP2P):
         logger.info("gradients travel within %d hosts first, by NCCL", spread.num_hosts)
         return HierarchicalCudaRoute(group, layout, owners, size, spread)
     if layout.on_device:
-        # Through the memory of the host, blocks go straight to their owners, wherever these are.
+        # Through host memory, blocks go straight to their owners on any host.
         return device_route(group, layout, owners, size)
     if group is None or spread is None:
         return FlatRoute(group, layout, owners, size)

@@ -1,8 +1,8 @@
-"""How the blocks of one plan travel: who sends which tree node to whom, and into which buffers it is received.
+"""The flat route: which rank sends which tree node to which, and the receive buffers.
 
-Flat: rank j owns chunk j of every bucket, receives all blocks of it, sums them along the tree, and sends the sum to all.
-Between two there is a shorter way for as many bytes: each sends its blocks whole, and both sum everything.
-The buffers live as long as the plan does, which in steady state is as long as the generation.
+Rank j owns chunk j of every bucket, receives all blocks of it, sums them along the tree, and sends the sum to all. Between two
+ranks there is a shorter way for as many bytes: each sends its blocks whole, and both sum everything. The buffers live as long as
+the plan, which in steady state is as long as the generation.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from craft.worker.reduce.accumulator import GradientAccumulator
 from craft.worker.reduce.buckets import BucketLayout
 
 _WORD, _REST, BUFFERS, _ROUND = 0, 1, 2, 3
-"""Tags of what goes once per step; a round of the acknowledgement takes one each."""
+"""Tags of messages sent once per step; each round of the acknowledgement takes one."""
 _CARRIED = 62
-"""Tag of what microbatches leave for the next step; below those of buckets."""
+"""Tag of values that microbatches leave for the next step; below those of buckets."""
 FIRST_BUCKET = 64
 _LENGTH_BYTES = 4
 
 
 def word_bytes(owners: Sequence[int], num_ranks: int, num_params: int) -> int:
-    """Room for an ordinary word, the same on every member; of a longer one the rest follows."""
+    """Return the frame size of an ordinary word, the same on every member; a longer word's rest follows."""
     most = max((len(share_of(owners, rank)) for rank in range(num_ranks)), default=1)
     return 200 + most * (96 + num_params // 8)
 
 
 class FlatRoute:
-    """The way of one plan through one group. A group of one needs no connections: ``group`` is None then."""
+    """The route of one plan through one group. A group of one needs no connections: ``group`` is None then."""
 
     def __init__(self, group: P2P | None, layout: BucketLayout, owners: Sequence[int], word_bytes: int) -> None:
         self._group = group
@@ -47,7 +47,7 @@ class FlatRoute:
         self._most_blocks = max((len(blocks) for blocks in self._blocks.values()), default=0)
         self._sums_all = self._size <= 2
         self.waited_s = 0.0
-        """How long blocks and words of others were waited for, since somebody last set this to 0."""
+        """Time spent waiting for the others' blocks and words, since the caller last reset it."""
         self._num_present = sum(1 for owner in owners if owner >= 0)
         self._words = {peer: torch.zeros(word_bytes, dtype=torch.uint8) for peer in self._peers}
         self._word = torch.zeros(word_bytes, dtype=torch.uint8)
@@ -67,7 +67,7 @@ class FlatRoute:
         return self._group
 
     def _lay_out(self) -> None:
-        """Cut the buckets into chunks, and make room for what is received of them."""
+        """Divide the buckets into chunks, and allocate receive buffers."""
         owners_of_chunks = 1 if self._sums_all else self._size
         self._chunks = [
             [bucket.chunk(0 if self._sums_all else rank, owners_of_chunks) for rank in range(self._size)]
@@ -91,11 +91,11 @@ class FlatRoute:
         return self._result_tag(bucket) + 1 + position
 
     def begin(self) -> None:
-        """An attempt begins: nothing of the one before is left."""
+        """Begin an attempt: nothing of the previous one is left."""
         self._sent = []
 
     def post(self, result: Sequence[torch.Tensor]) -> None:
-        """Post every receive of the step, before anything is sent: what arrives early goes straight to its place."""
+        """Post every receive of the step before any send: early messages go straight to their place."""
         group = self._group
         if group is None:
             return
@@ -125,7 +125,7 @@ class FlatRoute:
             ]
 
     def flushed(self, bucket: int) -> None:
-        """A bucket is ready, on the thread that filled it: whoever sends it on another one must know from when on."""
+        """Record that a bucket is ready, on the thread that filled it; a sending thread must know from when on."""
 
     def send_blocks(self, bucket: int, gradients: GradientAccumulator) -> None:
         """Send this rank's blocks of a bucket to the owners of its chunks."""
@@ -163,11 +163,11 @@ class FlatRoute:
         self._mean_into(out, parts)
 
     def _block(self, bucket: int, node: Node, gradients: GradientAccumulator) -> torch.Tensor:
-        """A tree node that is held here, where it can be sent from."""
+        """Return a tree node held here, in memory that it can be sent from."""
         return gradients.find(node).tensors[bucket]
 
     def _await(self, due: list[Pending]) -> None:
-        """Wait for what others computed."""
+        """Wait for the others' messages, and add to ``waited_s``."""
         assert self._group is not None
         began = monotonic()
         self._group.wait_all(due)
@@ -179,7 +179,7 @@ class FlatRoute:
             _divide(total, self._num_present)
 
     def send_result(self, bucket: int, result: Sequence[torch.Tensor], step: int) -> None:
-        """Send the sum of this rank's chunk to all; ``step`` is for the points of tests."""
+        """Send this rank's chunk of the result to all; ``step`` is for fault points."""
         chunk = self._chunks[bucket][self._rank]
         if chunk.stop > chunk.start and not self._sums_all:
             for peer in self._peers:
@@ -187,7 +187,7 @@ class FlatRoute:
                 reach("result_part", step)
 
     def share_buffers(self, flat: torch.Tensor, source: int) -> None:
-        """Bring the module buffers from ``source`` to everybody."""
+        """Send the module buffers from ``source`` to all."""
         assert self._group is not None
         if self._rank == source:
             for peer in self._peers:
@@ -196,7 +196,7 @@ class FlatRoute:
             self._group.recv(flat, source, BUFFERS).wait()
 
     def share_carried(self, rows: Mapping[int, torch.Tensor]) -> None:
-        """Bring each rank's row of bytes to everybody; the others' are room for what they send."""
+        """Send each rank's row of bytes to all; the others' rows are receive buffers."""
         assert self._group is not None
         due = [self._group.recv(row, rank, _CARRIED) for rank, row in rows.items() if rank != self._rank]
         if self._rank in rows:
@@ -205,7 +205,7 @@ class FlatRoute:
         self._group.wait_all(due)
 
     def send_word(self, data: bytes) -> None:
-        """Send this member's word to all: its length, and what of it fits into the frame."""
+        """Send this member's word to all: its length, and as much as fits into the frame."""
         room = self._word.numel() - _LENGTH_BYTES
         frame = len(data).to_bytes(_LENGTH_BYTES, "little") + data[:room]
         self._word[: len(frame)] = _tensor(frame)
@@ -216,9 +216,9 @@ class FlatRoute:
                 self._send(rest, peer, _REST)
 
     def words(self, own: bytes) -> list[bytes]:
-        """Return every member's word, in the order of ranks."""
+        """Return every member's word, in rank order."""
         if self._group is not None:
-            # Nothing is due any more, unless there was no bucket to exchange, or one that did not have to wait.
+            # Already awaited, unless there was no bucket to exchange, or one that did not have to wait.
             self._await(self._words_due)
         return [own if rank == self._rank else self._word_of(rank) for rank in range(self._size)]
 
@@ -234,17 +234,17 @@ class FlatRoute:
         return data
 
     def acknowledge(self, sent_first: Callable[[], None]) -> None:
-        """Say that the whole result is here; returns once every member, idle ones included, has said so.
+        """Acknowledge the whole result; return once every member, idle ones included, has done so.
 
-        In round k each tells the one 2**k ahead of it what it has heard so far: after log2(size) rounds, of everybody.
-        ``sent_first`` is called after the first message has gone out.
+        In round k each rank tells the one 2**k ahead what it has heard so far: after log2(size) rounds, from all. ``sent_first``
+        is called after the first message is sent.
         """
         for number, due in enumerate(self._signals_due):
             self._send(self._signal, (self._rank + (1 << number)) % self._size, _ROUND + number)
             if number == 0:
                 sent_first()
             assert self._group is not None
-            # With the last one everybody has acknowledged, and all that was sent has arrived: only to be done with it.
+            # After the last signal all have acknowledged, so all sends have arrived: this only completes them.
             self._group.wait_all([due] if number < len(self._signals_due) - 1 else [due, *self._sent])
         self._sent = []
 
@@ -259,13 +259,13 @@ class FlatRoute:
 
 
 def _divide(total: torch.Tensor, count: int) -> None:
-    """Divide in place, with the same bits on any device; by a power of two a multiplication gives them, and is faster."""
+    """Divide in place, with the same bits on any device; for a power of two, multiplying gives them faster."""
     if count & (count - 1) == 0:
         total.mul_(1.0 / count)
     elif not total.is_cuda:
         total.div_(count)
     else:
-        # By a plain number, CUDA would multiply with its reciprocal; and a short dtype may not have the number.
+        # For a plain number, CUDA would multiply by its reciprocal; and a short dtype may not represent the number.
         wide = torch.promote_types(total.dtype, torch.float32)
         quotient = total.to(wide).div_(torch.full((), count, dtype=wide, device=total.device))
         if wide != total.dtype:
@@ -277,9 +277,9 @@ def _tensor(data: bytes) -> torch.Tensor:
 
 
 def sum_into(out: torch.Tensor, parts: dict[Node, torch.Tensor], num_microbatches: int) -> torch.Tensor:
-    """Sum ``parts`` along the tree into ``out``. Inputs are never overwritten: only ``out`` and fresh temporaries are.
+    """Sum ``parts`` along the tree into ``out``; write only to ``out`` and fresh temporaries.
 
-    One of ``parts`` may be where ``out`` is: then that one is, once it has been added.
+    One of ``parts`` may share memory with ``out``: it is then overwritten, once it has been added.
     """
     own = {id(part) for part in parts.values() if part.data_ptr() == out.data_ptr()}
     free = [] if own else [out]

@@ -1,4 +1,4 @@
-"""The route of gradients that are on a device: by NCCL from device to device, or by Gloo through the memory of the host.
+"""The route of gradients on a device: by NCCL between devices, or by Gloo through host memory.
 
 Same plan, same tree, same bits as ``flat.py``, which does the rest: words, module buffers and acknowledgements go by Gloo.
 """
@@ -19,26 +19,27 @@ from craft.worker.reduce.buckets import BucketLayout
 from craft.worker.reduce.routes.flat import FlatRoute
 
 _BUCKETS_AHEAD = 2
-"""So many buckets the device may be behind the host; NCCL would hold the host up by itself, where no abort can free it.
+"""Most buckets that the device may lag behind the host; otherwise NCCL would block the host where no abort can free it.
 
-A member without blocks of its own, which joins, waits for each: the driver loads a kernel, when it is first used, only once the
-device has done everything that it was given."""
+A joiner, which has no blocks, waits for each bucket: the driver loads a kernel at its first use only once the device has finished
+all its work.
+"""
 
 
 def device_route(group: P2P | None, layout: BucketLayout, owners: Sequence[int], word_bytes: int) -> FlatRoute:
-    """The route that fits what the group can carry."""
+    """Return the route that the group supports."""
     if group is None or isinstance(group, DeviceP2P):
         return FlatCudaRoute(group, layout, owners, word_bytes)
     return HostRoute(group, layout, owners, word_bytes)
 
 
 class Streamed(FlatRoute):
-    """Knows from when on a bucket may be read: what fills it is still under way on the device when the host is done."""
+    """Tracks when a bucket may be read: the device may still fill it when the host is done."""
 
     def __init__(
         self, group: P2P | None, layout: BucketLayout, owners: Sequence[int], word_bytes: int, *more: Any
     ) -> None:
-        """``more`` is for the route that this is put in front of."""
+        """``more`` is for the next class in the method resolution order."""
         self._stream = group.stream if isinstance(group, DeviceP2P) else torch.cuda.Stream(layout.buckets[0].device)
         self._filled: dict[int, torch.cuda.Event] = {}
         self._set_aside: dict[int, torch.cuda.Event] = {}
@@ -52,7 +53,7 @@ class Streamed(FlatRoute):
 
     def post(self, result: Sequence[torch.Tensor]) -> None:
         for flat in result:
-            # Its memory must not be anybody else's while a stream that was aborted still writes there.
+            # No other code may get its memory while an aborted stream still writes there.
             if flat.is_cuda:
                 flat.record_stream(self._stream)
         super().post(result)
@@ -63,7 +64,7 @@ class Streamed(FlatRoute):
         self._filled[bucket] = event
 
     def _follow(self, bucket: int, stream: torch.cuda.Stream | None = None) -> None:
-        """Let the route's stream wait until the bucket is filled. Without a mark it was by this thread's own stream."""
+        """Make a stream wait until the bucket is filled; without an event, this thread's current stream fills it."""
         stream = self._stream if stream is None else stream
         event = self._filled.get(bucket)
         if event is not None:
@@ -72,25 +73,25 @@ class Streamed(FlatRoute):
             stream.wait_stream(torch.cuda.current_stream(stream.device))
 
     def _put_aside(self, bucket: int, gradients: GradientAccumulator) -> None:
-        """Before a bucket is sent: copy it, if that is how it is held."""
+        """Copy a bucket to host memory before it is sent, if it is held there."""
         if gradients.aside is not None:
             blocks = {node: gradients.find(node).tensors[bucket] for node in self._blocks[self._rank]}
             self._set_aside[bucket] = gradients.aside.put(bucket, blocks, lambda stream: self._follow(bucket, stream))
 
     def _may_overwrite(self, bucket: int) -> None:
-        """Let the route's stream wait until nothing is needed any more of what was sent."""
+        """Make the route's stream wait until the sent data is no longer needed."""
         event = self._set_aside.get(bucket)
         if event is not None:
             self._stream.wait_event(event)
 
     def _stay_near(self, nccl: DeviceP2P) -> None:
-        """A bucket's result is on its way: wait for an earlier one, if the device is too far behind."""
+        """Wait for an earlier bucket if the device lags too far behind."""
         self._marks.append(nccl.mark())
         if len(self._marks) > (_BUCKETS_AHEAD if self._blocks[self._rank] else 0):
             nccl.wait_device(self._marks.popleft())
 
     def _await_device(self, nccl: DeviceP2P | None) -> None:
-        """Wait until everything that the stream was given is done."""
+        """Wait until the stream has finished all its work."""
         began = monotonic()
         if nccl is not None:
             nccl.wait_device(nccl.mark())
@@ -100,7 +101,7 @@ class Streamed(FlatRoute):
 
 
 class FlatCudaRoute(Streamed):
-    """Everything on the group's stream, in the order of buckets: all members make the same calls in the same order."""
+    """Everything on the group's stream, in bucket order: all members make the same calls in the same order."""
 
     def __init__(self, group: DeviceP2P | None, layout: BucketLayout, owners: Sequence[int], word_bytes: int) -> None:
         self._nccl = group
@@ -108,7 +109,7 @@ class FlatCudaRoute(Streamed):
         self._room = self._make_room()
 
     def _buffers(self, bucket: int) -> dict[Node, torch.Tensor]:
-        # There is one room for all buckets: on one stream a bucket is summed before the next one arrives.
+        # All buckets share one receive buffer: on one stream a bucket is summed before the next one arrives.
         return {}
 
     def _make_room(self) -> torch.Tensor:
@@ -131,7 +132,7 @@ class FlatCudaRoute(Streamed):
         }
 
     def _post_blocks(self, group: P2P, result: Sequence[torch.Tensor]) -> None:
-        """What is received has its room on the stream."""
+        """Post nothing: the shared buffer receives on the stream."""
 
     def send_blocks(self, bucket: int, gradients: GradientAccumulator) -> None:
         self._put_aside(bucket, gradients)
@@ -171,7 +172,7 @@ class FlatCudaRoute(Streamed):
 
 
 class HostRoute(Streamed):
-    """Blocks are copied into the memory of the host, sent and summed there, and the result is copied back."""
+    """Copies blocks into host memory, sends and sums them there, and copies the result back."""
 
     def __init__(self, group: P2P | None, layout: BucketLayout, owners: Sequence[int], word_bytes: int) -> None:
         super().__init__(group, layout, owners, word_bytes)
@@ -195,7 +196,7 @@ class HostRoute(Streamed):
                 if (bucket, node) not in self._copies:
                     self._copies[bucket, node] = _pinned(flat.numel(), flat.dtype)
                 self._copies[bucket, node].copy_(flat, non_blocking=True)
-        # What this stream waits for is computed here: it ends, whatever becomes of the others.
+        # This stream waits only for local work: it ends, whatever happens to the other members.
         self._stream.synchronize()
         super().send_blocks(bucket, gradients)
 
@@ -218,7 +219,7 @@ class HostRoute(Streamed):
 
 
 def padded(size: int) -> int:
-    """So that every part of the room is as well aligned as memory of its own."""
+    """Round up, so that every part of the shared buffer is as well aligned as a separate allocation."""
     return size + -size % 512
 
 

@@ -1,17 +1,17 @@
-"""How the blocks of one plan travel where several workers share a host: within it first, then between hosts.
+"""The route for several workers per host: within hosts first, then between them.
 
-A bucket is cut into slices, and on every host one member collects each slice. In order, for every bucket:
+A bucket is divided into slices, and on every host one member collects each slice. In order, for every bucket:
 
-1. each sends its blocks of a slice to the collector on its own host;
-2. collectors sum what forms whole nodes of the tree, and send these to the collectors of the same slice on other hosts,
-   to each the piece that is its host's;
-3. each sums its piece along the tree, and sends the mean to the others;
-4. collectors send the whole slice to the members of their host. This waits until the next bucket has come to its second
-   part, so that nobody stands still for it.
+1. each member sends its blocks of a slice to the collector on its host;
+2. collectors sum blocks that form whole tree nodes, and send these to the collectors of the same slice on other hosts,
+   to each the piece that its host sums;
+3. each collector sums its piece along the tree, and sends the mean to the others;
+4. collectors send the whole slice to the members of their host. This waits until the next bucket has reached its second
+   part, so that no member idles for it.
 
-Between two hosts of one node each there is a shorter way for as many bytes: pieces are whole slices, both sum
-everything, and the third part falls away. Every member goes through the same order, and each part waits only for earlier
-ones: nobody waits in a circle. Words and acknowledgements go straight from each to each: they are small.
+Between two hosts with one tree node each there is a shorter way for as many bytes: pieces are whole slices, both sum
+everything, and the third part is skipped. Every member follows the same order, and each part waits only for earlier ones, so
+there is no deadlock. Words and acknowledgements are small and go directly between all pairs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from craft.worker.reduce.buckets import Bucket, BucketLayout
 from craft.worker.reduce.routes.flat import BUFFERS, FIRST_BUCKET, FlatRoute, sum_into
 
 Move = tuple[torch.Tensor, int, int]
-"""A tensor, the peer that it goes to or comes from, and its tag."""
+"""A tensor, its destination or source peer, and its tag."""
 
 
 class _Slice(msgspec.Struct, frozen=True):
@@ -39,17 +39,17 @@ class _Slice(msgspec.Struct, frozen=True):
     number: int
     whole: slice
     pieces: tuple[slice, ...]
-    """By hosts: what each sums."""
+    """By host: the piece that it sums."""
     blocks: dict[Node, torch.Tensor]
     """Blocks of the neighbours."""
     sums: dict[Node, torch.Tensor]
-    """Room for those nodes of this host that are sums of several blocks."""
+    """Memory for this host's nodes that are sums of several blocks."""
     nodes: dict[Node, torch.Tensor]
-    """Nodes of other hosts, of this host's piece."""
+    """Nodes of other hosts, for this host's piece."""
 
 
 class HierarchicalRoute(FlatRoute):
-    """The way of one plan through one group, by ``spread``."""
+    """The route of one plan through one group, by the host topology ``spread``."""
 
     def __init__(
         self, group: P2P, layout: BucketLayout, owners: Sequence[int], word_bytes: int, spread: HostTopology
@@ -62,7 +62,7 @@ class HierarchicalRoute(FlatRoute):
         self._nodes = [spread.nodes(host, owners) for host in range(spread.num_hosts)]
         self._collected: list[list[_Slice]] = []
         self._elsewhere: list[list[tuple[int, slice, int]]] = []
-        """By buckets: the slices that neighbours collect, with their numbers, and who it is."""
+        """By bucket: the slices that neighbours collect: number, slice, collector."""
         self._nodes_due: list[list[Pending]] = []
         self._pieces_due: list[list[Pending]] = []
         self._spread_up_to = 0
@@ -70,7 +70,7 @@ class HierarchicalRoute(FlatRoute):
         super().__init__(group, layout, owners, word_bytes)
         self._most_messages = 1 + max(self._most_blocks, *map(len, self._nodes))
 
-    # Where everything lies.
+    # Layout.
 
     def _lay_out(self) -> None:
         numbers = range(self._spread.num_slices)
@@ -118,14 +118,14 @@ class HierarchicalRoute(FlatRoute):
         )
 
     def _room(self, bucket: Bucket, numel: int) -> torch.Tensor:
-        """Room for so much of a bucket, as long as this route is there."""
+        """Allocate memory for part of a bucket, for the life of this route."""
         return torch.empty(numel, dtype=bucket.dtype, device=bucket.device)
 
     def _tag(self, bucket: int, number: int, position: int) -> int:
-        """Of a slice's message: 0 is the result, the others are blocks or nodes. Between two there is only one of a kind."""
+        """Return a slice message's tag: 0 is the result, others are blocks or nodes; each kind occurs once between two ranks."""
         return FIRST_BUCKET + (bucket * self._spread.num_slices + number) * self._most_messages + position
 
-    # What goes from whom to whom, part by part. Between any two, what one sends is in the order in which the other has it.
+    # Messages, part by part. Between any two ranks, sends and receives are in the same order.
 
     def block_sends(self, bucket: int, gradients: GradientAccumulator) -> list[Move]:
         held = [gradients.find(node).tensors[bucket] for node in self._blocks[self._rank]]
@@ -162,7 +162,7 @@ class HierarchicalRoute(FlatRoute):
         ]
 
     def _tagged(self, bucket: int, part: _Slice, host: int) -> list[tuple[Node, int]]:
-        """The nodes of a host, each with the tag under which it travels."""
+        """Return the nodes of a host, each with its tag."""
         return [(node, self._tag(bucket, part.number, position)) for position, node in enumerate(self._nodes[host], 1)]
 
     def piece_sends(self, bucket: int, result: torch.Tensor) -> list[Move]:
@@ -194,7 +194,7 @@ class HierarchicalRoute(FlatRoute):
             for number, whole, collector in self._elsewhere[bucket]
         ]
 
-    # When it goes.
+    # Order.
 
     def _post_blocks(self, group: P2P, result: Sequence[torch.Tensor]) -> None:
         buckets = range(len(self._layout.buckets))
@@ -226,7 +226,7 @@ class HierarchicalRoute(FlatRoute):
         self.sum_nodes(bucket, held, result[bucket])
 
     def sum_blocks(self, bucket: int, gradients: GradientAccumulator) -> list[dict[Node, torch.Tensor]]:
-        """What this host's members hold of each slice that is collected here, as the fewest nodes."""
+        """Return this host's sums for each slice collected here, as the fewest nodes."""
         return [self._host_nodes(part, bucket, gradients) for part in self._collected[bucket]]
 
     def _host_nodes(self, part: _Slice, bucket: int, gradients: GradientAccumulator) -> dict[Node, torch.Tensor]:
@@ -240,7 +240,7 @@ class HierarchicalRoute(FlatRoute):
         return {node: blocks[node] for node in self._nodes[self._host]}
 
     def sum_nodes(self, bucket: int, held: Sequence[Mapping[Node, torch.Tensor]], result: torch.Tensor) -> None:
-        """Sum this host's pieces along the tree, from what its members hold and what came from other hosts."""
+        """Sum this host's pieces along the tree, from its members' nodes and those of other hosts."""
         for part, nodes in zip(self._collected[bucket], held, strict=True):
             piece = part.pieces[self._host]
             if not _empty(piece):
@@ -267,7 +267,7 @@ class HierarchicalRoute(FlatRoute):
         super().wait_results(result)
 
     def share_buffers(self, flat: torch.Tensor, source: int) -> None:
-        """Bring the module buffers from ``source`` to the first member of each other host, and on to its neighbours."""
+        """Send the module buffers from ``source`` to the first member of each other host, and on to its neighbours."""
         assert self._group is not None
         origin = self._spread.host_of(source)
         first = source if self._host == origin else self._spread.ranks[self._host][0]
@@ -286,7 +286,7 @@ def _posted(group: P2P, receives: Sequence[Move]) -> list[Pending]:
 
 
 def _within(piece: slice, whole: slice) -> slice:
-    """Where in a slice its piece is."""
+    """Return a piece's position within its slice."""
     return slice(piece.start - whole.start, piece.stop - whole.start)
 
 

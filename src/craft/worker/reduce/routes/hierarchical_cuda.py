@@ -1,4 +1,4 @@
-"""Within hosts first, from device to device: the parts of ``hierarchical.py`` by NCCL, all on the group's stream, in one order.
+"""The hierarchical route between devices: the parts of ``hierarchical.py`` by NCCL, on the group's stream.
 
 NCCL's messages have no tags: ``hierarchical.py`` lists them in the same order on both sides.
 """
@@ -19,7 +19,7 @@ from craft.worker.reduce.routes.hierarchical import HierarchicalRoute, Move
 
 
 class HierarchicalCudaRoute(Streamed, HierarchicalRoute):
-    """There is one room for all buckets: on one stream a bucket is summed before the next one arrives."""
+    """All buckets share one receive buffer: on one stream a bucket is summed before the next one arrives."""
 
     def __init__(
         self, group: DeviceP2P, layout: BucketLayout, owners: Sequence[int], word_bytes: int, spread: HostTopology
@@ -27,13 +27,13 @@ class HierarchicalCudaRoute(Streamed, HierarchicalRoute):
         self._nccl = group
         self._shared: torch.Tensor | None = None
         self._taken: Counter[int] = Counter()
-        """By buckets, how many bytes of it are given out."""
+        """By bucket: the bytes allotted to it."""
         super().__init__(group, layout, owners, word_bytes, spread)
 
     def _lay_out(self) -> None:
-        # Once to see how much it takes, and once for good.
+        # Once to measure the memory, and once for good.
         super()._lay_out()
-        # What is received is written and read on this stream alone.
+        # Received data is written and read on this stream alone.
         with torch.cuda.stream(self._stream):
             self._shared = torch.empty(
                 max(self._taken.values(), default=0), dtype=torch.uint8, device=self._nccl.device
@@ -50,7 +50,7 @@ class HierarchicalCudaRoute(Streamed, HierarchicalRoute):
         return self._shared[begin : begin + size].view(bucket.dtype)
 
     def _post_blocks(self, group: P2P, result: Sequence[torch.Tensor]) -> None:
-        """What is received has its room on the stream."""
+        """Post nothing: the shared buffer receives on the stream."""
 
     def _swap(self, sends: Sequence[Move], receives: Sequence[Move]) -> None:
         if sends or receives:
