@@ -157,7 +157,7 @@ class FaultTolerantCalls:
             oldest = next(each for each in generation.members if each.worker_id not in ledger.idle)
             if oldest.since > under:
                 raise LeftBehind(
-                    f"nobody is left who knows what call {name} returned: all who keep pace came later, and this worker has not"
+                    f"no member is left that knows what call {name} returned: all current ones came later, and this worker has not"
                     " caught up with that: another one will come"
                 )
             try:

@@ -280,7 +280,7 @@ class _Leaf:
             torch.mul(param.grad, self.weight, out=view) if self.weight != 1.0 else view.copy_(param.grad)
         elif self.weight != 1.0:
             raise ConfigError(
-                "a microbatch with a weight of its own got gradients from more backward() calls than the one before it:"
+                "a microbatch with step.weight(...) got gradients from more backward() calls than the one before it:"
                 " call backward() once per microbatch, or equally often in each"
             )
         else:
