@@ -1,1 +1,1 @@
-"""The agent, one per host: starts workers, sees them die, relays their messages."""
+"""The agent, one per host: starts workers, detects their end, relays their messages."""

@@ -1,4 +1,4 @@
-"""The agent of one host: starts the lighthouse (if none is named), the fork server and the workers."""
+"""The agent of one host: runs the lighthouse (unless one is named), the fork server and the workers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _TERMINATED = 143
 
 
 class Supervisor:
-    """Lives on one event loop; ``run`` returns when the job is over and every process it started has ended."""
+    """Runs a job on one host; ``run`` returns once the job is over and all its processes have ended."""
 
     _ends_starting = True
     """Whether workers that have not joined are ended when the job is over."""
@@ -69,11 +69,11 @@ class Supervisor:
         self._preemption: HostPreemption | None = None
         self._preempt_file = PreemptFile(settings.preempt_file) if settings.preempt_file is not None else None
         self._found: dict[str, Any] = {}
-        """The status of the job when this agent started, if it runs already."""
+        """The status of the job when this agent started, if the job runs already."""
         self._lighthouse: OwnLighthouse | None = None
         self._tls: ssl.SSLContext | None = None
         self._forks: ForkServerKeeper | None = None
-        # In memory: workers write there all the time, and must not wait for a disk.
+        # In memory: workers write there all the time and must not wait for a disk.
         self._scratch = self._outside.scratch()
         self.url = ""
         self.token = ""
@@ -136,11 +136,11 @@ class Supervisor:
 
     @property
     def pool(self) -> WorkerPool:
-        """The workers of this host; there as soon as ``relay`` is."""
+        """The workers of this host; set together with ``relay``."""
         return self._pool
 
     async def _guarded(self, work: Any) -> None:
-        """Run a task whose failure ends the job, with its reason."""
+        """Run a task whose failure ends the job; the error is the reason."""
         try:
             await work
         except CraftError as error:
@@ -186,13 +186,13 @@ class Supervisor:
         self.url = self._run_dir.read_address()
 
     def _readdress(self) -> None:
-        """Take the address of a restarted lighthouse, which differs if its port was taken."""
+        """Take the address of a restarted lighthouse, which changes if its port was taken."""
         self.url = self._run_dir.read_address()
         if self.relay is not None:
             self.relay.url = self.url
 
     async def _greet_lighthouse(self) -> None:
-        """Check that the lighthouse accepts our token before anything is started; it may still be starting."""
+        """Check that the lighthouse accepts our token before starting anything; wait while it is starting."""
         client = self._outside.client(self.url, self.token, tls=self._tls)
 
         async def ask() -> dict[str, Any]:
@@ -210,7 +210,7 @@ class Supervisor:
             raise Unauthorized(f"the lighthouse at {self.url} does not accept the token in {file}") from None
 
     async def _serve_workers(self) -> None:
-        """Provide the processes of the workers until the job is over."""
+        """Provide worker processes until the job is over."""
         assert self._forks is not None
         await self._forks.run()
 
@@ -224,7 +224,7 @@ class Supervisor:
             self._pool.begin(late=self._has_begun())
 
     def _has_begun(self) -> bool:
-        """Return whether the job has begun: its members do not wait for workers that start now."""
+        """Return whether the job has begun; its members then do not wait for workers that start now."""
         directive = self.relay.directive if self.relay is not None else None
         if directive is not None:
             return directive.generation is not None or directive.restoration is not None
@@ -288,7 +288,7 @@ class Supervisor:
         self._run_dir_logged = bool(trouble)
 
     async def _end_job(self, outcome: JobOutcome) -> JobOutcome:
-        """After a good end, let workers run their scripts to the end; else end them."""
+        """Let workers finish their scripts if the job succeeded; else end them."""
         if self._interrupted.done() and self._lighthouse is not None:
             await self._end_lighthouse(self._lighthouse, outcome.reason)
         if outcome.exit_code == 0:
@@ -303,7 +303,7 @@ class Supervisor:
             reports = self.relay.reports().values()
             outcome = self._interrupted.result() if self._interrupted.done() else after_training(outcome, reports)
         elif outcome.exit_code == EXIT_PREEMPTED and self._all_left():
-            # A good end for their scripts, too, but time is short.
+            # Their scripts may finish, too, but time is short.
             await self._pool.wait(LEAVE_S)
         if self._pool.living:
             await self._pool.end(LEAVE_S)
@@ -311,7 +311,7 @@ class Supervisor:
         return outcome
 
     async def _end_lighthouse(self, lighthouse: OwnLighthouse, reason: str) -> None:
-        """End the lighthouse before the workers, which it would take for lost."""
+        """End the lighthouse before the workers: it would declare them lost."""
         with contextlib.suppress(CraftError):
             await asyncio.to_thread(self._outside.client(self.url, self.token, _ANSWER_S).stop, reason)
         await lighthouse.end()
@@ -322,7 +322,7 @@ class Supervisor:
         return all(worker_id in reports and reports[worker_id].left for worker_id in self._pool.living)
 
     async def _count_faults(self, outcome: JobOutcome) -> JobOutcome:
-        """Add the faults of other hosts, which only the lighthouse knows."""
+        """Add the job's faults and checkpoint, which only the lighthouse knows, if it is on another host."""
         if self._settings.lighthouse is None:
             return outcome
         try:

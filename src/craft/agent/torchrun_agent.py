@@ -1,8 +1,8 @@
-"""The agent of workers that torchrun started: it adopts them, and starts nobody. Run as a process by the first of them.
+"""The agent for workers that torchrun starts: it adopts them and starts none itself.
 
-Its life: from the first worker to the end of torchrun and of all its workers. It sees them die by their pidfds, and how by
-what the kernel keeps of them. Who comes in the place of a lost worker is torchrun's business; one that comes when the job
-is over hears how it ended.
+The first worker runs it as a process; it ends after torchrun and all workers. It detects their end by their pidfds, and
+asks the kernel how they ended. torchrun alone starts replacements; one that attaches after the end of the job gets its
+outcome.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ How: TypeAlias = "tuple[int | None, int | None]"
 """Exit code and signal of an ended process; both None if another process reaped it first."""
 
 _BY_ITSELF_S = 10.0
-"""How long a worker has to end by itself, after its script failed or its job is over."""
+"""How long a worker has to end by itself after its script failed or the job is over."""
 
 
 class TorchrunAgent(Supervisor):
-    """A supervisor without a fork server: torchrun starts the workers, and sees how they end."""
+    """A supervisor without a fork server: torchrun starts and reaps the workers."""
 
     _ends_starting = False
 
@@ -55,7 +55,7 @@ class TorchrunAgent(Supervisor):
         self._torchrun_over = asyncio.Event()
 
     async def _serve_workers(self) -> None:
-        """Accept attach requests of workers, as long as this agent runs."""
+        """Accept workers' attach requests as long as this agent runs."""
         self._follow(self._torchrun_pid, self._torchrun_ended)
         if self._found.get("exit_code") is not None:
             # The job was over before this agent started: a worker accepted now would end as if all were well.
@@ -113,7 +113,7 @@ class TorchrunAgent(Supervisor):
         return False
 
     def _end_fenced(self, worker_id: str) -> None:
-        """Give a worker that failed time to end by itself: torchrun has to see how it ends."""
+        """Give a failed worker time to end by itself: torchrun must see how it ends."""
         assert self.relay is not None
         report = self.relay.reports().get(worker_id)
         end = functools.partial(super()._end_fenced, worker_id)
@@ -127,7 +127,7 @@ class TorchrunAgent(Supervisor):
         outcome = await super()._end_job(outcome)
         assert self.relay is not None
         if self.relay.directive is not None and self.relay.directive.stopping:
-            # torchrun may restart its workers: they end as the job did, and so does torchrun.
+            # torchrun may restart its workers: they get the job's outcome and end with it, and so does torchrun.
             ended = asyncio.ensure_future(self._torchrun_over.wait())
             either: set[asyncio.Future[Any]] = {ended, self._interrupted}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -149,10 +149,10 @@ async def _run(settings: RunSettings, run_dir: RunDir, folder: Path, torchrun_pi
 
 
 def main() -> int:
-    """Entry of the process. Arguments: the folder of its socket, torchrun's pid, the run directory, workers of this host."""
+    """Run the process. Arguments: the folder of its socket, torchrun's pid, the run directory, workers of this host."""
     folder, torchrun_pid, run_dir, workers = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
     logs.begin(logging.INFO, logs.IN_FILES)
-    # While this is locked, the clean-up of stale folders leaves this one.
+    # While this is locked, the clean-up of stale folders skips this one.
     lock = open_private(folder / "lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
     with contextlib.suppress(FileNotFoundError):

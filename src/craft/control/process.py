@@ -249,7 +249,7 @@ def _bind(address: str, port: int) -> socket.socket:
 
 
 def _earlier_port(run: RunDir) -> int:
-    """Return the port that workers of this run may still use; 0 if there is none."""
+    """Return the port that workers of this run may still use; 0 without one."""
     try:
         return urlsplit(run.read_address()).port or 0
     except (ConfigError, ValueError):

@@ -1,1 +1,1 @@
-"""Frozen, typed values that cross rooms: no I/O, no torch, no decisions."""
+"""Frozen, typed values that packages exchange: no I/O, no torch, no decisions."""

@@ -1,4 +1,4 @@
-"""What is to be done, in the imperative. Policies return these; the lighthouse carries them out."""
+"""Actions, in the imperative. Policies return them; the lighthouse carries them out."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The control word: what travels along with the gradients of every step, and what comes of it.
+"""The control word: what members send with the gradients of every step, and the combined word.
 
-Each member sends its own word to all; each combines all words, in the order of ranks, by the same pure function. So all
-act on the same combined word at the same step boundary, without a round trip to anybody.
+Each member sends its word to all, and combines all words, in the order of ranks, by the same pure function. So all act on
+the same combined word at the same step boundary, without another round trip.
 """
 
 from __future__ import annotations
@@ -9,31 +9,31 @@ from __future__ import annotations
 import msgspec
 
 Groups = tuple[tuple[int, ...], ...]
-"""Ranks grouped by what they have; empty while all have the same."""
+"""Ranks grouped by their value; empty while all have the same."""
 
 
 class MicrobatchRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What is known of one computed microbatch, besides its gradient."""
+    """What a member reports of one computed microbatch, besides its gradient."""
 
     microbatch: int
     weight: float
-    """Its share in the mean."""
+    """Its weight in the mean."""
     present: bytes
     """Bitmap over the parameters: which of them got a gradient."""
     scalars: tuple[tuple[str, float], ...] = ()
-    """What ``step.log`` was given, in the order of names."""
+    """What ``step.log`` got, in the order of names."""
     more: bool = True
     """Whether its stream has an item for the next step."""
     data: bool = True
-    """Whether there was anything to compute: not where its stream had ended before."""
+    """Whether there was data to compute; False if its stream had ended before."""
     said: tuple[str, ...] = ()
-    """What an adapter has to say of it to all workers, in words."""
+    """What an adapter reports of it to all workers, in words."""
     carried: int = 0
-    """Bytes of what it leaves for the same microbatch of the next step (``step.carry``); sent by its owner after the word."""
+    """Bytes that it passes to the same microbatch of the next step (``step.carry``); its owner sends them after the word."""
 
 
 class Carried(msgspec.Struct, frozen=True):
-    """What one microbatch leaves for the next step: how many bytes, and which rank sends them."""
+    """State that one microbatch passes to the next step: how many bytes, and which rank sends them."""
 
     microbatch: int
     rank: int
@@ -48,35 +48,35 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     ready: int = 0
     """The newest generation for which this member is ready."""
     stop: str | None = None
-    """Why the script asked the job to stop, if it did."""
+    """Why the script asks the job to stop, if it does."""
     resend: bool = False
-    """A gradient changed after its bucket had been sent: exchange again, from what is held."""
+    """A gradient changed after its bucket was sent: exchange the held gradients again."""
     digest: bytes = b""
-    """Hash of the slice of the state whose turn it is, as of the last commit; empty if it has no state."""
+    """Hash of one slice of the state, in rotation, as of the last commit; empty if this member has no state."""
     probe: bytes = b""
-    """Hash of the gradient of microbatch 0, where every worker computed it to compare bits."""
+    """Hash of the gradient of microbatch 0, in a step in which every worker computes it to compare bits."""
     buffers: tuple[int, ...] = ()
-    """Module buffers that microbatch 0 changed: sent by its owner after the word."""
+    """Module buffers that microbatch 0 changed; its owner sends them after the word."""
     able: bool = True
-    """Whether this member keeps pace and can be given microbatches from the next step on."""
+    """Whether this member keeps pace and can get microbatches from the next step on."""
     save: str | None = None
     """A checkpoint is due at the boundary after this step: its tag, or "" for one without."""
     busy: bool = False
-    """This member still writes its share of the last checkpoint."""
+    """Whether this member still writes its share of the last checkpoint."""
     saved: tuple[int, int] = (0, 0)
     """(branch, committed steps) of the newest checkpoint that this member knows to be complete."""
     leave: bool = False
-    """The whole job is to make room: it ends at the boundary after this step, with a checkpoint."""
+    """Whether the job is preempted: it ends at the boundary after this step, with a checkpoint."""
     wish: int = 0
-    """The number of the wish for which ``save`` is said: the oldest that is not answered. 0: it is due for another reason."""
+    """The number of the request that ``save`` answers: the oldest open one. 0: ``save`` has another reason."""
     rewinds: int = 0
-    """How often this member has gone back to a checkpoint: one that joined meanwhile may not know that all have."""
+    """How often this member went back to a checkpoint; a member that joined meanwhile may not know that all did."""
     busy_us: int = 0
-    """How long a microbatch took here, loading and computing, on average over this step; 0: there was none."""
+    """Average time to load and compute a microbatch here in this step; 0 if this member computed none."""
     sample: bytes = b""
-    """Hash of a part of the gradient of microbatch 0, or of the rows that it gathers, for a worker that catches up."""
+    """Hash of a part of the gradient of microbatch 0, or of the rows that it gathers, for workers that catch up."""
     touched: tuple[tuple[int, bytes], ...] | None = None
-    """Module buffers that code between the steps changed, with their hashes; None: this member cannot tell."""
+    """Module buffers that code between the steps changed, with their hashes; None: unknown."""
     newcomer: bool = False
     """Whether this member has joined and has not yet committed a step in which it computed."""
     state: bytes = b""
@@ -84,33 +84,33 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     whole: bytes = b""
     """Hash of the whole state, in the first step after a checkpoint was taken."""
     computed: tuple[tuple[int, bytes], ...] = ()
-    """Hashes of the gradients of microbatches that this member computed, in the step in which some are computed twice."""
+    """Hashes of the gradients that this member computed, in a step that computes some microbatches twice."""
     repeated: tuple[tuple[int, bytes], ...] = ()
-    """Hashes of those that it computed once more for comparison."""
+    """Hashes of the gradients that it computed again for comparison."""
     agreed: int = 0
-    """Committed steps of the last state that this member knows to have been the same everywhere."""
+    """Committed steps of the last state that this member knows to be equal on all."""
 
 
 class UnequalBuffer(msgspec.Struct, frozen=True, kw_only=True):
-    """A module buffer that code between the steps did not leave the same on every worker."""
+    """A module buffer that code between the steps left unequal across workers."""
 
     index: int
     groups: Groups
 
 
 class Repeated(msgspec.Struct, frozen=True, kw_only=True):
-    """A microbatch that was computed by its owner and, for comparison, once more."""
+    """A microbatch that was computed by its owner and again for comparison."""
 
     microbatch: int
     owner: int
     other: int
-    """The rank that computed it once more; with one worker, the same."""
+    """The rank that computed it again; with one worker, the owner."""
     equal: bool
     """Whether both gradients have the same bits."""
 
 
 class Combined(msgspec.Struct, frozen=True, kw_only=True):
-    """What all members know once they have everybody's word."""
+    """The combination of all members' words; the same on every member."""
 
     step: int
     total_weight: float
@@ -118,13 +118,13 @@ class Combined(msgspec.Struct, frozen=True, kw_only=True):
     metrics: tuple[tuple[str, float], ...]
     ready: int
     able: tuple[int, ...]
-    """Ranks that can be given microbatches from the next step on."""
+    """Ranks that can get microbatches from the next step on."""
     stop: str | None
     resend: bool
     ended: bool
-    """No stream has another item: this step is the last."""
+    """Whether no stream has another item: this step is the last."""
     empty: bool
-    """No microbatch of this step had any data: there was nothing to train on."""
+    """Whether no microbatch of this step had any data."""
     buffers: tuple[int, ...]
     buffers_from: int
     """The rank that sends them."""
@@ -133,17 +133,17 @@ class Combined(msgspec.Struct, frozen=True, kw_only=True):
     unequal_probes: Groups
     save: str | None = None
     busy: bool = False
-    """Whether anybody is."""
+    """Whether any member still writes its share of the last checkpoint."""
     saved: tuple[int, int] = (0, 0)
-    """The newest that anybody knows."""
+    """The newest that any member knows."""
     leave: bool = False
     wish: int = 0
-    """The wish that ``save`` answers, if it does."""
+    """The request that ``save`` answers, if any."""
     busy_us: tuple[int, ...] = ()
-    """Of each rank."""
+    """By rank."""
     sample: bytes = b""
     said: tuple[str, ...] = ()
-    """Of whichever microbatch, each once, in the order of words."""
+    """Of all microbatches, each text once, in the order of words."""
     carried: tuple[Carried, ...] = ()
     """In the order of microbatches."""
     unequal_states: Groups = ()
@@ -151,17 +151,17 @@ class Combined(msgspec.Struct, frozen=True, kw_only=True):
     unequal_buffer: UnequalBuffer | None = None
     repeated: tuple[Repeated, ...] = ()
     outcasts: tuple[int, ...] = ()
-    """Ranks of newcomers that differ from the others: they leave, and the step is done again without them."""
+    """Ranks of newcomers that differ from the others: they leave, and the step is repeated without them."""
     compared: bool = False
-    """Whether all who keep pace told a digest of a slice of the state."""
+    """Whether all members that keep pace sent the digest of a slice of the state."""
     compared_whole: bool = False
-    """Whether they told one of all of it."""
+    """Whether they sent the digest of the whole state."""
     agreed: int = 0
-    """The newest that anybody knows."""
+    """The newest that any member knows."""
 
     @property
     def differs(self) -> bool:
-        """Whether members have different bits where they must have the same: such a step is never committed."""
+        """Whether members have different bits where they must be equal; such a step is never committed."""
         return bool(
             self.unequal_digests
             or self.unequal_probes

@@ -2,28 +2,28 @@
 
 CraftError
 ├── ConfigError          what the user asked for cannot be done; exit code 2
-│   ├── Refused          not by this script's fault, but by how it was started, or by what it found
-│   │   ├── UnsafeScript the script's loop would give a wrong result, unseen
-│   │   └── NewcomerDiffers  a worker that joined has another state than the others: it alone ends
+│   ├── Refused          the script is fine; how it was started, or what it found, is not
+│   │   ├── UnsafeScript the script's loop would silently give a wrong result
+│   │   └── NewcomerDiffers  a worker that joined has a different state: it alone ends
 │   ├── CallsDiffer      workers do not make the same calls between the steps
 │   └── ScriptLeft       the script ended in the middle of its training loop
 ├── Unreachable          a lighthouse or an agent does not answer
 ├── Unauthorized         the bearer token is missing or wrong
-├── MalformedMessage     bytes from a network that are not a message of ours
-├── GroupError           the group of a generation cannot be used any more
-│   ├── GroupAborted     this worker aborted it, because a newer generation is there
+├── MalformedMessage     bytes from a network that are not a valid message
+├── GroupError           the group of a generation is unusable
+│   ├── GroupAborted     this worker aborted it, because of a newer generation
 │   ├── GroupBroken      a peer's connection ended
 │   └── GroupTimeout     nothing came within the limit
-├── SnapshotError        a copy of the training state cannot be had
-│   ├── SnapshotMissing  its donor does not have it, or does not have it any more
+├── SnapshotError        a copy of the training state cannot be fetched
+│   ├── SnapshotMissing  its donor does not have it (any more)
 │   ├── SnapshotCorrupt  a checksum or the authentication failed
-│   └── SnapshotAborted  this worker gave up the transfer itself
+│   └── SnapshotAborted  this worker aborted the transfer itself
 ├── Fenced               the job goes on without this worker; it must end
-├── LeftBehind           what this worker needs to catch up with the others is gone; it must end
-├── StateLost            nobody who is left has the training state
+├── LeftBehind           this worker can no longer catch up with the others; it must end
+├── StateLost            no remaining worker has the training state
 ├── BitsDiffer           two workers computed different bits where they must be equal
-├── InjectedError        what a fault raises that somebody wanted to see
-└── ProtocolViolation    a promise of the protocol does not hold: a bug in CRAFT
+├── InjectedError        the exception of an injected fault
+└── ProtocolViolation    a guarantee of the protocol does not hold: a bug in CRAFT
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ class ConfigError(CraftError):
 
 
 class Refused(ConfigError):
-    """The script is fine; what it was started with, or what it finds there, is not."""
+    """The script is fine; how it was started, or what it finds, is not."""
 
 
 class UnsafeScript(Refused):
-    """The script's loop would give a wrong result without a sign of it. The message has what to change."""
+    """The script's loop would silently give a wrong result. The message says what to change."""
 
 
 class NewcomerDiffers(Refused):
-    """This worker has just joined and has another state than the others. It ends, and they train on."""
+    """This worker has just joined and its state differs from the others'. It ends, and they train on."""
 
 
 class CallsDiffer(ConfigError):
-    """Some workers wait in a call between the steps that others never make. Every member finds so at the same time."""
+    """Some workers wait in a call between the steps that others never make. All members find this at the same time."""
 
 
 class ScriptLeft(ConfigError):
-    """The script ended in the middle of its training loop, though without an error: what it did is not what was asked."""
+    """The script ended without an error in the middle of its training loop, so its work is incomplete."""
 
 
 class Unreachable(CraftError):
@@ -70,7 +70,7 @@ class Unauthorized(CraftError):
 
 
 class MalformedMessage(CraftError):
-    """What arrived is not a message; ``field`` says where it stops being one."""
+    """What arrived is not a valid message; ``field`` names the invalid part."""
 
     def __init__(self, message: str, field: str = "") -> None:
         super().__init__(message)
@@ -78,7 +78,7 @@ class MalformedMessage(CraftError):
 
 
 class GroupError(CraftError):
-    """The group of ``generation`` is of no use any more."""
+    """The group of ``generation`` is unusable."""
 
     def __init__(self, message: str, generation: int = -1) -> None:
         super().__init__(message)
@@ -86,11 +86,11 @@ class GroupError(CraftError):
 
 
 class GroupAborted(GroupError):
-    """This worker itself ended the group."""
+    """This worker itself aborted the group."""
 
 
 class GroupBroken(GroupError):
-    """A connection of the group ended from the other side; ``peer`` is its rank, -1 if unknown."""
+    """A peer's connection of the group ended; ``peer`` is its rank, -1 if unknown."""
 
     def __init__(self, message: str, generation: int = -1, peer: int = -1) -> None:
         super().__init__(message, generation)
@@ -98,7 +98,7 @@ class GroupBroken(GroupError):
 
 
 class GroupTimeout(GroupError):
-    """The group did not open, or an exchange did not end, within its limit; ``missed``: because of these workers, if known."""
+    """The group did not open, or an exchange did not end, in time; ``missed``: the workers that caused it, if known."""
 
     def __init__(self, message: str, generation: int = -1, missed: tuple[str, ...] = ()) -> None:
         super().__init__(message, generation)
@@ -106,7 +106,7 @@ class GroupTimeout(GroupError):
 
 
 class SnapshotError(CraftError):
-    """A copy of the training state, or something kept beside it, cannot be had from ``address``."""
+    """A copy of the training state, or data kept with it, cannot be fetched from ``address``."""
 
     def __init__(self, message: str, address: str = "") -> None:
         super().__init__(message)
@@ -114,15 +114,15 @@ class SnapshotError(CraftError):
 
 
 class SnapshotMissing(SnapshotError):
-    """The donor does not have it, or does not have it any more."""
+    """The donor does not have it (any more)."""
 
 
 class SnapshotCorrupt(SnapshotError):
-    """What arrived is not what an owner of the job's key sent."""
+    """The data does not match what a holder of the job's key sent."""
 
 
 class SnapshotAborted(SnapshotError):
-    """This worker itself ended the transfer: it is of no use any more."""
+    """This worker itself aborted a transfer that it no longer needs."""
 
 
 class Fenced(CraftError):
@@ -130,7 +130,7 @@ class Fenced(CraftError):
 
 
 class LeftBehind(CraftError):
-    """The others went back to a checkpoint while this worker joined, or those who knew what it needs to catch up are lost."""
+    """The others went back to a checkpoint or on to another loop while this worker joined, or what it needs is lost."""
 
 
 class StateLost(CraftError):
@@ -138,12 +138,12 @@ class StateLost(CraftError):
 
 
 class BitsDiffer(CraftError):
-    """Workers that must hold the same bits do not."""
+    """Workers hold different bits where they must be equal."""
 
 
 class InjectedError(CraftError):
-    """A fault that a test, or ``craft chaos``, wanted."""
+    """A fault that a test or ``craft chaos`` injected."""
 
 
 class ProtocolViolation(CraftError):
-    """A promise of the protocol is broken; carry on and the history would split."""
+    """A guarantee of the protocol is broken; if the job went on, its history would split."""

@@ -1,4 +1,4 @@
-"""How a worker came into a generation, as it writes it down: one line of ``generations.jsonl``."""
+"""The record of a worker's entry into a generation: one line of ``generations.jsonl``."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import msgspec
 
 
 class Moments(msgspec.Struct, frozen=True, kw_only=True):
-    """When what happened on the way into a generation, in seconds since 1970 on the clock of the worker's host."""
+    """Times on the way into a generation, in seconds since 1970 on the clock of the worker's host."""
 
     told: float = 0.0
-    """The directive came."""
+    """When the directive arrived."""
     aborted: float | None = None
-    """The old group was aborted; None if it was not."""
+    """When the old group was aborted; None if it was not."""
     met: float = 0.0
-    """The new group was open."""
+    """When the new group was open."""
 
 
 class Entered(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,32 +26,32 @@ class Entered(msgspec.Struct, frozen=True, kw_only=True):
     aborted: float | None
     met: float
     entered: float
-    """When the main thread came: out of the exchange that was aborted, or to its step boundary."""
+    """When the main thread arrived: from the aborted exchange, or at its step boundary."""
     agreed: bool
-    """Whether all entered it at a step boundary that they had agreed on; if not, something had failed."""
+    """Whether all entered it at an agreed step boundary; if not, something had failed."""
     members: tuple[str, ...]
     lost: tuple[str, ...]
-    """Members of the one before that are not in this one."""
+    """Members of the previous generation that are not in this one."""
     joiners: tuple[str, ...]
     """Members that have no state yet."""
     idle: tuple[str, ...]
-    """Members that are given no microbatches yet: joiners, and those that catch up."""
+    """Members that get no microbatches yet: joiners, and those that catch up."""
     step: int
-    """The step that goes on, or begins."""
+    """The step that is resumed or begins."""
     commits: bool
-    """Whether this worker committed the step before it only now, with the result that it had in hand."""
+    """Whether this worker committed the step before it only now, with the result that it held."""
     retried: bool
-    """Whether that step had begun before: gradients of it are held, or were."""
+    """Whether ``step`` had begun before: some of its gradients are or were held."""
     given: tuple[int, ...]
-    """Microbatches of it that nobody held or had begun."""
+    """Microbatches of ``step`` that no member held or had begun."""
     mine: tuple[int, ...]
-    """Those of them that this worker computes."""
+    """Those of ``given`` that this worker computes."""
     dropped: tuple[int, ...]
     again: tuple[int, ...] = ()
-    """Microbatches of it that a member had computed, does not hold any more, and computes again."""
+    """Microbatches of ``step`` that a member had computed, no longer holds, and computes again."""
     log_bytes: int = 0
-    """Size of this worker's log then: what it prints as a member of this generation comes after that."""
+    """Size of this worker's log at entry: what it prints in this generation comes after that."""
     leader: str | None = None
-    """After a loop: who does what the leader has to do there. None: the first of the members."""
+    """After a loop: the member that does the leader's work there. None: the first member."""
     guest: bool = False
-    """Whether its loop is not CRAFT's: it has met nobody, and what becomes of the step in flight is for others to say."""
+    """Whether its loop is not CRAFT's: it opened no group, and CRAFT does not settle its step in flight."""

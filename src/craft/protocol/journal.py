@@ -1,4 +1,4 @@
-"""Lines of the journal that are neither events of the job nor actions, and the type of every line by its name."""
+"""Journal lines that are neither job events nor actions, and the type of every line."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ class LighthouseStarted(Event, frozen=True, kw_only=True, tag=True):
     pid: int
     url: str
     generation: int
-    """The one that it found, 0 if there was none."""
+    """The generation that it found; 0 without one."""
     restarted: bool = False
     slots: int = 0
 
 
 class LighthouseAlone(Event, frozen=True, kw_only=True, tag=True):
-    """No agent is heard."""
+    """The lighthouse hears no agent."""
 
     pid: int
     silent_s: float
 
 
 class LighthouseHeard(Event, frozen=True, kw_only=True, tag=True):
-    """The first agent is heard again."""
+    """The lighthouse hears the first agent again."""
 
     host: str
     alone_s: float
 
 
 class FileDamaged(Event, frozen=True, kw_only=True, tag=True):
-    """A file of the run directory was damaged, and the lighthouse goes on all the same."""
+    """A file of the run directory is damaged; the lighthouse goes on."""
 
     file: str
     detail: str
@@ -87,4 +87,4 @@ RECORDS: dict[str, dict[str, type[msgspec.Struct]]] = {
     "action": {each.__name__: each for each in AnyAction.__args__},
     "outcome": {"Fault": Fault, "Cost": Cost},
 }
-"""By the kind of a line, and the name in it."""
+"""The type of a line, by its kind and its name."""

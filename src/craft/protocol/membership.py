@@ -1,41 +1,41 @@
-"""Who is in a generation, and what each of its members knows about its own progress."""
+"""The members of a generation, their claims, and what they settle."""
 
 from __future__ import annotations
 
 import msgspec
 
 DROPPED = -1
-"""The owner of a microbatch that nobody computes (only under ``shrink``)."""
+"""The owner of a microbatch that no worker computes (only under ``shrink``)."""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker as the others need to know it."""
+    """A worker, as the others need to know it."""
 
     worker_id: str
     host: str = "localhost"
     """Name of the host, the same for all its workers."""
     address: str = "127.0.0.1"
-    """Where the others reach it."""
+    """The address at which the others reach it."""
     store_port: int = 0
-    """Port of the rendezvous store it hosts; the one of rank 0 is used."""
+    """Port of the rendezvous store that it hosts; all use that of rank 0."""
     state_port: int = 0
-    """Port at which it serves its state to joiners."""
+    """Port on which it serves its state to joiners."""
     local_rank: int | None = None
-    """Its place on its host, and the number of its GPU there; whoever replaces it has the same."""
+    """Its place on its host, and the number of its GPU there; its replacement has the same."""
     late: bool = False
-    """Whether it was started as a spare, in the place of a lost worker, or by a host that came to a job on its way."""
+    """Whether it was started as a spare, as a replacement, or by a host that came to a running job."""
     guest: bool = False
-    """Whether its loop is not CRAFT's: what becomes of a step is for others to say."""
+    """Whether its loop is not CRAFT's: CRAFT does not settle its steps."""
     since: int = 0
-    """The generation from which on it has been a member without a break; 0: from the first one on."""
+    """The generation since which it is a member without a break; 0: since the first one."""
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """A version of the membership. A rank is a position in ``members``, and means nothing outside."""
+    """A version of the membership. A rank is a position in ``members``, and has no meaning outside."""
 
     number: int
     nonce: str
-    """Sets this generation apart from one of the same number that a lost lighthouse may have begun."""
+    """Distinguishes this generation from one of the same number that a lost lighthouse may have begun."""
     members: tuple[Member, ...]
 
     @property
@@ -56,66 +56,66 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """What a member brings into a new generation; made only after it promised to commit under no older one."""
+    """What a member brings into a new generation, after it promised not to commit under an older one."""
 
     worker_id: str
     branch: int = 0
     committed: int | None = 0
     """Number of committed steps, which is also the number of the step in flight. None: it has no state yet."""
     result: int | None = None
-    """The generation under which it got the whole result of the step in flight, if it did."""
+    """The generation under which it got the complete result of the step in flight, if it did."""
     held: tuple[int, ...] = ()
     """Microbatches of the step in flight whose gradients it holds."""
     pending: tuple[int, ...] = ()
-    """Microbatches of the step in flight that it was given and has not computed yet."""
+    """Microbatches of the step in flight that it has to compute."""
     again: tuple[int, ...] = ()
-    """Those of them that it had computed and has let go."""
+    """Those of ``pending`` that it computed before and released."""
     size: int = 0
-    """How many microbatches that step has, if it has begun."""
+    """How many microbatches the step in flight has, if it has begun."""
     able: bool = True
-    """Whether it can be given microbatches; a joiner is when it has caught up and has computed one to warm up."""
+    """Whether it can get microbatches; a joiner can once it has caught up and computed one to warm up."""
     started: bool = False
-    """Whether it has found that all began from the same state. If one has, all have the same, and none checks again."""
+    """Whether it has checked that all began from the same state. If one has, all have the same, and none checks again."""
     calls: int = 0
     """Collective calls between the steps that it completed since its last commit."""
     call_result: int | None = None
-    """The generation under which it got everybody's part of the collective call it is in, if it did."""
+    """The generation under which it got all parts of its current collective call, if it did."""
     call: str = ""
-    """The name of the collective call it is in; empty: it is in none."""
+    """The name of its current collective call; empty outside of one."""
     rewinds: int = 0
-    """How often it has gone back to a checkpoint; beginning from one counts, too."""
+    """How often it went back to a checkpoint; starting from one counts, too."""
     rewind_to: tuple[int, int] | None = None
-    """(branch, step) of the checkpoint that it has read and verified, if all are about to go back to one."""
+    """(branch, step) of the checkpoint that it read and verified, if all are about to go back to one."""
     loop: int = 1
-    """The training loop of its script that it is in or has ended last, from 1."""
+    """The script's current training loop, or the last one that ended; from 1."""
     over: bool = False
-    """Whether it knows that every member has come to the end of that loop."""
+    """Whether it knows that every member reached the end of that loop."""
     first_step: int = 0
     """The number of that loop's first step."""
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
-    """What the members of a new generation do, each having run the same function on the same claims."""
+    """What the members of a new generation do; each computes it from the same claims."""
 
     step: int
-    """The number of steps committed by everyone once this settlement is carried out."""
+    """Steps that every member has committed once this settlement is carried out."""
     commits: tuple[str, ...]
-    """Those that commit the result they have in hand."""
+    """Members that commit the result they hold."""
     owners: tuple[int, ...]
     """For each microbatch of step ``step``: the rank that holds or computes it, or DROPPED."""
     given: tuple[int, ...]
-    """Microbatches that nobody held or had begun, and which are computed (again) in this generation."""
+    """Microbatches that no member held or had begun; they are computed (again) in this generation."""
     idle: tuple[str, ...] = ()
-    """Members that are given nothing until they say that they are able."""
+    """Members that get no microbatches until they report that they are able."""
     joiners: tuple[str, ...] = ()
-    """Members without any state: those of ``idle`` that need it from the others."""
+    """Those of ``idle`` that have no state and need it from the others."""
     calls: int = 0
-    """Collective calls since the last commit that count as completed, by everybody who stands at ``step``."""
+    """Collective calls since the last commit that count as completed, by every member at ``step``."""
     branch: int = 0
     rewinds: int = 0
-    """How often everybody has gone back to a checkpoint once this is carried out: whoever has not, does so now."""
+    """How often every member has gone back to a checkpoint once this is carried out; those that have not do so now."""
     loop: int = 1
-    """The training loop that those who have the state are in, or have ended last."""
+    """The current training loop of members with the state, or the last one that ended."""
     over: bool = False
     """Whether that loop is over."""
     first_step: int = 0

@@ -1,8 +1,8 @@
 """Messages between worker, agent and lighthouse.
 
-All are level-triggered: a *report* is the whole state of its sender, a *directive* the whole target of its receiver.
-Losing, repeating or reordering one does no harm, since the next one says everything again. The lighthouse drops a report
-whose ``sequence`` is old; a worker ignores a directive whose generation is.
+All are level-triggered: a *report* has the whole state of its sender, a *directive* the whole target of its receiver.
+Losing, repeating or reordering one does no harm, since the next one has everything again. The lighthouse drops a report
+with an old ``sequence``; a worker ignores a directive with an old generation.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ PROTOCOL_VERSION = 1
 
 
 class Broken(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's exchange ended by an error."""
+    """A worker's exchange failed with an error."""
 
     generation: int
     detail: str
     unreachable: tuple[str, ...] = ()
-    """Members to which it could not even connect when it tried."""
+    """Members that it could not connect to."""
     missed: tuple[str, ...] = ()
-    """Members because of which it broke, as far as this one can tell: perhaps itself."""
+    """Members because of which it broke, as far as this one knows; perhaps itself."""
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Where the main thread's time of a step goes on one worker: seconds by the clock, smoothed over some steps."""
+    """How one worker's main thread spends a step: wall-clock seconds, smoothed over some steps."""
 
     microbatch_s: float = 0.0
-    """One microbatch: to load and to compute it. All else is of a whole step."""
+    """Time to load and compute one microbatch. All other times are per step."""
     loading_s: float = 0.0
     computing_s: float = 0.0
     exchanging_s: float = 0.0
     """The exchange, without ``waiting_s``."""
     waiting_s: float = 0.0
-    """In the exchange: for what the others had not computed yet."""
+    """Time in the exchange, waiting for what the others had not computed yet."""
     updating_s: float = 0.0
-    """The script's code between the steps."""
+    """Time in the script's code between the steps."""
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Everything the others need to know of a worker. Worker to agent, and on to the lighthouse."""
+    """The whole state of a worker. Worker to agent, and on to the lighthouse."""
 
     member: Member
     pid: int
@@ -70,7 +70,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     step_s: float = 0.0
     """Smoothed time from commit to commit."""
     times: StepTimes | None = None
-    """Where that goes; None before the first step."""
+    """How that time is spent; None before the first step."""
     broken: Broken | None = None
     failed: WorkerFailed | None = None
     diverged: StateDiverged | None = None
@@ -78,35 +78,35 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     retried: StepRetried | None = None
     """The last settlement that lost work, for the journal."""
     notes: tuple[AnyNote, ...] = ()
-    """The latest of what it has to tell for the journal."""
+    """Its latest events for the journal."""
     microbatches: int | None = None
-    """Into how many the global batch is cut, once the loop has begun."""
+    """How many microbatches the global batch has, once the loop has begun."""
     carried_bytes: int = 0
-    """How much memory a joiner should set aside for the state, beside that of the model; 0: not known yet."""
+    """How much memory a joiner should reserve for the state, besides that of the model; 0: unknown yet."""
     left: bool = False
-    """Whether it left the job at a step boundary, as it was told."""
+    """Whether it left the job at a step boundary on request."""
     state_gone: int = 0
-    """The generation whose members found that nobody has the training state."""
+    """The generation whose members found that none of them has the training state."""
     phase: str = ""
     """What it was doing when its agent last looked."""
     overdue: WorkerOverdue | None = None
-    """What its agent finds about it, if it does one thing for too long."""
+    """Its agent's finding, if it does one thing for too long."""
     loop: int = 0
     """How many training loops its script has begun."""
     after_loop: bool = False
-    """Whether the last of them is over, and the script goes on after it."""
+    """Whether the last of them is over and the script still runs."""
     script_ended: bool = False
-    """Whether its script came to its end; it waits for the lighthouse to say that all have."""
+    """Whether its script ended; it waits until the lighthouse reports that all have."""
     complete: bool = False
-    """Whether every step of the job is committed here, and the scripts of all workers came to their end."""
+    """Whether every step of the job is committed here and the scripts of all workers ended."""
     digest: str | None = None
-    """Hash over the whole training state, once complete."""
+    """Hash of the whole training state, once complete."""
     checkpoints: bool = False
     """Whether this worker takes checkpoints."""
     unwritten: str = ""
-    """Why it cannot write down its steps, if it cannot."""
+    """Why it cannot record its steps, if it cannot."""
     behind: bool = False
-    """Whether it has only caught up with others so far: its steps are theirs."""
+    """Whether it is still catching up: its committed steps are those of the others."""
 
 
 class Exited(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,11 +117,11 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None
     time: float
     why: str = ""
-    """What its agent knows beside that, as the end of a sentence."""
+    """What else its agent knows, as the end of a sentence."""
 
 
 def ending(code: int) -> str:
-    """How a process ended, in words; a negative code is that of the signal that killed it."""
+    """Return how a process ended, in words; a negative code is that of the signal that killed it."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -131,36 +131,36 @@ def ending(code: int) -> str:
 
 
 class PreemptionOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole job is to make room: every worker takes part in one more checkpoint, then leaves."""
+    """A preemption of the whole job: every worker takes part in one more checkpoint, then leaves."""
 
     reason: str
     deadline: float | None = None
-    """Seconds since 1970; whoever is still there then is ended, complete checkpoint or not."""
+    """Seconds since 1970; workers still there then are ended, even without a complete checkpoint."""
 
 
 class Restoration(msgspec.Struct, frozen=True, kw_only=True):
-    """The job began again, since nobody was left who had the training state."""
+    """A restart of the job after every copy of the training state was lost."""
 
     number: int
-    """Grows with every one. Whoever took part in a generation before it must end."""
+    """Grows with every restore. A worker that was in a generation before it must end."""
     branch: int
-    """Of the history that begins with it."""
+    """The branch of the history that begins with it."""
     checkpoint: str | None = None
-    """Name of the newest one of the job's own course; an older one is used if it is damaged. None: all begins anew."""
+    """Name of the job's newest checkpoint; if it is damaged, an older one is used. None: the job starts from step 0."""
     step: int = 0
     """Committed steps that are in it."""
     after: int = 0
     """The last generation before it."""
     tries: int = 1
-    """How many began from this checkpoint; those that came further than any before are not counted."""
+    """How many restores began from this checkpoint; those that got further than any before do not count."""
     furthest: int = 0
-    """The most steps that the job is known to have committed until then."""
+    """The most steps that the job is known to have committed before it."""
     limit_s: float = 60.0
-    """How long its workers are waited for."""
+    """How long to wait for its workers."""
 
 
 class HostReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Everything an agent knows. Agent to lighthouse; also its heartbeat."""
+    """The whole state of a host. Agent to lighthouse; also its heartbeat."""
 
     host: str
     pid: int
@@ -168,21 +168,21 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     workers: tuple[WorkerReport, ...] = ()
     exited: tuple[Exited, ...] = ()
     exhausted: str | None = None
-    """Why this agent starts no more workers in the place of lost ones, if it does not."""
+    """Why this agent starts no more replacements, if it does not."""
     starting: int = 0
-    """Workers that it has started, or starts now, and that have not joined yet."""
+    """Workers that it started, or starts now, and that have not joined yet."""
     draining: str | None = None
     """Why all workers of this host are to leave, if they are."""
     drain_deadline_s: float | None = None
     preempting: PreemptionOrder | None = None
-    """Why, and until when, the whole job is to make room, if somebody told this host so."""
+    """Why, and until when, the whole job is preempted, if this host was told so."""
 
 
 class CheckpointWish(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody wants a checkpoint at the next step boundary."""
+    """A request for a checkpoint at the next step boundary."""
 
     number: int
-    """Grows with every wish, also over restarts of the lighthouse; a directive repeats the latest."""
+    """Grows with every request, also across restarts of the lighthouse; a directive repeats the latest."""
     tag: str | None = None
     """A checkpoint with a tag is kept for good."""
 
@@ -192,39 +192,39 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     sequence: int
     slots: int = 0
-    """Places in the job's layout; 0: not known."""
+    """Slots of the job; 0: unknown."""
     generation: Generation | None = None
-    """What to act under; whoever is in an older one aborts it at once."""
+    """The generation to act under; members of an older one abort it at once."""
     upcoming: Generation | None = None
-    """What to prepare for, and to enter at a step boundary when all are ready."""
+    """The generation to prepare, and to enter at a step boundary when all are ready."""
     fenced: tuple[str, ...] = ()
     """Workers that must end."""
     released: tuple[str, ...] = ()
-    """Workers without a slot that may go."""
+    """Workers without a slot that may end."""
     holders: tuple[str, ...] = ()
     """Members that are known to have the training state."""
     probe: int = 0
-    """The generation whose members are to find out which others they can reach; 0: none."""
+    """The generation whose members are to probe which others they can reach; 0: none."""
     winding_down: str | None = None
     """Why every worker is to leave its loop at the next step boundary, if it is."""
     preempting: PreemptionOrder | None = None
     """Every worker is to take a checkpoint at the next step boundary, wait for it to be complete, and leave."""
     saved: tuple[int, int] | None = None
-    """Branch and committed steps of the newest complete checkpoint; said only while the job makes room."""
+    """Branch and committed steps of the newest complete checkpoint; set only during a preemption."""
     wishes: tuple[CheckpointWish, ...] = ()
-    """The latest wishes for checkpoints, in the order of their numbers; workers know which of them were answered."""
+    """The latest requests for checkpoints, in the order of their numbers; workers know which are answered."""
     restoration: Restoration | None = None
-    """From where the job began again, the last time that it did."""
+    """The last restore of the job."""
     replacing: bool = True
-    """Whether agents that ask first (``--on-loss auto``) are to start workers in the place of lost ones."""
+    """Whether agents that ask first (``--on-loss auto``) are to start replacements."""
     injections: tuple[FaultInjected, ...] = ()
-    """Faults that somebody wants to see, the latest few; each is carried out once, by whom it concerns."""
+    """The latest few faults to inject; the agent or worker that one names injects it once."""
     loop: int = 1
-    """The training loop that the job is in or has ended last, from 1: a newcomer's script passes over earlier ones."""
+    """The job's current training loop, or the last one that ended; from 1. A newcomer's script skips earlier ones."""
     finishing: int = 0
-    """The generation whose members' scripts have all come to their end: each of them may end its process; 0: none."""
+    """The generation whose members' scripts have all ended: each may end its process; 0: none."""
     stopping: bool = False
-    """The job is over."""
+    """Whether the job is over."""
     exit_code: int = 0
     reason: str = ""
     traceback: str | None = None

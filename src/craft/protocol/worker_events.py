@@ -1,4 +1,4 @@
-"""Events that workers tell of: each is one line of the journal, repeated in reports until it is there."""
+"""Events that workers report: each is one journal line, repeated in reports until it is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CheckpointWritten(Event, frozen=True, kw_only=True, tag=True):
     new_bytes: int = 0
     """How much of it had to be written; the rest was there already."""
     seconds: float = 0.0
-    """From the snapshot until it was listed."""
+    """Time from the snapshot until it was listed."""
 
 
 class CheckpointSkipped(Event, frozen=True, kw_only=True, tag=True):
@@ -37,11 +37,11 @@ class CheckpointFailed(Event, frozen=True, kw_only=True, tag=True):
     error: str
     tries: int
     retry_s: float | None
-    """It tries again after this long; None: it has given up, and there will be no such checkpoint."""
+    """It retries after this long; None: it has given up, and the checkpoint will not exist."""
 
 
 class CheckpointAbandoned(Event, frozen=True, kw_only=True, tag=True):
-    """A checkpoint will never be complete: somebody's share of it was not written."""
+    """A checkpoint will never be complete: a worker's share of it was not written."""
 
     name: str
     step: int
@@ -49,7 +49,7 @@ class CheckpointAbandoned(Event, frozen=True, kw_only=True, tag=True):
 
 
 class CheckpointRejected(Event, frozen=True, kw_only=True, tag=True):
-    """A checkpoint that is listed cannot be used; an older one is tried."""
+    """A listed checkpoint cannot be used; an older one is tried."""
 
     name: str
     step: int
@@ -67,19 +67,19 @@ class CheckpointRestored(Event, frozen=True, kw_only=True, tag=True):
 
 
 class StartStepTaken(Event, frozen=True, kw_only=True, tag=True):
-    """The job begins at the ``start_step`` that its script gave: the script has loaded the state itself."""
+    """The job begins at the ``start_step`` of its script, which has loaded the state itself."""
 
     step: int
     branch: int = 0
 
 
 class IntervalChosen(Event, frozen=True, kw_only=True, tag=True):
-    """How often checkpoints are taken from now on, where CRAFT chooses it."""
+    """CRAFT chose how often checkpoints are taken from now on."""
 
     interval_s: float
     reason: str
     cost_s: float | None = None
-    """What one costs training, as it was measured."""
+    """The measured cost of one checkpoint for training."""
 
 
 class NumbersDiverged(Event, frozen=True, kw_only=True, tag=True):
@@ -92,63 +92,63 @@ class NumbersDiverged(Event, frozen=True, kw_only=True, tag=True):
 
 
 class RolledBack(Event, frozen=True, kw_only=True, tag=True):
-    """The job went back to a checkpoint, on purpose: a new branch of its history begins."""
+    """The job went back to a checkpoint on purpose: a new branch of its history begins."""
 
     branch: int
-    """The new one."""
+    """The new branch."""
     step: int
     """Committed steps of the checkpoint."""
     left_at: int
     """Committed steps when it went back."""
     skipped: int
-    """Steps' worth of data that is left out."""
+    """How many steps of data are skipped."""
     reason: str
 
 
 class Recovered(Event, frozen=True, kw_only=True, tag=True):
-    """The first step since a loss, or since an exchange that broke, is committed: what that cost."""
+    """The first step after a loss or a broken exchange is committed; this is the cost."""
 
     worker_id: str
-    """Who says so: the first member that was there before."""
+    """The reporter: the first member that was there before."""
     generation: int
-    """Under which the step is committed."""
+    """The generation in which the step is committed."""
     since: int
-    """Under which the step before it was: the losses of all generations from this one on are counted here."""
+    """The generation of the step before it: losses of all generations from this one on count here."""
     lost: tuple[str, ...]
     """Members of those generations that are not in this one."""
     step: int
     lost_s: float | None
     """Time from commit to commit, less an undisturbed step; None if no step was committed before."""
     retried: tuple[int, ...] = ()
-    """Steps that had begun and were taken up again."""
+    """Steps that had begun and were resumed."""
     redone: tuple[int, ...] = ()
-    """Microbatches of them that were computed in the place of the lost workers."""
+    """Microbatches of these steps that were computed in place of the lost workers."""
     dropped: tuple[int, ...] = ()
-    """Microbatches that nobody computed (only under ``shrink``)."""
+    """Microbatches that no worker computed (only under ``shrink``)."""
     redone_samples: int | None = None
-    """Samples in them; None where only the script knows: in streams."""
+    """Samples in ``redone``; None for streams, where only the script knows."""
     dropped_samples: int | None = None
     committed_at: float = 0.0
-    """In seconds since 1970, on the clock of the worker's host."""
+    """When the step was committed, in seconds since 1970 on the clock of the worker's host."""
 
 
 class StragglerFound(Event, frozen=True, kw_only=True, tag=True):
-    """A member takes longer for a microbatch than the others, step after step; all members found it at the same step."""
+    """A member repeatedly takes longer for a microbatch than the others; all members find this at the same step."""
 
     worker_id: str
     generation: int
     step: int
     """The step after which it was found."""
     ratio: float
-    """How many times as long as the others it takes."""
+    """How many times as long as the others it takes for a microbatch."""
     own_ms: float
-    """How long a microbatch takes there, on average over the steps looked at."""
+    """Its average time for a microbatch over the observed steps."""
     others_ms: float
-    """How long on the median of the others."""
+    """The median of the others."""
     steps: int
-    """Steps looked at: from the first one that spoke against it."""
+    """Observed steps, from the first one that counted against it."""
     answer: str
-    """report, rebalance or drain: what is done about it."""
+    """The answer: report, rebalance or drain."""
 
 
 class StragglerGone(Event, frozen=True, kw_only=True, tag=True):
@@ -160,7 +160,7 @@ class StragglerGone(Event, frozen=True, kw_only=True, tag=True):
 
 
 class ConditionSeen(Event, frozen=True, kw_only=True, tag=True):
-    """A technique noticed something in a worker. Policies of the same or another technique may answer it."""
+    """A technique detected a condition in a worker. Policies of the same or another technique may answer it."""
 
     technique: str
     what: str
@@ -175,14 +175,14 @@ class ConditionSeen(Event, frozen=True, kw_only=True, tag=True):
 
 
 class ScriptWarned(Event, frozen=True, kw_only=True, tag=True):
-    """The script's loop probably does not do what is meant. Training goes on; each text is told once in a job."""
+    """The script's loop probably does not do what its author means. Training goes on; each text is reported once per job."""
 
     text: str
     """What was found, and what to do about it."""
 
 
 class WorkerPaused(Event, frozen=True, kw_only=True, tag=True):
-    """A worker was in ``job.paused``, or waited for a checkpoint, for a while that is worth a line; told once it is over."""
+    """A worker was in ``job.paused``, or waited for a checkpoint, for long; reported once that is over."""
 
     worker_id: str
     reason: str
@@ -192,7 +192,7 @@ class WorkerPaused(Event, frozen=True, kw_only=True, tag=True):
 
 
 class TechniqueFailed(Event, frozen=True, kw_only=True, tag=True):
-    """Code of a technique raised an exception: it is left out from then on, and the job goes on without it."""
+    """Code of a technique raised an exception: it is disabled, and the job goes on without it."""
 
     technique: str
     where: str
@@ -219,4 +219,4 @@ AnyNote = (
     | StartStepTaken
     | WorkerPaused
 )
-"""What workers tell for the journal and for people; of CRAFT's own, a policy answers ``StragglerFound`` alone."""
+"""What workers report for the journal and for people; CRAFT's policies answer ``StragglerFound`` and ``ConditionSeen``."""

@@ -1,1 +1,1 @@
-"""The parts of a supervisor: workers, relay, lighthouse, preemption, lease."""
+"""Parts of the supervisor: workers, relay, lighthouse, preemption, lease."""

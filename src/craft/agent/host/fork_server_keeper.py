@@ -24,7 +24,7 @@ _MOST_FAILURES = 3
 
 
 class ForkServerKeeper:
-    """Lives on the agent's event loop. One fork server runs at a time; its workers end with it."""
+    """Runs one fork server at a time, on the agent's event loop; its workers end with it."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class ForkServerKeeper:
         on_ended: Callable[[Ended], None],
         on_lost: Callable[[Ended], None],
     ) -> None:
-        """``on_ended`` gets each worker's end; ``on_lost`` the end of those that died with their fork server."""
+        """``on_ended`` gets each worker's end; ``on_lost`` gets those of workers that died with their fork server."""
         self._settings = settings
         self._pool = pool
         self._is_over = is_over
@@ -43,7 +43,7 @@ class ForkServerKeeper:
         self._on_lost = on_lost
         self._process: ForkServerProcess | None = None
         self.ready = asyncio.Event()
-        """Set once the first fork server can fork."""
+        """Set once the first fork server is ready to fork."""
 
     async def run(self) -> None:
         """Start fork servers until the job is over; raise Unreachable if that fails too often."""
@@ -58,18 +58,18 @@ class ForkServerKeeper:
                 break
             await self._lose_workers()
             if not self._pool.may_start:
-                # The lighthouse knows that they ended, and decides: other hosts may go on.
+                # The lighthouse knows that they ended and decides: other hosts may go on.
                 return
         why = "" if failures < _MOST_FAILURES else f", {failures} times in a row before its imports were done"
         raise Unreachable(f"the fork server ended, and its workers with it{why}")
 
     async def end(self) -> None:
-        """End the fork server, and so its workers."""
+        """End the fork server, and with it its workers."""
         if self._process is not None:
             await self._process.end()
 
     async def _start(self) -> ForkServerProcess:
-        """Start a fork server; retry while the system gives no process."""
+        """Start a fork server; retry while the system refuses a process."""
 
         def log(error: Exception) -> None:
             logger.error("cannot start the fork server: %s; trying again every second", _reason(error))
@@ -86,7 +86,7 @@ class ForkServerKeeper:
             raise Unreachable(f"the fork server could not be started for {_START_S:g} s: {_reason(error)}") from None
 
     async def _follow(self, process: ForkServerProcess) -> bool:
-        """Handle its messages until it ends; return whether it was ever ready."""
+        """Handle the fork server's messages until it ends; return whether it was ever ready."""
         is_ready = False
         async for message in process.messages():
             if isinstance(message, Ready):
@@ -102,7 +102,7 @@ class ForkServerKeeper:
         return is_ready
 
     async def _lose_workers(self) -> None:
-        """Report the end of all workers, which died with their fork server; the next one may start others."""
+        """Report the end of all workers: they died with their fork server."""
         pids = self._pool.pause()
         then = "starting another one" if self._pool.may_start else "no more workers are started"
         logger.warning("the fork server ended, and its workers with it: %s", then)

@@ -1,6 +1,6 @@
-"""Inject faults that concern this agent: signals to its workers, and to itself.
+"""Inject faults into this host: send signals to its workers or to the agent itself.
 
-Enters: the injections of a directive, which repeats them. Each that concerns this agent is carried out once.
+Directives repeat their injections; each one is carried out once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 class AgentInjections:
-    """Lives on the agent's event loop."""
+    """Carries out each injection of a directive once. Lives on the agent's event loop."""
 
     def __init__(self, host: str, send_signal: Callable[[str, signal.Signals], None]) -> None:
         self._host = host
@@ -26,9 +26,9 @@ class AgentInjections:
         self._done: frozenset[str] = frozenset()
 
     def take(self, injections: Iterable[FaultInjected]) -> None:
-        """Carry out what is new."""
+        """Carry out the injections that are new."""
         new = [each for each in injections if each.injection_id not in self._done]
-        # What is not in the directive any more does not come back: the set stays small.
+        # An injection that left the directive never comes back, so the set stays small.
         self._done = frozenset(each.injection_id for each in injections)
         for each in new:
             if each.fault in _SIGNALS and each.worker_id is not None:

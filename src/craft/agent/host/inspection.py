@@ -1,6 +1,6 @@
-"""Answer the lighthouse's questions about workers of this host: what each does, its stacks, its collectives.
+"""Inspect workers of this host for the lighthouse: activity, stacks, collectives.
 
-It works whatever a worker does. The activity page says what its main thread does, ``/proc`` what the kernel says; a thread
+This works in any state of a worker. The activity page has what its main thread does, ``/proc`` the kernel's view; a thread
 of the worker sends its stacks and collectives. If no thread answers, a signal makes the process write its stacks.
 """
 
@@ -24,25 +24,25 @@ from craft.telemetry.history import Commit
 from craft.telemetry.records.journal import last_lines
 
 _ANSWER_S = 0.5
-"""A worker that keeps its GIL tells nothing itself."""
+"""How long to wait for a worker's collectives; one that keeps its GIL does not answer."""
 _OWN_S = 1.0
-"""Nor its stacks; but on a busy machine one that could may take a while."""
+"""How long to wait for a worker's own stacks: longer, since a busy machine delays the answer."""
 _GIL_S = 0.5
-"""Who keeps its GIL for so long is not waited for."""
+"""A worker that keeps its GIL for longer is not waited for."""
 _LOADS_S = 1.0
-"""Who waits for data for longer may wait for a process that it forked."""
+"""A worker that loads for longer may wait for a process that it forked."""
 MAX_WORKERS = 64
-"""So many are looked at for one question: the answer is one message."""
+"""Most workers inspected for one question: the answer is one message."""
 _STEPS = 10
 _MEMBERS = 256
-"""So many members of a generation are named: the answer is about one of them."""
+"""Most members of a generation that an answer names: it is about one of them."""
 _LONGEST_S = 1.0
-"""A worker that is to end is kept no longer than this for being looked at."""
+"""An inspection delays the end of a worker by at most this."""
 
 
 @dataclass(frozen=True)
 class _Question:
-    """One worker that was asked."""
+    """A question to one worker, with its state when it was asked."""
 
     worker_id: str
     regard: Regard
@@ -51,28 +51,28 @@ class _Question:
     time: float
     generation: int
     members: tuple[str, ...]
-    """What it acted under when it was asked."""
+    """The members of that generation."""
 
 
 class WorkerInspector:
-    """Lives on the agent's event loop."""
+    """Asks workers and collects their answers. Lives on the agent's event loop."""
 
     def __init__(self, watchdog: Watchdog, relay: Relay, run_dir: RunDir) -> None:
         self._watchdog = watchdog
         self._relay = relay
         self._run_dir = run_dir
         self._open: dict[str, int] = {}
-        """Workers that are being looked at, and by how many questions."""
+        """Open questions, by worker."""
         self._ends: dict[str, Callable[[], None]] = {}
-        """What is to be done with them afterwards."""
+        """What to call once a worker has no open question."""
         self._told: dict[tuple[int, str], asyncio.Future[Collectives]] = {}
         self._own: dict[tuple[int, str], asyncio.Future[Stacks]] = {}
         self._asked = 0
-        """Questions of this agent's own, which count downwards."""
+        """Number of this agent's last own question; these count down from 0."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def ask(self, look: Look) -> None:
-        """Look at workers and send what is found. They are asked before this returns: what follows is not in the answer."""
+        """Inspect workers and send the answer. They are asked before this returns: the answer has their state as of now."""
         chosen = [each for each in self._watchdog.worker_ids if not look.worker_ids or each in look.worker_ids]
         questions = [self._ask(look.number, worker_id) for worker_id in chosen[:MAX_WORKERS]]
         task = asyncio.create_task(self._answer(look.number, [each for each in questions if each is not None]))
@@ -102,7 +102,7 @@ class WorkerInspector:
         )
 
     def then(self, worker_id: str, end: Callable[[], None]) -> None:
-        """Call ``end`` once no inspection of the worker is open: an ended worker could not answer."""
+        """Call ``end`` once no inspection of the worker is open, within a limit: an ended worker cannot answer."""
         if worker_id not in self._open:
             end()
         elif worker_id not in self._ends:
@@ -110,7 +110,7 @@ class WorkerInspector:
             asyncio.get_running_loop().call_later(_LONGEST_S, self._end, worker_id)
 
     def told(self, message: Collectives | Stacks) -> None:
-        """A worker has answered."""
+        """Take a worker's answer."""
         place = (message.number, message.worker_id)
         if isinstance(message, Stacks):
             own = self._own.get(place)
@@ -122,7 +122,7 @@ class WorkerInspector:
             waiting.set_result(message)
 
     async def own_stacks(self, worker_id: str) -> str | None:
-        """Have a worker tell its stacks; None if no thread of it does within moments."""
+        """Ask a worker for its stacks; return None if none of its threads answers in time."""
         self._asked -= 1
         place = (self._asked, worker_id)
         if not self._relay.ask_worker(worker_id, Look(number=self._asked)):
@@ -166,7 +166,7 @@ class WorkerInspector:
         keeps = regard.gil_kept_s is not None and regard.gil_kept_s > _GIL_S
         own = await _text(question.own) if question.own is not None and not keeps else None
         if own is None:
-            # Not before: a handler that looks at the frames of a process that runs can end it.
+            # Only now: a signal handler that walks the frames of a running process can crash it.
             return await stacks.dump(regard.pid, regard.stacks)
         if regard.doing is not None and regard.doing.phase is Phase.LOADING and (regard.since_s or 0.0) > _LOADS_S:
             return await stacks.with_children(own, regard.pid, regard.stacks)
@@ -206,7 +206,7 @@ async def _text(waiting: asyncio.Future[Stacks]) -> str | None:
 
 
 def _elapsed_s(earlier: Commit | None, commit: Commit) -> float | None:
-    """How long after the one before; None if there is none, or if the clock was set back in between."""
+    """Return the time since the commit before; None without one, or if the clock was set back in between."""
     if earlier is None or commit.time < earlier.time:
         return None
     return round(commit.time - earlier.time, 6)

@@ -1,7 +1,7 @@
-"""End workers that have neither an exchange nor a lighthouse, if the job may go on without them elsewhere.
+"""End workers that are cut off from the lighthouse and the group, if others can train on.
 
-Training does not need the lighthouse. So a worker ends only if its exchange broke, or if it waits in it for long and
-cannot reach another member: an unnoticed network cut looks just like a slow step.
+Training does not need the lighthouse. So a worker ends only if its exchange broke, or if it waits in the exchange for long
+and cannot reach another member: an unnoticed network cut looks just like a slow step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ASK_AGAIN_S = 5.0
 
 
 class WorkerLease:
-    """Lives on the agent's event loop; ``look`` is called several times a second."""
+    """Checks the workers' lease: ``look`` is called several times a second. Lives on the agent's event loop."""
 
     def __init__(self, lease_s: float, relay: Relay, pool: WorkerPool, watchdog: Watchdog, outside: HostAccess) -> None:
         self._lease_s = lease_s
@@ -33,7 +33,7 @@ class WorkerLease:
         self._asked: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._said = False
-        """Whether it was said, in this absence of the lighthouse, that the workers here wait for it."""
+        """Whether the wait is already logged for this absence of the lighthouse."""
 
     def look(self) -> None:
         if self._relay.silent_s() <= self._lease_s:
@@ -53,7 +53,7 @@ class WorkerLease:
                 task.add_done_callback(self._tasks.discard)
 
     def _others_have_state(self) -> bool:
-        """Whether workers of other hosts are known to have the training state; if not, it must not end with those here."""
+        """Return whether workers of other hosts are known to have the training state; else those here must not end."""
         directive = self._relay.directive
         here = self._relay.reports().keys()
         found = directive is not None and any(each not in here for each in directive.holders)

@@ -1,4 +1,4 @@
-"""How a job ended, as one host sees it."""
+"""The outcome of a job, as one host sees it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from craft.protocol.messages import WorkerReport
 
 
 class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How the job ended, as this host saw it."""
+    """How the job ended, as this host sees it."""
 
     exit_code: int
     reason: str
@@ -19,12 +19,12 @@ class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...] | None = None
     """All faults of the job, if its journal is on another host; None: see the journal."""
     checkpoint: dict[str, Any] | None = None
-    """The newest checkpoint of the job, likewise."""
+    """The newest checkpoint of the job, if its journal is on another host."""
 
 
 def after_training(outcome: JobOutcome, reports: Iterable[WorkerReport]) -> JobOutcome:
-    """Return the outcome, or a failure of a script after its last step."""
-    # A failure before the last step was answered at that time, however late its process ends.
+    """Return the outcome, or the failure of a script after its last step."""
+    # Failures before the last step were handled when they happened, even if the process ends late.
     failures = (report.failed for report in reports if report.complete)
     failed = next((failed for failed in failures if failed is not None), None)
     if failed is None:

@@ -1,4 +1,4 @@
-"""Run the lighthouse of ``craft run`` as a separate process, and start it again when it ends or is stopped by a signal."""
+"""Run the lighthouse of ``craft run`` as a process; restart it when it ends or is stopped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FOR_PEOPLE = "craft lighthouse: "
 
 
 class OwnLighthouse:
-    """Lives on the agent's event loop."""
+    """Starts, restarts and ends the lighthouse process. Lives on the agent's event loop."""
 
     def __init__(self, settings: RunSettings, run_dir: RunDir, held: HeldRunDir) -> None:
         self._settings = settings
@@ -41,12 +41,12 @@ class OwnLighthouse:
         self._process: asyncio.subprocess.Process | None = None
         self._listening: asyncio.Task[None] | None = None
         self._said = b""
-        """The end of what the one that was started last has said."""
+        """The last part of the current process's standard error."""
         self._told = ""
         self._wanted = True
 
     async def start(self) -> None:
-        """Start it; returns when it listens. Raises ConfigError with what it said if it does not."""
+        """Start it, and return once it listens; raise ConfigError with its error output if it fails."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._command(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True
@@ -70,7 +70,7 @@ class OwnLighthouse:
         self._process = process
 
     async def _listen(self, stream: asyncio.StreamReader) -> None:
-        """Keep what it says in its log, and say what is for people: the log may be on the very disk that is full."""
+        """Append its standard error to its log; log lines for people here, too: the log's disk may be full."""
         half = unwritten = b""
         while data := await stream.read(_AT_ONCE):
             self._said = (self._said + data)[-_AT_ONCE:]
@@ -84,7 +84,7 @@ class OwnLighthouse:
         self._keep(unwritten)
 
     def _keep(self, data: bytes) -> bytes:
-        """Append ``data`` to the log of the lighthouse; return what could not be written: it comes with the next lines."""
+        """Append ``data`` to the lighthouse's log; return what was not written, for the next attempt."""
         with contextlib.suppress(OSError), open(append_private(self._run_dir.lighthouse_log), "ab") as file:
             file.write(data)
             return b""
@@ -95,9 +95,9 @@ class OwnLighthouse:
         command = [sys.executable, "-m", "craft.cli.main", "lighthouse", "--with-parent", "--keep"]
         command += ["--dir", str(self._run_dir.path), "--workers", str(settings.workers)]
         command += ["--min-workers", str(settings.min_workers)]
-        # With one host, no other could go on: silence of a busy machine must not end the job.
+        # With one host, no other one can go on: silence of a busy machine must not end the job.
         command += ["--port", str(settings.port), "--heartbeat-limit", str(_OWN_HOST_LIMIT_S)]
-        # The effective settings: the file that the user named may change before this is started again.
+        # The effective settings: the user's file may change before a restart.
         command += ["--config", str(self._run_dir.config)]
         if settings.chaos:
             command.append("--chaos")
@@ -106,7 +106,7 @@ class OwnLighthouse:
         return command
 
     async def keep(self, on_start: Callable[[], None]) -> None:
-        """Start it again whenever it ends; training does not wait for it."""
+        """Restart it whenever it ends; training does not wait for it."""
         while True:
             assert self._process is not None
             code = await self._see_through(self._process)
@@ -117,7 +117,7 @@ class OwnLighthouse:
             on_start()
 
     async def _see_through(self, process: asyncio.subprocess.Process) -> int:
-        """Wait for its end; end it if a signal has stopped it. Its keeper does the same for the process that serves."""
+        """Wait for its end; kill it if a signal stopped it. Its keeper (``control/respawn``) does so for the serving process."""
         ended = asyncio.ensure_future(process.wait())
         stopped = 0
         while not (await asyncio.wait((ended,), timeout=_LOOK_S))[0]:
@@ -128,7 +128,7 @@ class OwnLighthouse:
         return ended.result()
 
     async def _start_again(self) -> None:
-        """What kept it from starting may pass: the one before may still be ending, a disk may be full for a moment."""
+        """Retry the start for a while: the old process may still be ending, or a disk may be full for a moment."""
         deadline, said = time.monotonic() + _RESTART_LIMIT_S, ""
         while True:
             await asyncio.sleep(_RESTART_S)
@@ -150,9 +150,9 @@ class OwnLighthouse:
             try:
                 await asyncio.wait_for(self._process.wait(), _END_S)
             except asyncio.TimeoutError:
-                # Stopped by a signal, or a disk that does not answer.
+                # A signal stopped it, or it waits for a disk.
                 self._process.kill()
                 await self._process.wait()
         if self._listening is not None:
-            # What it said last is on its way.
+            # Its last lines may still be in the pipe.
             await asyncio.wait((self._listening,), timeout=_LAST_WORDS_S)

@@ -1,7 +1,7 @@
-"""Preempt a host on SIGTERM or when a file appears: ask the lighthouse to drain its workers.
+"""Handle preemption of this host, by SIGTERM or a file: ask the lighthouse to drain its workers.
 
 In a job of one host, all workers take a checkpoint and leave; in a larger one those of this host leave, and the others
-go on. The request is repeated with every report, so that a restarted lighthouse knows of it, too.
+go on. Every report repeats the request, so that a restarted lighthouse gets it, too.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from craft.settings.run import RunSettings
 logger = logging.getLogger(__name__)
 
 LEAVE_S = 3.0
-"""Workers that are told to end have this long before they are killed."""
+"""How long workers have to end before they are killed."""
 _LOOK_S = 0.2
 _LONGEST_S = 1e6
 
 
 class HostPreemption:
-    """Lives on the agent's event loop."""
+    """Turns SIGTERM and the preempt file into drains or checkpoints. Lives on the agent's event loop."""
 
     def __init__(self, relay: Relay, pool: WorkerPool, settings: RunSettings, made: Callable[[str], None]) -> None:
-        """``made`` is called with a reason when there is room, should no lighthouse say so before."""
+        """``made`` is called with a reason once the workers have left, or if no lighthouse ended the job in time."""
         self._relay = relay
         self._pool = pool
         self._settings = settings
@@ -39,7 +39,7 @@ class HostPreemption:
         self._leaving: asyncio.Task[None] | None = None
 
     def on_sigterm(self) -> bool:
-        """Return whether the workers end in order now; if not, as on the second signal, they are to end at once."""
+        """Begin an orderly end; return False if workers must end at once instead, as on a second signal."""
         first, self._terminated = not self._terminated, True
         if first and self._is_part():
             self._drain("its agent got SIGTERM")
@@ -50,7 +50,7 @@ class HostPreemption:
         return True
 
     async def watch(self, file: PreemptFile, give_up: Callable[[str], None]) -> None:
-        """Make room when the file appears; ``give_up`` is called with a reason if there is nothing to wait for."""
+        """Preempt when the file appears; call ``give_up`` with a reason if an orderly end is not possible."""
         limit_s = await file.appeared()
         reason = f"the file {file.path} appeared"
         if self._can_save():
@@ -61,17 +61,17 @@ class HostPreemption:
             give_up(f"{reason}, and the job takes no checkpoints")
 
     def _is_part(self) -> bool:
-        """Whether others go on when this host is told to end: then its workers leave with nothing lost."""
+        """Return whether this host is part of a larger job: its workers can leave without loss, and others go on."""
         return self._settings.lighthouse is not None and bool(self._pool.living)
 
     def _can_save(self) -> bool:
-        """Whether there is something to wait for: the job takes checkpoints, and does not end by itself just now."""
+        """Return whether a preemption can save state: the job takes checkpoints and is not ending already."""
         directive = self._relay.directive
         if not self._settings.handles_preemption:
             return False
         if directive is not None and (directive.stopping or directive.winding_down is not None):
             return False
-        # While the workers are starting, none has reported that yet.
+        # Workers that are still starting have not reported that they take checkpoints.
         return self._settings.checkpoints is not None or any(
             report.checkpoints for report in self._relay.report.workers
         )
@@ -81,7 +81,7 @@ class HostPreemption:
             return
         limit_s = self._settings.drain_limit_s
         self._pool.close()
-        # Nothing is started here any more: no other host waits for it.
+        # This host starts no more workers: no other host must wait for one.
         self._relay.say(draining=reason, drain_deadline_s=limit_s, exhausted=reason)
 
         async def leave() -> None:
@@ -95,15 +95,15 @@ class HostPreemption:
     def _preempt(self, reason: str, limit_s: float | None) -> None:
         limit_s = self._settings.drain_limit_s if limit_s is None else limit_s
         self._relay.say(preempting=PreemptionOrder(reason=reason, deadline=time.time() + limit_s))
-        # The lighthouse ends the job at the deadline, unless there is none.
+        # Normally the lighthouse ends the job at the deadline.
         late = f"preempted ({reason}): no lighthouse ended the job until the deadline"
         asyncio.get_running_loop().call_later(limit_s + LEAVE_S, self._made, late)
 
 
 class PreemptFile:
-    """A file that tells the job to make room when it appears, or is written anew.
+    """A file that preempts the job when it appears or is rewritten.
 
-    One that is there when this is made is what the job made room for the last time.
+    A file that exists already is left from the last preemption, and is ignored.
     """
 
     def __init__(self, path: Path) -> None:
@@ -111,12 +111,12 @@ class PreemptFile:
         self._old = _mark(path)
 
     async def appeared(self) -> float | None:
-        """Wait for it; returns the number of seconds in it, if there is one."""
+        """Wait for the file; return the number of seconds in it, if any."""
         before = self._old
         while True:
-            # In a thread: the file may be on a network, which may not answer.
+            # In a thread: a network file system may block.
             mark = await asyncio.to_thread(_mark, self.path)
-            # Twice the same: the writer may not be done.
+            # Unchanged since the last look: before that, the writer may not be done.
             if mark is not None and mark != self._old and mark == before:
                 return await asyncio.to_thread(_seconds, self.path)
             before = mark

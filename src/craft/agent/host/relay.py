@@ -1,7 +1,7 @@
-"""Relay between workers and lighthouse: reports up, directives down. Sends the latest of each again on reconnect.
+"""Relay reports from workers to the lighthouse, and directives back; resend the latest on reconnect.
 
-The lighthouse sets the pace (``Pace``): in a job of few hosts every change is reported at once and every heartbeat is a
-report; in a large one mere progress waits, and most heartbeats are empty.
+The lighthouse sets the pace (``Pace``). In a job of few hosts the agent reports every change at once and every heartbeat is
+a report; in a large one mere progress waits, and most heartbeats are empty.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ logger = logging.getLogger(__name__)
 
 _RECONNECT_S = 0.2
 _SAID_S = 60.0
-"""So long the end of a worker is repeated."""
+"""Reports repeat the end of a worker for this long."""
 _TOGETHER_S = 0.02
-"""Mere progress of workers within this time goes in one report: a host of many workers does not send one for each."""
+"""Mere progress within this time goes into one report, so that many workers do not cause one each."""
 _CONNECT_LIMIT_S = 1.0
 _HANDSHAKE_LIMIT_S = 10.0
-"""A lighthouse that takes a connection and does not answer for so long is tried again on another one."""
+"""If a lighthouse accepts a connection and does not answer within this, the agent reconnects."""
 _UNANSWERED_LIMIT_MS = 2000
-"""After so long without an acknowledgement by the other side's kernel a connection is given up, and a new one tried:
-left to itself, TCP waits ever longer, and would be late to notice that a cut line is whole again."""
+"""Without a TCP acknowledgement for this long, the agent reconnects: TCP's own retries back off, and would notice late
+that the network works again."""
 
 
 class Relay:
-    """Lives on the agent's event loop."""
+    """Connects this host's workers to the lighthouse. Lives on the agent's event loop."""
 
     def __init__(
         self,
@@ -67,36 +67,36 @@ class Relay:
         self._changed = asyncio.Event()
         self._pace = Pace()
         self._urgent = 0
-        """The newest report that has something which must not wait."""
+        """Sequence of the newest report that must not wait."""
         self._soon: asyncio.TimerHandle | None = None
         self._connection: aiohttp.ClientWebSocketResponse[Any] | None = None
         self.on_look: Callable[[Look], None] = lambda _: None
-        """Called when the lighthouse wants to know more of workers."""
+        """Called when the lighthouse asks to inspect workers."""
         self.on_told: Callable[[Collectives | Stacks], None] = lambda _: None
-        """Called when a worker has answered what it was asked."""
+        """Called with a worker's answer to an inspection."""
         self._workers: dict[str, asyncio.StreamWriter] = {}
         self._listening: dict[str, asyncio.Task[Any]] = {}
-        """What takes a worker's reports, until it hangs up."""
+        """By worker, the task that reads its reports until its connection closes."""
         self._found: dict[str, WorkerOverdue] = {}
         self._phases: dict[str, str] = {}
         self._away_since: float | None = time.monotonic()
-        """Since when there is no connection to the lighthouse."""
+        """When the connection to the lighthouse was lost; None while connected."""
 
     def reports(self) -> dict[str, WorkerReport]:
         return {report.member.worker_id: report for report in self.report.workers}
 
     def unwritten(self) -> str:
-        """Why a worker that lives cannot write down its steps; empty: all can."""
+        """Return why a live worker cannot record its steps; empty if all can."""
         ended = {each.worker_id for each in self.report.exited}
         living = (report for report in self.report.workers if report.member.worker_id not in ended)
         return next((report.unwritten for report in living if report.unwritten), "")
 
     def carried_bytes(self) -> int:
-        """How much memory a joining worker should reserve; 0 while no worker here knows."""
+        """Return how much memory a joining worker should reserve; 0 while no worker here knows."""
         return max((report.carried_bytes for report in self.report.workers), default=0)
 
     def ended(self, exited: Exited) -> None:
-        """A worker's process ended; the lighthouse hears of it at once."""
+        """Report the end of a worker's process to the lighthouse at once."""
         for known in (self._workers, self._listening, self._found, self._phases):
             known.pop(exited.worker_id, None)
         kept = self._still_worth_saying()
@@ -105,21 +105,21 @@ class Relay:
         self._update(exited=(*kept, exited), workers=workers)
 
     def _still_worth_saying(self) -> tuple[Exited, ...]:
-        """Ends that a lighthouse may not know of yet: not those that were said long ago, on a connection that lasts."""
+        """Return the ends that a lighthouse may not know yet: all while disconnected, else recent ones."""
         if self.silent_s() > 0:
             return self.report.exited
         return tuple(each for each in self.report.exited if time.time() - each.time < _SAID_S)
 
     def silent_s(self) -> float:
-        """For how long there has been no connection to the lighthouse; 0 while there is one."""
+        """Return how long the lighthouse has been disconnected; 0 while connected."""
         return 0.0 if self._away_since is None else time.monotonic() - self._away_since
 
     def say(self, **changes: str | float | PreemptionOrder | None) -> None:
-        """Change what this host says of itself."""
+        """Change fields of this host's report."""
         self._update(True, **changes)
 
     def found(self, worker_id: str, overdue: WorkerOverdue | None) -> None:
-        """The watchdog found something about a worker, or, None, that all is well with it again."""
+        """Take the watchdog's finding about a worker; None clears it."""
         if overdue is not None:
             self._found[worker_id] = overdue
         elif self._found.pop(worker_id, None) is None:
@@ -128,18 +128,18 @@ class Relay:
             self.take(self.reports()[worker_id])
 
     def doing(self, phases: dict[str, str]) -> None:
-        """What each worker is doing right now; the next report says so."""
+        """Put what each worker is doing into the next report."""
         if phases != self._phases:
             self._phases = phases
             self._update(urgent=False, workers=tuple(map(self._seen, self.report.workers)))
 
     def _seen(self, report: WorkerReport) -> WorkerReport:
-        """A worker's report, with what this agent sees of it."""
+        """Return a worker's report, with this agent's findings about it."""
         worker_id = report.member.worker_id
         return replace(report, phase=self._phases.get(worker_id, ""), overdue=self._found.get(worker_id))
 
     async def serve_worker(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take one worker's reports; called by the Unix server for each connection."""
+        """Read one worker's reports; the Unix server calls this for each connection."""
         worker_id = None
         try:
             while True:
@@ -158,7 +158,7 @@ class Relay:
                         writer.write(codec.frame(self.directive))
                 self.take(message)
         except (asyncio.IncompleteReadError, ConnectionError):
-            # Its process ended; the fork server says how.
+            # Its process ended; the fork server reports how.
             return
         except MalformedMessage as error:
             logger.warning("worker %s: %s", worker_id or "?", error)
@@ -166,16 +166,16 @@ class Relay:
             writer.close()
 
     async def hear_out(self, worker_id: str, limit_s: float) -> None:
-        """Return when all is heard that a worker said before its process ended, or after ``limit_s``.
+        """Wait until all reports of an ended worker are read, at most ``limit_s``.
 
-        Something that it had forked may still hold its connection open.
+        A process that it forked may still hold its connection open.
         """
         listening = self._listening.pop(worker_id, None)
         if listening is not None:
             await asyncio.wait({listening}, timeout=limit_s)
 
     def ask_worker(self, worker_id: str, look: Look) -> bool:
-        """Ask a worker; False if there is no connection to it."""
+        """Send a worker a question; return False if it is not connected."""
         writer = self._workers.get(worker_id)
         if writer is None:
             return False
@@ -183,14 +183,14 @@ class Relay:
         return True
 
     async def send(self, message: Looked) -> None:
-        """Send an answer, if the lighthouse is still there to hear it."""
+        """Send an answer, if the lighthouse is still connected."""
         if self._connection is not None:
             with contextlib.suppress(ConnectionError, aiohttp.ClientError):
                 data = codec.pack(message)
                 await (self._connection.send_str(data) if isinstance(data, str) else self._connection.send_bytes(data))
 
     def take(self, report: WorkerReport) -> None:
-        """Put a worker's report into this host's."""
+        """Put a worker's report into this host's report."""
         known = self.reports()
         before = known.get(report.member.worker_id)
         report = known[report.member.worker_id] = self._seen(report)
@@ -206,7 +206,7 @@ class Relay:
             self._soon = asyncio.get_running_loop().call_later(_TOGETHER_S, self._send_now)
 
     def _send_now(self) -> None:
-        """What there is to say must not wait."""
+        """Send the current report without delay."""
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
@@ -214,7 +214,7 @@ class Relay:
         self._changed.set()
 
     async def follow_lighthouse(self) -> None:
-        """Keep a connection to the lighthouse; it may go away and come back."""
+        """Keep a connection to the lighthouse, and reconnect whenever it is lost."""
         limits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_LIMIT_S)
         async with self._session(headers=bearer(self._token), timeout=limits) as session:
             while True:
@@ -228,7 +228,7 @@ class Relay:
                         raise Unauthorized(f"the lighthouse at {self.url} does not accept our token") from None
                     logger.warning("the lighthouse at %s answers %s", self.url, error.status)
                 except asyncio.TimeoutError:
-                    # It may have gone just then, or be stopped: the kernel of its host takes connections for it.
+                    # It may have ended just then, or be stopped: its host's kernel accepts connections for it.
                     logger.info("the lighthouse at %s did not answer within %g s", self.url, _HANDSHAKE_LIMIT_S)
                 except (aiohttp.ClientError, OSError) as error:
                     logger.info("the lighthouse at %s is out of reach: %s", self.url, explain(error, self.url) or error)
@@ -266,7 +266,7 @@ class Relay:
             sending.cancel()
 
     def decode(self, said: Directive | None, data: str | bytes) -> codec.Message:
-        """Return what a frame says; ``said`` is the directive that came before it on the same connection."""
+        """Decode a frame; ``said`` is the directive that came before it on the same connection."""
         message = codec.unpack(data)
         return updated(said, message) if isinstance(message, Update) else message
 
@@ -292,12 +292,12 @@ class Relay:
                     await connection.send_str(codec.encode(self.report).decode())
                 else:
                     await connection.send_str(codec.encode(Heartbeat(sequence=sent)).decode())
-                # Cheaper than wait_for, which makes a task for every heartbeat.
+                # Cheaper than wait_for, which creates a task for every heartbeat.
                 timer = loop.call_later(self._pace.heartbeat_s, self._changed.set)
                 await self._changed.wait()
                 timer.cancel()
         except (ConnectionError, aiohttp.ClientError):
-            # The receiving side sees the same and reconnects.
+            # The receiving task sees the same error and reconnects.
             return
 
     def _pass_on(self, directive: Directive) -> None:
@@ -310,5 +310,5 @@ class Relay:
 
 
 def _but_progress(report: WorkerReport) -> WorkerReport:
-    """Return the report without what changes all the time and triggers nothing."""
+    """Return the report without fields that change all the time and trigger nothing."""
     return replace(report, sequence=0, step=0, metrics={}, step_s=0.0, times=None, phase="")

@@ -1,4 +1,4 @@
-"""Put the watchdog's findings into the agent's reports: what each worker does, and which are overdue."""
+"""Put the watchdog's findings into the agent's reports: activities and overdue workers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from craft.protocol.events import WorkerOverdue
 
 
 class WatchdogReports:
-    """Lives on the agent's event loop; ``look`` is called ten times a second."""
+    """Passes findings to the relay: ``look`` is called ten times a second. Lives on the agent's event loop."""
 
     def __init__(self, watchdog: Watchdog, relay: Relay, on_stopped: Callable[[str], None]) -> None:
-        """``on_stopped`` is called with workers that a signal has stopped."""
+        """``on_stopped`` is called with each worker that a signal stopped."""
         self._watchdog = watchdog
         self._relay = relay
         self._on_stopped = on_stopped
         self._examined: dict[str, str] = {}
-        """For each suspect the phase in which it was looked at from close up."""
+        """By suspect, the phase in which it was examined."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def look(self) -> None:
@@ -44,7 +44,7 @@ class WatchdogReports:
         if overdue.cause != "waiting":
             hang = await self._watchdog.examine(suspect)
             if hang is None:
-                # It got on meanwhile, or is gone.
+                # It made progress meanwhile, or ended.
                 self._examined.pop(suspect.worker_id, None)
                 return
             stack, detail = hang.stack, hang.sentence

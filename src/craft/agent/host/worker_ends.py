@@ -1,4 +1,4 @@
-"""Handle the end of workers: replace them, report it to the lighthouse, end those that remain after the job."""
+"""Handle ended workers: replace and report them; end those that remain after the job."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _HEAR_OUT_S = 1.0
 
 
 class WorkerEnds:
-    """Lives on the agent's event loop."""
+    """Handles the end of each worker once. Lives on the agent's event loop."""
 
     def __init__(
         self, relay: Relay, pool: WorkerPool, may_replace: Callable[[], bool], done: Callable[[], None]
     ) -> None:
-        """``done`` is called after each end that was handled."""
+        """``done`` is called after each end is handled."""
         self._relay = relay
         self._pool = pool
         self._may_replace = may_replace
@@ -36,11 +36,11 @@ class WorkerEnds:
         self._hearing: set[asyncio.Task[None]] = set()
 
     def ended(self, message: Ended) -> None:
-        """Handle the end of a worker, once its last report is read."""
+        """Handle the end of a worker; after exit code 0, first read its last report."""
         if message.exit_code != 0:
             self.take(message)
             return
-        # Exit code 0 is judged by the worker's last report: read all of it first.
+        # The last report decides what exit code 0 means.
         task = asyncio.create_task(self._hear_out(message))
         self._hearing.add(task)
         task.add_done_callback(self._hearing.discard)
@@ -50,7 +50,7 @@ class WorkerEnds:
         self.take(message)
 
     def take(self, message: Ended) -> None:
-        """Handle the end of a worker now; a repeated one is ignored."""
+        """Handle the end of a worker now; ignore a repeated one."""
         if message.worker_id not in self._pool.ended_ids:
             self._take(message)
         self._done()
@@ -63,7 +63,7 @@ class WorkerEnds:
             waited=message.signal == signal.SIGKILL and report is not None and report.joined and not report.generation,
             replace=self._may_replace() and _was_needed(message, report),
         )
-        # The report of its end says whether a replacement comes.
+        # First: the report of its end must say whether a replacement comes.
         self.count_starting()
         self._relay.ended(
             Exited(
@@ -76,7 +76,7 @@ class WorkerEnds:
         )
 
     def count_starting(self) -> None:
-        """Report the workers on the way, which a restored job waits for."""
+        """Report how many workers are starting: a restored job waits for them."""
         joined = [worker_id for worker_id, report in self._relay.reports().items() if report.joined]
         starting = self._pool.starting(joined)
         if starting != self._relay.report.starting:
@@ -84,7 +84,7 @@ class WorkerEnds:
 
 
 class RemainingWorkers:
-    """After a good end, ends workers that would not end by themselves, or only in minutes."""
+    """After a successful job, ends workers that would not end by themselves soon."""
 
     def __init__(
         self, pool: WorkerPool, watchdog: Watchdog, has_joined: Callable[[str], bool], *, end_starting: bool = True
@@ -98,7 +98,7 @@ class RemainingWorkers:
         self._stopped: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Check again and again, until cancelled."""
+        """Check repeatedly, until cancelled."""
         while True:
             if self._ends_starting:
                 self._end_starting()
@@ -106,9 +106,9 @@ class RemainingWorkers:
             await asyncio.sleep(_TICK_S)
 
     def _end_starting(self) -> None:
-        """End workers that have not joined: they would only hear that it is too late.
+        """End workers that have not joined, those forked only now included: the job is over.
 
-        Also one that is forked only now. Its script may handle SIGTERM: after a while it gets SIGKILL.
+        A script may handle SIGTERM, so SIGKILL follows after a while.
         """
         for worker_id in self._pool.living:
             if self._has_joined(worker_id):
@@ -120,7 +120,7 @@ class RemainingWorkers:
                 self._pool.signal(worker_id, signal.SIGKILL)
 
     def _end_stopped(self) -> None:
-        """End workers that a signal has stopped for a while: the job needs nothing more of them."""
+        """Kill workers that a signal stopped for a while: the job no longer needs them."""
         now, stopped = time.monotonic(), self._watchdog.stopped() & self._pool.living
         for worker_id in self._stopped.keys() - stopped:
             del self._stopped[worker_id]
@@ -132,12 +132,12 @@ class RemainingWorkers:
 
 
 def _was_needed(message: Ended, report: WorkerReport | None) -> bool:
-    """Return whether it ended early: if it neither finished nor left on request, by os._exit(0) or the like."""
+    """Return whether it ended early: it failed, or exited 0 (as by os._exit) without finishing or leaving on request."""
     if message.exit_code != 0:
         return True
     return report is None or not (report.complete or report.script_ended or report.left)
 
 
 def _was_refused(report: WorkerReport) -> bool:
-    """Return whether a worker was refused: the next one would most likely be refused, too."""
+    """Return whether a worker was refused; a replacement most likely would be, too."""
     return report.failed is not None and report.failed.refused

@@ -1,6 +1,6 @@
-"""The workers of one host: starts them, and replacements, through the fork server.
+"""Start the workers of one host, and their replacements, through the fork server.
 
-Every worker has a *place*, a number on this host, which its replacement takes over; ids are never reused.
+Every worker has a *place*, its number on this host. A replacement takes over the place; ids are never reused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ADVICE = (
 
 
 class WorkerPool:
-    """Lives on the agent's event loop."""
+    """Knows all workers of this host and replaces lost ones. Lives on the agent's event loop."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class WorkerPool:
         first_number: int = 0,
         world_size: int | None = None,
     ) -> None:
-        """Ids are counted from ``first_number``; ``world_size`` is that of the whole job, where it has several hosts."""
+        """Ids count from ``first_number``; ``world_size`` is that of the whole job, if it has several hosts."""
         self._settings = settings
         self._run_dir = run_dir
         self._sockets = sockets
@@ -59,31 +59,31 @@ class WorkerPool:
         self._world_size = world_size
         self._writer: asyncio.StreamWriter | None = None
         self._queued: list[tuple[int, bool]] = []
-        """(place, late) of workers to be started once there is a fork server."""
+        """(place, late) of workers to start once a fork server is ready."""
         self.started: list[str] = []
-        """Ids of all workers that were ever asked for, in that order."""
+        """Ids of all workers ever requested, in that order."""
         self._places: dict[str, int] = {}
         self._next = first_number
         self._restarts = Restarts()
         self._living: dict[str, int] = {}
         self._awaited: dict[str, Fork] = {}
-        """Asked for, and neither forked nor ended yet."""
+        """Workers that were requested and have neither been forked nor ended."""
         self._unforked: dict[str, asyncio.Task[None]] = {}
-        """Those of them for whom the system gave no process yet, and what asks again."""
+        """Those of them that the system refused a process, with the task that retries."""
         self._starting: set[asyncio.Task[None]] = set()
         self._due = 0
-        """How many of these start at once, in the place of one that had done its work."""
+        """How many of these start without a backoff."""
         self._vacant: dict[str, int] = {}
-        """Places of lost workers that are filled only if the lighthouse says so."""
+        """Places of lost workers that wait to be filled; under ``--on-loss auto`` the lighthouse decides."""
         self._directive: Directive | None = None
         self._closed = False
         self.all_ended = asyncio.Event()
-        # Nothing to wait for: an agent that starts after the end of the job starts no worker.
+        # Set from the start: an agent that starts after the end of the job starts no worker.
         self.all_ended.set()
 
     @property
     def ended_ids(self) -> frozenset[str]:
-        """Those of ``started`` whose processes are gone."""
+        """Workers of ``started`` whose processes have ended."""
         return frozenset(self.started) - self._living.keys() - self._awaited.keys()
 
     @property
@@ -92,34 +92,34 @@ class WorkerPool:
 
     @property
     def may_start(self) -> bool:
-        """Whether workers are still to be started: the first ones, or others in the place of lost ones."""
+        """Whether this host may still start workers: first ones or replacements."""
         return not self._closed and self._restarts.exhausted is None and self._settings.max_restarts > 0
 
     def starting(self, joined: Collection[str]) -> int:
-        """How many workers are on their way: started, or to be started at once, and not among those that have joined.
+        """Return how many workers are started, or start at once, and have not joined.
 
-        Not those that are tried again only after a while, since others died young.
+        Replacements that a backoff delays do not count.
         """
         asked = (self._living.keys() | self._awaited) - set(joined)
         return len(asked) + (0 if self._closed else len(self._queued) + self._due)
 
     def resume(self, writer: asyncio.StreamWriter) -> None:
-        """A fork server is ready: it gets what is to be forked from now on, and what was to be meanwhile."""
+        """Send requests to a new fork server from now on, those queued meanwhile first."""
         self._writer = writer
         queued, self._queued = self._queued, []
         for place, late in queued:
             self._start(place, late=late)
 
     def pause(self) -> dict[str, int | None]:
-        """Start no worker until there is another fork server: this one ended.
+        """Queue requests until there is another fork server: this one ended.
 
-        Returns all of its workers, with their process ids; None where it is unknown whether it was forked.
+        Return all of its workers with their process ids; None if it is unknown whether one was forked.
         """
         self._writer = None
         return {**dict.fromkeys(sorted(self._awaited)), **self._living}
 
     def begin(self, *, late: bool) -> None:
-        """Start all workers of this host, and its spares; ``late``: to a job on its way."""
+        """Start all workers and spares of this host; ``late``: the job has begun already."""
         if self._settings.max_restarts == 0:
             self._give_up("--max-restarts is 0")
         for place in range(self._settings.workers + self._settings.spares):
@@ -142,10 +142,10 @@ class WorkerPool:
         self._next += 1
         self.started.append(worker_id)
         try:
-            # Not what is above it: a run directory that was removed does not come back half.
+            # Without parents: do not recreate parts of a run directory that was removed.
             self._run_dir.worker(worker_id).mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
-            # Its files are records: it trains without them.
+            # These files are only records: the worker trains without them.
             logger.error("there is no folder for the files of %s: %s", worker_id, error)
         worker = self._settings.worker_settings(
             worker_id,
@@ -165,7 +165,7 @@ class WorkerPool:
             **worker.to_environment(),
         }
         if self._world_size is None:
-            # In a job of several hosts ranks are given out when all have come: job.rank knows.
+            # With several hosts, ranks are assigned once all have joined: see job.rank.
             environment["RANK"] = str(place)
         return Fork(
             worker_id=worker_id,
@@ -177,7 +177,7 @@ class WorkerPool:
         )
 
     def adopt(self, place: int, pid: int, *, late: bool) -> tuple[str, dict[str, str]]:
-        """Take on a process that somebody else started; returns its id, and what it is to know."""
+        """Adopt a process that another launcher started; return its worker id and its CRAFT environment."""
         request = self._request(place, late=late)
         self._places[request.worker_id] = place
         self.all_ended.clear()
@@ -190,7 +190,7 @@ class WorkerPool:
         return self._sockets / f"{worker_id}.activity"
 
     def not_forked(self, worker_id: str, why: str) -> None:
-        """The system gave no process for a worker: ask again, until it does."""
+        """Retry a fork that the system refused, until it succeeds."""
         if self._closed:
             self._forget(worker_id)
             return
@@ -204,7 +204,7 @@ class WorkerPool:
             self._writer.write(msgspec.json.encode(self._awaited[worker_id]) + b"\n")
 
     def _forget(self, worker_id: str) -> None:
-        """A worker that never began is not waited for any more."""
+        """Stop waiting for a worker that was never forked."""
         self._awaited.pop(worker_id, None)
         self._places.pop(worker_id, None)
         self._look_for_end()
@@ -218,7 +218,7 @@ class WorkerPool:
         self._watchdog.add(worker_id, pid, self._activity(worker_id), stacks, log)
 
     def ended(self, message: Ended, *, worked: bool, waited: bool, replace: bool) -> None:
-        """A worker's process is no more; ``replace``: whether another one is to take its place."""
+        """Remove a worker whose process ended; ``replace``: whether to start a replacement."""
         self._living.pop(message.worker_id, None)
         self._awaited.pop(message.worker_id, None)
         if (again := self._unforked.pop(message.worker_id, None)) is not None:
@@ -254,7 +254,7 @@ class WorkerPool:
         self._fill()
 
     def directed(self, directive: Directive) -> None:
-        """The lighthouse said something: perhaps that somebody is to be started after all."""
+        """Take a directive, which may allow replacements that wait for it."""
         self._directive = directive
         self._fill()
 
@@ -269,17 +269,17 @@ class WorkerPool:
         self._on_exhausted(reason)
 
     def close(self) -> None:
-        """Start nobody any more."""
+        """Start no more workers."""
         self._closed = True
         for task in self._starting:
             task.cancel()
         for worker_id, again in self._unforked.items():
-            # Of one that was asked for again just now, the fork server will say what came of it.
+            # If the retry was sent already, the fork server reports its outcome.
             if again.cancel():
                 self._forget(worker_id)
 
     def signal(self, worker_id: str, number: signal.Signals) -> None:
-        """Send a signal to a worker that lives."""
+        """Send a signal to a live worker."""
         pid = self._living.get(worker_id)
         if pid is None:
             return
@@ -289,13 +289,13 @@ class WorkerPool:
             return
 
     async def wait(self, limit_s: float) -> bool:
-        """Wait until all have ended, but not for longer than this; returns whether they have."""
+        """Wait up to ``limit_s`` until all workers have ended; return whether they have."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.all_ended.wait(), limit_s)
         return self.all_ended.is_set()
 
     async def end(self, limit_s: float) -> None:
-        """Ask all workers to end, and after a while do not ask."""
+        """Send SIGTERM to all workers, and SIGKILL to those still there after ``limit_s``."""
         self.close()
         for worker_id in self.living:
             self.signal(worker_id, signal.SIGTERM)
@@ -305,7 +305,7 @@ class WorkerPool:
 
 
 def _wanted(directive: Directive | None, worker_id: str) -> bool:
-    """Whether the lighthouse knows of this loss, and wants somebody in its place."""
+    """Return whether the lighthouse knows of this loss and wants a replacement."""
     if directive is None or not directive.replacing:
         return False
     made = (each for each in (directive.generation, directive.upcoming) if each is not None)

@@ -1,1 +1,1 @@
-"""What an agent asks of the kernel: forks, /proc, scratch space."""
+"""The agent's use of Linux: forks, /proc, scratch space."""

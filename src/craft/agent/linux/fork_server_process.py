@@ -1,6 +1,6 @@
-"""The agent's end of one fork server: starts its process, says what it says, and ends it.
+"""The agent's side of one fork server: start its process, read its messages, end it.
 
-The supervisor has one at a time, and starts another when it ends. Its workers end with it: the kernel kills them.
+``ForkServerKeeper`` runs one at a time and starts another when it ends. Its workers end with it: the kernel kills them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _LOOK_S = 0.01
 
 
 class ForkServerProcess:
-    """Lives on the agent's event loop."""
+    """One fork server process. Lives on the agent's event loop."""
 
     def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self._process = process
         self._reader = reader
         self.writer = writer
-        """Takes what it is to fork."""
+        """Carries fork requests to it."""
         self._is_ready = False
 
     @classmethod
@@ -37,11 +37,11 @@ class ForkServerProcess:
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": str(settings.threads),
-            # The order of a set of strings depends on it, and with that perhaps the bits: one for all workers and all runs.
+            # The order of a set of strings depends on it, and results may depend on that: one value for all workers and runs.
             "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED") or "0",
         }
         try:
-            # In a session of its own: Ctrl-C is the agent's business, also while the fork server imports torch.
+            # In a separate session: the agent handles Ctrl-C, also while the fork server imports torch.
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "craft.agent.linux.forkserver", str(theirs.fileno()), str(os.getpid()),
                 *filter(None, map(str.strip, settings.preload.split(","))),
@@ -55,28 +55,28 @@ class ForkServerProcess:
         return cls(process, *await asyncio.open_connection(sock=ours))
 
     async def messages(self) -> AsyncIterator[Outgoing]:
-        """What it says, until it ends."""
+        """Yield its messages until it ends."""
         try:
-            # One that is killed may not have come to the end of its line.
+            # A killed fork server may leave an incomplete line.
             while (line := await self._reader.readline()).endswith(b"\n"):
                 message = msgspec.json.decode(line, type=Outgoing)
                 self._is_ready = self._is_ready or isinstance(message, Ready)
                 yield message
         except ConnectionResetError:
-            # It ended, and had not read all that was sent to it.
+            # It ended with unread requests.
             return
 
     async def end(self) -> None:
-        """Let it end, with all its workers."""
+        """End it, with all its workers."""
         self.writer.close()
         if self._process.returncode is None and not self._is_ready:
-            # It has no workers yet, and would first import torch to the end.
+            # It has no workers yet, and would first finish importing torch.
             self._process.kill()
         await self._process.wait()
 
 
 async def gone(pids: Iterable[int]) -> None:
-    """Return when these workers of a fork server that has ended are no more, and what they had forked was told to end."""
+    """Kill workers of an ended fork server and their process groups; wait until the workers are gone."""
     for pid in pids:
         try:
             pidfd = os.pidfd_open(pid)
@@ -84,7 +84,7 @@ async def gone(pids: Iterable[int]) -> None:
             _kill_group(pid)
             continue
         try:
-            # The kernel is about to do the same, on behalf of the fork server.
+            # The kernel is about to do the same, since their parent died.
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             poller = select.poll()
             poller.register(pidfd, select.POLLIN)
@@ -98,7 +98,7 @@ async def gone(pids: Iterable[int]) -> None:
 
 
 def _kill_group(pid: int) -> None:
-    """End what a worker had forked. Each worker leads a process group, whose number is not given to others meanwhile."""
+    """Kill what a worker forked. Each worker leads a process group; its number is not reused while members live."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

@@ -1,7 +1,7 @@
-"""The fork server: a process with torch imported and no threads, which forks workers and sees them die.
+"""The fork server: a process without threads that imports torch, forks workers and reaps them.
 
-Its socket carries one JSON value a line. In: ``Fork``. Out: ``Ready``, ``Forked``, ``NotForked``, ``Ended``. When the socket
-closes, every worker is killed and the fork server ends: workers do not outlive their agent.
+Its socket carries one JSON value per line. In: ``Fork``. Out: ``Ready``, ``Forked``, ``NotForked``, ``Ended``. When the socket
+closes, it kills every worker and ends: workers do not outlive their agent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     as_module: bool
     environment: dict[str, str]
     log: str
-    """Where its standard output and error go."""
+    """The file for its standard output and error."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -48,28 +48,28 @@ class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class NotForked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The system gives no process for a worker, for now."""
+    """The system refused a process for a worker, for now."""
 
     worker_id: str
     why: str
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A worker's process is no more."""
+    """A worker's process ended."""
 
     worker_id: str
     exit_code: int | None
     signal: int | None
     time: float
     why: str = ""
-    """What is known beside that, as the end of a sentence."""
+    """What else is known, as the end of a sentence."""
 
 
 Outgoing = Ready | Forked | NotForked | Ended
 
 
 class ForkServer:
-    """Single-threaded: a fork copies only the calling thread, and locks held by others would stay locked for ever."""
+    """Forks and reaps workers. Single-threaded: in a fork, locks that other threads hold would stay locked for ever."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -93,7 +93,7 @@ class ForkServer:
                 self._reap()
             if self._channel.fileno() in ready:
                 data = b""
-                # Reset: the agent ended, and had not read all that was sent to it.
+                # Reset: the agent ended with unread messages.
                 with contextlib.suppress(ConnectionResetError):
                     data = self._channel.recv(1 << 16)
                 if not data:
@@ -108,7 +108,7 @@ class ForkServer:
         try:
             pid = os.fork()
         except OSError as error:
-            # Too many processes, or too little memory. The workers that are there go on.
+            # Too many processes, or too little memory. Running workers go on.
             self._send(NotForked(worker_id=request.worker_id, why=error.strerror or str(error)))
             return
         if pid == 0:
@@ -130,12 +130,12 @@ class ForkServer:
 
     def _become_worker(self, request: Fork, server_pid: int) -> None:
         syscalls.end_with_parent(server_pid)
-        # What it leaves to itself, such as a process that became a daemon, stays its own until it ends: then it is left to us.
+        # Its daemonized children are re-parented to it, and to the fork server once it ends.
         syscalls.adopt_orphans()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        # A session of its own: Ctrl-C is the agent's business, and what the worker forks can be found and ended with it.
+        # A new session: the agent handles Ctrl-C, and what the worker forks is in its process group and ends with it.
         os.setsid()
         self._channel.close()
         os.close(self._wake_read)
@@ -169,10 +169,10 @@ class ForkServer:
             self._end_orphans(pid)
 
     def _end_orphans(self, pid: int) -> None:
-        """End what the worker had forked: its loader processes hold its sockets open, and peers would wait for them."""
+        """Kill what a dead worker forked: its loader processes hold its sockets open, and peers would wait for them."""
         _kill_group(pid)
         for child in syscalls.children():
-            # Whatever is our child and no worker was left to us by a dead one.
+            # A child that is not a worker was re-parented here when its worker died.
             if child not in self._workers:
                 _kill(child)
 
@@ -191,7 +191,7 @@ class ForkServer:
                     _kill(child)
 
     def _send(self, message: Outgoing) -> None:
-        # An agent that has gone meanwhile is noticed where its requests are read.
+        # The end of the agent is noticed where its requests are read.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._channel.sendall(msgspec.json.encode(message) + b"\n")
 
@@ -200,7 +200,7 @@ def _open_log(path: str) -> int:
     try:
         return append_private(Path(path))
     except OSError as error:
-        # A record: the worker trains without it.
+        # Only a record: the worker trains without it.
         print(one_line(f"craft: {path} cannot be written: {error.strerror}"), file=sys.stderr, flush=True)
         return os.open(os.devnull, os.O_WRONLY)
 
@@ -220,7 +220,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _preload(module: str) -> None:
-    """Import what scripts are going to. One that cannot be imported is told of: the script may do without, or say more."""
+    """Import a module that scripts need. Print a failure and go on: the script may not need it, or say more."""
     try:
         importlib.import_module(module)
     except Exception as error:  # noqa: BLE001  (another package's code: what it raises is told)
@@ -228,11 +228,11 @@ def _preload(module: str) -> None:
 
 
 def main() -> None:
-    """Entry of the process; its arguments: the socket's file descriptor, the agent's process id, modules to import besides."""
+    """Run the process. Arguments: the socket's file descriptor, the agent's process id, further modules to import."""
     fd, agent_pid = int(sys.argv[1]), int(sys.argv[2])
     syscalls.end_with_parent(agent_pid)
     syscalls.adopt_orphans()
-    # What every worker needs, once for all: torch's optimizers import its compiler, which takes about as long as torch.
+    # Imported once for all workers: torch's optimizers import its compiler, which takes about as long as torch.
     import torch._dynamo
     import torch.utils.data
 
@@ -243,11 +243,11 @@ def main() -> None:
         for module in sys.argv[3:]:
             _preload(module)
     torch.set_num_threads(torch.get_num_threads())
-    # What is imported stays for good. Not looked through again, it does not keep workers from finding their own garbage,
-    # and stays shared between them.
+    # Exclude imported objects from garbage collection: they do not keep workers from finding their own garbage, and their
+    # pages stay shared.
     gc.freeze()
     ForkServer(socket.socket(fileno=fd)).serve()
-    # Taking torch down in order would keep the agent waiting for the better part of a second.
+    # An orderly shutdown of torch would delay the agent by most of a second.
     os._exit(0)
 
 

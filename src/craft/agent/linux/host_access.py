@@ -1,6 +1,6 @@
-"""What an agent reaches beyond its own event loop, as one value: the supervisor hands each part to the one that needs it.
+"""All access of an agent to the world outside its event loop, as one value.
 
-The deterministic simulation (``tests/simulation``) gives its own.
+The supervisor passes each part to the object that needs it. The deterministic simulation (``tests/simulation``) replaces it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from craft.wire.client import Client
 
 @dataclass(frozen=True)
 class HostAccess:
-    """The defaults are those of a real process."""
+    """Access to lighthouse, processes, files and network; the defaults are the real ones."""
 
     client: Callable[..., Client] = Client
-    """Asks the lighthouse one thing, on a connection for that alone."""
+    """Makes single requests to the lighthouse, each on a new connection."""
     session: Callable[..., Any] = aiohttp.ClientSession
-    """Opens the lasting connection to the lighthouse."""
+    """Opens the permanent connection to the lighthouse."""
     process_files: Callable[[int], ProcessFiles] = ProcessFiles
     """The kernel's view of a worker."""
     activity: Callable[[Path], ActivityReader] = ActivityReader
-    """What a worker says that it is doing."""
+    """Reads what a worker publishes about its activity."""
     scratch: Callable[[], Scratch] = Scratch
-    """The agent's folder for its socket."""
+    """Makes the agent's folder for its socket."""
     unreachable: Callable[[Generation, str], tuple[str, ...]] = unreachable
-    """The members to which the network carries nothing; called in a thread."""
+    """Returns the members that the network does not reach; called in a thread."""

@@ -1,4 +1,4 @@
-"""The kernel's view of a process, from ``/proc``. Read by the watchdog; what is gone or forbidden reads as None or empty."""
+"""Read the kernel's view of a process from ``/proc``; what is gone or forbidden reads as None or empty."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _STAT_BYTES = 1024
 
 
 class ProcessGlance(msgspec.Struct, frozen=True):
-    """What costs microseconds to find out."""
+    """The part of a process's state that is read within microseconds."""
 
     state: str
-    """The kernel's letter for the main thread: R runs, S sleeps, D sleeps and cannot be woken, T stopped, t traced, Z dead."""
+    """The kernel's letter for the main thread: R running, S sleeping, D uninterruptible, T stopped, t traced, Z dead."""
     main_cpu_s: float
     """CPU time of the main thread since it began."""
     cpu_s: float
@@ -24,10 +24,10 @@ class ProcessGlance(msgspec.Struct, frozen=True):
 
 
 class ProcessFiles:
-    """The open files of one process. They never show another process that got the same number later."""
+    """Open ``/proc`` files of one process. They never show a later process with the same number."""
 
     def __init__(self, pid: int) -> None:
-        """Raises ``OSError`` if there is no such process."""
+        """Raise ``OSError`` if there is no such process."""
         self._whole = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
         try:
             self._main = os.open(f"/proc/{pid}/task/{pid}/stat", os.O_RDONLY)
@@ -36,7 +36,7 @@ class ProcessFiles:
             raise
 
     def glance(self) -> ProcessGlance | None:
-        """None once the process is gone."""
+        """Return the current state; None once the process is gone."""
         try:
             whole = _fields(os.pread(self._whole, _STAT_BYTES, 0))
             main = _fields(os.pread(self._main, _STAT_BYTES, 0))
@@ -52,7 +52,7 @@ class ProcessFiles:
 
 
 def _fields(stat: bytes) -> list[bytes]:
-    """The fields from the state on; what comes before may hold spaces and brackets."""
+    """Return the fields from the state on; the name before it may have spaces and brackets."""
     return stat[stat.rfind(b")") + 2 :].split()
 
 
@@ -61,13 +61,13 @@ def _cpu_s(fields: list[bytes]) -> float:
 
 
 def wchan(pid: int) -> str:
-    """The kernel function that the main thread sleeps in; empty where it runs, or where the kernel does not say."""
+    """Return the kernel function that the main thread sleeps in; empty if it runs or the kernel does not say."""
     name = _read(pid, "wchan")
     return "" if name == "0" else name
 
 
 def kernel_text(pid: int) -> str:
-    """All that the kernel says about where the main thread stands; its own stack only to root."""
+    """Return all that the kernel says about where the main thread is; only root can read the kernel stack."""
     lines = [f"{name}: {text}" for name in ("wchan", "syscall") if (text := _read(pid, name))]
     if stack := _read(pid, "stack"):
         lines += ["kernel stack:", stack]
@@ -75,22 +75,22 @@ def kernel_text(pid: int) -> str:
 
 
 def is_traced(pid: int) -> bool:
-    """Whether a debugger is attached."""
+    """Return whether a debugger is attached."""
     return _status(pid, "TracerPid") not in ("", "0")
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether the process has a handler for the signal; without one, many signals would end it."""
+    """Return whether the process has a handler for the signal; without one, many signals would end it."""
     return bool(int(_status(pid, "SigCgt") or "0", 16) >> (number - 1) & 1)
 
 
 def state(pid: int) -> str:
-    """The kernel's letter; empty if there is no such process."""
+    """Return the kernel's letter for its state; empty if there is no such process."""
     return _status(pid, "State")[:1]
 
 
 def children(pid: int) -> list[int]:
-    """Process ids of what the process forked, from any of its threads."""
+    """Return the process ids of its children, forked by any of its threads."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:

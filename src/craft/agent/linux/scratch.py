@@ -1,7 +1,7 @@
-"""The agent's folder for its socket and for what workers write there all the time: in memory, and gone with the agent.
+"""The agent's folder in memory, for its socket and the workers' activity pages.
 
-An agent that is killed cannot remove its own; the next one on the same machine does. A folder is in use as long as its
-file ``lock`` is locked, which the kernel ends with the process.
+A killed agent cannot remove its folder; the next one on the same machine does. A folder is in use while its file ``lock``
+is locked; the kernel releases the lock when the process ends.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ class Scratch:
         parent = parent or memory_folder()
         sweep(parent)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        # Locked before it gets its name: the clean-up must never find an unlocked one.
+        # Locked before the rename: ``sweep`` must never find an unlocked lock file of a live agent.
         unnamed = self.path / "lock.new"
         self._lock = open_private(unnamed, os.O_RDWR | os.O_CREAT)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         unnamed.rename(self.path / "lock")
 
     def close(self) -> None:
-        """Remove it."""
+        """Remove the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
 def sweep(parent: Path) -> None:
-    """Remove the folders of agents of this user that are no more."""
+    """Remove the folders of this user's agents that have ended."""
     for lock in parent.glob(f"{_PREFIX}*/lock"):
         try:
             fd = open_private(lock, os.O_RDWR)
         except OSError:
-            # Another user's, or gone meanwhile.
+            # It belongs to another user, or was removed meanwhile.
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""The few things that only the Linux kernel can do for us."""
+"""Wrap the Linux system calls that Python lacks."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _INFO = struct.Struct("=QQ11Ii")
-"""A pidfd's information, in its first version: what is asked for and answered, much else, and how the process ended."""
+"""The first version of struct pidfd_info: the mask that is asked for and answered, other fields, the exit status."""
 _GET_INFO = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
 _WITH_STATUS = 1 << 3
 _STATUS_FIELD = 49
-"""Of ``/proc/PID/stat``, counted from the state: what ``wait`` would return."""
+"""The field of ``/proc/PID/stat``, counted from the state, that has what ``wait`` would return."""
 
 
 def end_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends; also if it has ended already."""
+    """Make the kernel kill this process when its parent ends; die now if it has ended already."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of whatever its descendants leave behind."""
+    """Make this process the parent of its descendants' orphans."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children() -> list[int]:
-    """Process ids of the direct children of this (single-threaded) process."""
+    """Return the process ids of the direct children of this (single-threaded) process."""
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         return [int(pid) for pid in file.read().split()]
 
 
 def how_it_ended(pid: int, pidfd: int) -> tuple[int | None, int | None]:
-    """(exit code, signal) of a process that has ended, and is another's child; (None, None) if nothing tells any more.
+    """Return (exit code, signal) of an ended process that is not our child; (None, None) if unknown.
 
-    Until its parent has looked, ``/proc`` tells; from then on its pidfd does, since Linux 6.15.
+    Until its parent reaps it, ``/proc`` has the status; afterwards its pidfd does, since Linux 6.15.
     """
     status = _status_of_zombie(pid)
     if status is None:
@@ -56,7 +56,7 @@ def _status_of_zombie(pid: int) -> int | None:
     except OSError:
         return None
     fields = stat[stat.rfind(b")") + 2 :].split()
-    # In any other state it is another process, that has got its number.
+    # In any other state it is a new process with the same number.
     return int(fields[_STATUS_FIELD]) if fields[0] == b"Z" else None
 
 

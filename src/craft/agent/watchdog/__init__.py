@@ -1,1 +1,1 @@
-"""Watch the workers of this host, and take their stacks."""
+"""Watch the workers of this host for hangs, and take their stacks."""

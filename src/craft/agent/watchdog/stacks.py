@@ -1,7 +1,7 @@
-"""Asks a worker's process for the stacks of its threads, and puts them into its log.
+"""Ask a worker's process for the stacks of its threads, and append them to its log.
 
-``worker/report/stacks.py`` has registered the handler that answers. A process that cannot answer (stopped by a signal, without
-a handler, stuck in the kernel) is described by what the kernel says about it instead. Called by ``watch.examine``.
+``worker/report/stacks.py`` registers the handler that answers. For a process that cannot answer (stopped by a signal, without
+a handler, stuck in the kernel), the kernel's view takes their place. ``Watchdog.examine`` and ``WorkerInspector`` call this.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ MAX_BYTES = 16 * 1024
 _LIMIT_S = 0.5
 _POLL_S = 0.02
 _SETTLED_POLLS = 3
-"""A file that did not grow for so many looks in a row is taken for whole; the handler does not say where it ends."""
+"""A file that did not grow for this many polls counts as complete; the handler writes no end marker."""
 _MAX_CHILDREN = 4
 _CUT = "... (cut)\n"
 
 
 class StackRequest(msgspec.Struct, frozen=True):
-    """A process that was asked for its stacks."""
+    """A request to one process for its stacks."""
 
     pid: int
     path: Path
     before: int
-    """Size of the file before it wrote to it."""
+    """Size of the file before the request."""
     why: str | None
-    """Why it will not answer, if so."""
+    """Why it cannot answer, if it cannot."""
 
 
 async def dump(pid: int, path: Path, limit_s: float = _LIMIT_S) -> str:
-    """Return the stacks of a worker and of what it forked, at most 16 KB; ``path`` is where its handler writes.
+    """Return the stacks of a worker and its children, at most 16 KB; its handler writes to ``path``.
 
-    Each process has ``limit_s`` to answer. The event loop is never blocked.
+    Each process has ``limit_s`` to answer. This never blocks the event loop.
     """
     return await collect(ask(pid, path), limit_s)
 
 
 def ask(pid: int, path: Path) -> StackRequest:
-    """Have a process write its stacks, at once: whatever it does next is not in them any more."""
+    """Make a process write its stacks at once, before it does anything else."""
     before, why = _size(path), _cannot_answer(pid)
     if why is None:
         try:
@@ -61,17 +61,17 @@ def ask(pid: int, path: Path) -> StackRequest:
 
 
 async def collect(asked: StackRequest, limit_s: float = _LIMIT_S) -> str:
-    """Return what a worker that was asked has written, and the stacks of what it forked."""
+    """Return what an asked worker wrote, and the stacks of its children."""
     return await with_children(await _written(asked, limit_s), asked.pid, asked.path, limit_s)
 
 
 async def with_children(own: str, pid: int, path: Path, limit_s: float = _LIMIT_S) -> str:
-    """The stacks of a worker, with those of what it forked. Each of these is asked by a signal."""
+    """Return a worker's stacks with those of its children; a signal asks each child."""
     parts = [own]
     for child in procfs.children(pid)[:_MAX_CHILDREN]:
-        # A main thread that waits for its data-loader process says nothing about why that does not answer.
+        # The stack of a main thread that waits for its data-loader process does not show why that hangs.
         parts.append(f"its child process {child}:\n{await _written(ask(child, path), limit_s)}")
-    # What matters most comes first in the text, and is last in a worker's own part: its main thread.
+    # The worker comes first. ``_bounded`` keeps the end of each part: the main thread comes last in it.
     share = MAX_BYTES // len(parts)
     return "\n".join(_bounded(part, share).rstrip("\n") for part in parts)
 
@@ -97,7 +97,7 @@ def _cannot_answer(pid: int) -> str | None:
 
 
 async def _settled(path: Path, before: int, limit_s: float) -> bool:
-    """Wait until the file has grown beyond ``before`` and grows no more; False if it did not grow within the limit."""
+    """Wait until the file has grown beyond ``before`` and stopped growing; return False if it did not grow in time."""
     deadline = time.monotonic() + limit_s
     size, same = before, 0
     while time.monotonic() < deadline and same < _SETTLED_POLLS:
@@ -124,7 +124,7 @@ def _since(path: Path, before: int) -> str:
 
 
 def _bounded(text: str, max_bytes: int) -> str:
-    """The end of the text, from the beginning of a line."""
+    """Return the end of the text, from the beginning of a line."""
     data = text.encode()
     if len(data) <= max_bytes:
         return text
@@ -132,7 +132,7 @@ def _bounded(text: str, max_bytes: int) -> str:
 
 
 def append_to_log(path: Path, heading: str, text: str) -> None:
-    """Put a dump at the end of a worker's log, in one write: the worker may be writing, too."""
+    """Append a dump to a worker's log in one write: the worker may be writing, too."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S")
     dump = "\n".join(map(one_line, text.split("\n")))
     data = f"\n--- {stamp} craft: {one_line(heading)}\n{dump}\n--- end of stacks\n".encode()
@@ -143,5 +143,5 @@ def append_to_log(path: Path, heading: str, text: str) -> None:
         finally:
             os.close(fd)
     except OSError as error:
-        # What is done about the worker does not depend on it.
+        # Only a record: the answer to the hang does not depend on it.
         logger.error("stacks cannot be written to %s: %s", path, error)

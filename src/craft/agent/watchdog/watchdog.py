@@ -1,8 +1,8 @@
-"""Watch this host's workers: find those that do one thing for too long, or are stopped.
+"""Watch this host's workers: find those that hang or are stopped.
 
-The supervisor calls ``add`` when a worker was forked, ``remove`` when it ended, and ``look`` every 0.1 s: that reads a
-page of memory and two small files of ``/proc`` per worker, never blocks, and returns ``Suspect`` values. ``examine`` logs
-the stacks of one and returns a ``HangReport``. The lighthouse decides which of them blocks the others.
+``WorkerPool`` calls ``add`` when a worker was forked and ``remove`` when it ended; ``WatchdogReports`` calls ``look`` every
+0.1 s. That reads a page of memory and two small files of ``/proc`` per worker, never blocks, and returns ``Suspect`` values.
+``examine`` logs the stacks of one and returns a ``HangReport``. The lighthouse decides which of them blocks the others.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from craft.protocol.values.activity import Doing
 logger = logging.getLogger(__name__)
 
 _AWAY_S = 1.0
-"""After a longer pause the watchdog itself did not run: that time counts against no worker."""
+"""After a longer gap the watchdog itself did not run: that time counts against no worker."""
 _BUSY = 0.5
 _IDLE = 0.02
 _GIL_WORTH_SAYING_S = 1.0
 
 
 class KernelView(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kernel says about a suspect; CPU times are since its phase began."""
+    """The kernel's view of a worker; CPU times count from the beginning of its phase."""
 
     state: str
     wchan: str
     elapsed_s: float
     main_cpu_s: float
     other_cpu_s: float
-    """Of all its other threads."""
+    """CPU time of all its other threads."""
     num_threads: int
     stopped_children: tuple[int, ...] = ()
-    """Process ids of what it forked and a signal stopped: a data loader that will never answer."""
+    """Process ids of its children that a signal stopped, such as a data loader that never answers."""
 
     @property
     def words(self) -> str:
@@ -70,17 +70,17 @@ class KernelView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Regard(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker as it is seen from outside, whether it is overdue or not."""
+    """A worker as seen from outside, overdue or not."""
 
     pid: int
     view: KernelView
     doing: Doing | None
     since_s: float | None
-    """For how long it has been doing that."""
+    """How long it has been doing that."""
     gil_kept_s: float | None
-    """For how long no other Python thread of it has run, where that is worth saying."""
+    """How long no other Python thread of it has run, if long enough to report."""
     stacks: Path
-    """Where it writes its stacks when it is asked for them."""
+    """The file to which it writes its stacks on request."""
 
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,18 +90,18 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     overdue: Overdue
     seen: float
-    """When, on the clock that never goes back."""
+    """When it was found, on the monotonic clock."""
 
 
 class HangReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A suspect from close up, with all there is to say about it."""
+    """The result of examining a suspect."""
 
     worker_id: str
     pid: int
     overdue: Overdue
     view: KernelView
     stack: str
-    """The stacks of its threads, or the kernel's view where it could not be asked; at most 16 KB."""
+    """The stacks of its threads, or the kernel's view if it cannot answer; at most 16 KB."""
 
     @property
     def sentence(self) -> str:
@@ -119,7 +119,7 @@ class HangReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Watched:
-    """One worker, and what must be remembered of it from look to look."""
+    """One watched worker, with what is remembered from look to look."""
 
     def __init__(
         self, worker_id: str, pid: int, activity: Path, stacks_path: Path, log: Path, outside: HostAccess
@@ -131,7 +131,7 @@ class _Watched:
         self.process = outside.process_files(pid)
         self.doing: Doing | None = None
         self.began: ProcessGlance | None = None
-        """What the kernel said when the phase was seen first."""
+        """The kernel's view when the phase was first seen."""
         self._reader = outside.activity(activity)
         self._stopped_at: float | None = None
         self._stopped_cpu_s = 0.0
@@ -143,21 +143,21 @@ class _Watched:
         if glance is None or glance.state in hangs.DEAD:
             return None
         traced = glance.state == hangs.TRACED
-        # Who may not run cannot get on: a stop has a limit of its own.
+        # A traced or stopped worker cannot make progress, so this time does not count; a stop has a separate limit.
         self._forgiven_s += gap_s if traced or glance.state == hangs.STOPPED else away_s
         new = self._follow(glance)
         if glance.state != hangs.STOPPED:
             self._stopped_at = None
         elif self._stopped_at is None or away_s > 0 or glance.cpu_s > self._stopped_cpu_s:
-            # Who has used CPU since was not stopped all the time: stopped again and again, it is slow, and no more.
+            # It used CPU, so it was not stopped all the time: a worker that is stopped repeatedly is only slow.
             self._stopped_at, self._stopped_cpu_s = now, glance.cpu_s
         if self._stopped_at is not None:
             return hangs.stopped(glance.state, self._stopped_at, now, self.doing, limits)
-        # A phase is judged from its second look on: the first one may have met the worker in the middle of its writing.
+        # Judge a phase from its second look on: at the first one the worker may have been writing its page.
         if new or traced or self.doing is None:
             return None
         found = hangs.overdue(self.doing, now, limits)
-        # A debugger that lets it run for a moment is still a debugger.
+        # A debugger may be attached while the process runs.
         return found if found is not None and not procfs.is_traced(self.pid) else None
 
     @property
@@ -165,7 +165,7 @@ class _Watched:
         return self._stopped_at is not None
 
     def _follow(self, glance: ProcessGlance) -> bool:
-        """Take in what the worker says; True if it is something new."""
+        """Read the worker's activity page; return whether a new phase began, or none yet."""
         doing = self._reader.read()
         if doing is None:
             return self.doing is None
@@ -176,7 +176,7 @@ class _Watched:
         return new
 
     def fresh(self) -> Doing | None:
-        """What it does right now; what it did at the last look, if that cannot be read."""
+        """Return its current activity; if that cannot be read, the one of the last look."""
         return self._reader.read() or self.doing
 
     def view(self, elapsed_s: float) -> KernelView:
@@ -198,7 +198,7 @@ class _Watched:
         )
 
     def got_on(self, overdue: Overdue) -> bool:
-        """Whether it is past what was overdue."""
+        """Return whether it has made progress since it was found overdue."""
         if overdue.cause == "stopped":
             glance = self.process.glance()
             return glance is not None and glance.state != hangs.STOPPED
@@ -207,7 +207,7 @@ class _Watched:
             return False
         if overdue.cause != "gil" or before.beat is None or now.beat is None:
             return now.changes != before.changes
-        # Relative to the phase: what is forgiven moves both.
+        # Relative to the phase: forgiven time moves both.
         return now.changes != before.changes or now.beat - now.since > before.beat - before.since + 1e-3
 
     def close(self) -> None:
@@ -216,11 +216,11 @@ class _Watched:
 
 
 async def _nobody(worker_id: str) -> None:
-    """Before there is anybody to ask."""
+    """Default of ``ask_worker``: no answer."""
 
 
 class Watchdog:
-    """Lives on the agent's event loop."""
+    """Watches all workers of this host. Lives on the agent's event loop."""
 
     def __init__(
         self,
@@ -233,24 +233,24 @@ class Watchdog:
         self._clock = clock
         self._watched: dict[str, _Watched] = {}
         self.ask_worker: Callable[[str], Awaitable[str | None]] = _nobody
-        """Has a worker tell its stacks itself; None if it does not within moments."""
+        """Asks a worker for its stacks; returns None if it does not answer in time."""
         self._looked: float | None = None
         self._unwatched: dict[str, tuple[int, Path, Path, Path]] = {}
 
     def add(self, worker_id: str, pid: int, activity: Path, stacks: Path, log: Path) -> None:
-        """Watch a worker from now on. The files need not be there yet; a process that is gone already is not watched."""
+        """Watch a worker from now on, unless its process has ended. The files need not exist yet."""
         self.remove(worker_id)
         try:
             self._watched[worker_id] = _Watched(worker_id, pid, activity, stacks, log, self._outside)
         except (FileNotFoundError, ProcessLookupError):
-            # Its end is reported elsewhere.
+            # ``WorkerEnds`` reports its end.
             return
         except OSError as error:
             logger.warning("%s is not watched for hangs yet: %s. This is tried again", worker_id, error.strerror)
             self._unwatched[worker_id] = (pid, activity, stacks, log)
 
     def _watch_at_last(self) -> None:
-        """Watch those of whom the system gave no view before, such as for too many open files."""
+        """Retry workers whose ``/proc`` files could not be opened, as with too many open files."""
         for worker_id, given in list(self._unwatched.items()):
             with contextlib.suppress(OSError):
                 self._watched[worker_id] = _Watched(worker_id, *given, self._outside)
@@ -263,7 +263,7 @@ class Watchdog:
             watched.close()
 
     def look(self) -> tuple[Suspect, ...]:
-        """Return who is overdue right now; the same ones again at the next look, as long as they are."""
+        """Return the workers that are overdue now; each is returned at every look while it is."""
         self._watch_at_last()
         now = self._clock()
         gap_s = 0.0 if self._looked is None else now - self._looked
@@ -276,15 +276,15 @@ class Watchdog:
         )
 
     def stopped(self) -> frozenset[str]:
-        """Who was stopped by a signal at the last look, for however short a time."""
+        """Return the workers that a signal had stopped at the last look, however briefly."""
         return frozenset(worker_id for worker_id, each in self._watched.items() if each.is_stopped)
 
     def activities(self) -> dict[str, Doing]:
-        """What each worker was doing at the last look, as far as it has said so."""
+        """Return what each worker was doing at the last look, if it had published that."""
         return {worker_id: each.doing for worker_id, each in self._watched.items() if each.doing is not None}
 
     def regard(self, worker_id: str) -> Regard | None:
-        """Return what is seen of a worker without asking it; None if it is not watched."""
+        """Return what can be seen of a worker without asking it; None if it is not watched."""
         watched = self._watched.get(worker_id)
         if watched is None:
             return None
@@ -305,13 +305,13 @@ class Watchdog:
         return tuple(self._watched)
 
     def waiting_s(self) -> dict[str, float]:
-        """For how long each worker that is in the exchange has been there."""
+        """Return how long each worker in the exchange has been there."""
         now = self._looked or 0.0
         doing = self.activities()
         return {each: now - doing[each].since for each in doing if doing[each].phase in hangs.WAITING}
 
     def held_up(self) -> tuple[Suspect, ...]:
-        """Who waits in the exchange for longer than ever, as of the last look: not to blame, but worth a question."""
+        """Return workers that waited in the exchange for longer than ever at the last look: not the cause, but a sign of one."""
         now = self._looked or 0.0
         found = (
             (each, hangs.held_up(each.doing, now, self._limits))
@@ -325,14 +325,14 @@ class Watchdog:
         )
 
     async def examine(self, suspect: Suspect) -> HangReport | None:
-        """Look at a suspect from close up and put its stacks into its log; None if it is gone, or got on meanwhile.
+        """Examine a suspect and log its stacks; return None if it ended or made progress meanwhile.
 
-        Takes up to half a second, without blocking. The worker is left as it is: to end it is up to the caller.
+        Never blocks the event loop. The caller decides whether to end the worker.
         """
         watched = self._watched.get(suspect.worker_id)
         if watched is None or watched.pid != suspect.pid:
             return None
-        # First of all: the signal that asks for the stacks would wake it.
+        # First: the signal that asks for the stacks would wake it.
         view = watched.view(suspect.overdue.elapsed_s)
         if view.state in hangs.DEAD:
             return None

@@ -60,7 +60,7 @@ class Dispatch:
         self._told = False
         self._pace = Pace()
         self._encoded: dict[int | None, str | bytes] = {}
-        """The encoded directive for connections that last got the one of this number; None: none."""
+        """The encoded directive for connections that last got this sequence; None: for new connections."""
         self._changed: dict[asyncio.Event, None] = {}
         """In the order of their connection."""
 

@@ -75,7 +75,7 @@ class DurableFile:
             logger.warning("no disk space is reserved yet for the next durable generation: %s", error)
 
     def load(self) -> Durable | None:
-        """Return the last record, or None if there is none; repair a damaged copy from the other one.
+        """Return the last record, or None without one; repair a damaged copy from the other one.
 
         Raises ConfigError if no copy can be read.
         """

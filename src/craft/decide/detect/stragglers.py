@@ -173,7 +173,7 @@ def _median_of_others(measured: Sequence[int], own_us: int) -> int:
 def _judged(
     seen: SlowEvidence, gain: float, patience: float, own_us: int, others_us: int, settings: StragglerSettings
 ) -> SlowEvidence | None:
-    """Return the evidence against a member after another step; None if there is none."""
+    """Return the evidence against a member after another step; None without any."""
     gain = max(-1.0, gain)
     if seen.found:
         # Noise makes it harder to be found slow, not to recover.

@@ -188,7 +188,7 @@ def _own_answer(notice: Notice) -> AlertAnswer:
 
 
 def aim(target: str | AlertTarget | None, labels: Mapping[str, str], state: JobState) -> tuple[str | None, str | None]:
-    """Return the live worker or host of this job that ``labels`` name; (None, None) if there is none."""
+    """Return the live worker or host of this job that ``labels`` name; (None, None) if they name none."""
     living = state.having("waiting", "member")
     if isinstance(target, str):
         name = labels.get(target, "")

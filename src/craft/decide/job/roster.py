@@ -78,7 +78,7 @@ class Roster(tuple[WorkerView, ...]):
         return index.present[1]
 
     def with_view(self, view: WorkerView) -> Roster:
-        """Return the roster with ``view`` in place of the one of its id; itself if there is none."""
+        """Return the roster with ``view`` in place of the one with its id; the same roster if the id is unknown."""
         index = self._indexed()
         position = index.positions.get(view.member.worker_id)
         if position is None:

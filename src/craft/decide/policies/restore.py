@@ -57,7 +57,7 @@ class RestorePolicy:
         return (*fences(event), *actions) if actions and certain else ()
 
     def _begin_again(self, state: JobState, why: str) -> tuple[AnyAction, ...]:
-        """Restore from the newest checkpoint; stop if there is none; () if too few workers could join."""
+        """Restore from the newest checkpoint; stop without one; () if too few workers could join."""
         if not state.replaceable and len(state.spares) < state.min_workers:
             return ()
         found = basis(state)

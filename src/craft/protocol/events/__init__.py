@@ -1,4 +1,4 @@
-"""What happened, in the past tense. Each becomes one line of the journal. Public as ``craft.events``."""
+"""Events, in the past tense. Each becomes one line of the journal. Public as ``craft.events``."""
 
 from __future__ import annotations
 

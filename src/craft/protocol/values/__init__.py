@@ -1,1 +1,1 @@
-"""Small value types that events and messages are made of."""
+"""Small value types used in events and messages."""

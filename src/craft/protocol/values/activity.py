@@ -1,4 +1,4 @@
-"""What a worker's main thread is doing, as one frozen value. Written by the worker, read by its agent, judged in ``decide``."""
+"""The activity of a worker's main thread: written by the worker, read by its agent, judged in ``decide``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 
 class Phase(IntEnum):
-    """The number is what stands in the file: never change one, add new ones at the end."""
+    """A phase of the main thread. The file has these numbers: never change one; add new ones at the end."""
 
     STARTING = 0
     """The script runs up to ``craft.join()`` and on to its first step."""
     JOINING = 1
-    """Waits for a generation, or enters one."""
+    """Waits for a generation or enters one."""
     LOADING = 2
     """Fetches the data of a microbatch."""
     COMPUTING = 3
@@ -22,15 +22,15 @@ class Phase(IntEnum):
     EXCHANGING = 4
     """Exchanges gradients: waits for the other members."""
     UPDATING = 5
-    """The script's code after the exchange: the update, and whatever else it does between the steps."""
+    """The script's code after the exchange: the update, and anything else between the steps."""
     PAUSED = 6
-    """The script said that it will be busy for long, and why."""
+    """The script announced that it will be busy for long, and why."""
     EVALUATING = 7
-    """Computes its part of an evaluation."""
+    """Computes its share of an evaluation."""
     ENDING = 8
     """Every step is committed; the script runs to its end."""
     CALLING = 9
-    """In a call between the steps: waits for the other members."""
+    """Is in a call between the steps: waits for the other members."""
 
     @property
     def word(self) -> str:
@@ -38,7 +38,7 @@ class Phase(IntEnum):
 
 
 class Doing(msgspec.Struct, frozen=True, kw_only=True):
-    """What a main thread is doing, and what is usual for it. Times are of the clock of its host that never goes back."""
+    """What a main thread is doing, and how long it usually takes. Times are on its host's monotonic clock."""
 
     phase: Phase
     since: float
@@ -50,11 +50,11 @@ class Doing(msgspec.Struct, frozen=True, kw_only=True):
     commits: int = 0
     """Steps that this process has committed."""
     changes: int = 0
-    """Counts the phases begun: two readings with the same count are of the same phase."""
+    """Counts phases: two readings with the same count are of the same phase."""
     longest: tuple[float | None, ...] = (None,) * len(Phase)
-    """For each phase the longest of the recent durations in seconds; None where it was never completed."""
+    """The longest recent duration of each phase, in seconds; None if it was never completed."""
     beat: float | None = None
-    """When another Python thread of the process last ran; None where none does. While the GIL is held it stands still."""
+    """When another Python thread of the process last ran; None without one. It does not change while the GIL is held."""
 
     @property
     def words(self) -> str:
@@ -75,6 +75,6 @@ class Doing(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.phase.word}{f' at {place}' if place else ''}"
 
     def shifted(self, by_s: float) -> Doing:
-        """The same on a clock that is ``by_s`` ahead of this one: another host's."""
+        """Return the same activity with its times moved ahead by ``by_s``."""
         beat = None if self.beat is None else self.beat + by_s
         return replace(self, since=self.since + by_s, beat=beat)

@@ -1,6 +1,6 @@
-"""What other systems send when something is wrong: Alertmanager's groups of alerts, and CloudEvents.
+"""Alerts of other systems: Alertmanager's groups, CloudEvents, and ``Notice`` for all formats.
 
-``control/http/server`` decodes bodies as these, and describes them to others in its OpenAPI document.
+``control/http/server`` decodes bodies as these types and describes them in its OpenAPI document.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 AlertAnswer = Literal["report", "drain", "fail", "checkpoint", "preempt", "stop", "abort"]
-"""What is done about an alert; ``report``: it is journaled, and that is all."""
+"""The answer to an alert; ``report`` only journals it."""
 
 Short = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Text = Annotated[str, msgspec.Meta(max_length=2048)]
 LabelName = Annotated[str, msgspec.Meta(max_length=256)]
 Labels = Annotated[dict[LabelName, Text], msgspec.Meta(max_length=128)]
-"""They are journaled, so they are not as long as a body may be."""
+"""Labels are journaled, so they are shorter than a body may be."""
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
@@ -70,21 +70,21 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """What was sent, in one form for all formats."""
+    """An alert, in one form for all formats."""
 
     source: str
     """``alertmanager``, ``cloudevents`` and the event's own source, or ``hook`` and its name."""
     hook: str | None = None
-    """The name of the hook that it came to."""
+    """The name of the hook that received it."""
     name: str
     fingerprint: str
-    """Two of one source that have the same, and ``starts_at``, are the same one delivered twice."""
+    """Two notices of one source with the same fingerprint and ``starts_at`` are one, delivered twice."""
     starts_at: str = ""
-    """Empty: it holds until it is resolved, and then may come again."""
+    """Empty: it holds until it is resolved, and may come again after that."""
     resolved: bool = False
     labels: dict[str, str] = {}
     summary: str = ""
     wanted: str | None = None
-    """What it says itself that is to be done."""
+    """The answer that it asks for itself."""
     where: str = ""
     """The field of the request that it came from, for error messages."""

@@ -1,4 +1,4 @@
-"""How a process that somebody else started becomes a worker: one request and one answer on a Unix socket, a line of JSON each."""
+"""Attach a process of another launcher as a worker: a request and an answer on a Unix socket, one JSON line each."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import msgspec
 
 
 class Adopt(msgspec.Struct, frozen=True, kw_only=True):
-    """A process asks the agent of its host to take it on."""
+    """A process asks the agent of its host to adopt it."""
 
     pid: int
     local_rank: int
 
 
 class Adopted(msgspec.Struct, frozen=True, kw_only=True):
-    """What it is told."""
+    """The agent's answer."""
 
     environment: dict[str, str] = {}
-    """The settings of the worker that it is from now on; empty if it is none."""
+    """The settings of its worker; empty if it is rejected."""
     reason: str = ""
-    """Why it is none: the job is over."""
+    """Why it is rejected: the job is over."""
     exit_code: int = 0
-    """How it is to end then."""
+    """The exit code that it ends with if it is rejected."""

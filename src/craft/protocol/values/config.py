@@ -1,4 +1,4 @@
-"""How a setting is described where it is defined."""
+"""Describe settings where they are defined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the driver says of one GPU."""
+"""A reading of one GPU from its driver."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     """Its name and UUID."""
     xids: tuple[int, ...] = ()
-    """NVIDIA's numbers of the errors that came since the last reading."""
+    """NVIDIA's error numbers (XIDs) since the last reading."""
     uncorrected: int | None = None
-    """ECC errors that could not be corrected, since the driver was loaded; None: the device does not count them."""
+    """Uncorrected ECC errors since the driver was loaded; None: the device does not count them."""
     hot: tuple[str, ...] = ()
-    """Why clocks are held down because of heat; empty: they are not."""
+    """Reasons of thermal clock throttling; empty: there is no throttling."""
     temperature_c: int | None = None
     lost: str | None = None
-    """What the driver says where the device does not answer any more."""
+    """The driver's error if the device no longer answers."""

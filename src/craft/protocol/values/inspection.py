@@ -1,6 +1,6 @@
-"""A close look at workers: the question, on its way from the lighthouse to an agent and on to workers, and the answers.
+"""Inspect workers: questions from the lighthouse to agents and on to workers, and their answers.
 
-Unlike reports and directives, these are asked and answered once. Whoever asks waits for a while, and goes on without.
+Unlike reports and directives, these are sent once. A sender waits for a limited time, then goes on without an answer.
 """
 
 from __future__ import annotations
@@ -8,23 +8,23 @@ from __future__ import annotations
 import msgspec
 
 MAX_ENTRIES = 100
-"""So many of the latest collectives of a worker are told."""
+"""Most of a worker's latest collectives in an answer."""
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What are these workers doing? Lighthouse to agent; agent to worker, for what only that one knows."""
+    """Ask what workers are doing. Lighthouse to agent; agent to worker, for what only the worker knows."""
 
     number: int
-    """Of the question: the answer has the same."""
+    """The number of the question; the answer has the same."""
     worker_ids: tuple[str, ...] = ()
-    """None: all workers of the host."""
+    """Empty: all workers of the host."""
 
 
 class Stacks(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The stacks of a worker's threads, as it sees them itself, the main thread's last. Worker to agent."""
+    """The stacks of a worker's threads, by itself, the main thread's last. Worker to agent."""
 
     number: int
-    """Of the question."""
+    """The number of the question."""
     worker_id: str
     text: str
 
@@ -106,8 +106,8 @@ class CloseUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Looked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What an agent found. Agent to lighthouse."""
+    """An agent's answer. Agent to lighthouse."""
 
     number: int
-    """Of the question."""
+    """The number of the question."""
     workers: tuple[CloseUp, ...]
