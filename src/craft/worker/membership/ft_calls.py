@@ -157,8 +157,8 @@ class FaultTolerantCalls:
             oldest = next(each for each in generation.members if each.worker_id not in ledger.idle)
             if oldest.since > under:
                 raise LeftBehind(
-                    f"no member is left that knows what call {name} returned: all current ones came later, and this worker has not"
-                    " caught up with that: another one will come"
+                    f"no member is left that knows what call {name} returned: all current ones came later, and this worker is not"
+                    " current: another one will come"
                 )
             try:
                 found = self._ask(oldest, name, generation, followed)
