@@ -192,7 +192,7 @@ PLANTED = (
     ),
     Planted(
         "a damaged line of the journal keeps the lighthouse from starting",
-        ((lighthouse, "set_aside", _no_lines),),
+        ((lighthouse, "quarantine", _no_lines),),
         ("flip bit",),
         "does not start",
         20,
