@@ -11,7 +11,6 @@ from pathlib import Path
 VARIANTS = {
     "test_pairs.py": ("[stragglers-restore]",),
     "test_checks.py": ("[own-microbatch", "[rows-microbatch"),
-    "test_lightning_whole.py": ("a_fit_that_ends_while_a_worker_catches_up",),
     "test_explaining.py": ("[missing-missing",),
     "test_tls.py": ("files_that_are_no_certificate",),
     "test_between.py": (
