@@ -82,6 +82,14 @@ class LighthouseProxy:
         self._inner = await self._next(None, 0)
         self._spawn(self._prepare())
 
+    async def close(self) -> None:
+        """End the current lighthouse, and the one that is kept ready."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._inner is not None:
+            await self._inner.close()
+        while not self._ready.empty():
+            await asyncio.to_thread(self._ready.get_nowait().shutdown)
+
     async def _prepare(self) -> None:
         """Keep a lighthouse ready, so that none has to be started after a loss."""
         await self._ready.put(await asyncio.to_thread(self._start))

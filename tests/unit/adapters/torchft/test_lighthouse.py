@@ -61,17 +61,21 @@ class Job:
 def job() -> Iterator[Job]:
     loop = asyncio.new_event_loop()
 
-    async def open_door() -> tuple[Any, int]:
-        door = LighthouseProxy(start, connect)
-        await door.open()
-        server, port = await serve(door, "127.0.0.1:0")
-        return server, port
+    async def open_proxy() -> tuple[LighthouseProxy, Any, int]:
+        proxy = LighthouseProxy(start, connect)
+        await proxy.open()
+        return proxy, *await serve(proxy, "127.0.0.1:0")
+
+    async def close_proxy() -> None:
+        # Else torchft's threads go on to log, between the tests that follow.
+        await server.stop(None)
+        await proxy.close()
 
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    server, port = asyncio.run_coroutine_threadsafe(open_door(), loop).result(30)
+    proxy, server, port = asyncio.run_coroutine_threadsafe(open_proxy(), loop).result(30)
     yield Job(port)
-    asyncio.run_coroutine_threadsafe(server.stop(None), loop).result(30)
+    asyncio.run_coroutine_threadsafe(close_proxy(), loop).result(30)
     loop.call_soon_threadsafe(loop.stop)
     thread.join(30)
 
