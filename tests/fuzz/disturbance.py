@@ -166,8 +166,11 @@ class Disturbance:
 
     def _end_everything(self) -> None:
         """Kill all processes of the job, as a power cut does."""
-        self.done.append(f"power cut at step {self._cut}")
-        self._cut = None
+        step, self._cut = self._cut, None
+        if any(line.get("action") == "Stop" for line in self._job.journal()):
+            # The job has come to its end, perhaps because its script stopped it: there is nothing to resume.
+            return
+        self.done.append(f"power cut at step {step}")
         self._job.end()
 
     def _status(self) -> list[dict[str, Any]]:

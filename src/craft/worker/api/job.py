@@ -332,7 +332,7 @@ class Job:
         """End the loop on every worker, after the step in flight (outside the inner loop: after the next step)."""
         if self._training is None:
             raise ConfigError("job.stop() before job.steps(): there is no loop to end")
-        self._training.stop_reason = reason
+        self._training.lifecycle.stop_reason = reason
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum ``tensor`` over all workers, in place, outside inner loops; workers lost meanwhile are left out."""
@@ -443,7 +443,11 @@ class Job:
     def world_size(self) -> int:
         """Number of members of the current generation; in the body of an attempt, of its participants."""
         company = self._company
-        return company[1] if company is not None else len(self._members)
+        if company is not None:
+            return company[1]
+        if self._training is not None and self._training.runner.gradients.before_backward:
+            self._training.checks.world_size_read()
+        return len(self._members)
 
     @property
     def local_rank(self) -> int:

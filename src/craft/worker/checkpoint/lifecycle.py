@@ -59,6 +59,8 @@ class CheckpointLifecycle:
         self._agreement = agreement
         self.applied = 0
         """The step that the script is in; on a joiner that is catching up, behind that of the others."""
+        self.stop_reason: str | None = None
+        """Why the script asked the job to stop after the next step; None: it did not, or that step is committed."""
         self.spoiled = False
         """Whether the state is no longer that of the end of the loop."""
         self.saved = False
@@ -115,6 +117,7 @@ class CheckpointLifecycle:
             ledger.first_step,
             self.spoiled,
             recent=self.numbers.recent,
+            stop=self.stop_reason,
             position=self._source.position(self.applied),
         )
         return Attached(self._conditions, progress, self._began, ModuleModes.of(self._modules, self._registered))
@@ -129,6 +132,7 @@ class CheckpointLifecycle:
         if progress.position is not None:
             self._source.seek(progress.position)
         self.numbers.load(progress)
+        self.stop_reason = progress.stop or self.stop_reason
 
     # Beginning and rollback.
 

@@ -142,6 +142,14 @@ class ScriptChecks:
                 if name != CARRIED
             }
 
+    def world_size_read(self) -> None:
+        """Warn if the script reads ``job.world_size`` while it computes a microbatch: losses change that number."""
+        if self._wanted and not (self._own_loop or self._driven) and self._in_microbatch():
+            self.warn(
+                "job.world_size is read while a microbatch is computed: a loss that is divided by it, as under DDP, gives other"
+                " gradients after a worker is lost or joins. Leave the division out: p.grad is the mean over the global batch"
+            )
+
     def weighed(self) -> None:
         """Record that the script weighs its microbatches itself."""
         if self._losses is not None:

@@ -69,7 +69,6 @@ class TrainingLoop:
         self.seed = parts.seed
         self.current: CurrentStep | None = None
         """The step that the script is in, or was in last."""
-        self.stop_reason: str | None = None
         self.finished = False
         """Whether the driver of the loop has ended it, on every worker after the same step."""
         self._membership = parts.membership
@@ -167,7 +166,7 @@ class TrainingLoop:
     def _word_part(self, step: int) -> LoopPart:
         """What else goes into the word of ``step``."""
         return LoopPart(
-            stop=self.stop_reason or self._membership.winding_down,
+            stop=self.lifecycle.stop_reason or self._membership.winding_down,
             busy_us=self._speed.busy_us(self.runner.num_computed),
             checkpoint=self.lifecycle.word_part(step),
         )
@@ -421,6 +420,8 @@ class TrainingLoop:
         self.step_hooks.reach("after_commit", step=number, metrics=metrics, word=combined, under=outcome.under)
         self.lifecycle.prepare(number, outcome.under)
         if combined.stop is not None:
+            # Done with this step: a job that resumes from here with more steps goes on.
+            self.lifecycle.stop_reason = None
             self._reporter.emit(StopRequested(reason=combined.stop))
         times = self._speed.committed(self.runner.waited_s)
         self._reporter.report(urgent=False, step=number + 1, metrics=metrics, step_s=self._account.step_s, times=times)

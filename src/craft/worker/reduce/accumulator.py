@@ -105,6 +105,11 @@ class GradientAccumulator:
         leaf.weight = weight
 
     @property
+    def before_backward(self) -> bool:
+        """Whether a microbatch is active and has got no gradient yet."""
+        return self._active is not None and not any(self._active.count)
+
+    @property
     def weight(self) -> float:
         """Weight of the active microbatch."""
         return self._leaf().weight

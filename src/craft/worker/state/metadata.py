@@ -93,6 +93,8 @@ class TrainingProgress(msgspec.Struct, frozen=True):
     """Whether code after the loop changed the state before it was sent to a worker that will run this code again."""
     recent: tuple[float, ...] = ()
     """Newest values of the metric that is checked for spikes."""
+    stop: str | None = None
+    """Why the script asked the job to stop after the next step, if it did: a job that resumes here stops there too."""
     position: Position | None = None
     """Where reading continues in data whose passes have no known length."""
 

@@ -14,7 +14,7 @@ import torch.distributed
 from craft.protocol.errors import ConfigError
 from craft.worker.api.job import Job
 
-from ..alone import alone, dataset, model
+from ..alone import alone, dataset, loss_of, model
 
 
 def empty(microbatch: int, num_microbatches: int, start_step: int) -> Iterator[Any]:
@@ -198,3 +198,32 @@ def test_a_model_that_is_wrapped_already_is_refused() -> None:
 def test_a_model_without_shapes_yet_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"0.weight has no shape yet: run one batch through the model before"):
         alone().replicate(torch.nn.Sequential(torch.nn.LazyLinear(2)))
+
+
+def test_a_loss_divided_by_the_number_of_workers_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    job = alone()
+    net = job.replicate(model())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    job.register(optimizer=optimizer)
+    for step in job.steps(dataset(24), global_batch=8, microbatches=4, steps=3):
+        optimizer.zero_grad()
+        for batch in step:
+            (loss_of(net, batch) / job.world_size).backward()
+            assert job.world_size == 1
+        optimizer.step()
+    said = [each for each in caplog.messages if "job.world_size is read while a microbatch is computed" in each]
+    assert len(said) == 1
+
+
+def test_the_number_of_workers_may_be_read_after_backward(caplog: pytest.LogCaptureFixture) -> None:
+    job = alone()
+    net = job.replicate(model())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    job.register(optimizer=optimizer)
+    for step in job.steps(dataset(24), global_batch=8, microbatches=4, steps=3):
+        optimizer.zero_grad()
+        for batch in step:
+            loss_of(net, batch).backward()
+            assert job.world_size == 1
+        optimizer.step()
+    assert not [each for each in caplog.messages if "job.world_size" in each]
