@@ -186,7 +186,7 @@ class Attempts:
         """On a worker that is catching up: the step as the others committed it."""
         self._passed = passed
         # NCCL: no bucket of the step's regular exchange may come between the script's reductions.
-        assert not training.runner.gradients.layout.buckets
+        assert not training.exchange.gradients.layout.buckets
 
     def __iter__(self) -> Iterator[StepAttempt]:
         training = self._training

@@ -445,7 +445,7 @@ class Job:
         company = self._company
         if company is not None:
             return company[1]
-        if self._training is not None and self._training.runner.gradients.before_backward:
+        if self._training is not None and self._training.exchange.gradients.before_backward:
             self._training.checks.world_size_read()
         return len(self._members)
 

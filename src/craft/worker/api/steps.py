@@ -86,7 +86,7 @@ class Step:
         value = float(n)
         if not value >= 0 or value == float("inf"):
             raise ConfigError(f"step.weight({value}): a weight is a finite number of at least 0")
-        self._training.runner.gradients.weigh(value)
+        self._training.exchange.gradients.weigh(value)
         self._training.checks.weighed()
 
     def carry(self, /, *, reset: bool = False, **initial: Any) -> CarriedLane:
@@ -113,7 +113,7 @@ class Step:
         if self.microbatch is None:
             raise ConfigError("step.gather(tensor) belongs into the inner loop: it gives the rows of all microbatches")
         size = self._training.source.size_of(self.number)
-        return self._training.runner.gathering.gather(tensor, self.number, self.microbatch, size)
+        return self._training.exchange.gathering.gather(tensor, self.number, self.microbatch, size)
 
     def __iter__(self) -> Iterator[Any]:
         if self._entered:
@@ -127,7 +127,7 @@ class Step:
         if not training.behind:
             training.checks.inner_loop_begins()
         runner, source = training.runner, training.source
-        gathering = runner.gathering
+        gathering = training.exchange.gathering
         again: dict[int, Any] = {}
         """Copies of the data of microbatches that are computed twice, where it can be copied."""
         while (microbatch := training.next_microbatch()) is not None:
@@ -198,7 +198,7 @@ def seed_computing(step: Step) -> None:
 def look_at_commit(step: Step, place: int) -> None:
     """Restore the buffers and random numbers that all workers share, for adapters that evaluate within a step."""
     step._training._buffers.restore()
-    step._training.runner.gradients.show()
+    step._training.exchange.gradients.show()
     rng.seed_all(rng.derive(step._training.seed, rng.EVALUATE, step.number, place))
 
 

@@ -24,6 +24,7 @@ from craft.worker.loop.hooks import InWorker, StepHooks, hooks_of
 from craft.worker.loop.loop_calls import CurrentStep, LoopCalls
 from craft.worker.loop.loop_end import LoopEnd, step_at_end
 from craft.worker.loop.pre_loop_calls import PreLoopCalls
+from craft.worker.loop.step_exchange import StepExchange
 from craft.worker.loop.step_result import StepResult
 from craft.worker.loop.step_runner import StepRunner
 from craft.worker.membership.ft_calls import FaultTolerantCalls
@@ -92,7 +93,7 @@ class TrainingLoop:
         )
         self._params = parameters_of(exchanged)
         self._buffers = ModuleBuffers(exchanged, list(parts.modules))
-        self._exchange = ExchangeThread(reporter.broke)
+        self._exchange_thread = ExchangeThread(reporter.broke)
         self.checks_bits = settings.check_bits
         self._consistency = ConsistencyCheck(
             settings.check_bits and exchanges,
@@ -131,18 +132,25 @@ class TrainingLoop:
         self.step_result = StepResult(self._buffers, self.lanes, self.lifecycle.numbers)
         self.undo = StateCopy(self.lifecycle.state, parts.modules, parts.registered)
         """Copy of the state of the last commit, where the script's update comes before the commit; unused elsewhere."""
+        self.exchange = StepExchange(
+            participant,
+            self._exchange_thread,
+            self._new_gradients(),
+            self._buffers,
+            BatchGather(parts.device, parts.source.samples, drops=parts.drops),
+            parts.source.size_of,
+            self._consistency.word_part,
+            self._word_part,
+        )
         self.runner = StepRunner(
             participant,
-            self._exchange,
-            self._new_gradients(),
+            self.exchange,
             self._buffers,
             self._consistency,
             self.step_result,
             parts.source.size_of,
             self.settled,
             reporter,
-            self._word_part,
-            BatchGather(parts.device, parts.source.samples, drops=parts.drops),
             self.lifecycle.differs,
             self.undo.put_back,
         )
@@ -270,9 +278,9 @@ class TrainingLoop:
             self._own_loop,
         )
         self.lifecycle.applied, progress = self._catch_up.take_state(settlement)
-        if not self.runner.gradients.layout.fits():
+        if not self.exchange.gradients.layout.fits():
             # The state shows which parameters the others train.
-            self.runner.lay_out(self._new_gradients())
+            self.exchange.lay_out(self._new_gradients())
         self.transfer.measure()
         self.lifecycle.take(progress)
         self._consistency.joins()
@@ -303,7 +311,7 @@ class TrainingLoop:
         """Begin the inner loop of a step."""
         # The script's code is done: a worker that blocks here, to enter a generation, waits for others.
         self.activity.now(Phase.EXCHANGING, self.applied)
-        if not self.runner.gradients.layout.fits():
+        if not self.exchange.gradients.layout.fits():
             self._lay_out()
         if self._catch_up is not None:
             self._buffers.begin()
@@ -317,7 +325,7 @@ class TrainingLoop:
         told = frozen_parameters.encode(self.settings.worker_id, gradients.layout.trainable)
         parts = self.calls.call_before_step(frozen_parameters.CALL, told)
         frozen_parameters.compare(parts, self.applied, self._modules)
-        self.runner.lay_out(gradients)
+        self.exchange.lay_out(gradients)
 
     def next_microbatch(self) -> int | None:
         """Return the inner loop's next microbatch; the data source learns what to expect."""
@@ -514,8 +522,8 @@ class TrainingLoop:
         if self._gpu is not None:
             self._gpu.close()
         self.lifecycle.close()
-        self.runner.gradients.detach()
-        self._exchange.stop()
+        self.exchange.gradients.detach()
+        self._exchange_thread.stop()
         self.source.close()
 
     def abandon(self) -> None:

@@ -25,10 +25,9 @@ from craft.worker.membership.participant import Participant
 from craft.worker.recovery.state_transfer import donors_of
 from craft.worker.reduce import trainable_mask
 from craft.worker.reduce.accumulator import Flats, GradientAccumulator
+from craft.worker.reduce.attempt_builder import AttemptBuilder
 from craft.worker.reduce.buckets import BucketLayout
 from craft.worker.reduce.exchange import Attempt
-from craft.worker.reduce.routes.choice import route_of
-from craft.worker.reduce.routes.flat import FlatRoute
 from craft.worker.reduce.user_reduce import Reduced
 
 logger = logging.getLogger(__name__)
@@ -71,14 +70,13 @@ class Follower:
         """
         self._participant = participant
         self._layout = layout
-        self._buffers_like = buffers_like
         self._size_of = size_of
         self._fetch = fetch
         self._on_settled = on_settled
         self._on_broken = on_broken
         self._listen = listen
         self._gradients: GradientAccumulator | None = None
-        self._route: FlatRoute | None = None
+        self._builder = AttemptBuilder(participant, buffers_like)
         # Guards everything below, which this thread, the fetching thread and the main thread share.
         self._change = threading.Condition()
         self._results: deque[CommittedResult] = deque()
@@ -163,7 +161,7 @@ class Follower:
 
     def _begin(self, settlement: Settlement) -> None:
         """Prepare for a settled generation; fetch the state as of it, unless the state is complete."""
-        self._route = None
+        self._builder.drop_route()
         self._gradients = GradientAccumulator(self._layout(None), hooked=False)
         if self._participant.ledger.has_state:
             return
@@ -239,7 +237,8 @@ class Follower:
             participant.await_move()
             self._regroup(None)
             return
-        attempt = self._attempt()
+        assert self._gradients is not None
+        attempt = self._builder.build(self._gradients, Flats(self._gradients.layout))
         if self._heard(attempt) and attempt.finish(self._word):
             combined = attempt.combined
             assert combined is not None
@@ -270,7 +269,7 @@ class Follower:
         before = self._gradients.layout
         trained = trainable_mask.hear(self._participant.group, self._participant.ledger, before)
         if trained != before.trainable:
-            self._route = None
+            self._builder.drop_route()
             self._gradients = GradientAccumulator(self._layout(trained), hooked=False)
 
     def _word(self) -> Word:
@@ -293,23 +292,6 @@ class Follower:
         except GroupError as error:
             attempt.error = error
         return attempt.error is None
-
-    def _attempt(self) -> Attempt:
-        ledger, gradients = self._participant.ledger, self._gradients
-        assert gradients is not None
-        if self._route is None or self._route.owners != ledger.owners:
-            participant = self._participant
-            self._route = route_of(participant.group, participant.hosts, gradients.layout, ledger.owners)
-        return Attempt(
-            self._participant.step,
-            self._participant.group,
-            self._route,
-            gradients,
-            Flats(gradients.layout),
-            self._buffers_like,
-            self._participant.generation,
-            ledger.plan,
-        )
 
     def _regroup(self, attempt: Attempt | None) -> None:
         if attempt is not None and attempt.usable:
