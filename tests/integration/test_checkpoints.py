@@ -10,7 +10,7 @@ from craft.settings.rundir import RunDir
 from craft.telemetry.records.journal import read_lines
 from craft.testing import Fault
 
-from .jobs import TRAIN, Job, Jobs, References, Result, describe, wait_for
+from .jobs import SCRIPTS, TRAIN, Job, Jobs, References, Result, describe, wait_for
 from .stores import STEPS, into, kill_all, manifests, start_and_lose_all
 
 
@@ -190,3 +190,20 @@ def test_steps_that_give_another_state_after_resume_are_named_P7(jobs: Jobs, tmp
     assert changed.exit_code == 0, describe(changed)
     assert all("by another version of the script" in line["text"] for line in changed.events("ScriptWarned"))
     assert changed.events("ScriptWarned")
+
+
+def test_a_job_that_its_script_stopped_trains_no_further_unless_the_step_is_named_P1(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    script, store = (SCRIPTS / "data" / "ends.py", "stop-outside"), tmp_path / "store"
+    first = jobs.run(*script, workers=2, options=into(store))
+    again = jobs.run(*script, workers=2, options=into(store, "--resume"))
+    assert again.exit_code == 0 and again.digest == first.digest, describe(again)
+    (event,) = again.events("ScriptWarned")
+    assert event["text"] == (
+        "the script stopped this job after 5 steps (w1 has seen enough): --resume trains no further;"
+        " --resume 5 goes on past that stop"
+    )
+    past = jobs.run(*script, workers=2, options=into(store, "--resume", "5"))
+    assert past.exit_code == 0, describe(past)
+    assert max(int(line["step"]) for line in read_lines(RunDir(past.run_dir).metrics)) == 999, describe(past)

@@ -89,6 +89,8 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Hashes of the gradients that it computed again for comparison."""
     agreed: int = 0
     """Committed steps of the last state that this member knows to be equal on all."""
+    stop_is_final: bool = False
+    """Whether the script asks for ``stop``: a job that resumes from here trains no further."""
 
 
 class UnequalBuffer(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +160,8 @@ class Combined(msgspec.Struct, frozen=True, kw_only=True):
     """Whether they sent the digest of the whole state."""
     agreed: int = 0
     """The newest that any member knows."""
+    stop_is_final: bool = False
+    """Whether any member's script asks for ``stop``."""
 
     @property
     def differs(self) -> bool:

@@ -58,6 +58,7 @@ def combine(words: Sequence[Word]) -> Combined:
         compared=all(word.digest for word in words if word.able),
         compared_whole=all(word.whole for word in words if word.able),
         agreed=max(word.agreed for word in words),
+        stop_is_final=any(word.stop_is_final for word in words),
         outcasts=outcasts(words, (digests, probes, states, wholes, buffer.groups if buffer is not None else ())),
     )
 

@@ -61,6 +61,8 @@ class CheckpointLifecycle:
         """The step that the script is in; on a joiner that is catching up, behind that of the others."""
         self.stop_reason: str | None = None
         """Why the script asked the job to stop after the next step; None: it did not, or that step is committed."""
+        self.stopped_by: str | None = None
+        """Why the script ended the loop with the last committed step; None: it did not."""
         self.spoiled = False
         """Whether the state is no longer that of the end of the loop."""
         self.saved = False
@@ -119,6 +121,7 @@ class CheckpointLifecycle:
             recent=self.numbers.recent,
             stop=self.stop_reason,
             position=self._source.position(self.applied),
+            stopped_by=self.stopped_by,
         )
         return Attached(self._conditions, progress, self._began, ModuleModes.of(self._modules, self._registered))
 
@@ -133,6 +136,11 @@ class CheckpointLifecycle:
             self._source.seek(progress.position)
         self.numbers.load(progress)
         self.stop_reason = progress.stop or self.stop_reason
+        self.stopped_by = progress.stopped_by
+
+    def stopped(self, reason: str, is_final: bool) -> None:
+        """Record that the loop ends with the last committed step; ``is_final``: by its script, so that a resumed job ends too."""
+        self.stop_reason, self.stopped_by = None, reason if is_final else None
 
     # Beginning and rollback.
 
@@ -156,9 +164,7 @@ class CheckpointLifecycle:
             self._agreement.begin(start_step)
             self._reporter.note(StartStepTaken(step=start_step, branch=ledger.branch))
         elif (warning := forgotten_start_step(self._registered)) is not None:
-            # Noted events appear on the terminal already.
-            logger.log(logging.INFO if self._reporter.is_heard else logging.WARNING, "%s", warning)
-            self._reporter.note(ScriptWarned(text=warning))
+            self._warn(warning)
 
     def follow(self) -> bool:
         """Load the checkpoint that all workers rolled back to, if any; return whether they did."""
@@ -181,8 +187,26 @@ class CheckpointLifecycle:
         self._reporter.note(event)
         self._reporter.emit(event)
         self.take(progress)
+        if self.stopped_by is not None:
+            self._resume_stopped(manifest.step, self._rollback.named == manifest.step)
         self.scheduler.went_back(self._participant.ledger.branch, manifest.step)
         return True
+
+    def _resume_stopped(self, step: int, named: bool) -> None:
+        """End the loop where the script had ended it, unless the user ``named`` this step to go on from."""
+        assert self.stopped_by is not None
+        if named:
+            self.stopped_by = None
+            return
+        self._warn(
+            f"the script stopped this job after {step} steps ({self.stopped_by}): --resume trains no further;"
+            f" --resume {step} goes on past that stop"
+        )
+
+    def _warn(self, text: str) -> None:
+        # Noted events appear on the terminal already.
+        logger.log(logging.INFO if self._reporter.is_heard else logging.WARNING, "%s", text)
+        self._reporter.note(ScriptWarned(text=text))
 
     def _expect(self, step: int) -> RecomputedSteps | None:
         """Return the earlier results of the steps from ``step`` on, if the job restarted by itself."""
@@ -211,8 +235,7 @@ class CheckpointLifecycle:
         if self._resumed is None or (wrong := self._resumed.at_boundary(self.applied, ledger.rank == 0)) is None:
             return
         if not self._resumed.same_script or len(ledger.members) == 1:
-            logger.log(logging.INFO if self._reporter.is_heard else logging.WARNING, "%s", wrong)
-            self._reporter.note(ScriptWarned(text=wrong))
+            self._warn(wrong)
             return
         error = BitsDiffer(wrong)
         self.differs(error, self.applied)

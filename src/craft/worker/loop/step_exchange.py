@@ -190,6 +190,7 @@ class StepExchange:
             ready=participant.ready,
             able=ledger.can_compute,
             stop=loop.stop,
+            stop_is_final=loop.stop_is_final,
             resend=self._late,
             buffers=changed,
             rewinds=ledger.rewinds,

@@ -175,6 +175,7 @@ class TrainingLoop:
         """What else goes into the word of ``step``."""
         return LoopPart(
             stop=self.lifecycle.stop_reason or self._membership.winding_down,
+            stop_is_final=self.lifecycle.stop_reason is not None,
             busy_us=self._speed.busy_us(self.runner.num_computed),
             checkpoint=self.lifecycle.word_part(step),
         )
@@ -253,7 +254,7 @@ class TrainingLoop:
         if self.lifecycle.follow():
             self._reporter.report(total_steps=self.total_steps)
             self._consistency.restart(self.applied)
-            self._ended = False
+            self._ended = self.lifecycle.stopped_by is not None
 
     def _compare(self) -> None:
         self.lifecycle.begin()
@@ -428,8 +429,7 @@ class TrainingLoop:
         self.step_hooks.reach("after_commit", step=number, metrics=metrics, word=combined, under=outcome.under)
         self.lifecycle.prepare(number, outcome.under)
         if combined.stop is not None:
-            # Done with this step: a job that resumes from here with more steps goes on.
-            self.lifecycle.stop_reason = None
+            self.lifecycle.stopped(combined.stop, combined.stop_is_final)
             self._reporter.emit(StopRequested(reason=combined.stop))
         times = self._speed.committed(self.runner.waited_s)
         self._reporter.report(urgent=False, step=number + 1, metrics=metrics, step_s=self._account.step_s, times=times)

@@ -37,6 +37,8 @@ class LoopPart:
 
     stop: str | None = None
     """Why the script or the lighthouse ends the job after this step; None: it goes on."""
+    stop_is_final: bool = False
+    """Whether it is the script that ends the job."""
     busy_us: int = 0
     """How long a microbatch took on this worker."""
     checkpoint: CheckpointPart = field(default_factory=CheckpointPart)
