@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -31,7 +32,6 @@ from craft.decide.techniques import Alerts, Loss, defaults
 from craft.decide.techniques.technique import Chosen
 from craft.protocol.journal import FileDamaged, LighthouseAlone, LighthouseHeard, LighthouseStarted
 from craft.settings.rundir import RunDir
-from craft.telemetry.metrics import LineCounter
 from craft.telemetry.records.journal import Journal, read_lines
 from craft.telemetry.records.journal_reader import damaged_file, quarantine
 
@@ -123,8 +123,9 @@ class Lighthouse:
         self.url = url
         self.settings = settings
         self.journal = Journal(run.journal, time.time)
-        self.lines = LineCounter()
-        self.journal.listen(self.lines)
+        self.lines: Counter[tuple[str, str]] = Counter()
+        """How often each (kind, name) was journaled by this lighthouse."""
+        self.journal.listen(lambda line: self.lines.update([(line["kind"], str(line.get(line["kind"], "")))]))
         self.journal.listen(self.checkpoints)
         self.event_stream = EventStream(self.journal, run.journal)
         # Microseconds, so that a restart never reuses a number.

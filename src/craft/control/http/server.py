@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 
 from aiohttp import web
@@ -13,13 +12,13 @@ from craft.control.http.actions import ActionHandler, ActionRequest, check_reaso
 from craft.control.http.alert_formats import STRUCTURED, of_alertmanager, of_cloud_event, of_hook
 from craft.control.http.alerts import AlertIntake
 from craft.control.http.injections import InjectionHandler
+from craft.control.http.metrics import CONTENT_TYPE, render
 from craft.control.http.middleware import answer, authentication, errors, read_body, refusal
 from craft.control.http.openapi import description
 from craft.control.lighthouse import Lighthouse
 from craft.protocol.errors import MalformedMessage
 from craft.protocol.events import PreemptRequested
 from craft.protocol.messages import FailureReport
-from craft.telemetry.metrics import CONTENT_TYPE, Sample, registry_of, render
 from craft.wire.codec import MAX_MESSAGE_BYTES, decode_as
 
 
@@ -53,7 +52,6 @@ class Handlers:
         self._actions = ActionHandler(self._loop, InjectionHandler(lighthouse), lighthouse.settings.techniques)
         preempts = lighthouse.settings.techniques.answer(PreemptRequested)
         self._alerts = AlertIntake(self._loop, lighthouse.alerts, lighthouse.settings.alerts, preempts=preempts)
-        self._registry = registry_of(self._sample)
 
     async def healthz(self, request: web.Request) -> web.StreamResponse:
         return answer({"ok": True})
@@ -65,7 +63,8 @@ class Handlers:
         return answer(self._lighthouse.status())
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
-        return web.Response(body=render(self._registry), headers={"Content-Type": CONTENT_TYPE})
+        text = render(self._lighthouse.status(), self._lighthouse.lines, self._loop.reports)
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
     async def agent(self, request: web.Request) -> web.StreamResponse:
         return await self._lighthouse.sessions.run(request)
@@ -147,32 +146,3 @@ class Handlers:
         already = not (self._loop.report_events.index.living(host) or self._loop.report_events.starting(host))
         event = {"event": "HostLost", "host": host, "reason": reason}
         return outcome(event, self._loop.lose_host(host, reason), already)
-
-    def _sample(self) -> Sample:
-        status = self._lighthouse.status()
-        checkpoints, last = status.checkpoints, status.checkpoints.last
-        members = {worker.worker_id for worker in status.workers if worker.rank is not None}
-        return Sample(
-            step=status.step,
-            total_steps=status.total_steps,
-            step_s=status.step_s,
-            generation=status.generation,
-            slots=status.slots,
-            faults=status.faults,
-            agents=sum(agent.connected for agent in status.agents),
-            state=status.state,
-            workers=Counter(worker.state for worker in status.workers),
-            metrics=status.metrics,
-            checkpoints=checkpoints.written,
-            checkpoint_step=last.step if last is not None else None,
-            checkpoint_time=last.time if last is not None else 0.0,
-            checkpoint_bytes=checkpoints.total_bytes,
-            checkpoint_new_bytes=checkpoints.new_bytes,
-            checkpoint_failures=checkpoints.failures,
-            lines=self._lighthouse.lines.counts,
-            times={
-                worker_id: report.times
-                for worker_id, report in self._loop.reports.items()
-                if worker_id in members and report.times is not None
-            },
-        )

@@ -8,23 +8,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
+from tests.unit.control.http.test_metrics import EMPTY, worker
 
-from craft.protocol.messages import StepTimes
+from craft.control.http.metrics import render
+from craft.control.replay.checkpoints import CheckpointsStatus, LastCheckpoint
+from craft.protocol.membership import Member
+from craft.protocol.messages import StepTimes, WorkerReport
 from craft.settings.alerts import read_alerts
 from craft.settings.files.toml_file import TomlFile
-from craft.telemetry.metrics import Sample, registry_of, render
 
-DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
-ALL = Sample(
-    total_steps=1, state="running", workers={"member": 1}, metrics={"loss": 0.5}, checkpoint_step=1,
-    lines={("event", "WorkerLost"): 1}, times={"w0": StepTimes()},
-)  # fmt: skip
+DEPLOY = Path(__file__).resolve().parents[4] / "deploy"
+LAST = LastCheckpoint(
+    name="a", branch=0, step=1, url="file:///a", tag=None, total_bytes=1, new_bytes=1, seconds=1.0, time=1.0
+)
+ALL = replace(
+    EMPTY, total_steps=1, workers=(worker("w0"),), metrics={"loss": 0.5}, checkpoints=CheckpointsStatus(last=LAST)
+)
+REPORTS = {"w0": WorkerReport(member=Member(worker_id="w0"), pid=1, times=StepTimes())}
 SAMPLE = re.compile(r"^(craft_\w+)", re.MULTILINE)
 NAME = re.compile(r"\bcraft_\w+")
 
 
 def _names() -> set[str]:
-    return set(SAMPLE.findall(render(registry_of(lambda: ALL)).decode()))
+    return set(SAMPLE.findall(render(ALL, {("event", "WorkerLost"): 1}, REPORTS).decode()))
 
 
 def _expressions(value: Any) -> list[str]:
