@@ -14,7 +14,6 @@ from craft.decide.detect.hangs import NO_HANGS, HangLimits
 from craft.decide.step.gradient_memory import Hold
 from craft.decide.step.settle import LossAnswer
 from craft.decide.techniques import (
-    BUILT_IN,
     Alerts,
     Checkpoints,
     Hang,
@@ -33,6 +32,7 @@ from craft.settings.files.effective_file import undamaged, write_sealed
 from craft.settings.files.toml_file import TomlFile, complaint, key_in, toml
 from craft.settings.techniques import (
     NO_WISHES,
+    OF_TECHNIQUES,
     Given,
     Refuse,
     TechniqueChoice,
@@ -40,11 +40,12 @@ from craft.settings.techniques import (
     choose,
     flat,
     given_by_flags,
+    in_variables,
     of_environment,
     to_json,
     to_toml,
 )
-from craft.settings.worker import WorkerSettings
+from craft.settings.worker import WorkerSettings, as_path
 
 TeeMode = Literal["leader", "all", "none"]
 
@@ -173,38 +174,11 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def drain_limit_s(self) -> float:
         return self._preemption.limit_s
 
-    def worker_settings(
-        self,
-        worker_id: str,
-        place: int,
-        *,
-        socket: str,
-        run_dir: Path,
-        activity: Path,
-        state_key: str,
-        late: bool,
-        carried_bytes: int,
-    ) -> WorkerSettings:
-        return WorkerSettings(
-            worker_id=worker_id,
-            host=self.host,
-            address=self.address,
-            socket=socket,
-            run_dir=run_dir,
-            activity=activity,
-            state_key=state_key,
-            late=late,
-            carried_bytes=carried_bytes,
-            local_rank=place,
-            check_bits=self.check_bits,
-            check_script=self.check_script,
-            digest_bytes=self.digest_bytes,
-            bucket_mb=self.bucket_mb,
-            group=self.group,
-            hold=self.hold,
-            resume=self.resume,
-            techniques=to_json(self.techniques),
-        )
+    @property
+    def of_workers(self) -> dict[str, Any]:
+        """The settings that every worker gets."""
+        same = {name: getattr(self, name) for name in WorkerSettings.__struct_fields__ if name in OWN}
+        return {**same, "techniques": to_json(self.techniques)}
 
 
 _COMMAND = ("script", "arguments", "as_module")
@@ -222,25 +196,23 @@ class Resolved(NamedTuple):
 def resolve(flags: Mapping[str, Any], config: Path | None, wishes: Wishes = NO_WISHES) -> Resolved:
     """Return the effective settings and their origins."""
     document = TomlFile(config)
-    of_techniques = {name for kind in BUILT_IN for name in kind.flags}
-    in_file = _of_file(document)
     values: dict[str, Any] = {"host": socket.gethostname(), "threads": _threads()}
     origins = dict.fromkeys(OWN, "default")
     given: dict[str, Given] = {}
     for origin, found in (
-        (str(config), in_file),
-        ("environment", _from_environment()),
+        (str(config), _of_file(document)),
+        ("environment", in_variables((*OWN, *OF_TECHNIQUES))),
         ("flag", given_by_flags(flags)),
     ):
         given.update(found)
-        values.update({name: each.value for name, each in found.items() if name not in of_techniques})
-        origins.update(dict.fromkeys((name for name in found if name not in of_techniques), origin))
+        values.update({name: each.value for name, each in found.items() if name not in OF_TECHNIQUES})
+        origins.update(dict.fromkeys((name for name in found if name not in OF_TECHNIQUES), origin))
 
     def refused(key: str | None, message: str) -> ConfigError:
         return given[key].refused(document, message) if key in given else ConfigError(f"{key}: {message}")
 
     try:
-        settings = msgspec.convert(values, RunSettings, strict=False, dec_hook=_path)
+        settings = msgspec.convert(values, RunSettings, strict=False, dec_hook=as_path)
     except msgspec.ValidationError as error:
         raise refused(key_in(error), complaint(error, RunSettings, values)) from None
     choice = choose(document, given, wishes)
@@ -286,8 +258,7 @@ def _not_here(address: str) -> str | None:
 def for_lighthouse(flags: Mapping[str, Any], config: Path | None, wishes: Wishes, *, effective: bool) -> Chosen:
     """Return the techniques of a job for its lighthouse; ``effective``: the file holds the effective settings already."""
     document = TomlFile(undamaged(config) if effective and config is not None else config)
-    of_techniques = {name for kind in BUILT_IN for name in kind.flags}
-    given = {name: each for name, each in _of_file(document).items() if name in of_techniques}
+    given = {name: each for name, each in _of_file(document).items() if name in OF_TECHNIQUES}
     environment = {} if effective else of_environment()
     return choose(document, {**given, **environment, **given_by_flags(flags)}, wishes).techniques
 
@@ -295,8 +266,7 @@ def for_lighthouse(flags: Mapping[str, Any], config: Path | None, wishes: Wishes
 def _of_file(document: TomlFile) -> dict[str, Given]:
     """Return the settings in ``[run]``."""
     found = document.table("run")
-    flags = sorted(name for kind in BUILT_IN for name in kind.flags)
-    document.check_keys("run", found, (*_COMMAND, *OWN, *flags), "[run] has no setting")
+    document.check_keys("run", found, (*_COMMAND, *OWN, *sorted(OF_TECHNIQUES)), "[run] has no setting")
     origin = str(document.path)
     return {name: Given(value, origin, name) for name, value in found.items()}
 
@@ -304,12 +274,6 @@ def _of_file(document: TomlFile) -> dict[str, Given]:
 def _threads() -> int:
     given = os.environ.get("OMP_NUM_THREADS", "1")
     return int(given) if given.isdigit() else 1
-
-
-def _from_environment() -> dict[str, Given]:
-    named = ((name, f"CRAFT_{name.upper()}") for name in OWN)
-    own = {name: Given(os.environ[key], "environment", key) for name, key in named if key in os.environ}
-    return {**own, **of_environment()}
 
 
 def write_effective(path: Path, resolved: Resolved) -> None:
@@ -328,9 +292,3 @@ def read_effective(path: Path) -> dict[str, Any]:
     """Read the effective settings of a run, without their origins, under the names of their flags."""
     document = TomlFile(path)
     return {**document.table("run"), **flat(document)}
-
-
-def _path(kind: type, value: object) -> object:
-    if kind is Path:
-        return Path(str(value))
-    raise NotImplementedError(kind)

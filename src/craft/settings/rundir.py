@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from craft.protocol.errors import ConfigError
@@ -21,52 +20,27 @@ logger = logging.getLogger(__name__)
 PREFIX = "craft-run"
 
 
-@dataclass(frozen=True)
 class RunDir:
     """Paths of one job's files. The directory is private (0700), because it holds the token."""
 
-    path: Path
-
-    @property
-    def token(self) -> Path:
-        return self.path / "token"
-
-    @property
-    def address(self) -> Path:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.token = path / "token"
+        self.address = path / "address"
         """Holds the lighthouse's URL while the job exists."""
-        return self.path / "address"
-
-    @property
-    def certificate(self) -> Path:
+        self.certificate = path / "certificate.pem"
         """A copy of the lighthouse's certificate, if it uses TLS."""
-        return self.path / "certificate.pem"
-
-    @property
-    def journal(self) -> Path:
-        return self.path / "journal.jsonl"
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def generation(self) -> Path:
+        self.journal = path / "journal.jsonl"
+        self.config = path / "config.toml"
+        self.metrics = path / "metrics.jsonl"
+        self.generation = path / "generation.json"
         """The state that the lighthouse made durable last."""
-        return self.path / "generation.json"
-
-    @property
-    def lock(self) -> Path:
+        self.lock = path / "lighthouse.lock"
         """Locked by the living lighthouse of this directory; holds its process id."""
-        return self.path / "lighthouse.lock"
-
-    @property
-    def lighthouse_log(self) -> Path:
+        self.lighthouse_log = path / "lighthouse.log"
         """Output of a lighthouse that ``craft run`` started."""
-        return self.path / "lighthouse.log"
+        self.diagnosis = path / "diagnosis"
+        """Diagnosis bundles of hangs and of ``craft debug``, one folder each."""
 
     def worker(self, worker_id: str) -> Path:
         return self.path / "workers" / worker_id
@@ -83,11 +57,6 @@ class RunDir:
 
     def generations(self, worker_id: str) -> Path:
         return self.worker(worker_id) / "generations.jsonl"
-
-    @property
-    def diagnosis(self) -> Path:
-        """Diagnosis bundles of hangs and of ``craft debug``, one folder each."""
-        return self.path / "diagnosis"
 
     def create(self) -> RunDir:
         """Make the directory private to this user, also if it exists; refuse one of another user."""

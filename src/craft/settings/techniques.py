@@ -78,6 +78,8 @@ class Wishes(NamedTuple):
 
 
 NO_WISHES = Wishes()
+OF_TECHNIQUES = tuple(name for kind in BUILT_IN for name in kind.flags)
+"""Names of settings of techniques outside of their tables."""
 
 
 def _split(text: str) -> tuple[str, str, str]:
@@ -242,15 +244,15 @@ def _check_together(kind: type[AnyTechnique], settings: msgspec.Struct, refused:
         raise ConfigError(f"{described(kind)}: check: {type(error).__name__}: {error}") from error
 
 
+def in_variables(names: Iterable[str]) -> dict[str, Given]:
+    """Return those of the named settings that ``CRAFT_*`` variables give."""
+    named = ((name, f"CRAFT_{name.upper()}") for name in names)
+    return {name: Given(os.environ[key], "environment", key) for name, key in named if key in os.environ}
+
+
 def of_environment() -> dict[str, Given]:
     """Return the settings of built-in techniques in ``CRAFT_*`` variables."""
-    found = {}
-    for kind in BUILT_IN:
-        for name in flags_of(kind):
-            variable = f"CRAFT_{name.upper()}"
-            if variable in os.environ:
-                found[name] = Given(os.environ[variable], "environment", variable)
-    return found
+    return in_variables(OF_TECHNIQUES)
 
 
 def given_by_flags(flags: Mapping[str, Any]) -> dict[str, Given]:
@@ -262,9 +264,7 @@ def given_by_flags(flags: Mapping[str, Any]) -> dict[str, Given]:
 
 def to_toml(choice: TechniqueChoice) -> str:
     """Return tables of a craft.toml, each setting with its origin."""
-    lines: list[str] = []
-    names = list(choice.techniques.by_name)
-    lines += ["", "[techniques]", f"order = {toml(names)}"]
+    lines = ["", "[techniques]", f"order = {toml(list(choice.techniques.by_name))}"]
     for kind in (*BUILT_IN, *(type(each) for each in choice.techniques.by_name.values() if type(each) not in BUILT_IN)):
         lines += ["", f"[techniques.{kind.name}]"]
         found = choice.techniques.by_name.get(kind.name)

@@ -65,7 +65,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Read the ``CRAFT_*`` variables of this process."""
         values = {name: os.environ[key] for name, key in _KEYS.items() if key in os.environ}
         try:
-            return msgspec.convert(values, cls, strict=False, dec_hook=_path)
+            return msgspec.convert(values, cls, strict=False, dec_hook=as_path)
         except msgspec.ValidationError as error:
             key = key_in(error) or ""
             said = f"{_KEYS.get(key, 'CRAFT_*')}={values.get(key, '')}"
@@ -94,7 +94,8 @@ def multiprocessing_folder(activity: Path) -> Path:
 _KEYS = {name: f"CRAFT_{name.upper()}" for name in WorkerSettings.__struct_fields__}
 
 
-def _path(kind: type, value: object) -> object:
+def as_path(kind: type, value: object) -> object:
+    """Convert a text to a Path, for msgspec."""
     if kind is Path:
         return Path(str(value))
     raise NotImplementedError(kind)

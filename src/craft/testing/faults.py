@@ -27,7 +27,7 @@ from typing import Literal
 import msgspec
 
 from craft.protocol.errors import ConfigError, InjectedError
-from craft.settings.environ.testing import FAULTS, read_faults
+from craft.settings.environ import FAULTS, read_faults
 from craft.settings.files.private_files import open_private
 from craft.settings.worker import WorkerSettings
 from craft.telemetry import fault_points

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from craft.protocol.errors import ConfigError
-from craft.settings.environ.testing import FAULTS
+from craft.settings.environ import FAULTS
 from craft.telemetry import fault_points
 from craft.testing import Fault, InjectedError, arm, reach
 from craft.testing.faults import encode, struck

@@ -9,7 +9,7 @@ import torch
 from accelerate.state import PartialState
 from transformers import TrainingArguments
 
-from craft.settings.environ.huggingface import alone
+from craft.settings.environ import hidden_from_accelerate
 from craft.settings.worker import WorkerSettings
 from craft.worker.membership.devices import own_device
 
@@ -19,7 +19,7 @@ class _AloneProperty(cached_property):  # type: ignore[type-arg]
 
     def __init__(self, own: Any) -> None:
         def set_up(arguments: Any) -> Any:
-            with alone():
+            with hidden_from_accelerate():
                 found = own.func(arguments)
             return _take_device(arguments, found)
 

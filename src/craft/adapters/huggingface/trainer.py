@@ -23,7 +23,7 @@ from craft.adapters.huggingface.compiled import by_shape
 from craft.adapters.huggingface.loader import StepInputs, TrainerStepLoader
 from craft.adapters.huggingface.progress import TrainerCallbackStates, TrainerProgress
 from craft.protocol.errors import ConfigError
-from craft.settings.environ.huggingface import alone
+from craft.settings.environ import hidden_from_accelerate
 from craft.worker.api.adapter_access import has_trained, is_alone, slots_of
 from craft.worker.api.job import Job
 from craft.worker.api.steps import Driven, Step
@@ -50,7 +50,7 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
         self._progress: TrainerProgress | None = None
         self._surroundings: TrainerCallbackStates | None = None
         self._prepared: Any = None
-        with alone():
+        with hidden_from_accelerate():
             super().__init__(*given, **named)
         use_one_gpu(self)
         self._follow_leader()

@@ -18,7 +18,7 @@ from nvidia_resiliency_ext.fault_tolerance.rank_monitor_server import RankMonito
 from craft.adapters.nvrx.cloud_events import EventSender
 from craft.adapters.nvrx.monitor import take_over
 from craft.protocol.errors import ConfigError
-from craft.settings.environ.nvrx import MONITOR, is_monitored
+from craft.settings.environ import FT_MONITOR, is_ft_monitored
 from craft.settings.rundir import RunDir
 from craft.settings.worker import WorkerSettings
 from craft.worker.entry.join import attend
@@ -29,7 +29,7 @@ def heartbeats(limits: FaultToleranceConfig | None = None) -> RankMonitorClient:
 
     ``limits`` are for a monitor that is started here. Call it when the worker has its rank: after ``Attend()``.
     """
-    if not is_monitored():
+    if not is_ft_monitored():
         _start(limits or FaultToleranceConfig(enable_nic_monitor=False))
     client = RankMonitorClient()
     client.init_workload_monitoring()
@@ -43,6 +43,6 @@ def _start(limits: FaultToleranceConfig) -> Any:
     attend(meets=True)
     place = Path(tempfile.mkdtemp(prefix="craft-nvrx-")) / "monitor"
     take_over(EventSender(RunDir(settings.run_dir)), settings.worker_id)
-    os.environ[MONITOR] = str(place)
+    os.environ[FT_MONITOR] = str(place)
     # Forked, so that it has the replaced class.
     return RankMonitorServer.run_in_subprocess(limits, str(place), mp_ctx=torch.multiprocessing.get_context("fork"))

@@ -16,7 +16,7 @@ from craft.adapters.torchft import messages, requirements
 from craft.adapters.torchft.messages import Attends, Gone
 from craft.groups.sockets import abort_gloo
 from craft.protocol.errors import ConfigError
-from craft.settings.environ.torchft import lighthouse_address
+from craft.settings.environ import torchft_lighthouse
 from craft.worker.entry import join
 from craft.worker.external.external_worker import Guest
 from craft.worker.external.generation_follower import Change
@@ -40,7 +40,7 @@ def attend(manager: Any, *, lighthouse: str | None = None) -> Guest:
         )
     if join.connect() is None:
         return join.attend()
-    address = lighthouse or lighthouse_address()
+    address = lighthouse or torchft_lighthouse()
     if address is None:
         raise ConfigError(
             "where is torchft's lighthouse? Set TORCHFT_LIGHTHOUSE, or attend(manager, lighthouse=ADDRESS)"

@@ -22,7 +22,7 @@ from craft.decide.job.restart_backoff import AT_ONCE_S, Restarts, worker_ended
 from craft.protocol.messages import Directive
 from craft.settings.run import RunSettings
 from craft.settings.rundir import RunDir
-from craft.settings.worker import multiprocessing_folder
+from craft.settings.worker import WorkerSettings, multiprocessing_folder
 
 logger = logging.getLogger(__name__)
 
@@ -147,15 +147,16 @@ class WorkerPool:
         except OSError as error:
             # These files are only records: the worker trains without them.
             logger.error("there is no folder for the files of %s: %s", worker_id, error)
-        worker = self._settings.worker_settings(
-            worker_id,
-            place,
+        worker = WorkerSettings(
+            worker_id=worker_id,
+            local_rank=place,
             socket=str(self._sockets / "agent"),
             run_dir=self._run_dir.path,
             activity=self._activity(worker_id),
             state_key=self._state_key,
             late=late,
             carried_bytes=self._carried_bytes() if late else 0,
+            **self._settings.of_workers,
         )
         environment = {
             "LOCAL_RANK": str(place),

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from craft.agent.linux import syscalls
-from craft.settings.environ.cuda import without_cuda
+from craft.settings.environ import without_cuda
 from craft.settings.files.private_files import append_private
 from craft.telemetry.text import stdio
 from craft.telemetry.text.plain_text import one_line

@@ -14,7 +14,7 @@ from craft.groups.gloo import GlooGroup
 from craft.groups.nccl import NcclGroup
 from craft.groups.nccl_calls import Communicator, NcclError, unique_id
 from craft.protocol.errors import ConfigError, GroupBroken
-from craft.settings.environ.nccl import prepare
+from craft.settings.environ import prepare_nccl
 from craft.worker.membership.all_gather import gather
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def is_hardware_fault(error: BaseException | None) -> bool:
 @functools.cache
 def warm_up(device: torch.device) -> None:
     """Do NCCL's one-time initialization on a thread, while the script prepares its first step."""
-    prepare(torch.cuda.device_count())
+    prepare_nccl(torch.cuda.device_count())
     threading.Thread(target=_use_once, args=(device,), name="craft-nccl", daemon=True).start()
 
 
@@ -100,7 +100,7 @@ def _use_once(device: torch.device) -> None:
 
 def connect_devices(gloo: GlooGroup, device: torch.device) -> NcclGroup:
     """Add NCCL to a group; block until all members do so. Raises ConfigError if some have no device."""
-    prepare(torch.cuda.device_count())
+    prepare_nccl(torch.cuda.device_count())
     try:
         own = _HERE + (unique_id() if gloo.rank == 0 else b"")
     except NcclError as error:

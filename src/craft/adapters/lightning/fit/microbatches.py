@@ -19,7 +19,7 @@ import torch
 from craft.adapters.lightning.fit.fit import FollowingFit, Native
 from craft.adapters.lightning.fit.loader import RoundLoader
 from craft.protocol.errors import ConfigError
-from craft.settings.environ.lightning import global_seed
+from craft.settings.environ import lightning_seed
 from craft.worker.api.adapter_access import batch_steps
 from craft.worker.api.steps import Step, has_another, look_at_commit, said_aside, seed_computing
 
@@ -97,7 +97,7 @@ class MicrobatchFit(FollowingFit):
             microbatches=self._per_round * self._rounds,
             samples_per_epoch=self._samples_per_epoch,
             steps=most_steps(self.trainer),
-            seed=global_seed(),
+            seed=lightning_seed(),
         )
         self.begin(make_steps)
         if self.progress.loaded:

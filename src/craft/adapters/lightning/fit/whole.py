@@ -16,7 +16,7 @@ import torch
 
 from craft.adapters.lightning.fit.fit import FollowingFit, HeldGradients
 from craft.protocol.values.activity import Phase
-from craft.settings.environ.lightning import global_seed
+from craft.settings.environ import lightning_seed
 from craft.worker.api.adapter_access import whole_steps
 from craft.worker.data import rng
 from craft.worker.entry.join import activity
@@ -31,7 +31,7 @@ class WholeFit(FollowingFit):
         super().__init__(strategy, trainer)
         self._why = why
         """Why its steps cannot be divided."""
-        self._seed = global_seed()
+        self._seed = lightning_seed()
         fit_loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
         self._begin_epoch, self._advance = epoch_loop.on_run_start, epoch_loop.advance
         self.replace(epoch_loop, "on_run_start", self._on_epoch)

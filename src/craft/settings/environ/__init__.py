@@ -1,1 +1,0 @@
-"""Environment variables of other software: CUDA, NCCL, and the frameworks."""
