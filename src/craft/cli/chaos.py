@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from craft.cli.inspect import run_option
 from craft.cli.output.command_errors import EXIT_BAD_INPUT, explained
 from craft.cli.output.echo import echo
+from craft.cli.output.options import run_option
 from craft.protocol.errors import ConfigError, CraftError, Unreachable
 from craft.protocol.values.injections import KINDS
 

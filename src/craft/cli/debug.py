@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from craft.cli.inspect import run_option
 from craft.cli.output.command_errors import explained
 from craft.cli.output.echo import echo, echo_json
+from craft.cli.output.options import FOLDER, json_option, run_option
 from craft.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,10 +24,8 @@ _RUNS = ("starting", "waiting", "member")
 @click.argument("worker", required=False)
 @run_option
 @click.option("--all", "inspect_all", is_flag=True, help="Inspect all workers, and write a bundle of files.")
-@click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), help="Where to. Default: in the run directory."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; not with --all.")
+@click.option("--out", type=FOLDER, help="Where to. Default: in the run directory.")
+@json_option("Print one JSON object; not with --all.")
 @explained
 def debug(worker: str | None, run_dir: Path | None, inspect_all: bool, out: Path | None, as_json: bool) -> None:
     """Show what WORKER is doing: whom it waits for, its last steps, the stacks of its threads.

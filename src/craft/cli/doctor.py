@@ -11,7 +11,7 @@ import click
 
 from craft.cli.output.command_errors import EXIT_PROBLEM, explained
 from craft.cli.output.echo import echo, echo_json
-from craft.cli.output.numbers import FiniteNumber
+from craft.cli.output.options import FiniteNumber, json_option
 
 if TYPE_CHECKING:
     from craft.doctor.findings import Finding, Torch
@@ -32,7 +32,7 @@ _LIMIT_S = 120.0
 )
 @click.option("--dtype", default="float32", show_default=True, help="Of the gradients.")
 @click.option("--microbatches", type=click.IntRange(min=1), help="Of a step; as many as workers if it is not given.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@json_option("For programs.")
 @explained
 def doctor(
     folder: Path | None,
@@ -52,25 +52,22 @@ def doctor(
       craft doctor --workers 4
       craft doctor --params 1e9 --dtype bf16 --microbatches 16 --workers 3
     """
+    import msgspec
+
     from craft.doctor.judge import judge
     from craft.doctor.machine import measure
+    from craft.telemetry.nvml import why_not
 
     place = (folder or Path.cwd()).absolute()
     cost = [_cost(params, dtype, microbatches or workers, workers)] if params is not None else []
     tokens = sorted({*place.glob("craft-run*/token"), *place.glob("token"), *([token_file] if token_file else [])})
-    findings = [*judge(measure(place, tokens, _gpu_health()), _torch(), workers), *cost]
+    findings = [*judge(measure(place, tokens, why_not()), _torch(), workers), *cost]
     if as_json:
-        echo_json([_plain(finding) for finding in findings], indent=2)
+        echo_json(msgspec.to_builtins(findings), indent=2)
     else:
         _print(findings)
     if any(finding.grade == "problem" for finding in findings):
         raise SystemExit(EXIT_PROBLEM)
-
-
-def _gpu_health() -> str | None:
-    from craft.telemetry.nvml import why_not
-
-    return why_not()
 
 
 def _torch() -> Torch | str:
@@ -103,10 +100,6 @@ def _cost(params: float, dtype: str, microbatches: int, workers: int) -> Finding
     if not 0 < params < 1e15:
         raise ConfigError(f"--params {params:g}: a number of parameters, such as 1e9")
     return costs(params, dtype, element_bytes, microbatches, workers, held(microbatches, workers))
-
-
-def _plain(finding: Finding) -> dict[str, str]:
-    return {"subject": finding.subject, "grade": finding.grade, "found": finding.found, "advice": finding.advice}
 
 
 def _print(findings: list[Finding]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,7 @@ import click
 
 from craft.cli.output.command_errors import explained
 from craft.cli.output.echo import echo, echo_json
-from craft.cli.output.numbers import FiniteNumber
-
-run_option = click.option(
-    "--dir",
-    "run_dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=None,
-    help="The run directory. Default: the newest craft-run* in the current directory.",
-)
+from craft.cli.output.options import FiniteNumber, json_option, reason_option, run_option
 
 
 def _client(run_dir: Path | None) -> Any:
@@ -31,7 +22,7 @@ def _client(run_dir: Path | None) -> Any:
 
 @click.command()
 @run_option
-@click.option("--json", "as_json", is_flag=True, help="Print the whole status as one JSON object.")
+@json_option("Print the whole status as one JSON object.")
 @explained
 def status(run_dir: Path | None, as_json: bool) -> None:
     """Show the state of a job: its step, its workers, its faults.
@@ -51,7 +42,7 @@ def status(run_dir: Path | None, as_json: bool) -> None:
 @click.command()
 @run_option
 @click.option("--follow", is_flag=True, help="Go on printing what happens, until the job ends.")
-@click.option("--json", "as_json", is_flag=True, help="Print the journal's own lines.")
+@json_option("Print the journal's own lines.")
 @explained
 def events(run_dir: Path | None, follow: bool, as_json: bool) -> None:
     """Print what happened, what was decided and why.
@@ -72,7 +63,7 @@ def events(run_dir: Path | None, follow: bool, as_json: bool) -> None:
 @click.command()
 @click.argument("worker")
 @run_option
-@click.option("--reason", default="reported by a person", show_default=True, help="For the journal.")
+@reason_option("reported by a person")
 @explained
 def fail(worker: str, run_dir: Path | None, reason: str) -> None:
     """Declare WORKER failed: it is ended, and the others go on without it.
@@ -91,7 +82,7 @@ def fail(worker: str, run_dir: Path | None, reason: str) -> None:
 
 @click.command()
 @run_option
-@click.option("--reason", default="asked by a person", show_default=True, help="For the journal.")
+@reason_option()
 @explained
 def abort(run_dir: Path | None, reason: str) -> None:
     """Abort what every worker is blocked in: all abort their exchange and meet again; nothing is lost.
@@ -110,7 +101,7 @@ def abort(run_dir: Path | None, reason: str) -> None:
 @click.command()
 @click.argument("name", metavar="WORKER|HOST")
 @run_option
-@click.option("--reason", default="asked by a person", show_default=True, help="For the journal.")
+@reason_option()
 @click.option("--deadline", type=FiniteNumber(min=0), help="Seconds after which it is ended, whether it left or not.")
 @explained
 def drain(name: str, run_dir: Path | None, reason: str, deadline: float | None) -> None:
@@ -139,7 +130,7 @@ def drain(name: str, run_dir: Path | None, reason: str, deadline: float | None) 
 
 @click.command()
 @run_option
-@click.option("--reason", default="stopped by a person", show_default=True, help="For the journal.")
+@reason_option("stopped by a person")
 @explained
 def stop(run_dir: Path | None, reason: str) -> None:
     """Stop the job.
@@ -154,7 +145,7 @@ def stop(run_dir: Path | None, reason: str) -> None:
 
 @click.command()
 @run_option
-@click.option("--reason", default="asked by a person", show_default=True, help="For the journal.")
+@reason_option()
 @click.option("--deadline", type=FiniteNumber(min=0), help="Seconds after which it ends, saved or not.")
 @explained
 def preempt(run_dir: Path | None, reason: str, deadline: float | None) -> None:
@@ -177,7 +168,7 @@ def preempt(run_dir: Path | None, reason: str, deadline: float | None) -> None:
 @click.command()
 @run_option
 @click.option("--tag", help="Keep the checkpoint for good, under this name.")
-@click.option("--reason", default="asked by a person", show_default=True, help="For the journal.")
+@reason_option()
 @explained
 def checkpoint(run_dir: Path | None, tag: str | None, reason: str) -> None:
     """Take a checkpoint at the next step boundary.
@@ -211,10 +202,11 @@ def _print_actions(answer: dict[str, Any]) -> None:
 
 def _sentence(line: dict[str, Any]) -> str:
     """Return one line of the journal for people."""
+    from craft.telemetry.explain.amounts import clock
     from craft.telemetry.explain.sentences import detail
 
     kind = str(line.get("kind", "?"))
-    moment = time.strftime("%H:%M:%S", time.localtime(line.get("time", 0.0)))
+    moment = clock(line.get("time", 0.0))
     if words := detail(line):
         return f"{moment} {kind:7} {line.get(kind, ''):18} {words}"
     rest = {name: value for name, value in line.items() if name not in ("time", "kind", kind, "reason", "traceback")}
@@ -234,6 +226,7 @@ def _print_status(found: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from craft.telemetry.explain.amounts import clock
     from craft.telemetry.text.plain_text import one_line
 
     total = f" of {found['total_steps']}" if found["total_steps"] is not None else ""
@@ -250,10 +243,9 @@ def _print_status(found: dict[str, Any]) -> None:
     Console(highlight=False, soft_wrap=True).print(table)
     echo(f"faults: {found['faults']}")
     for fault in found["fault_list"][-5:]:
-        moment = time.strftime("%H:%M:%S", time.localtime(fault["seen"]))
         lost_ms = (fault.get("cost") or {}).get("lost_ms")
         cost = "" if lost_ms is None else f" ({lost_ms:.0f} ms lost)"
-        echo(f"  {moment} {', '.join(fault['worker_ids'])}: {fault['reason']}{cost}")
+        echo(f"  {clock(fault['seen'])} {', '.join(fault['worker_ids'])}: {fault['reason']}{cost}")
     _print_checkpoints(found["checkpoints"])
     echo(f"lighthouse: {found['lighthouse']['url']} (pid {found['lighthouse']['pid']})")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from craft.cli.output.echo import echo, echo_error
-from craft.cli.output.numbers import FiniteNumber
+from craft.cli.output.options import FILE, FOLDER, FiniteNumber, technique_options
 from craft.protocol.errors import ConfigError, CraftError
 from craft.settings.rundir import START_ANEW, HeldRunDir, RunDir
 from craft.telemetry.text import stdio
@@ -26,41 +26,29 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--workers", type=click.IntRange(min=1), required=True, help="Workers of the whole job, over all hosts.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0 picks a free one.")
-@click.option(
-    "--dir", "run_dir", type=click.Path(file_okay=False, path_type=Path), required=True, help="The run directory."
-)
+@click.option("--dir", "run_dir", type=FOLDER, required=True, help="The run directory.")
 @click.option(
     "--min-workers", type=click.IntRange(min=1), default=1, show_default=True, help="Give up below this many."
 )
 @click.option(
     "--on-loss",
     type=click.Choice(["redo", "shrink", "wait", "auto"]),
-    default=None,
     help="What becomes of a lost worker's microbatches.  [default: redo]",
 )
 @click.option(
     "--wait-limit",
     type=FiniteNumber(min=0),
-    default=None,
     help="Seconds to wait for who takes a lost worker's place, with 'wait' or below --min-workers.  [default: 60]",
 )
 @click.option("--bind", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--host-address", default=None, help="Name or address under which other hosts reach this one.")
+@click.option("--host-address", help="Name or address under which other hosts reach this one.")
 @click.option(
     "--token-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=None,
+    type=FILE,
     help="Where the token is; made if it is not there. Default: the file 'token' in the run directory.",
 )
-@click.option(
-    "--tls-cert",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=None,
-    help="Speak TLS, with this certificate.",
-)
-@click.option(
-    "--tls-key", type=click.Path(dir_okay=False, path_type=Path), default=None, help="The key of that certificate."
-)
+@click.option("--tls-cert", type=FILE, help="Speak TLS, with this certificate.")
+@click.option("--tls-key", type=FILE, help="The key of that certificate.")
 @click.option(
     "--heartbeat-limit",
     type=FiniteNumber(min=0.05),
@@ -72,15 +60,8 @@ if TYPE_CHECKING:
     "--keep", is_flag=True, help="Serve from a child process, and start another one within moments if it is killed."
 )
 @click.option("--chaos", is_flag=True, help="Let 'craft chaos' inject faults without being asked twice.")
-@click.option(
-    "--config",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=None,
-    help="A craft.toml with techniques, and rules for alerts and hooks.",
-)
-@click.option("--enable", multiple=True, metavar="NAME", help="Switch a technique on; 'craft techniques' lists them.")
-@click.option("--disable", multiple=True, metavar="NAME", help="Switch a technique off.")
-@click.option("--set", "sets", multiple=True, metavar="NAME.KEY=VALUE", help="A setting of a technique.")
+@click.option("--config", type=FILE, help="A craft.toml with techniques, and rules for alerts and hooks.")
+@technique_options
 @click.option("--with-parent", is_flag=True, help="End when the process that started this one ends.")
 def lighthouse(
     workers: int,

@@ -16,33 +16,26 @@ except KeyboardInterrupt:
     raise SystemExit(_INTERRUPTED) from None
 
 _COMMANDS = {
-    "abort": ("craft.cli.inspect", "abort", "Abort what all workers are blocked in."),
-    "chaos": ("craft.cli.chaos", "chaos", "Inject faults into a running job."),
-    "checkpoint": ("craft.cli.inspect", "checkpoint", "Have a job take a checkpoint now."),
-    "checkpoints": (
-        "craft.cli.checkpoints.commands",
-        "checkpoints",
-        "List, verify, compare, export and remove checkpoints.",
-    ),
-    "debug": ("craft.cli.debug", "debug", "Inspect a worker: what it does, its stacks."),
-    "demo": ("craft.cli.demo", "demo", "See it work: kill workers of a small job and compare the bits."),
-    "doctor": ("craft.cli.doctor", "doctor", "Measure whether this machine is fit for jobs, and say what to do."),
-    "drain": ("craft.cli.inspect", "drain", "Let a worker or a host leave in order."),
-    "events": ("craft.cli.inspect", "events", "Show what happened in a job."),
-    "fail": ("craft.cli.inspect", "fail", "Report a worker as failed."),
-    "lighthouse": ("craft.cli.lighthouse", "lighthouse", "Run the control plane of a job of several hosts."),
-    "plan": (
-        "craft.cli.plan",
-        "plan",
-        "Compare what techniques would cost and save, and say how often to take checkpoints.",
-    ),
-    "preempt": ("craft.cli.inspect", "preempt", "Have a job take a checkpoint and end, to go on later."),
-    "run": ("craft.cli.run", "run", "Run a training script as a fault-tolerant job."),
-    "status": ("craft.cli.inspect", "status", "Show how a job is doing."),
-    "techniques": ("craft.cli.techniques", "techniques", "List techniques, their settings, and who answers what."),
-    "stop": ("craft.cli.inspect", "stop", "End a job."),
-    "why": ("craft.cli.why", "why", "Tell what happened in a fault, and what it cost."),
+    "abort": ("inspect", "Abort what all workers are blocked in."),
+    "chaos": ("chaos", "Inject faults into a running job."),
+    "checkpoint": ("inspect", "Have a job take a checkpoint now."),
+    "checkpoints": ("checkpoints.commands", "List, verify, compare, export and remove checkpoints."),
+    "debug": ("debug", "Inspect a worker: what it does, its stacks."),
+    "demo": ("demo", "See it work: kill workers of a small job and compare the bits."),
+    "doctor": ("doctor", "Measure whether this machine is fit for jobs, and say what to do."),
+    "drain": ("inspect", "Let a worker or a host leave in order."),
+    "events": ("inspect", "Show what happened in a job."),
+    "fail": ("inspect", "Report a worker as failed."),
+    "lighthouse": ("lighthouse", "Run the control plane of a job of several hosts."),
+    "plan": ("plan", "Compare what techniques would cost and save, and say how often to take checkpoints."),
+    "preempt": ("inspect", "Have a job take a checkpoint and end, to go on later."),
+    "run": ("run", "Run a training script as a fault-tolerant job."),
+    "status": ("inspect", "Show how a job is doing."),
+    "stop": ("inspect", "End a job."),
+    "techniques": ("techniques", "List techniques, their settings, and who answers what."),
+    "why": ("why", "Tell what happened in a fault, and what it cost."),
 }
+"""By name: the module in ``craft.cli`` that has it, and its one-line help."""
 
 
 class _Lazy(click.Group):
@@ -54,8 +47,8 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module, attribute, _ = _COMMANDS[cmd_name]
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        module = importlib.import_module(f"craft.cli.{_COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -67,7 +60,7 @@ class _Lazy(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, _COMMANDS[name][2]) for name in self.list_commands(ctx)])
+            formatter.write_dl([(name, _COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
 @click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})

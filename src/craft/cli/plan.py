@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from craft.cli.output.command_errors import explained
-from craft.cli.output.echo import echo, echo_json
+from craft.cli.output.echo import columns, echo, echo_json
+from craft.cli.output.options import FILE, FOLDER, json_option
 
 if TYPE_CHECKING:
     from craft.plan.measured import Measured
@@ -31,14 +32,6 @@ def duration(text: str) -> float:
         raise click.BadParameter(str(error)) from None
 
 
-def some_time(text: str) -> float:
-    """Return the same, more than 0."""
-    seconds = duration(text)
-    if not seconds:
-        raise click.BadParameter(f"{text!r}: it must be more than 0")
-    return seconds
-
-
 def amount(text: str) -> float:
     """Return a finite number of at least 0."""
     try:
@@ -50,15 +43,23 @@ def amount(text: str) -> float:
     return number
 
 
+def some_time(text: str) -> float:
+    """Return the seconds of a text such as ``6 min``, more than 0."""
+    return _positive(duration(text), text)
+
+
 def some(text: str) -> float:
-    """Return the same, more than 0."""
-    number = amount(text)
+    """Return a finite number of more than 0."""
+    return _positive(amount(text), text)
+
+
+def _positive(number: float, text: str) -> float:
     if not number:
         raise click.BadParameter(f"{text!r}: it must be more than 0")
     return number
 
 
-_COUNT = click.IntRange(1, 1_000_000)
+_COUNT, _MANY = click.IntRange(1, 1_000_000), click.IntRange(1, 10**9)
 _OPTIONS: tuple[tuple[str, str, Any, str, str], ...] = (
     ("--gpus", "gpus", _COUNT, "N", "GPUs that train.  [default: 1024]"),
     ("--gpus-per-host", "gpus_per_host", _COUNT, "N", "They fail together.  [default: 8]"),
@@ -67,13 +68,7 @@ _OPTIONS: tuple[tuple[str, str, Any, str, str], ...] = (
     ("--failures-per-day", "failures_per_day", amount, "X", "Of the whole job, in place of --mtbf-gpu."),
     ("--outages-per-month", "outages_per_month", amount, "X", "How often everything ends at once.  [default: 1]"),
     ("--step", "step_s", some_time, "TIME", "An undisturbed step.  [default: 10 s]"),
-    (
-        "--microbatches",
-        "microbatches",
-        click.IntRange(1, 10**9),
-        "N",
-        "Of the global batch.  [default: 4 for each GPU]",
-    ),
+    ("--microbatches", "microbatches", _MANY, "N", "Of the global batch.  [default: 4 for each GPU]"),
     ("--checkpoint", "checkpoint_s", duration, "TIME", "A checkpoint for which all wait.  [default: 40 s]"),
     ("--stall", "stall_s", duration, "TIME", "What one of CRAFT's holds up.  [default: 8.5% of --checkpoint]"),
     ("--every", "every_s", some_time, "TIME", "How often they are taken today, to compare with."),
@@ -99,11 +94,11 @@ def _figures(command: Any) -> Any:
 @click.option(
     "--dir",
     "run_dir",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Take what this run shows: workers, step, checkpoints, failures.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--chart", type=click.Path(dir_okay=False, path_type=Path), help="Also draw it: FILE.png, .svg or .pdf.")
+@json_option("Print one JSON object.")
+@click.option("--chart", type=FILE, help="Also draw it: FILE.png, .svg or .pdf.")
 @explained
 def plan(run_dir: Path | None, as_json: bool, chart: Path | None, **figures: Any) -> None:
     """Compare what techniques against failures would cost and save, and say how often to take checkpoints.
@@ -192,7 +187,6 @@ def _origins(cluster: Cluster, given: dict[str, Any], shown: dict[str, Any], run
 
 
 def _print(cluster: Cluster, rows: tuple[Row, ...], origins: dict[str, str], notes: list[str]) -> None:
-    from craft.cli.output.columns import columns
     from craft.plan.tables import HEAD, RIGHT, advice, bars, cells, inputs
 
     weeks = "a week" if cluster.weeks == 1 else f"{cluster.weeks:g} weeks"
@@ -218,8 +212,6 @@ def _print(cluster: Cluster, rows: tuple[Row, ...], origins: dict[str, str], not
 def _print_table(rows: list[Any], right: tuple[int, ...]) -> None:
     """Print with rich on a terminal, as plain columns otherwise."""
     if not sys.stdout.isatty():
-        from craft.cli.output.columns import columns
-
         for line in columns(rows, right):
             echo(line)
         return

@@ -9,9 +9,10 @@ from typing import Any
 import click
 
 from craft.cli.output.echo import echo_error
-from craft.protocol.errors import CraftError
+from craft.cli.output.options import FILE, FOLDER, technique_options
+from craft.protocol.errors import ConfigError, CraftError, Unauthorized
 from craft.settings.run import resolve, write_effective
-from craft.settings.rundir import RunDir
+from craft.settings.rundir import claim, claim_new
 from craft.settings.techniques import Wishes
 from craft.telemetry.text import stdio
 
@@ -53,17 +54,12 @@ class _Resume(click.Command):
     type=click.Choice(["leader", "all", "none"]),
     help="Whose output is shown here, beside the workers' logs.  [default: leader]",
 )
-@click.option(
-    "--dir",
-    "run_dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Run directory.  [default: craft-run-TIME]",
-)
+@click.option("--dir", "run_dir", type=FOLDER, help="Run directory.  [default: craft-run-TIME]")
 @click.option("--lighthouse", help="URL of a running lighthouse.  [default: start one]")
-@click.option("--token-file", type=click.Path(path_type=Path, dir_okay=False), help="File with the lighthouse's token.")
+@click.option("--token-file", type=FILE, help="File with the lighthouse's token.")
 @click.option(
     "--tls-ca",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Certificate of the authority of a lighthouse at https://, or the lighthouse's own.",
 )
 @click.option(
@@ -113,11 +109,9 @@ class _Resume(click.Command):
     type=click.Path(dir_okay=False),
     help="When this file appears: take a checkpoint and end with exit code 75.",
 )
-@click.option("--enable", multiple=True, metavar="NAME", help="Switch a technique on; 'craft techniques' lists them.")
-@click.option("--disable", multiple=True, metavar="NAME", help="Switch a technique off.")
-@click.option("--set", "sets", multiple=True, metavar="NAME.KEY=VALUE", help="A setting of a technique.")
+@technique_options
 @click.option("--chaos", is_flag=True, default=None, help="Let 'craft chaos' inject faults without being asked twice.")
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="A craft.toml.")
+@click.option("--config", type=FILE, help="A craft.toml.")
 @click.option("-m", "as_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -145,7 +139,7 @@ def run(
         command = {"script": script, "arguments": arguments, "as_module": as_module}
         resolved = resolve({**flags, **command}, config, Wishes(enable, disable, sets))
         settings = resolved.settings
-        place = _new_run_dir(run_dir)
+        place = claim_new() if run_dir is None else claim(run_dir)
         write_effective(place.config, resolved)
     except CraftError as error:
         raise SystemExit(_refuse(error)) from None
@@ -166,15 +160,6 @@ def run(
     raise SystemExit(outcome.exit_code)
 
 
-def _new_run_dir(path: Path | None) -> RunDir:
-    """Return the run directory of a new job; refuse one that holds a job already."""
-    from craft.settings.rundir import claim, claim_new
-
-    return claim_new() if path is None else claim(path)
-
-
 def _refuse(error: CraftError) -> int:
-    from craft.protocol.errors import ConfigError, Unauthorized
-
     echo_error(f"craft run: {error}")
     return 2 if isinstance(error, ConfigError | Unauthorized) else 3

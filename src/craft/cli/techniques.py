@@ -10,6 +10,7 @@ import click
 
 from craft.cli.output.command_errors import explained
 from craft.cli.output.echo import echo, echo_json
+from craft.cli.output.options import FILE, FOLDER, json_option
 from craft.protocol.errors import ConfigError
 
 
@@ -33,14 +34,9 @@ class _TechniqueRow(NamedTuple):
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="A craft.toml: what is on with it.")
-@click.option(
-    "--dir",
-    "run_dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="A run directory: what is on in that job.",
-)
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--config", type=FILE, help="A craft.toml: what is on with it.")
+@click.option("--dir", "run_dir", type=FOLDER, help="A run directory: what is on in that job.")
+@json_option("For programs.")
 @click.option("--schema", "as_schema", is_flag=True, help="Print the JSON schema of craft.toml.")
 @explained
 def techniques(name: str | None, config: Path | None, run_dir: Path | None, as_json: bool, as_schema: bool) -> None:
@@ -53,7 +49,9 @@ def techniques(name: str | None, config: Path | None, run_dir: Path | None, as_j
     """
     found = _found(config, run_dir)
     if as_schema:
-        _print_schema(found)
+        from craft.settings.schema import schema
+
+        echo_json(schema(found.kinds), indent=2)
         return
     entries = [_entry(kind, found) for kind in found.kinds]
     if name is not None:
@@ -154,12 +152,6 @@ def _named(name: str, entries: list[_TechniqueRow], broken: dict[str, str]) -> _
     if found is None:
         raise ConfigError(f"there is no technique {name!r}{hint(name, [entry.name for entry in entries])}")
     return found
-
-
-def _print_schema(found: _Found) -> None:
-    from craft.settings.schema import schema
-
-    echo_json(schema(found.kinds), indent=2)
 
 
 def _list(entries: list[_TechniqueRow], broken: dict[str, str]) -> None:

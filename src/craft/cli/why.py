@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from craft.cli.inspect import run_option
 from craft.cli.output.command_errors import explained
 from craft.cli.output.echo import echo, echo_json
+from craft.cli.output.options import json_option, run_option
 
 if TYPE_CHECKING:
     from craft.telemetry.explain.timeline import Timeline, TimelineEntry
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="In a job of several hosts: the run directory of one, for what its workers wrote down. Again for each.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: one object, or a list with --all.")
+@json_option("Print JSON: one object, or a list with --all.")
 @explained
 def why(number: int | None, everything: bool, run_dir: Path | None, hosts: tuple[Path, ...], as_json: bool) -> None:
     """Show what happened in the last fault, or in the Nth: who saw what, what was decided and why, what it cost.
@@ -104,11 +103,12 @@ def _print_json(chosen: list[Timeline], everything: bool) -> None:
 
 
 def _print_story(found: Timeline, number: int, *, first: bool) -> None:
-    clock = time.strftime("%H:%M:%S", time.localtime(found.began)) + f".{int(found.began % 1 * 1000):03d}"
+    from craft.telemetry.explain.amounts import precise_clock
+
     width = max((len(each.who) for each in found.moments), default=0)
     lines = [
         *(() if first else ("",)),
-        f"fault {found.number} of {number}, at {clock}, in generation {found.generation}: {found.title}",
+        f"fault {found.number} of {number}, at {precise_clock(found.began)}, in generation {found.generation}: {found.title}",
         "",
         *(_line(each, width) for each in found.moments),
         "",

@@ -15,7 +15,6 @@ import argparse
 import itertools
 import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import msgspec
 
 from craft.protocol.errors import ConfigError
+from craft.telemetry.explain.amounts import precise_clock
 from craft.telemetry.history import Run
 from craft.telemetry.records.journal_reader import read_journal
 from craft.telemetry.text.plain_text import indented, one_line
@@ -210,7 +210,7 @@ def _shown(what: str, journal: Sequence[Line], begin: float, end: float) -> str:
     if left_out > 0:
         half = _SHOWN // 2
         lines = [*lines[:half], f"  ... {left_out} more lines", *lines[-half:]]
-    return "\n".join([what, f"  at {_clock(begin)}, and seconds from there:", *lines])
+    return "\n".join([what, f"  at {precise_clock(begin)}, and seconds from there:", *lines])
 
 
 def _line(line: Line, begin: float) -> str:
@@ -222,10 +222,6 @@ def _line(line: Line, begin: float) -> str:
     }
     text = " ".join(f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in fields.items())
     return f"  {float(line['time']) - begin:+8.2f} {name_of(line)} {one_line(text)}"[:_WIDTH]
-
-
-def _clock(moment: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(moment)) + f".{int(moment % 1 * 1000):03d}"
 
 
 def main(arguments: list[str]) -> int:

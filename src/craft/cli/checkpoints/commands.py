@@ -20,9 +20,9 @@ from craft.cli.checkpoints.targets import (
     url_and_name,
     url_of,
 )
-from craft.cli.inspect import run_option
 from craft.cli.output.command_errors import EXIT_PROBLEM, explained_as_problem
 from craft.cli.output.echo import echo, echo_json
+from craft.cli.output.options import json_option, run_option
 
 if TYPE_CHECKING:
     from craft.snapshots.checkpoint.gc import Collected
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 _ALL = 1 << 62
 _MAX_REMOVED = 5
 """How many checkpoints may be removed while one is read to export it."""
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -53,7 +51,7 @@ def checkpoints() -> None:
 @checkpoints.command()
 @click.argument("url", required=False)
 @run_option
-@json_option
+@json_option("Print one JSON value.")
 @explained_as_problem
 def ls(url: str | None, run_dir: Path | None, as_json: bool) -> None:
     """List the checkpoints in URL, the newest first.
@@ -81,7 +79,7 @@ def ls(url: str | None, run_dir: Path | None, as_json: bool) -> None:
 @checkpoints.command()
 @click.argument("words", nargs=-1, metavar="[URL] [STEP|NAME]")
 @run_option
-@json_option
+@json_option("Print one JSON value.")
 @explained_as_problem
 def verify(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
     """Read every byte of a checkpoint, or of all in URL, and report what is damaged or missing.
@@ -127,7 +125,7 @@ def verify(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
     "--keep", type=click.IntRange(min=1), help="Keep so many without a tag, and all that have one.  [default: all]"
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
-@json_option
+@json_option("Print one JSON value.")
 @explained_as_problem
 def gc(url: str | None, run_dir: Path | None, keep: int | None, dry_run: bool, as_json: bool) -> None:
     """Remove old checkpoints from URL, and bytes that no checkpoint needs.
@@ -151,7 +149,7 @@ def gc(url: str | None, run_dir: Path | None, keep: int | None, dry_run: bool, a
 @click.argument("words", nargs=-1, metavar="[URL] STEP|NAME|TAG...")
 @run_option
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
-@json_option
+@json_option("Print one JSON value.")
 @explained_as_problem
 def rm(words: tuple[str, ...], run_dir: Path | None, dry_run: bool, as_json: bool) -> None:
     """Remove the named checkpoints, also those with a tag, and bytes that no other one needs.
@@ -194,7 +192,7 @@ def _say_removed(url: str, found: Collected, dry_run: bool, as_json: bool) -> No
 @checkpoints.command()
 @click.argument("words", nargs=-1, metavar="[URL] A B")
 @run_option
-@json_option
+@json_option("Print one JSON value.")
 @explained_as_problem
 def diff(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
     """Show in which tensors checkpoints A and B differ, and how many bytes are stored once for both.

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from craft.cli.output.columns import columns
+from craft.cli.output.echo import columns
 from craft.snapshots.checkpoint.suspect import SuspectCheckpoints
 from craft.snapshots.checkpoint.verify import Difference, TensorChange
 from craft.snapshots.state.index import TensorEntry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import click
@@ -26,3 +27,12 @@ def echo_error(text: str) -> None:
 def echo_json(value: Any, indent: int | None = None) -> None:
     """Print a value for programs: the original text, with JSON's escapes."""
     click.echo(json.dumps(value, indent=indent))
+
+
+def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> Iterator[str]:
+    """Yield a line for each row, with cells as wide as the widest of their column; ``right`` ones are right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        line = (cell.rjust(width) if place in right else cell.ljust(width) for place, (cell, width) in enumerate(cells))
+        yield "  ".join(line).rstrip()

@@ -46,6 +46,11 @@ def clock(seconds: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(seconds))
 
 
+def precise_clock(seconds: float) -> str:
+    """Return a local time of day with milliseconds."""
+    return f"{clock(seconds)}.{int(seconds % 1 * 1000):03d}"
+
+
 def checkpoint(line: Line) -> str:
     """Return a complete checkpoint as ``step 120 (1.3 GB, 0.2 GB of it new, 3.1 s), tagged best``."""
     new, total = line["new_bytes"], line["total_bytes"]

@@ -6,7 +6,6 @@ hangs, and ``craft debug --all`` does.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import msgspec
 from craft.decide.detect.blocked_collectives import findings
 from craft.protocol.values.inspection import CloseUp, Collective, RecentStep
 from craft.settings.files.private_files import write_private
-from craft.telemetry.explain.amounts import numbered
+from craft.telemetry.explain.amounts import numbered, precise_clock
 from craft.telemetry.text.plain_text import one_line
 
 
@@ -68,7 +67,7 @@ def text(worker: CloseUp) -> str:
     rank = "no rank" if worker.rank is None else f"rank {worker.rank}"
     lines = [
         sentence(worker),
-        f"process {worker.pid} of host {worker.host}, inspected at {_clock(worker.time)}",
+        f"process {worker.pid} of host {worker.host}, inspected at {precise_clock(worker.time)}",
         f"generation {worker.generation}, {rank} of {', '.join(worker.members) or 'no group'}",
         "",
         "Last committed steps:",
@@ -91,17 +90,13 @@ def _joined(lines: Sequence[str]) -> str:
 def _step(step: RecentStep) -> str:
     took = "" if step.elapsed_s is None else f", {1000 * step.elapsed_s:.1f} ms after the previous one"
     computed = numbered(step.microbatches) if step.microbatches else "no microbatch"
-    return f"  step {step.step} at {_clock(step.time)} in generation {step.generation}{took}: {computed}"
+    return f"  step {step.step} at {precise_clock(step.time)} in generation {step.generation}{took}: {computed}"
 
 
 def _collective(entry: Collective) -> str:
     sizes = " ".join("x".join(map(str, size)) or "1" for size in entry.sizes)
     ended = "done" if entry.done else "not done"
     return f"  {entry.name} number {entry.number} of group {entry.group}: {sizes} {' '.join(entry.dtypes)}, {ended}"
-
-
-def _clock(seconds: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(seconds)) + f".{int(seconds % 1 * 1000):03d}"
 
 
 def safe(name: str) -> str:
