@@ -100,11 +100,7 @@ class Supervisor:
             )
             self._ends = WorkerEnds(self.relay, self._pool, self._may_replace, self._worker_gone)
             self._forks = ForkServerKeeper(
-                self._settings,
-                self._pool,
-                is_over=self._over.done,
-                on_ended=self._ends.ended,
-                on_lost=self._ends.take,
+                self._settings, self._pool, is_over=self._over.done, on_ended=self._ends.ended, on_lost=self._ends.take
             )
             self._preemption = HostPreemption(self.relay, self._pool, self._settings, self._preempted)
             self._injections = AgentInjections(self._settings.host, self._pool.signal)

@@ -91,12 +91,7 @@ def _figures(command: Any) -> Any:
 
 @click.command()
 @_figures
-@click.option(
-    "--dir",
-    "run_dir",
-    type=FOLDER,
-    help="Take what this run shows: workers, step, checkpoints, failures.",
-)
+@click.option("--dir", "run_dir", type=FOLDER, help="Take what this run shows: workers, step, checkpoints, failures.")
 @json_option("Print one JSON object.")
 @click.option("--chart", type=FILE, help="Also draw it: FILE.png, .svg or .pdf.")
 @explained

@@ -58,9 +58,7 @@ class _Resume(click.Command):
 @click.option("--lighthouse", help="URL of a running lighthouse.  [default: start one]")
 @click.option("--token-file", type=FILE, help="File with the lighthouse's token.")
 @click.option(
-    "--tls-ca",
-    type=FILE,
-    help="Certificate of the authority of a lighthouse at https://, or the lighthouse's own.",
+    "--tls-ca", type=FILE, help="Certificate of the authority of a lighthouse at https://, or the lighthouse's own."
 )
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Port of the lighthouse that is started.  [default: a free one]"

@@ -99,8 +99,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ),
     ] = True
     check_script: Annotated[
-        bool,
-        says("Look at the script's loop in its first steps, and refuse what would give a wrong result unseen."),
+        bool, says("Look at the script's loop in its first steps, and refuse what would give a wrong result unseen.")
     ] = True
     digest_bytes: Annotated[
         int,

@@ -31,11 +31,7 @@ def schema(kinds: Kinds = BUILT_IN) -> dict[str, Any]:
         "additionalProperties": False,
         "properties": {
             "run": {"type": "object", "additionalProperties": False, "properties": _run(kinds)},
-            "techniques": {
-                "type": "object",
-                "additionalProperties": False,
-                "properties": {"order": order, **tables},
-            },
+            "techniques": {"type": "object", "additionalProperties": False, "properties": {"order": order, **tables}},
             "alerts": {"type": "array", "items": rules[0]},
             "hooks": {"type": "object", "additionalProperties": rules[1]},
         },

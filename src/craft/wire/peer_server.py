@@ -40,14 +40,7 @@ class PeerServer:
     """Listens on ``address``, on a free port; ``key`` is the job's, of 32 bytes."""
 
     def __init__(
-        self,
-        address: str,
-        key: bytes,
-        serve: Callable[[Peer], None],
-        *,
-        name: str,
-        max_strangers: int,
-        max_peers: int,
+        self, address: str, key: bytes, serve: Callable[[Peer], None], *, name: str, max_strangers: int, max_peers: int
     ) -> None:
         """``serve`` answers one request, then the connection ends. ``name`` appears in threads, logs and fault points.
 

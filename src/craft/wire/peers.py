@@ -81,8 +81,7 @@ class Seal:
         number = self._number
         if not same_tag(self.tag(digest), tag):
             raise SnapshotCorrupt(
-                f"frame {number} from {address} is damaged, or does not come from an owner of this job's key",
-                address,
+                f"frame {number} from {address} is damaged, or does not come from an owner of this job's key", address
             )
 
 

@@ -223,10 +223,7 @@ class Watchdog:
     """Watches all workers of this host. Lives on the agent's event loop."""
 
     def __init__(
-        self,
-        limits: HangLimits,
-        clock: Callable[[], float] = time.monotonic,
-        outside: HostAccess | None = None,
+        self, limits: HangLimits, clock: Callable[[], float] = time.monotonic, outside: HostAccess | None = None
     ) -> None:
         self._limits = limits
         self._outside = outside or HostAccess()

@@ -13,10 +13,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
 run_option = click.option(
-    "--dir",
-    "run_dir",
-    type=FOLDER,
-    help="The run directory. Default: the newest craft-run* in the current directory.",
+    "--dir", "run_dir", type=FOLDER, help="The run directory. Default: the newest craft-run* in the current directory."
 )
 
 

@@ -151,10 +151,7 @@ class ReportEvents:
             seen.generation = report.generation
             if self.index.lives(worker_id):
                 yield GenerationEntered(
-                    worker_id=worker_id,
-                    generation=report.generation,
-                    progress=report.progress,
-                    behind=report.behind,
+                    worker_id=worker_id, generation=report.generation, progress=report.progress, behind=report.behind
                 )
         elif not report.behind and self.index.is_behind(worker_id):
             yield WorkerCaughtUp(worker_id=worker_id)

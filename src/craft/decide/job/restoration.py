@@ -22,9 +22,7 @@ class RestoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Limits of an automatic restore."""
 
     tries: Annotated[
-        int,
-        msgspec.Meta(ge=1),
-        says("How often from one checkpoint without getting further than before."),
+        int, msgspec.Meta(ge=1), says("How often from one checkpoint without getting further than before.")
     ] = 3
     limit_s: Annotated[
         float,

@@ -10,13 +10,7 @@ import msgspec
 
 from craft.decide.job.roster import Roster, Standing, WorkerView
 from craft.protocol.actions import Stop
-from craft.protocol.events import (
-    CheckpointRestored,
-    CheckpointWritten,
-    FaultInjected,
-    TimesMeasured,
-    WorkerFailed,
-)
+from craft.protocol.events import CheckpointRestored, CheckpointWritten, FaultInjected, TimesMeasured, WorkerFailed
 from craft.protocol.membership import Generation
 from craft.protocol.messages import CheckpointWish, PreemptionOrder, Restoration
 

@@ -5,14 +5,7 @@ from __future__ import annotations
 from craft.decide.job.state import JobState
 from craft.decide.policies.policy import EXIT_BAD_INPUT, EXIT_BUG, EXIT_FINISHED, names
 from craft.protocol.actions import AnyAction, Stop, WindDown
-from craft.protocol.events import (
-    AnyEvent,
-    StateDiverged,
-    StopRequested,
-    WorkerFailed,
-    WorkerFinished,
-    WorkerLeft,
-)
+from craft.protocol.events import AnyEvent, StateDiverged, StopRequested, WorkerFailed, WorkerFinished, WorkerLeft
 
 
 class StopPolicy:

@@ -64,9 +64,7 @@ class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         says("With auto, until it was measured: from a loss to the first commit of a worker started because of it."),
     ] = 10.0
     join_steps: Annotated[
-        float,
-        msgspec.Meta(ge=0.0, le=1e9),
-        says("With auto: what a join costs the others, in steps."),
+        float, msgspec.Meta(ge=0.0, le=1e9), says("With auto: what a join costs the others, in steps.")
     ] = 1.0
 
 

@@ -70,10 +70,7 @@ class DivergenceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         if self.spike_deviations is None and self.spike_ratio is None:
             return None
         return SpikeRule(
-            metric=self.spike_metric,
-            window=self.spike_window,
-            deviations=self.spike_deviations,
-            ratio=self.spike_ratio,
+            metric=self.spike_metric, window=self.spike_window, deviations=self.spike_deviations, ratio=self.spike_ratio
         )
 
 

@@ -16,10 +16,7 @@ _PARTS = re.compile(_PART)
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _OPENING, _CLOSING = re.compile(r"\[{1,2}[ \t]*"), re.compile(r"[ \t]*\]{1,2}")
 _EQUALS = re.compile(r"[ \t]*=[ \t]*")
-_STRING = re.compile(
-    r'"""(?:\\.|[^\\])*?"""+' r"|'''.*?'''+" r'|"(?:[^"\\\n]|\\.)*"' r"|'[^'\n]*'",
-    re.DOTALL,
-)
+_STRING = re.compile(r'"""(?:\\.|[^\\])*?"""+' r"|'''.*?'''+" r'|"(?:[^"\\\n]|\\.)*"' r"|'[^'\n]*'", re.DOTALL)
 _BARE = re.compile(r"[^,\]}#\n]+")
 
 

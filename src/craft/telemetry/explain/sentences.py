@@ -224,9 +224,7 @@ WORDINGS: dict[str, Wording] = {
     ),
     "WorkerLeft": Wording("{worker_id} left as requested", shown=True),
     "HostLost": Wording(
-        "host {host} lost: {reason}",
-        shown=True,
-        deed=("lighthouse", "declares host {host} lost: {reason}"),
+        "host {host} lost: {reason}", shown=True, deed=("lighthouse", "declares host {host} lost: {reason}")
     ),
     "LighthouseStarted": Wording(
         _started, shown=True, deed=("lighthouse", lambda line: "restarts" if line.get("restarted") else "starts")
@@ -252,8 +250,7 @@ WORDINGS: dict[str, Wording] = {
     "RolledBack": Wording(_rolled_back, shown=True),
     "ConditionSeen": Wording(_condition, shown=True),
     "TechniqueFailed": Wording(
-        "technique {technique} failed and is left out from now on ({where}): {error}",
-        shown=True,
+        "technique {technique} failed and is left out from now on ({where}): {error}", shown=True
     ),
     "StragglerFound": Wording(_straggler, shown=True),
     "WorkerPaused": Wording("{worker_id} was paused for {seconds:.1f} s ({reason})", shown=True),
@@ -262,30 +259,19 @@ WORDINGS: dict[str, Wording] = {
     "StragglerGone": Wording("{worker_id} is as fast as the others again", shown=True),
     "AlertFired": Wording(_alert, shown=True, deed=("lighthouse", "takes an alert: {reason}")),
     "AlertResolved": Wording("alert {name} is resolved", shown=True),
-    "Recovered": Wording(
-        "step {step} is committed, the first one since, in generation {generation}",
-        shown=True,
-    ),
+    "Recovered": Wording("step {step} is committed, the first one since, in generation {generation}", shown=True),
     "Cost": Wording(_cost, shown=True),
     "WindDown": Wording("ends after the step in flight: {reason}", shown=True),
     "Preempt": Wording(_preempted, shown=True),
     "TakeCheckpoint": Wording(_wanted, shown=True),
-    "Hold": Wording(
-        "{reason}",
-        shown=True,
-        deed=("lighthouse", "decides to wait, up to {limit_s:g} s: {reason}"),
-    ),
+    "Hold": Wording("{reason}", shown=True, deed=("lighthouse", "decides to wait, up to {limit_s:g} s: {reason}")),
     "Restore": Wording("{reason}", shown=True, deed=("lighthouse", "decides: {reason}")),
     "Propose": Wording(
         "generation {generation} is prepared: {reason}",
         shown=True,
         deed=("lighthouse", "prepares generation {generation}: {reason}"),
     ),
-    "Reconfigure": Wording(
-        "generation {generation}: {reason}",
-        shown=True,
-        deed=("lighthouse", _decided),
-    ),
+    "Reconfigure": Wording("generation {generation}: {reason}", shown=True, deed=("lighthouse", _decided)),
     "Await": Wording("{reason}", shown=True),
     "Answered": Wording(lambda line: f"{_subject(line)} answers again, and the job goes on", shown=True),
     "WorkerJoined": Wording(_joined),
@@ -313,8 +299,7 @@ WORDINGS: dict[str, Wording] = {
         lambda line: f"{line['worker_id']} {_reports_broken(line)}", deed=("{worker_id}", _reports_broken)
     ),
     "GenerationStuck": Wording(
-        "generation {generation} is still broken",
-        deed=("lighthouse", "finds generation {generation} still broken"),
+        "generation {generation} is still broken", deed=("lighthouse", "finds generation {generation} still broken")
     ),
     "WorkerCaughtUp": Wording("{worker_id} has the training state and keeps pace with the others"),
     "HostSilent": Wording("host {host} is silent: {reason}"),
@@ -328,10 +313,7 @@ WORDINGS: dict[str, Wording] = {
     "LighthouseAlone": Wording("no host has been heard for {silent_s:g} s"),
     "LighthouseHeard": Wording("host {host} is heard again, after {alone_s:g} s"),
     "Fault": Wording(_fault),
-    "Fence": Wording(
-        "{worker_id} is to be ended: {reason}",
-        deed=("lighthouse", "ends {worker_id}: {reason}"),
-    ),
+    "Fence": Wording("{worker_id} is to be ended: {reason}", deed=("lighthouse", "ends {worker_id}: {reason}")),
     "Release": Wording("{worker_id} may leave: {reason}"),
     "DeclareLost": Wording("{worker_id} is declared lost: {reason}"),
     "DeclareHostLost": Wording("host {host} is declared lost: {reason}"),
