@@ -11,7 +11,7 @@ Importing this loads no torch: the lighthouse imports techniques, too. ``docs/ho
 from __future__ import annotations
 
 from craft.decide.job.state import JobState
-from craft.decide.policies import Policy
+from craft.decide.policies.policy import Policy
 from craft.decide.techniques.technique import Hooks, Moment, Surroundings, Technique
 from craft.protocol import actions, events
 from craft.protocol.errors import ConfigError

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from craft.decide.job.state import JobState
-from craft.decide.policies import decide
+from craft.decide.policies.policy import decide
 from craft.decide.step.ledger import Ledger
 from craft.protocol.actions import Propose, Reconfigure, Restore, Stop
 from craft.protocol.events import (

@@ -9,11 +9,9 @@ from msgspec.structs import replace
 from craft.control.core.persistence import Durable
 from craft.decide.job.apply import apply, restarted
 from craft.decide.job.state import JobState
-from craft.decide.policies import (
-    LossPolicy,
-    Policy,
-    StopPolicy,
-)
+from craft.decide.policies.loss import LossPolicy
+from craft.decide.policies.policy import Policy
+from craft.decide.policies.stop import StopPolicy
 from craft.decide.step import ledger as ledgers
 from craft.decide.step.ledger import Ledger
 from craft.decide.techniques import defaults

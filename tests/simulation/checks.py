@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from craft.agent.host.outcome import JobOutcome
 from craft.control.lighthouse import Lighthouse
-from craft.decide.policies import EXIT_BUG, EXIT_FINISHED, EXIT_GIVEN_UP, EXIT_PREEMPTED
+from craft.decide.policies.policy import EXIT_BUG, EXIT_FINISHED, EXIT_GIVEN_UP, EXIT_PREEMPTED
 from craft.protocol.errors import ConfigError
 
 from .coverage import job_state

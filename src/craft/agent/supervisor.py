@@ -26,7 +26,7 @@ from craft.agent.host.worker_ends import RemainingWorkers, WorkerEnds
 from craft.agent.host.worker_pool import WorkerPool
 from craft.agent.linux.host_access import HostAccess
 from craft.agent.watchdog.watchdog import Watchdog
-from craft.decide.policies import EXIT_PREEMPTED
+from craft.decide.policies.policy import EXIT_PREEMPTED
 from craft.protocol.errors import ConfigError, CraftError, Unauthorized, Unreachable
 from craft.protocol.messages import Directive
 from craft.settings.run import RunSettings

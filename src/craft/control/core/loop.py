@@ -22,7 +22,7 @@ from craft.decide.job.apply import apply
 from craft.decide.job.last_copy import is_last_copy
 from craft.decide.job.observe import drains, observe
 from craft.decide.job.state import JobState
-from craft.decide.policies import Policy, decide
+from craft.decide.policies.policy import Policy, decide
 from craft.protocol.actions import (
     AnyAction,
     Await,

@@ -10,7 +10,7 @@ import msgspec
 from craft.control.core.loop import JournalWriter
 from craft.decide.job.apply import apply
 from craft.decide.job.state import JobState
-from craft.decide.policies import Policy
+from craft.decide.policies.policy import Policy
 from craft.decide.techniques import BUILT_IN
 from craft.decide.techniques.technique import Chosen
 from craft.protocol.actions import (

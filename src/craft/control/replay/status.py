@@ -9,7 +9,7 @@ import msgspec
 from craft.control.replay.checkpoints import CheckpointsStatus
 from craft.control.replay.faults import Fault
 from craft.decide.job.state import JobState
-from craft.decide.policies import EXIT_PREEMPTED
+from craft.decide.policies.policy import EXIT_PREEMPTED
 from craft.protocol.messages import WorkerReport
 
 

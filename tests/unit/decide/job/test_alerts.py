@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from craft.decide.job.alerts import AlertRule, AlertSettings, AlertTarget, Hook, aim, event_of, matches
 from craft.decide.job.state import JobState, WorkerView
-from craft.decide.policies import AlertPolicy
+from craft.decide.policies.alert import AlertPolicy
 from craft.decide.techniques import defaults
 from craft.decide.techniques.alerts import Alerts
 from craft.decide.techniques.technique import Chosen

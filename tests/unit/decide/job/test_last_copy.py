@@ -11,7 +11,10 @@ from craft.decide.job.apply import apply
 from craft.decide.job.last_copy import awaiting, holders
 from craft.decide.job.observe import observe
 from craft.decide.job.state import JobState
-from craft.decide.policies import EXIT_FINISHED, DrainPolicy, JoinPolicy, LossPolicy, Policy, decide
+from craft.decide.policies.loss import LossPolicy
+from craft.decide.policies.membership import JoinPolicy
+from craft.decide.policies.policy import EXIT_FINISHED, Policy, decide
+from craft.decide.policies.requests import DrainPolicy
 from craft.decide.techniques import defaults
 from craft.protocol.actions import Reconfigure, Restore, Stop
 from craft.protocol.events import (

@@ -10,7 +10,7 @@ from craft.decide.job.apply import apply
 from craft.decide.job.loss_costs import CostBook, choose, step_time
 from craft.decide.job.observe import observe
 from craft.decide.job.state import JobState
-from craft.decide.policies import decide
+from craft.decide.policies.policy import decide
 from craft.decide.techniques import Loss, LossSettings, defaults
 from craft.protocol.actions import Reconfigure
 from craft.protocol.events import AnyEvent, TimesMeasured, WorkerJoined, WorkerLost

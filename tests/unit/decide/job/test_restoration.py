@@ -10,7 +10,7 @@ from craft.decide.job.apply import apply
 from craft.decide.job.observe import observe
 from craft.decide.job.restoration import Basis, basis, may_still_run
 from craft.decide.job.state import JobState
-from craft.decide.policies import decide
+from craft.decide.policies.policy import decide
 from craft.decide.techniques import defaults
 from craft.protocol.actions import AnyAction, Reconfigure, Restore, Stop
 from craft.protocol.events import (

@@ -6,17 +6,10 @@ from msgspec.structs import replace
 from craft.decide.job.apply import apply
 from craft.decide.job.observe import observe
 from craft.decide.job.state import JobState
-from craft.decide.policies import (
-    EXIT_BUG,
-    EXIT_FINISHED,
-    EXIT_GIVEN_UP,
-    BrokenPolicy,
-    JoinPolicy,
-    LossPolicy,
-    Policy,
-    decide,
-)
-from craft.decide.policies.broken import MOST_RETRIES
+from craft.decide.policies.broken import MOST_RETRIES, BrokenPolicy
+from craft.decide.policies.loss import LossPolicy
+from craft.decide.policies.membership import JoinPolicy
+from craft.decide.policies.policy import EXIT_BUG, EXIT_FINISHED, EXIT_GIVEN_UP, Policy, decide
 from craft.decide.techniques import defaults
 from craft.protocol.actions import AnyAction, DeclareLost, Fence, Hold, Propose, Reconfigure, Stop, Watch
 from craft.protocol.events import (
