@@ -9,13 +9,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from craft.control.core.persistence import Durable, durable_of, restore
-from craft.decide import policies
 from craft.decide.detect import stragglers
 from craft.decide.detect.stragglers import MemberSpeeds, StragglerSettings
 from craft.decide.job import apply as applying
 from craft.decide.job import last_copy
 from craft.decide.job import observe as observing
 from craft.decide.job.state import JobState
+from craft.decide.policies.policy import Policy
 from craft.decide.step import ledger as ledgers
 from craft.decide.step.ledger import Ledger
 from craft.decide.step.settle import LossAnswer, settle
@@ -64,7 +64,7 @@ class Rules:
     adopt: Callable[[Ledger], Ledger] = ledgers.adopt
     observe: Callable[[JobState, AnyEvent], JobState] = observing.observe
     apply: Callable[[JobState, AnyAction, str], JobState] = applying.apply
-    policies: tuple[policies.Policy, ...] = defaults().policies()
+    policies: tuple[Policy, ...] = defaults().policies()
     is_last_copy: Callable[[JobState, Collection[str]], bool] = last_copy.is_last_copy
     durable_of: Callable[[JobState], Durable] = durable_of
     must_leave: Callable[[Worker], bool] = lambda worker: worker.gone_without

@@ -23,6 +23,7 @@ from craft.decide.job.last_copy import is_last_copy
 from craft.decide.job.observe import drains, observe
 from craft.decide.job.state import JobState
 from craft.decide.policies.policy import Policy, decide
+from craft.protocol import events
 from craft.protocol.actions import (
     AnyAction,
     Await,
@@ -39,21 +40,6 @@ from craft.protocol.actions import (
     TakeCheckpoint,
     Watch,
     WindDown,
-)
-from craft.protocol.events import (
-    Answered,
-    AnyEvent,
-    ArrivalsEnded,
-    AwaitExpired,
-    DrainExpired,
-    DrainRequested,
-    GenerationStuck,
-    HoldExpired,
-    HostLost,
-    HostSilent,
-    PreemptExpired,
-    Recovered,
-    WorkerLost,
 )
 from craft.protocol.messages import HostReport, WorkerReport
 
@@ -152,7 +138,7 @@ class Loop:
         """The latest report of each worker."""
         return {worker_id: seen.report for worker_id, seen in self.report_events.seen.items()}
 
-    def handle(self, event: AnyEvent) -> tuple[AnyAction, ...]:
+    def handle(self, event: events.AnyEvent) -> tuple[AnyAction, ...]:
         """Take in an event, carry out the answer, and return its actions and those that followed."""
         self._measure(event)
         before = self._state
@@ -190,11 +176,11 @@ class Loop:
         if self._timings is not None:
             self._timings.reported(report, self._state, self._host.now())
         if any(each.host == report.host for each in self._state.awaited):
-            self.handle(Answered(host=report.host))
-        for event in self.report_events.events(report):
+            self.handle(events.Answered(host=report.host))
+        for event in self.report_events.of(report):
             self.handle(event)
 
-    def _measure(self, event: AnyEvent) -> None:
+    def _measure(self, event: events.AnyEvent) -> None:
         """Before the decision about a loss: put the measured times into the state and the journal."""
         if self._timings is None:
             return
@@ -204,7 +190,7 @@ class Loop:
 
     def lose_worker(self, worker_id: str, reason: str, source: str) -> tuple[AnyAction, ...]:
         """Declare a worker lost on the word of another source than its agent."""
-        lost = WorkerLost(
+        lost = events.WorkerLost(
             worker_id=worker_id,
             reason=reason,
             source=source,
@@ -215,7 +201,7 @@ class Loop:
 
     def _drain(self, asked: RequestDrain) -> tuple[AnyAction, ...]:
         """Drain workers, unless they are draining already."""
-        event = DrainRequested(
+        event = events.DrainRequested(
             worker_id=asked.worker_id, host=asked.host, reason=asked.reason, deadline_s=asked.deadline_s
         )
         return self.handle(event) if drains(self._state, event, self._host.now()) else ()
@@ -229,14 +215,14 @@ class Loop:
         living = self.report_events.index.living(host)
         if living:
             steps = [step for each in living if (step := self.report_events.step_of(each)) is not None]
-            lost = HostLost(host=host, reason=reason, time=self._host.now(), step=max(steps, default=None))
+            lost = events.HostLost(host=host, reason=reason, time=self._host.now(), step=max(steps, default=None))
             actions += self.handle(lost)
         return actions
 
     def suspect_host(self, host: str, reason: str) -> None:
         """Declare a silent host lost, unless it has the last copy of the training state."""
         if is_last_copy(self._state, self.report_events.index.living(host)):
-            self.handle(HostSilent(host=host, reason=reason))
+            self.handle(events.HostSilent(host=host, reason=reason))
         else:
             self.lose_host(host, reason)
 
@@ -283,7 +269,7 @@ class Loop:
 
     def _end_hold(self, generation: int) -> None:
         if self._state.holding == generation:
-            self.handle(HoldExpired(generation=generation))
+            self.handle(events.HoldExpired(generation=generation))
 
     def _await_arrivals(self) -> None:
         """After a change during a restore: check later whether another worker is on the way."""
@@ -298,33 +284,33 @@ class Loop:
             # Waits for as long as its agent reports it, within the limit of the restore.
             self._await_arrivals()
         elif len(self._state.spares) >= self._state.min_workers:
-            self.handle(ArrivalsEnded(generation=self._state.holding))
+            self.handle(events.ArrivalsEnded(generation=self._state.holding))
 
     def _end_await(self, action: Await) -> None:
         if any((each.worker_id, each.host) == (action.worker_id, action.host) for each in self._state.awaited):
-            self.handle(AwaitExpired(worker_id=action.worker_id, host=action.host))
+            self.handle(events.AwaitExpired(worker_id=action.worker_id, host=action.host))
 
     def _end_drain(self, worker_id: str) -> None:
         if self._state.recovering:
             # It may have left while no lighthouse ran: the agents are about to report that.
             self._await_leaving(worker_id, GRACE_S)
         elif self.report_events.index.lives(worker_id):
-            self.handle(DrainExpired(worker_id=worker_id))
+            self.handle(events.DrainExpired(worker_id=worker_id))
 
     def _end_preemption(self, deadline: float) -> None:
         wanted = self._state.preempting
         if self._state.stopping is None and wanted is not None and wanted.deadline == deadline:
-            self.handle(PreemptExpired())
+            self.handle(events.PreemptExpired())
 
     def _look_again(self, generation: int) -> None:
         if generation in self.report_events.index.wanted and generation in self._state.broken:
-            self.handle(GenerationStuck(generation=generation))
+            self.handle(events.GenerationStuck(generation=generation))
 
-    def _account(self, before: JobState, event: AnyEvent) -> None:
+    def _account(self, before: JobState, event: events.AnyEvent) -> None:
         fault = self._faults.observed(before, self._state, event, self._host.now())
         if fault is not None:
             self._journal.write("outcome", fault)
-        if isinstance(event, Recovered):
+        if isinstance(event, events.Recovered):
             restoration = self._state.restoration
             cost = self._faults.recovered(event, restoration.after if restoration is not None else 0)
             self._journal.write("outcome", cost)

@@ -17,33 +17,11 @@ from craft.decide.job.last_copy import STOPPED
 from craft.decide.job.observe import preempts
 from craft.decide.job.state import JobState
 from craft.decide.policies.detected import is_elsewhere, waits
-from craft.protocol.events import (
-    Answered,
-    AnyEvent,
-    DrainRequested,
-    ExchangeBroken,
-    GenerationEntered,
-    LoopBegun,
-    LoopEnded,
-    PreemptRequested,
-    ReplacementsEnded,
-    ReplacementsResumed,
-    ScriptEnded,
-    StateDiverged,
-    StateGone,
-    WorkerCaughtUp,
-    WorkerEnded,
-    WorkerFailed,
-    WorkerFinished,
-    WorkerJoined,
-    WorkerLeft,
-    WorkerLost,
-    WorkerOverdue,
-)
+from craft.protocol import events
 from craft.protocol.messages import Broken, Exited, HostReport, PreemptionOrder, WorkerReport, ending
 
 LEFT_EARLY = "the script left before its end, with exit code 0, as by os._exit(0)"
-_ANSWERED = (StateDiverged, StateGone)
+_ANSWERED = (events.StateDiverged, events.StateGone)
 """Of the values journaled once, these decide how the job goes on."""
 
 
@@ -57,7 +35,7 @@ class WorkerHistory:
     generation: int = 0
     broken: Broken | None = None
     """Its last report of a broken exchange."""
-    overdue: WorkerOverdue | None = None
+    overdue: events.WorkerOverdue | None = None
     """The last finding about it."""
     failed: bool = False
     left: bool = False
@@ -83,7 +61,7 @@ class ReportEvents:
         self._coming: dict[str, int] = {}
         """How many workers of a host are on the way, by its agent."""
 
-    def events(self, report: HostReport) -> Iterator[AnyEvent]:
+    def of(self, report: HostReport) -> Iterator[events.AnyEvent]:
         """Yield what is new in ``report``. Entries come before losses: a worker may enter a generation and then die."""
         # Workers of a draining host do not come to stay.
         self._coming[report.host] = 0 if report.draining is not None else report.starting
@@ -131,7 +109,7 @@ class ReportEvents:
         """Whether a worker takes checkpoints."""
         return any(seen.report.checkpoints for seen in self.seen.values())
 
-    def _arrived(self, report: WorkerReport, host: str, ended: Collection[str]) -> Iterator[AnyEvent]:
+    def _arrived(self, report: WorkerReport, host: str, ended: Collection[str]) -> Iterator[events.AnyEvent]:
         worker_id = report.member.worker_id
         seen = self.seen.get(worker_id)
         if seen is None:
@@ -146,40 +124,40 @@ class ReportEvents:
             self._starting.get(host, set()).discard(worker_id)
             # A worker that has ended meanwhile takes no slot.
             if self.index.view(worker_id) is None and worker_id not in ended:
-                yield WorkerJoined(member=report.member, pid=report.pid)
+                yield events.WorkerJoined(member=report.member, pid=report.pid)
         if report.generation > seen.generation:
             seen.generation = report.generation
             if self.index.lives(worker_id):
-                yield GenerationEntered(
+                yield events.GenerationEntered(
                     worker_id=worker_id, generation=report.generation, progress=report.progress, behind=report.behind
                 )
         elif not report.behind and self.index.is_behind(worker_id):
-            yield WorkerCaughtUp(worker_id=worker_id)
+            yield events.WorkerCaughtUp(worker_id=worker_id)
         yield from self._after_loop(report, seen)
         if report.left and not seen.left:
             seen.left = True
             if not self.index.is_old_news(worker_id):
-                yield WorkerLeft(worker_id=worker_id, step=report.step)
+                yield events.WorkerLeft(worker_id=worker_id, step=report.step)
         if report.complete and self.index.lives(worker_id):
             # No generation may wait for it: its script may run on for long.
-            yield WorkerFinished(
+            yield events.WorkerFinished(
                 worker_id=worker_id, step=report.step, digest=report.digest, total_steps=report.total_steps
             )
 
-    def _after_loop(self, report: WorkerReport, seen: WorkerHistory) -> Iterator[AnyEvent]:
+    def _after_loop(self, report: WorkerReport, seen: WorkerHistory) -> Iterator[events.AnyEvent]:
         """Yield the beginnings and ends of a worker's training loops and the end of its script."""
         worker_id = report.member.worker_id
         if not self.index.lives(worker_id):
             return
         if report.loop > max(seen.loop, 1):
-            yield LoopBegun(worker_id=worker_id, loop=report.loop)
+            yield events.LoopBegun(worker_id=worker_id, loop=report.loop)
         if report.after_loop and (report.loop > seen.loop or not seen.after_loop):
-            yield LoopEnded(worker_id=worker_id, step=report.step, loop=report.loop)
+            yield events.LoopEnded(worker_id=worker_id, step=report.step, loop=report.loop)
         if report.script_ended and not seen.script_ended:
-            yield ScriptEnded(worker_id=worker_id)
+            yield events.ScriptEnded(worker_id=worker_id)
         seen.loop, seen.after_loop, seen.script_ended = report.loop, report.after_loop, report.script_ended
 
-    def _failed(self, report: WorkerReport) -> Iterator[AnyEvent]:
+    def _failed(self, report: WorkerReport) -> Iterator[events.AnyEvent]:
         seen = self.seen[report.member.worker_id]
         if report.failed is None or seen.failed:
             return
@@ -188,7 +166,7 @@ class ReportEvents:
         if seen.exited or not self.index.gone(report.member.worker_id):
             yield report.failed
 
-    def _exits(self, exited: Exited) -> Iterator[AnyEvent]:
+    def _exits(self, exited: Exited) -> Iterator[events.AnyEvent]:
         if exited.worker_id in self._exited:
             return
         self._exited.add(exited.worker_id)
@@ -198,7 +176,7 @@ class ReportEvents:
             self._starting.get(seen.host, set()).discard(exited.worker_id)
         if self.index.gone(exited.worker_id) or (seen is not None and seen.failed):
             if self.index.may_run(exited.worker_id):
-                yield WorkerEnded(worker_id=exited.worker_id)
+                yield events.WorkerEnded(worker_id=exited.worker_id)
             return
         if self._state().stopping is not None and (seen is None or not seen.joined):
             # It was still starting when the job ended, and its agent did not wait for it.
@@ -206,25 +184,25 @@ class ReportEvents:
         yield _ending(exited, seen, self._state())
         if self.index.may_run(exited.worker_id):
             # It left early, with exit code 0: it failed, and its process is gone.
-            yield WorkerEnded(worker_id=exited.worker_id)
+            yield events.WorkerEnded(worker_id=exited.worker_id)
 
-    def _forgotten(self, report: HostReport) -> Iterator[AnyEvent]:
+    def _forgotten(self, report: HostReport) -> Iterator[events.AnyEvent]:
         """Yield the loss of workers that their agent does not know: the agent was replaced, and they died with the old one."""
         expected = self.index.living(report.host)
         mentioned = {worker.member.worker_id for worker in report.workers}
         mentioned.update(exited.worker_id for exited in report.exited)
         for worker_id in sorted((expected | self.starting(report.host)) - mentioned):
             reason = "its agent does not know it any more"
-            yield WorkerLost(worker_id=worker_id, reason=reason, step=self.step_of(worker_id))
+            yield events.WorkerLost(worker_id=worker_id, reason=reason, step=self.step_of(worker_id))
 
-    def _broken(self, report: WorkerReport) -> Iterator[AnyEvent]:
+    def _broken(self, report: WorkerReport) -> Iterator[events.AnyEvent]:
         worker_id, broken = report.member.worker_id, report.broken
         seen = self.seen[worker_id]
         if broken is None or broken == seen.broken:
             return
         seen.broken = broken
         if broken.generation in self.index.wanted and self.index.lives(worker_id):
-            yield ExchangeBroken(
+            yield events.ExchangeBroken(
                 worker_id=worker_id,
                 generation=broken.generation,
                 detail=broken.detail,
@@ -233,10 +211,10 @@ class ReportEvents:
                 progress=report.progress,
             )
 
-    def _overdue(self, report: WorkerReport) -> Iterator[AnyEvent]:
+    def _overdue(self, report: WorkerReport) -> Iterator[events.AnyEvent]:
         worker_id, found = report.member.worker_id, report.overdue
         if found is None and any(each.worker_id == worker_id for each in self._state().awaited):
-            yield Answered(worker_id=worker_id)
+            yield events.Answered(worker_id=worker_id)
         if found is None or not self.index.lives(worker_id):
             return
         others = [
@@ -256,30 +234,30 @@ class ReportEvents:
             seen.overdue = found
             yield found
 
-    def _gives_up(self, report: HostReport) -> Iterator[AnyEvent]:
+    def _gives_up(self, report: HostReport) -> Iterator[events.AnyEvent]:
         ended = any(host == report.host for host, _ in self._state().unreplaced)
         if report.exhausted is not None and not ended:
-            yield ReplacementsEnded(host=report.host, reason=report.exhausted)
+            yield events.ReplacementsEnded(host=report.host, reason=report.exhausted)
         elif report.exhausted is None and ended:
             # Another agent runs there now, with its full number of restarts.
-            yield ReplacementsResumed(host=report.host)
+            yield events.ReplacementsResumed(host=report.host)
 
-    def _of_host(self, report: HostReport) -> Iterator[AnyEvent]:
+    def _of_host(self, report: HostReport) -> Iterator[events.AnyEvent]:
         if report.draining is not None and self.index.staying(report.host):
-            yield DrainRequested(host=report.host, reason=report.draining, deadline_s=report.drain_deadline_s)
+            yield events.DrainRequested(host=report.host, reason=report.draining, deadline_s=report.drain_deadline_s)
         wanted = report.preempting
         leaves = report.draining is not None and self.index.all_leave and not self.any_coming
         if wanted is None and leaves and self.checkpoints:
             # No host stays to go on with the state, so it is saved. The drains have the deadlines.
             wanted = PreemptionOrder(reason=f"every host is to leave: {report.draining}")
         if wanted is not None and preempts(self._state(), wanted.deadline):
-            yield PreemptRequested(reason=wanted.reason, deadline=wanted.deadline)
+            yield events.PreemptRequested(reason=wanted.reason, deadline=wanted.deadline)
 
-    def _values_of(self, report: WorkerReport) -> Iterator[AnyEvent]:
-        gone = StateGone(generation=report.state_gone) if report.state_gone else None
+    def _values_of(self, report: WorkerReport) -> Iterator[events.AnyEvent]:
+        gone = events.StateGone(generation=report.state_gone) if report.state_gone else None
         yield from self._once((report.diverged, report.unequal, report.retried, gone))
 
-    def _once(self, values: Iterable[AnyEvent | None]) -> Iterator[AnyEvent]:
+    def _once(self, values: Iterable[events.AnyEvent | None]) -> Iterator[events.AnyEvent]:
         for value in values:
             if value is None or identity(value) in self._values:
                 continue
@@ -298,25 +276,25 @@ def _normal(report: WorkerReport, host: str) -> WorkerReport:
     return report
 
 
-def _ending(exited: Exited, seen: WorkerHistory | None, state: JobState) -> WorkerFinished | WorkerFailed | WorkerLost:
+def _ending(exited: Exited, seen: WorkerHistory | None, state: JobState) -> events.AnyEvent:
     """Return what the end of a process means. Exit code 0 says nothing without an earlier report of the worker."""
     report = seen.report if seen is not None else None
     step = None if report is None else report.step
     if exited.signal is not None or exited.exit_code != 0:
-        return WorkerLost(worker_id=exited.worker_id, reason=describe_exit(exited), time=exited.time, step=step)
+        return events.WorkerLost(worker_id=exited.worker_id, reason=describe_exit(exited), time=exited.time, step=step)
     said = report is not None and (report.complete or report.left or report.script_ended)
     view = state.view(exited.worker_id)
     if said or state.ending or (view is not None and view.draining is not None):
         # It was asked to leave: its report of that may not have arrived.
         complete, digest = (report.complete, report.digest) if report is not None else (False, None)
         total = report.total_steps if report is not None and complete else None
-        return WorkerFinished(
+        return events.WorkerFinished(
             worker_id=exited.worker_id, step=step or 0, digest=digest, complete=complete, total_steps=total
         )
     # Steps are reported with a delay: a worker in a generation may have committed more than is known.
     begun = report is not None and report.generation > 0
     late = report is not None and report.member.late
-    return WorkerFailed(
+    return events.WorkerFailed(
         worker_id=exited.worker_id,
         error=LEFT_EARLY,
         traceback="",

@@ -11,42 +11,21 @@ from typing import Any
 
 import msgspec
 
-from craft.protocol.events import (
-    AnyNote,
-    ExchangeBroken,
-    GenerationEntered,
-    ParametersUnequal,
-    Recovered,
-    ReplacementsEnded,
-    StateDiverged,
-    StateGone,
-    StepRetried,
-    WorkerEnded,
-    WorkerFailed,
-    WorkerFinished,
-    WorkerJoined,
-    WorkerLeft,
-    WorkerLost,
-    WorkerOverdue,
-)
+from craft.protocol import events
 
-_ONCE_IN_A_LIFE = (WorkerLost, WorkerFailed, WorkerFinished, WorkerLeft, WorkerEnded)
+_OnceInALife = events.WorkerLost | events.WorkerFailed | events.WorkerFinished | events.WorkerLeft | events.WorkerEnded
 _Repeated = (
-    WorkerJoined
-    | WorkerLost
-    | WorkerFailed
-    | WorkerFinished
-    | WorkerLeft
-    | WorkerEnded
-    | WorkerOverdue
-    | ReplacementsEnded
-    | ExchangeBroken
-    | GenerationEntered
-    | StateGone
-    | StateDiverged
-    | StepRetried
-    | ParametersUnequal
-    | AnyNote
+    _OnceInALife
+    | events.WorkerJoined
+    | events.WorkerOverdue
+    | events.ReplacementsEnded
+    | events.ExchangeBroken
+    | events.GenerationEntered
+    | events.StateGone
+    | events.StateDiverged
+    | events.StepRetried
+    | events.ParametersUnequal
+    | events.AnyNote
 )
 _NAMES = frozenset(each.__name__ for each in _Repeated.__args__)
 
@@ -64,7 +43,7 @@ class AlreadyJournaled:
         self.worker_ids.update(_named(line))
         if line.get("outcome") == "Fault":
             # Workers lost with their host have no other line.
-            self._identities.update((WorkerLost, worker_id) for worker_id in line["worker_ids"])
+            self._identities.update((events.WorkerLost, worker_id) for worker_id in line["worker_ids"])
         elif line.get("event") in _NAMES:
             # With the event's time, not the journal's.
             event = {**line, "time": line.get("seen", line["time"])}
@@ -83,14 +62,14 @@ def _named(line: dict[str, Any]) -> Iterator[str]:
 
 def identity(value: object) -> object:
     """Return what makes an event different from others, whatever its reporter, clock and wording."""
-    if isinstance(value, Recovered):
-        return Recovered, value.generation
-    if isinstance(value, WorkerJoined):
-        return WorkerJoined, value.member.worker_id
-    if isinstance(value, _ONCE_IN_A_LIFE):
+    if isinstance(value, events.Recovered):
+        return events.Recovered, value.generation
+    if isinstance(value, events.WorkerJoined):
+        return events.WorkerJoined, value.member.worker_id
+    if isinstance(value, _OnceInALife):
         return type(value), value.worker_id
-    if isinstance(value, WorkerOverdue):
+    if isinstance(value, events.WorkerOverdue):
         # New also when the others begin or cease to wait for this worker.
         others = bool(value.waiting), bool(value.elsewhere), value.stopped
-        return WorkerOverdue, value.worker_id, value.phase, value.step, *others
+        return events.WorkerOverdue, value.worker_id, value.phase, value.step, *others
     return value

@@ -10,22 +10,7 @@ from msgspec.structs import replace
 from craft.decide.job.observe import adopt, changed, gone
 from craft.decide.job.restoration import begun_again
 from craft.decide.job.state import Awaited, JobState, WorkerView
-from craft.protocol.actions import (
-    AnyAction,
-    Await,
-    Drain,
-    Fence,
-    Hold,
-    Preempt,
-    Probe,
-    Propose,
-    Reconfigure,
-    Release,
-    Restore,
-    Stop,
-    TakeCheckpoint,
-    WindDown,
-)
+from craft.protocol import actions
 from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import CheckpointWish, PreemptionOrder
 
@@ -33,12 +18,12 @@ _KEPT_WISHES = 64
 """Keep this many checkpoint requests: workers take them one after the other."""
 
 
-def apply(state: JobState, action: AnyAction, nonce: str, now: float = 0.0) -> JobState:
+def apply(state: JobState, action: actions.AnyAction, nonce: str, now: float = 0.0) -> JobState:
     """Return the state after ``action``; ``nonce`` names the generation that it may make.
 
     ``now``: in seconds since 1970; deadlines of drained workers count from it.
     """
-    if isinstance(action, Reconfigure):
+    if isinstance(action, actions.Reconfigure):
         made = _make(state, action.members, nonce)
         retries = state.retries + 1 if action.again else 0
         # With the same members, what they found out about each other still holds.
@@ -47,42 +32,42 @@ def apply(state: JobState, action: AnyAction, nonce: str, now: float = 0.0) -> J
         state = replace(state, upcoming=None, recovering=False, retries=retries, missed=missed, replacing=replacing)
         adopted = adopt(state, made)
         return replace(adopted, complaints=complaints)
-    if isinstance(action, Propose):
+    if isinstance(action, actions.Propose):
         made = _make(state, action.members, nonce)
         return replace(state, upcoming=made, highest=made.number)
-    if isinstance(action, Fence):
+    if isinstance(action, actions.Fence):
         return gone(state, action.worker_id, "lost")
-    if isinstance(action, Release):
+    if isinstance(action, actions.Release):
         return gone(state, action.worker_id, "left")
-    if isinstance(action, Await):
+    if isinstance(action, actions.Await):
         return replace(state, awaited=(*state.awaited, _awaited(action)))
-    if isinstance(action, Hold):
+    if isinstance(action, actions.Hold):
         return replace(state, holding=action.generation, upcoming=None)
-    if isinstance(action, Restore):
+    if isinstance(action, actions.Restore):
         return begun_again(state, action)
-    if isinstance(action, Probe):
+    if isinstance(action, actions.Probe):
         return replace(state, probing=action.generation)
-    if isinstance(action, Drain):
+    if isinstance(action, actions.Drain):
         return _leaving(state, action, now)
-    if isinstance(action, WindDown):
+    if isinstance(action, actions.WindDown):
         return replace(state, winding_down=state.winding_down or action.reason)
-    if isinstance(action, Preempt):
+    if isinstance(action, actions.Preempt):
         reason = action.reason if state.preempting is None else state.preempting.reason
         return replace(state, preempting=PreemptionOrder(reason=reason, deadline=action.deadline))
-    if isinstance(action, TakeCheckpoint):
+    if isinstance(action, actions.TakeCheckpoint):
         number = state.wishes[-1].number + 1 if state.wishes else 1
         return replace(state, wishes=(*state.wishes, CheckpointWish(number=number, tag=action.tag))[-_KEPT_WISHES:])
-    if isinstance(action, Stop):
+    if isinstance(action, actions.Stop):
         return state if state.stopping is not None else replace(state, stopping=action)
     # Watch, DeclareLost and RequestDrain change nothing here: the loop turns them into events.
     return state
 
 
-def _awaited(action: Await) -> Awaited:
+def _awaited(action: actions.Await) -> Awaited:
     return Awaited(worker_id=action.worker_id, host=action.host, what=action.what)
 
 
-def _leaving(state: JobState, action: Drain, now: float) -> JobState:
+def _leaving(state: JobState, action: actions.Drain, now: float) -> JobState:
     view = state.view(action.worker_id)
     leave_by = view.leave_by if view is not None else None
     if action.deadline_s is not None:

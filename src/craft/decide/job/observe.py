@@ -10,32 +10,7 @@ from msgspec.structs import replace
 from craft.decide.job.restoration import reached
 from craft.decide.job.roster import Roster, Standing, WorkerView
 from craft.decide.job.state import GONE, JobState, LostAfterLoop
-from craft.protocol.events import (
-    Answered,
-    AnyEvent,
-    CheckpointRestored,
-    CheckpointWritten,
-    DrainRequested,
-    ExchangeBroken,
-    FaultInjected,
-    GenerationEntered,
-    HoldExpired,
-    HostLost,
-    LoopBegun,
-    LoopEnded,
-    ReplacementsEnded,
-    ReplacementsResumed,
-    RolledBack,
-    ScriptEnded,
-    TimesMeasured,
-    WorkerCaughtUp,
-    WorkerEnded,
-    WorkerFailed,
-    WorkerFinished,
-    WorkerJoined,
-    WorkerLeft,
-    WorkerLost,
-)
+from craft.protocol import events
 from craft.protocol.membership import Generation, Member
 from craft.protocol.values.injections import BY_LIGHTHOUSE, KEPT
 
@@ -46,13 +21,13 @@ PEERS = "peers"
 """The source of a loss declared because of the other members' complaints."""
 
 
-def observe(state: JobState, event: AnyEvent) -> JobState:
+def observe(state: JobState, event: events.AnyEvent) -> JobState:
     """Return the state after ``event``; a repeated or late event changes nothing."""
     observed = _OBSERVERS.get(type(event))
     return state if observed is None else observed(state, event)
 
 
-def _lost(state: JobState, event: WorkerLost) -> JobState:
+def _lost(state: JobState, event: events.WorkerLost) -> JobState:
     state = _note_loss_after_loop(reached(state, event.worker_id, event.step), event.worker_id, event.reason)
     view = state.view(event.worker_id)
     if event.source == PEERS and view is not None and view.standing not in GONE:
@@ -60,13 +35,13 @@ def _lost(state: JobState, event: WorkerLost) -> JobState:
     return gone(state, event.worker_id, "lost", ended=event.source == "agent")
 
 
-def _failed(state: JobState, event: WorkerFailed) -> JobState:
+def _failed(state: JobState, event: events.WorkerFailed) -> JobState:
     state = _note_loss_after_loop(reached(state, event.worker_id, event.step or 0), event.worker_id, event.error)
     state = gone(state, event.worker_id, "lost")
     return state if event in state.failures else replace(state, failures=(*state.failures, event)[-_KEPT_FAILURES:])
 
 
-def _finished(state: JobState, event: WorkerFinished) -> JobState:
+def _finished(state: JobState, event: events.WorkerFinished) -> JobState:
     state = reached(state, event.worker_id, event.step)
     # When a job is preempted, a worker's end may be known before its report that it left.
     left = state.preempting is not None and not event.complete
@@ -82,7 +57,7 @@ def _finished(state: JobState, event: WorkerFinished) -> JobState:
     return changed(state, event.worker_id, digest=event.digest, cut=cut)
 
 
-def _host_lost(state: JobState, event: HostLost) -> JobState:
+def _host_lost(state: JobState, event: events.HostLost) -> JobState:
     for view in state.having("waiting", "member"):
         if view.member.host == event.host:
             state = reached(state, view.member.worker_id, event.step)
@@ -91,32 +66,32 @@ def _host_lost(state: JobState, event: HostLost) -> JobState:
     return _answered(state, None, event.host)
 
 
-def _loop_begun(state: JobState, event: LoopBegun) -> JobState:
+def _loop_begun(state: JobState, event: events.LoopBegun) -> JobState:
     state = changed(state, event.worker_id, after_loop=False)
     return replace(state, loop=event.loop, owed=()) if event.loop > state.loop else state
 
 
-def _drain_requested(state: JobState, event: DrainRequested) -> JobState:
+def _drain_requested(state: JobState, event: events.DrainRequested) -> JobState:
     for worker_id in to_drain(state, event):
         state = changed(state, worker_id, draining=event.reason)
     return state
 
 
-def _replacements_ended(state: JobState, event: ReplacementsEnded) -> JobState:
+def _replacements_ended(state: JobState, event: events.ReplacementsEnded) -> JobState:
     return replace(state, unreplaced=tuple(sorted({event.host: event.reason, **dict(state.unreplaced)}.items())))
 
 
-def _replacements_resumed(state: JobState, event: ReplacementsResumed) -> JobState:
+def _replacements_resumed(state: JobState, event: events.ReplacementsResumed) -> JobState:
     return replace(state, unreplaced=tuple(each for each in state.unreplaced if each[0] != event.host))
 
 
-def _injected(state: JobState, event: FaultInjected) -> JobState:
+def _injected(state: JobState, event: events.FaultInjected) -> JobState:
     if event.fault in BY_LIGHTHOUSE:
         return state
     return replace(state, injections=(*state.injections, event)[-KEPT:])
 
 
-def _checkpoint_written(state: JobState, event: CheckpointWritten) -> JobState:
+def _checkpoint_written(state: JobState, event: events.CheckpointWritten) -> JobState:
     newest = max(filter(None, (state.checkpoint, event)), key=lambda each: (each.branch, each.step))
     return replace(state, checkpoint=newest, branch=max(state.branch, event.branch))
 
@@ -126,12 +101,12 @@ def _answered(state: JobState, worker_id: str | None, host: str | None) -> JobSt
     return state if others == state.awaited else replace(state, awaited=others)
 
 
-def to_drain(state: JobState, event: DrainRequested) -> tuple[str, ...]:
+def to_drain(state: JobState, event: events.DrainRequested) -> tuple[str, ...]:
     """Return the live workers that ``event`` names and that are not draining yet."""
     return tuple(view.member.worker_id for view in _subjects(state, event) if view.draining is None)
 
 
-def drains(state: JobState, event: DrainRequested, now: float) -> bool:
+def drains(state: JobState, event: events.DrainRequested, now: float) -> bool:
     """Return whether a drain request changes anything: some are not draining yet, or get an earlier deadline."""
     if to_drain(state, event):
         return True
@@ -140,7 +115,7 @@ def drains(state: JobState, event: DrainRequested, now: float) -> bool:
     )
 
 
-def _subjects(state: JobState, event: DrainRequested) -> tuple[WorkerView, ...]:
+def _subjects(state: JobState, event: events.DrainRequested) -> tuple[WorkerView, ...]:
     return tuple(
         view
         for view in state.having("waiting", "member")
@@ -241,7 +216,7 @@ def _left(state: JobState, worker_id: str) -> JobState:
     return gone(state, worker_id, "left")
 
 
-def _broken(state: JobState, event: ExchangeBroken) -> JobState:
+def _broken(state: JobState, event: events.ExchangeBroken) -> JobState:
     known = {each.number for each in (state.generation, state.upcoming) if each is not None}
     if event.generation not in known:
         return state
@@ -263,7 +238,7 @@ def _advanced(state: JobState, progress: tuple[int, ...]) -> JobState:
     return replace(state, progress=progress, retries=0, missed=(), blamed=0)
 
 
-def _generation_entered(state: JobState, event: GenerationEntered) -> JobState:
+def _generation_entered(state: JobState, event: events.GenerationEntered) -> JobState:
     worker_id, generation = event.worker_id, event.generation
     state = _advanced(changed(state, worker_id, behind=event.behind), event.progress)
     view = state.view(worker_id)
@@ -305,27 +280,29 @@ def adopt(state: JobState, generation: Generation) -> JobState:
 
 
 _OBSERVERS: Mapping[type, Callable[[JobState, Any], JobState]] = {
-    WorkerJoined: lambda state, event: _joined(state, event.member),
-    WorkerLost: _lost,
-    WorkerFailed: _failed,
-    WorkerFinished: _finished,
-    WorkerLeft: lambda state, event: _left(reached(state, event.worker_id, event.step), event.worker_id),
-    WorkerEnded: lambda state, event: changed(state, event.worker_id, ended=True),
-    HostLost: _host_lost,
-    LoopBegun: _loop_begun,
-    LoopEnded: lambda state, event: changed(state, event.worker_id, after_loop=True),
-    ScriptEnded: lambda state, event: changed(state, event.worker_id, script_ended=True),
-    DrainRequested: _drain_requested,
-    ReplacementsEnded: _replacements_ended,
-    ReplacementsResumed: _replacements_resumed,
-    FaultInjected: _injected,
-    CheckpointWritten: _checkpoint_written,
-    CheckpointRestored: lambda state, event: replace(state, begun_from=event, branch=max(state.branch, event.branch)),
-    RolledBack: lambda state, event: replace(state, branch=max(state.branch, event.branch)),
-    TimesMeasured: lambda state, event: replace(state, times=event),
-    ExchangeBroken: lambda state, event: _broken(_advanced(state, event.progress), event),
-    GenerationEntered: _generation_entered,
-    WorkerCaughtUp: lambda state, event: changed(state, event.worker_id, behind=False),
-    Answered: lambda state, event: _answered(state, event.worker_id, event.host),
-    HoldExpired: lambda state, event: replace(state, holding=0) if state.holding == event.generation else state,
+    events.WorkerJoined: lambda state, event: _joined(state, event.member),
+    events.WorkerLost: _lost,
+    events.WorkerFailed: _failed,
+    events.WorkerFinished: _finished,
+    events.WorkerLeft: lambda state, event: _left(reached(state, event.worker_id, event.step), event.worker_id),
+    events.WorkerEnded: lambda state, event: changed(state, event.worker_id, ended=True),
+    events.HostLost: _host_lost,
+    events.LoopBegun: _loop_begun,
+    events.LoopEnded: lambda state, event: changed(state, event.worker_id, after_loop=True),
+    events.ScriptEnded: lambda state, event: changed(state, event.worker_id, script_ended=True),
+    events.DrainRequested: _drain_requested,
+    events.ReplacementsEnded: _replacements_ended,
+    events.ReplacementsResumed: _replacements_resumed,
+    events.FaultInjected: _injected,
+    events.CheckpointWritten: _checkpoint_written,
+    events.CheckpointRestored: lambda state, event: replace(
+        state, begun_from=event, branch=max(state.branch, event.branch)
+    ),
+    events.RolledBack: lambda state, event: replace(state, branch=max(state.branch, event.branch)),
+    events.TimesMeasured: lambda state, event: replace(state, times=event),
+    events.ExchangeBroken: lambda state, event: _broken(_advanced(state, event.progress), event),
+    events.GenerationEntered: _generation_entered,
+    events.WorkerCaughtUp: lambda state, event: changed(state, event.worker_id, behind=False),
+    events.Answered: lambda state, event: _answered(state, event.worker_id, event.host),
+    events.HoldExpired: lambda state, event: replace(state, holding=0) if state.holding == event.generation else state,
 }
