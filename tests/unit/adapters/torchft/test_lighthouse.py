@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -57,8 +58,9 @@ class Job:
         self._gone(msgspec.json.encode(said))
 
 
-@pytest.fixture
-def job() -> Iterator[Job]:
+@contextlib.contextmanager
+def running() -> Iterator[Job]:
+    """A proxy with lighthouses of torchft behind it, all on threads of this process."""
     loop = asyncio.new_event_loop()
 
     async def open_proxy() -> tuple[LighthouseProxy, Any, int]:
@@ -74,10 +76,22 @@ def job() -> Iterator[Job]:
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     proxy, server, port = asyncio.run_coroutine_threadsafe(open_proxy(), loop).result(30)
-    yield Job(port)
-    asyncio.run_coroutine_threadsafe(close_proxy(), loop).result(30)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(30)
+    try:
+        yield Job(port)
+    finally:
+        asyncio.run_coroutine_threadsafe(close_proxy(), loop).result(30)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(30)
+
+
+def with_job(test: Callable[[Job], None]) -> Callable[[], None]:
+    """Open and close the proxy inside the test: pytest does not capture what torchft prints before and after it."""
+
+    def run() -> None:
+        with running() as job:
+            test(job)
+
+    return run
 
 
 def members(asked: Future[Any]) -> tuple[int, list[str]]:
@@ -85,6 +99,7 @@ def members(asked: Future[Any]) -> tuple[int, list[str]]:
     return quorum.quorum_id, [each.replica_id for each in quorum.participants]
 
 
+@with_job
 def test_those_who_are_left_get_their_quorum_at_once_when_somebody_is_gone(job: Job) -> None:
     for each in ("a", "b", "c"):
         job.joins(each)
@@ -103,6 +118,7 @@ def test_those_who_are_left_get_their_quorum_at_once_when_somebody_is_gone(job: 
     assert [members(each) for each in again] == [(2, ["a", "b"])] * 2
 
 
+@with_job
 def test_one_that_is_just_starting_is_not_waited_for(job: Job) -> None:
     for each in ("a", "b"):
         job.joins(each)
@@ -119,6 +135,7 @@ def test_one_that_is_just_starting_is_not_waited_for(job: Job) -> None:
     assert members(newcomer) == found == (3, ["a", "d"])
 
 
+@with_job
 def test_who_asks_while_others_are_waited_for_is_not_sent_to_the_lighthouse_before(job: Job) -> None:
     """Its question waits for its own abort, and the one whom it was meant for is closed meanwhile."""
     for each in ("a", "b", "c", "d"):
