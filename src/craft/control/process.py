@@ -65,13 +65,8 @@ def serve(
     say: Callable[[str], None],
 ) -> None:
     """Run a lighthouse until SIGTERM or SIGINT; ``say`` gets the line that says where it listens."""
-    run.create()
-    lock = _lock(run)
-    try:
-        with _listen(place, run) as listener:
-            _serve_locked(run, settings, place, token_file, listener, say)
-    finally:
-        os.close(lock)
+    with listen(run, place) as listener:
+        serve_on(listener, run, settings, place, token_file, say)
 
 
 def listen(run: RunDir, place: LighthouseAddress) -> socket.socket:
@@ -88,35 +83,23 @@ def serve_on(
     place: LighthouseAddress,
     token_file: Path | None,
     say: Callable[[str], None],
-    beat: Callable[[], None],
-) -> None:
-    """Like ``serve``, on a socket that outlives this process; ``beat`` is called as long as the event loop runs."""
-    lock = _lock(run)
-    try:
-        _serve_locked(run, settings, place, token_file, listener, say, beat)
-    finally:
-        os.close(lock)
-
-
-def _serve_locked(
-    run: RunDir,
-    settings: LighthouseSettings,
-    place: LighthouseAddress,
-    token_file: Path | None,
-    listener: socket.socket,
-    say: Callable[[str], None],
     beat: Callable[[], None] | None = None,
 ) -> None:
-    token = own_token(run, token_file)
-    if token_file is not None:
-        # A copy, so that the run directory is all that 'craft status' and others need.
-        _write_again(run.token, token.encode() + b"\n")
-    tls = None
-    if place.tls is not None:
-        tls = server_context(*place.tls)
-        # Likewise: it identifies the lighthouse under any name.
-        _write_again(run.certificate, own_certificate(place.tls[0]))
-    asyncio.run(_serve(run, settings, token, listener, _url(place, listener), tls, say, beat))
+    """Like ``serve``, on a socket that may outlive this process; ``beat`` is called as long as the event loop runs."""
+    lock = _lock(run)
+    try:
+        token = own_token(run, token_file)
+        if token_file is not None:
+            # A copy, so that the run directory is all that 'craft status' and others need.
+            _write_again(run.token, token.encode() + b"\n")
+        tls = None
+        if place.tls is not None:
+            tls = server_context(*place.tls)
+            # Likewise: it identifies the lighthouse under any name.
+            _write_again(run.certificate, own_certificate(place.tls[0]))
+        asyncio.run(_serve(run, settings, token, listener, _url(place, listener), tls, say, beat))
+    finally:
+        os.close(lock)
 
 
 async def _serve(

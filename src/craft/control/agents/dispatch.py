@@ -56,36 +56,28 @@ class Dispatch:
 
     def __init__(self, first_sequence: int) -> None:
         """``first_sequence`` must be above any that an earlier lighthouse of this job used."""
-        self._directive = Directive(sequence=first_sequence)
+        self.directive = Directive(sequence=first_sequence)
         self._told = False
-        self._pace = Pace()
+        self.pace = Pace()
         self._encoded: dict[int | None, str | bytes] = {}
         """The encoded directive for connections that last got this sequence; None: for new connections."""
         self._changed: dict[asyncio.Event, None] = {}
         """In the order of their connection."""
 
-    @property
-    def directive(self) -> Directive:
-        return self._directive
-
-    @property
-    def pace(self) -> Pace:
-        return self._pace
-
     def tell(self, state: JobState) -> None:
         """Make the directive for ``state`` the current one; an unchanged one is not sent."""
-        wanted = directive_of(state, self._directive.sequence)
-        if self._told and wanted == self._directive:
+        wanted = directive_of(state, self.directive.sequence)
+        if self._told and wanted == self.directive:
             return
-        self._directive = replace(wanted, sequence=wanted.sequence + 1)
+        self.directive = replace(wanted, sequence=wanted.sequence + 1)
         self._told = True
         self._encoded.clear()
         self._wake()
 
     def set_pace(self, pace: Pace) -> None:
         """Set the heartbeat interval of every agent."""
-        if pace != self._pace:
-            self._pace = pace
+        if pace != self.pace:
+            self.pace = pace
             self._wake()
 
     def _wake(self) -> None:
@@ -104,11 +96,11 @@ class Dispatch:
                 await changed.wait()
                 # Cleared before the send: a change during it is sent afterwards.
                 changed.clear()
-                if self._told and sent is not self._directive:
-                    data, sent = self._for_one_who_has(sent), self._directive
+                if self._told and sent is not self.directive:
+                    data, sent = self._for_one_who_has(sent), self.directive
                     await send(data)
-                if pace != self._pace:
-                    pace = self._pace
+                if pace != self.pace:
+                    pace = self.pace
                     await send(encode(pace).decode())
         finally:
             self._changed.pop(changed, None)
@@ -121,7 +113,7 @@ class Dispatch:
 
     def _encode(self, sent: Directive | None) -> str | bytes:
         if sent is not None and len(encode(sent)) >= PACKED_FROM_BYTES:
-            update = difference(sent, self._directive)
+            update = difference(sent, self.directive)
             if update is not None:
                 return pack(update)
-        return pack(self._directive)
+        return pack(self.directive)

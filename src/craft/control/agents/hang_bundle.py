@@ -16,6 +16,7 @@ from craft.control.agents.inspection import Busy, Inspections, Unanswered
 from craft.protocol.values.inspection import CloseUp
 from craft.settings.rundir import RunDir
 from craft.telemetry.explain import bundle
+from craft.telemetry.explain.sentences import hangs
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +49,7 @@ class HangBundles:
     def __call__(self, line: dict[str, Any]) -> None:
         """Take in a line of the journal."""
         if line.get("event") == "WorkerOverdue" and line["phase"] != "exchanging":
-            waiting = (
-                f"; {', '.join(line['waiting'])} {'wait' if line['waiting'][1:] else 'waits'} for it"
-                if line["waiting"]
-                else "; no worker waits for it"
-            )
-            self._begin(line["worker_id"], line["phase"], f"{line['worker_id']} hangs: {line['detail']}{waiting}")
+            self._begin(line["worker_id"], line["phase"], hangs(line))
         elif line.get("action") == "Probe":
             self._begin(None, "exchange", f"every worker waits: {line['reason']}")
 

@@ -18,6 +18,11 @@ from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import CheckpointWish, PreemptionOrder, Restoration
 
 _KEPT_GONE = 256
+_SAME = (
+    "generation", "upcoming", "winding_down", "preempting", "wishes", "restoration", "former", "replacing", "stopping",
+    "loop", "owed", "begun_from",
+)  # fmt: skip
+"""Fields that ``JobState`` and ``Durable`` share as they are."""
 
 
 class Durable(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +70,7 @@ class DurableStore(Protocol):
 def durable_of(state: JobState) -> Durable:
     """Return the durable part of ``state``."""
     return Durable(
-        generation=state.generation,
-        upcoming=state.upcoming,
+        **{name: getattr(state, name) for name in _SAME},
         highest=state.highest,
         lost=tuple(view.member for view in state.having("lost") if not view.ended),
         gone=tuple(
@@ -82,19 +86,9 @@ def durable_of(state: JobState) -> Durable:
             for view in state.having("waiting", "member")
             if view.leave_by is not None
         ),
-        winding_down=state.winding_down,
-        preempting=state.preempting,
-        wishes=state.wishes,
-        restoration=state.restoration,
-        former=state.former,
-        replacing=state.replacing,
-        stopping=state.stopping,
-        loop=state.loop,
-        owed=state.owed,
         hosts=tuple(sorted(state.known_hosts)),
         left=state.left,
         checkpoint=state.checkpoint,
-        begun_from=state.begun_from,
         branch=state.branch,
     )
 
@@ -131,23 +125,13 @@ def restore(fresh: JobState, durable: Durable | None) -> JobState:
                 if worker_id not in inside
             ),
         ),
-        upcoming=durable.upcoming,
+        **{name: getattr(durable, name) for name in _SAME},
         highest=max(state.highest, durable.highest),
-        winding_down=durable.winding_down,
-        preempting=durable.preempting,
-        wishes=durable.wishes,
-        restoration=durable.restoration,
-        former=durable.former,
-        replacing=durable.replacing,
         holding=durable.former.number if durable.former is not None else 0,
         checkpoint=durable.checkpoint or None,
-        begun_from=durable.begun_from,
         branch=max(durable.branch, durable.restoration.branch if durable.restoration is not None else 0),
         # Steps committed by workers that are gone since then are not in the file.
         reached=None,
-        stopping=durable.stopping,
-        loop=durable.loop,
-        owed=durable.owed,
         hosts=durable.hosts,
         left_before=durable.left,
     )

@@ -17,12 +17,6 @@ class WorkerIndex:
         """All workers of a host that are or were in the state."""
 
     @property
-    def current(self) -> int | None:
-        """The number of the current generation."""
-        generation = self._state().generation
-        return None if generation is None else generation.number
-
-    @property
     def wanted(self) -> frozenset[int]:
         """The numbers of the current and of the upcoming generation."""
         state = self._state()
@@ -31,33 +25,33 @@ class WorkerIndex:
     def view(self, worker_id: str) -> WorkerView | None:
         return self._state().view(worker_id)
 
-    def lives(self, worker_id: str) -> bool:
+    def _standing(self, worker_id: str) -> str:
         view = self.view(worker_id)
-        return view is not None and view.standing in ("waiting", "member")
+        return "" if view is None else view.standing
+
+    def lives(self, worker_id: str) -> bool:
+        return self._standing(worker_id) in ("waiting", "member")
+
+    def takes_part(self, worker_id: str) -> bool:
+        return self._standing(worker_id) == "member"
 
     def gone(self, worker_id: str) -> bool:
         """Return whether it is known and neither waits nor is a member."""
-        view = self.view(worker_id)
-        return view is not None and view.standing in GONE
+        return self._standing(worker_id) in GONE
+
+    def is_old_news(self, worker_id: str) -> bool:
+        """Return whether an earlier lighthouse already knew that it is gone."""
+        return self._standing(worker_id) == "lost"
 
     def may_run(self, worker_id: str) -> bool:
         """Return whether it is lost, but its process may still run."""
         view = self.view(worker_id)
         return view is not None and view.standing == "lost" and not view.ended
 
-    def is_old_news(self, worker_id: str) -> bool:
-        """Return whether an earlier lighthouse already knew that it is gone."""
-        view = self.view(worker_id)
-        return view is not None and view.standing == "lost"
-
     def is_behind(self, worker_id: str) -> bool:
         """Return whether it joined and is still catching up."""
         view = self.view(worker_id)
         return view is not None and view.behind
-
-    def takes_part(self, worker_id: str) -> bool:
-        view = self.view(worker_id)
-        return view is not None and view.standing == "member"
 
     @property
     def all_leave(self) -> bool:

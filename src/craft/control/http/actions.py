@@ -51,6 +51,15 @@ _EVENTS: dict[str, type[Event]] = {
 """The event of each action; the technique that answers it may be switched off."""
 
 
+_OF_JOB = {
+    "stop": "'stop' ends the whole job: it takes no worker_id and no host",
+    "abort": "'abort' is for all workers: report one that hangs to /v1/failures",
+    "preempt": "'preempt' is for the whole job: it takes no worker_id and no host",
+    "checkpoint": "'checkpoint' is for the whole job: it takes no worker_id and no host",
+}
+"""Actions of the whole job, and what to say if one names a target."""
+
+
 class ActionHandler:
     """Checks a request and hands it to the loop."""
 
@@ -79,6 +88,8 @@ class ActionHandler:
                 f"no technique that is on in this job answers {wanted.action!r}: craft techniques --dir RUN lists them",
                 field="action",
             )
+        if wanted.action in _OF_JOB and (wanted.worker_id is not None or wanted.host is not None):
+            raise MalformedMessage(_OF_JOB[wanted.action], "worker_id")
         if wanted.action == "stop":
             return self._stop(wanted)
         if wanted.action == "drain":
@@ -86,7 +97,7 @@ class ActionHandler:
         if wanted.action == "abort":
             return self._abort(wanted)
         if wanted.action in ("preempt", "checkpoint"):
-            return self._of_job(wanted)
+            return self._saving(wanted)
         raise MalformedMessage(
             f"unknown action {wanted.action[:40]!r}: there are 'stop', 'drain', 'abort', 'preempt', 'checkpoint' and 'inject'",
             "action",
@@ -105,25 +116,17 @@ class ActionHandler:
         return outcome(event, actions, already=False)
 
     def _stop(self, wanted: ActionRequest) -> web.Response:
-        if wanted.worker_id is not None or wanted.host is not None:
-            raise MalformedMessage("'stop' ends the whole job: it takes no worker_id and no host", "worker_id")
         already = self._loop.state.stopping is not None or self._loop.state.ending
         event = StopRequested(reason=wanted.reason)
         return outcome(event, () if already else self._loop.handle(event), already)
 
     def _abort(self, wanted: ActionRequest) -> web.Response:
-        if wanted.worker_id is not None or wanted.host is not None:
-            raise MalformedMessage("'abort' is for all workers: report one that hangs to /v1/failures", "worker_id")
         event = AbortRequested(reason=wanted.reason)
         ending = self._loop.state.stopping is not None
         return outcome(event, () if ending else self._loop.handle(event), already=ending)
 
-    def _of_job(self, wanted: ActionRequest) -> web.Response:
-        """Handle actions of the job as a whole that need checkpoints."""
-        if wanted.worker_id is not None or wanted.host is not None:
-            raise MalformedMessage(
-                f"{wanted.action!r} is for the whole job: it takes no worker_id and no host", "worker_id"
-            )
+    def _saving(self, wanted: ActionRequest) -> web.Response:
+        """Handle actions that need checkpoints."""
         if wanted.tag is not None and not (0 < len(wanted.tag) <= MAX_TAG_CHARS and wanted.tag.isprintable()):
             raise MalformedMessage(f"a tag is 1 to {MAX_TAG_CHARS} printable characters, such as 'best'", "tag")
         if not self._loop.report_events.checkpoints:

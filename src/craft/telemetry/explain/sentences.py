@@ -166,8 +166,9 @@ def _waiting(line: Line) -> str:
     return f"; {', '.join(waiting)} {'wait' if waiting[1:] else 'waits'} for it" if waiting else ""
 
 
-def _overdue(line: Line) -> str:
-    return f"{line['worker_id']} is overdue: {line['detail']}{_waiting(line) or '; no worker waits for it'}"
+def hangs(line: Line, verb: str = "hangs") -> str:
+    """Return which worker hangs, according to a ``WorkerOverdue``, and who waits for it."""
+    return f"{line['worker_id']} {verb}: {line['detail']}{_waiting(line) or '; no worker waits for it'}"
 
 
 def _injected(line: Line) -> str:
@@ -282,7 +283,7 @@ WORDINGS: dict[str, Wording] = {
     ),
     "ScriptEnded": Wording("{worker_id} came to the end of its script"),
     "WorkerOverdue": Wording(
-        _overdue,
+        lambda line: hangs(line, "is overdue"),
         deed=("{agent}", lambda line: f"finds that {line['worker_id']} hangs: {line['detail']}{_waiting(line)}"),
     ),
     "WorkerEnded": Wording("the process of {worker_id} ended"),
