@@ -20,7 +20,7 @@ from craft.agent.host.outcome import JobOutcome, after_training, with_status
 from craft.agent.host.own_lighthouse import OwnLighthouse
 from craft.agent.host.preemption import LEAVE_S, HostPreemption, PreemptFile
 from craft.agent.host.relay import Relay
-from craft.agent.host.retry import retry
+from craft.agent.host.retry import first_of, retry
 from craft.agent.host.watchdog_reports import WatchdogReports
 from craft.agent.host.worker_ends import RemainingWorkers, WorkerEnds
 from craft.agent.host.worker_pool import WorkerPool
@@ -87,7 +87,7 @@ class Supervisor:
             self.relay = Relay(
                 self._settings.host, self.url, self.token, self._directed, self._tls, self._outside.session
             )
-            self._pool = WorkerPool(
+            self.pool = WorkerPool(
                 self._settings,
                 self._run_dir,
                 self._scratch.path,
@@ -98,17 +98,17 @@ class Supervisor:
                 first_number=self._first_number(),
                 world_size=self._found.get("slots"),
             )
-            self._ends = WorkerEnds(self.relay, self._pool, self._may_replace, self._worker_gone)
+            self._ends = WorkerEnds(self.relay, self.pool, self._may_replace, self._worker_gone)
             self._forks = ForkServerKeeper(
-                self._settings, self._pool, is_over=self._over.done, on_ended=self._ends.ended, on_lost=self._ends.take
+                self._settings, self.pool, is_over=self._over.done, on_ended=self._ends.ended, on_lost=self._ends.take
             )
-            self._preemption = HostPreemption(self.relay, self._pool, self._settings, self._preempted)
-            self._injections = AgentInjections(self._settings.host, self._pool.signal)
+            self._preemption = HostPreemption(self.relay, self.pool, self._settings, self._preempted)
+            self._injections = AgentInjections(self._settings.host, self.pool.signal)
             self._watchdog_reports = WatchdogReports(self._watchdog, self.relay, self._stopped)
             self._inspector = WorkerInspector(self._watchdog, self.relay, self._run_dir)
             self.relay.on_look, self.relay.on_told = self._inspector.ask, self._inspector.told
             self._watchdog.ask_worker = self._inspector.own_stacks
-            self._lease = WorkerLease(self._settings.lease_s, self.relay, self._pool, self._watchdog, self._outside)
+            self._lease = WorkerLease(self._settings.lease_s, self.relay, self.pool, self._watchdog, self._outside)
             asyncio.get_running_loop().set_exception_handler(AcceptErrors("the agent"))
             server = await asyncio.start_unix_server(self.relay.serve_worker, path=str(self._scratch.path / "agent"))
             async with server:
@@ -129,11 +129,6 @@ class Supervisor:
             await self._end_helpers()
             self._scratch.close()
         return outcome
-
-    @property
-    def pool(self) -> WorkerPool:
-        """The workers of this host; set together with ``relay``."""
-        return self._pool
 
     async def _guarded(self, work: Any) -> None:
         """Run a task whose failure ends the job; the error is the reason."""
@@ -212,12 +207,9 @@ class Supervisor:
 
     async def _start_workers(self) -> None:
         assert self._forks is not None
-        ready = asyncio.ensure_future(self._forks.ready.wait())
-        either: set[asyncio.Future[Any]] = {ready, self._over}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        ready.cancel()
+        await first_of(self._forks.ready, self._over)
         if not self._over.done():
-            self._pool.begin(late=self._has_begun())
+            self.pool.begin(late=self._has_begun())
 
     def _has_begun(self) -> bool:
         """Return whether the job has begun; its members then do not wait for workers that start now."""
@@ -244,9 +236,9 @@ class Supervisor:
         for worker_id in directive.fenced:
             self._inspector.then(worker_id, functools.partial(self._end_fenced, worker_id))
         self._injections.take(directive.injections)
-        self._pool.directed(directive)
+        self.pool.directed(directive)
         if directive.stopping or directive.winding_down is not None or directive.preempting is not None:
-            self._pool.close()
+            self.pool.close()
         if directive.stopping:
             self._finish(
                 JobOutcome(exit_code=directive.exit_code, reason=directive.reason, traceback=directive.traceback)
@@ -256,7 +248,7 @@ class Supervisor:
         """End a stopped worker that has not joined: the lighthouse does not know it."""
         if not self._has_joined(worker_id):
             logger.warning("%s was stopped before it joined: killing it", worker_id)
-            self._pool.signal(worker_id, signal.SIGKILL)
+            self.pool.signal(worker_id, signal.SIGKILL)
 
     def _has_joined(self, worker_id: str) -> bool:
         assert self.relay is not None
@@ -264,7 +256,7 @@ class Supervisor:
         return report is not None and report.joined
 
     def _end_fenced(self, worker_id: str) -> None:
-        self._pool.signal(worker_id, signal.SIGKILL)
+        self.pool.signal(worker_id, signal.SIGKILL)
 
     async def _tick(self) -> None:
         assert self.relay is not None
@@ -288,21 +280,18 @@ class Supervisor:
         if self._interrupted.done() and self._lighthouse is not None:
             await self._end_lighthouse(self._lighthouse, outcome.reason)
         if outcome.exit_code == 0:
-            remaining = RemainingWorkers(self._pool, self._watchdog, self._has_joined, end_starting=self._ends_starting)
+            remaining = RemainingWorkers(self.pool, self._watchdog, self._has_joined, end_starting=self._ends_starting)
             ending = asyncio.create_task(remaining.run())
-            ended = asyncio.ensure_future(self._pool.all_ended.wait())
-            either: set[asyncio.Future[Any]] = {ended, self._interrupted}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            ended.cancel()
+            await first_of(self.pool.all_ended, self._interrupted)
             ending.cancel()
             assert self.relay is not None
             reports = self.relay.reports().values()
             outcome = self._interrupted.result() if self._interrupted.done() else after_training(outcome, reports)
         elif outcome.exit_code == EXIT_PREEMPTED and self._all_left():
             # Their scripts may finish, too, but time is short.
-            await self._pool.wait(LEAVE_S)
-        if self._pool.living:
-            await self._pool.end(LEAVE_S)
+            await self.pool.wait(LEAVE_S)
+        if self.pool.living:
+            await self.pool.end(LEAVE_S)
         self._watch(self)
         return outcome
 
@@ -315,7 +304,7 @@ class Supervisor:
     def _all_left(self) -> bool:
         assert self.relay is not None
         reports = self.relay.reports()
-        return all(worker_id in reports and reports[worker_id].left for worker_id in self._pool.living)
+        return all(worker_id in reports and reports[worker_id].left for worker_id in self.pool.living)
 
     async def _count_faults(self, outcome: JobOutcome) -> JobOutcome:
         """Add the job's faults and checkpoint, which only the lighthouse knows, if it is on another host."""

@@ -18,11 +18,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from craft.agent.host.outcome import JobOutcome
+from craft.agent.host.retry import first_of
 from craft.agent.linux.forkserver import Ended
 from craft.agent.linux.syscalls import how_it_ended
 from craft.agent.supervisor import Supervisor
@@ -81,7 +82,7 @@ class TorchrunAgent(Supervisor):
         if self._over.done():
             outcome = self._over.result()
             return Adopted(reason=f"the job is over: {outcome.reason}", exit_code=outcome.exit_code)
-        worker_id, environment = self._pool.adopt(request.local_rank, request.pid, late=self._has_begun())
+        worker_id, environment = self.pool.adopt(request.local_rank, request.pid, late=self._has_begun())
         self._follow(request.pid, functools.partial(self._worker_ended, worker_id))
         return Adopted(environment=environment)
 
@@ -123,15 +124,12 @@ class TorchrunAgent(Supervisor):
             end()
 
     async def _end_job(self, outcome: JobOutcome) -> JobOutcome:
-        await self._pool.wait(_BY_ITSELF_S)
+        await self.pool.wait(_BY_ITSELF_S)
         outcome = await super()._end_job(outcome)
         assert self.relay is not None
         if self.relay.directive is not None and self.relay.directive.stopping:
             # torchrun may restart its workers: they get the job's outcome and end with it, and so does torchrun.
-            ended = asyncio.ensure_future(self._torchrun_over.wait())
-            either: set[asyncio.Future[Any]] = {ended, self._interrupted}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            ended.cancel()
+            await first_of(self._torchrun_over, self._interrupted)
         return outcome
 
     def _torchrun_ended(self, how: How) -> None:
@@ -140,7 +138,7 @@ class TorchrunAgent(Supervisor):
         self._finish_if_all_ended()
 
     def _finish_if_all_ended(self) -> None:
-        if self._torchrun_over.is_set() and not self._pool.living:
+        if self._torchrun_over.is_set() and not self.pool.living:
             self._finish(JobOutcome(exit_code=0, reason="torchrun has ended, and its workers"))
 
 

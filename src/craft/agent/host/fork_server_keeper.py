@@ -80,7 +80,7 @@ class ForkServerKeeper:
                 OSError,
                 limit_s=_START_S,
                 every_s=_RETRY_S,
-                failed_first=log,
+                failed=log,
             )
         except OSError as error:
             raise Unreachable(f"the fork server could not be started for {_START_S:g} s: {_reason(error)}") from None

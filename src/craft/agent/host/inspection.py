@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from craft.agent.host.relay import Relay
 from craft.agent.watchdog import stacks
@@ -111,13 +112,8 @@ class WorkerInspector:
 
     def told(self, message: Collectives | Stacks) -> None:
         """Take a worker's answer."""
-        place = (message.number, message.worker_id)
-        if isinstance(message, Stacks):
-            own = self._own.get(place)
-            if own is not None and not own.done():
-                own.set_result(message)
-            return
-        waiting = self._told.get(place)
+        open_questions: dict[tuple[int, str], Any] = self._own if isinstance(message, Stacks) else self._told
+        waiting = open_questions.get((message.number, message.worker_id))
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
 

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import logging
 import sys
-import time
 from collections.abc import Callable
 
+from craft.agent.host.retry import retry
 from craft.agent.linux import procfs
 from craft.decide.detect.hangs import STOPPED
 from craft.protocol.errors import ConfigError, Unreachable
@@ -129,19 +129,20 @@ class OwnLighthouse:
 
     async def _start_again(self) -> None:
         """Retry the start for a while: the old process may still be ending, or a disk may be full for a moment."""
-        deadline, said = time.monotonic() + _RESTART_LIMIT_S, ""
-        while True:
-            await asyncio.sleep(_RESTART_S)
+
+        async def start() -> None:
             if trouble := self._held.trouble():
                 raise Unreachable(f"{trouble}, and the lighthouse cannot go on without it. {START_ANEW}")
-            try:
-                return await self.start()
-            except ConfigError as error:
-                if time.monotonic() > deadline:
-                    raise Unreachable(f"the lighthouse cannot be started again: {error}") from None
-                if str(error) != said:
-                    said = str(error)
-                    logger.warning("the lighthouse does not start, and is tried again: %s", error)
+            await self.start()
+
+        def log(error: Exception) -> None:
+            logger.warning("the lighthouse does not start, and is tried again: %s", error)
+
+        await asyncio.sleep(_RESTART_S)
+        try:
+            await retry(start, ConfigError, limit_s=_RESTART_LIMIT_S, every_s=_RESTART_S, failed=log)
+        except ConfigError as error:
+            raise Unreachable(f"the lighthouse cannot be started again: {error}") from None
 
     async def end(self) -> None:
         self._wanted = False

@@ -8,6 +8,8 @@ import signal
 import time
 from collections.abc import Callable
 
+from msgspec.structs import asdict
+
 from craft.agent.host.preemption import LEAVE_S
 from craft.agent.host.relay import Relay
 from craft.agent.host.worker_pool import WorkerPool
@@ -65,15 +67,7 @@ class WorkerEnds:
         )
         # First: the report of its end must say whether a replacement comes.
         self.count_starting()
-        self._relay.ended(
-            Exited(
-                worker_id=message.worker_id,
-                exit_code=message.exit_code,
-                signal=message.signal,
-                time=message.time,
-                why=message.why,
-            )
-        )
+        self._relay.ended(Exited(**asdict(message)))
 
     def count_starting(self) -> None:
         """Report how many workers are starting: a restored job waits for them."""

@@ -282,12 +282,9 @@ class WorkerPool:
     def signal(self, worker_id: str, number: signal.Signals) -> None:
         """Send a signal to a live worker."""
         pid = self._living.get(worker_id)
-        if pid is None:
-            return
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            return
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     async def wait(self, limit_s: float) -> bool:
         """Wait up to ``limit_s`` until all workers have ended; return whether they have."""

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Iterable
 import msgspec
 
 from craft.agent.linux.forkserver import Outgoing, Ready
+from craft.agent.linux.syscalls import kill_group
 from craft.settings.run import RunSettings
 
 _LOOK_S = 0.01
@@ -81,7 +82,7 @@ async def gone(pids: Iterable[int]) -> None:
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
-            _kill_group(pid)
+            kill_group(pid)
             continue
         try:
             # The kernel is about to do the same, since their parent died.
@@ -94,12 +95,4 @@ async def gone(pids: Iterable[int]) -> None:
             pass
         finally:
             os.close(pidfd)
-        _kill_group(pid)
-
-
-def _kill_group(pid: int) -> None:
-    """Kill what a worker forked. Each worker leads a process group; its number is not reused while members live."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
+        kill_group(pid)

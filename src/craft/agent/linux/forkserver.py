@@ -170,16 +170,16 @@ class ForkServer:
 
     def _end_orphans(self, pid: int) -> None:
         """Kill what a dead worker forked: its loader processes hold its sockets open, and peers would wait for them."""
-        _kill_group(pid)
+        syscalls.kill_group(pid)
         for child in syscalls.children():
             # A child that is not a worker was re-parented here when its worker died.
             if child not in self._workers:
-                _kill(child)
+                syscalls.kill(child)
 
     def _end_all(self) -> None:
         for pid in list(self._workers):
-            _kill_group(pid)
-            _kill(pid)
+            syscalls.kill_group(pid)
+            syscalls.kill(pid)
         deadline = time.monotonic() + 5
         while syscalls.children() and time.monotonic() < deadline:
             try:
@@ -188,7 +188,7 @@ class ForkServer:
                 return
             for child in syscalls.children():
                 if child not in self._workers:
-                    _kill(child)
+                    syscalls.kill(child)
 
     def _send(self, message: Outgoing) -> None:
         # The end of the agent is noticed where its requests are read.
@@ -203,20 +203,6 @@ def _open_log(path: str) -> int:
         # Only a record: the worker trains without it.
         print(one_line(f"craft: {path} cannot be written: {error.strerror}"), file=sys.stderr, flush=True)
         return os.open(os.devnull, os.O_WRONLY)
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
 
 
 def _preload(module: str) -> None:

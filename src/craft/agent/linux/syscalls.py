@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -29,6 +30,17 @@ def end_with_parent(parent_pid: int) -> None:
 def adopt_orphans() -> None:
     """Make this process the parent of its descendants' orphans."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_group(pid: int) -> None:
+    """Kill what a worker forked. Each worker leads a process group; its number is not reused while members live."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def children() -> list[int]:

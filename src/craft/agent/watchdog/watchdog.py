@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -215,7 +215,15 @@ class _Watched:
         self._reader.close()
 
 
-async def _nobody(worker_id: str) -> None:
+def _suspects(found: Iterable[tuple[_Watched, Overdue | None]], now: float) -> tuple[Suspect, ...]:
+    return tuple(
+        Suspect(worker_id=each.worker_id, pid=each.pid, overdue=overdue, seen=now)
+        for each, overdue in found
+        if overdue is not None
+    )
+
+
+async def _no_answer(worker_id: str) -> None:
     """Default of ``ask_worker``: no answer."""
 
 
@@ -229,7 +237,7 @@ class Watchdog:
         self._outside = outside or HostAccess()
         self._clock = clock
         self._watched: dict[str, _Watched] = {}
-        self.ask_worker: Callable[[str], Awaitable[str | None]] = _nobody
+        self.ask_worker: Callable[[str], Awaitable[str | None]] = _no_answer
         """Asks a worker for its stacks; returns None if it does not answer in time."""
         self._looked: float | None = None
         self._unwatched: dict[str, tuple[int, Path, Path, Path]] = {}
@@ -265,12 +273,7 @@ class Watchdog:
         now = self._clock()
         gap_s = 0.0 if self._looked is None else now - self._looked
         self._looked = now
-        found = ((each, each.look(now, gap_s, self._limits)) for each in self._watched.values())
-        return tuple(
-            Suspect(worker_id=each.worker_id, pid=each.pid, overdue=overdue, seen=now)
-            for each, overdue in found
-            if overdue is not None
-        )
+        return _suspects(((each, each.look(now, gap_s, self._limits)) for each in self._watched.values()), now)
 
     def stopped(self) -> frozenset[str]:
         """Return the workers that a signal had stopped at the last look, however briefly."""
@@ -315,11 +318,7 @@ class Watchdog:
             for each in self._watched.values()
             if each.doing is not None
         )
-        return tuple(
-            Suspect(worker_id=each.worker_id, pid=each.pid, overdue=overdue, seen=now)
-            for each, overdue in found
-            if overdue is not None
-        )
+        return _suspects(found, now)
 
     async def examine(self, suspect: Suspect) -> HangReport | None:
         """Examine a suspect and log its stacks; return None if it ended or made progress meanwhile.
