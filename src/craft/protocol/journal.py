@@ -46,7 +46,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag=T
     """What was lost by one fault, or by several that were overcome together."""
 
     worker_ids: tuple[str, ...]
-    """Those whose loss it was; none if an exchange broke and nobody was lost."""
+    """Those whose loss it was; empty if an exchange broke without a loss."""
     generation: int
     """Under which the first step afterwards was committed."""
     step: int

@@ -68,7 +68,7 @@ class Client:
 
     def stop(self, reason: str = "requested") -> dict[str, Any]:
         """Stop the job."""
-        return self._ask("POST", "/v1/actions", {"action": "stop", "reason": reason})
+        return self._order("stop", reason=reason)
 
     def drain(
         self,
@@ -80,21 +80,19 @@ class Client:
     ) -> dict[str, Any]:
         """Make a worker, or all workers of a host, leave at a step boundary."""
         subject = {"worker_id": worker_id} if worker_id is not None else {"host": host}
-        return self._ask(
-            "POST", "/v1/actions", {"action": "drain", **subject, "reason": reason, "deadline_s": deadline_s}
-        )
+        return self._order("drain", **subject, reason=reason, deadline_s=deadline_s)
 
     def abort(self, reason: str = "requested") -> dict[str, Any]:
         """Abort what every worker is blocked in."""
-        return self._ask("POST", "/v1/actions", {"action": "abort", "reason": reason})
+        return self._order("abort", reason=reason)
 
     def preempt(self, reason: str, deadline_s: float | None = None) -> dict[str, Any]:
         """Make the job take a checkpoint and exit with code 75; raise ConfigError if it takes none."""
-        return self._ask("POST", "/v1/actions", {"action": "preempt", "reason": reason, "deadline_s": deadline_s})
+        return self._order("preempt", reason=reason, deadline_s=deadline_s)
 
     def checkpoint(self, reason: str, tag: str | None = None) -> dict[str, Any]:
         """Make the job take a checkpoint at the next step boundary; raise ConfigError if it takes none."""
-        return self._ask("POST", "/v1/actions", {"action": "checkpoint", "reason": reason, "tag": tag})
+        return self._order("checkpoint", reason=reason, tag=tag)
 
     def cloud_event(self, source: str, kind: str, **data: str | int | float) -> dict[str, Any]:
         """Report a finding of another system as a CloudEvent; return the response."""
@@ -103,9 +101,7 @@ class Client:
 
     def inject(self, kind: str, *, sure: bool = False, **details: str | float | None) -> dict[str, Any]:
         """Inject a fault; ``details`` are the other fields of the action. Raise ConfigError if it is refused."""
-        given = {name: value for name, value in details.items() if value is not None}
-        order = {"action": "inject", "kind": kind, **given, **({"sure": True} if sure else {})}
-        return self._ask("POST", "/v1/actions", order)
+        return self._order("inject", kind=kind, sure=sure or None, **details)
 
     def events(self, follow: bool = False) -> Iterator[dict[str, Any]]:
         """Yield the lines of the journal; with ``follow``, also new ones, until the lighthouse ends."""
@@ -120,6 +116,10 @@ class Client:
                     yield json.loads(line[5:])
         finally:
             connection.close()
+
+    def _order(self, action: str, **details: Any) -> dict[str, Any]:
+        given = {name: value for name, value in details.items() if value is not None}
+        return self._ask("POST", "/v1/actions", {"action": action, **given})
 
     def _line(self, response: http.client.HTTPResponse) -> bytes:
         try:

@@ -92,22 +92,14 @@ def _paths() -> Json:
             }
         },
         "/metrics": {"get": _guarded(_get("For Prometheus.", None, "text/plain"))},
-        "/v1/failures": {
-            "post": _post("A worker or a host failed.", {_JSON: _ref(FailureReport)}, Outcome, 404),
-        },
-        "/v1/actions": {
-            "post": _post("Order something.", {_JSON: _ref(ActionRequest)}, Outcome, 404, 409),
-        },
-        "/v1/alerts": {
-            "post": _post("Alertmanager's webhook.", {_JSON: _ref(AlertGroup)}, Outcomes, 429),
-        },
+        "/v1/failures": {"post": _post("A worker or a host failed.", {_JSON: _ref(FailureReport)}, Outcome, 404)},
+        "/v1/actions": {"post": _post("Order something.", {_JSON: _ref(ActionRequest)}, Outcome, 404, 409)},
+        "/v1/alerts": {"post": _post("Alertmanager's webhook.", {_JSON: _ref(AlertGroup)}, Outcomes, 429)},
         "/v1/cloudevents": {
-            "post": {
-                **_post(
-                    "A CloudEvent: structured, or with its attributes in ce- headers and any body.",
-                    {STRUCTURED: _ref(CloudEvent)}, Outcomes, 415, 429,
-                )
-            }
+            "post": _post(
+                "A CloudEvent: structured, or with its attributes in ce- headers and any body.",
+                {STRUCTURED: _ref(CloudEvent)}, Outcomes, 415, 429,
+            )
         },
         "/v1/hooks/{name}": {
             "post": {

@@ -1,11 +1,16 @@
-"""Find finite spikes: a logged number far above its values in the steps before."""
+"""Find finite spikes: a logged number far above its values in the steps before; answers to these and to NaN."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
+from typing import Literal
 
 import msgspec
+
+DivergenceAnswer = Literal["report", "skip", "lower-lr", "rollback", "stop"]
+"""``report``: log it and go on. ``skip``: the step changes nothing. ``lower-lr``: it changes nothing, and the next ones less.
+``rollback``: go back to the newest checkpoint and skip the data since. ``stop``: end the job."""
 
 _NORMAL = 1.4826
 """For normally distributed values, this times the median absolute deviation is the standard deviation."""

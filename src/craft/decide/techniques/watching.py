@@ -7,10 +7,9 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from craft.decide.detect.divergence import DivergenceAnswer
 from craft.decide.detect.gpu_health import HealthSettings
 from craft.decide.detect.hangs import HangLimits
-from craft.decide.detect.spikes import SpikeRule
+from craft.decide.detect.spikes import DivergenceAnswer, SpikeRule
 from craft.decide.detect.stragglers import StragglerSettings
 from craft.decide.policies.detected import HangPolicy, HealthPolicy, StragglerPolicy
 from craft.decide.policies.policy import Policy

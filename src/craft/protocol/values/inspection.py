@@ -102,7 +102,7 @@ class CloseUp(msgspec.Struct, frozen=True, kw_only=True):
     stacks: str = ""
     """Of its Python threads; the kernel's view where it could not answer."""
     collectives: Collectives | None = None
-    """None if its script has none of its own, or if it did not answer."""
+    """None if its script started no collective, or if it did not answer."""
 
 
 class Looked(msgspec.Struct, frozen=True, kw_only=True, tag=True):

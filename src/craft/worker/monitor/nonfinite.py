@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from craft.decide.detect.divergence import DivergenceAnswer
-from craft.decide.detect.spikes import SpikeRule, find_spike, remember
+from craft.decide.detect.spikes import DivergenceAnswer, SpikeRule, find_spike, remember
 from craft.decide.techniques.technique import Hooks, Moment
 from craft.protocol.errors import CraftError
 from craft.protocol.events import NumbersDiverged

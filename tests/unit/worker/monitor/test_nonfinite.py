@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from craft.decide.detect.divergence import DivergenceAnswer
-from craft.decide.detect.spikes import SpikeRule
+from craft.decide.detect.spikes import DivergenceAnswer, SpikeRule
 from craft.decide.techniques.technique import Moment
 from craft.protocol.events import NumbersDiverged
 from craft.worker.monitor.nonfinite import NonFiniteGuard, NotFinite
