@@ -95,7 +95,8 @@ class Supervisor:
                 self._watchdog,
                 self._exhausted,
                 self.relay.carried_bytes,
-                first_number=self._first_number(),
+                # Ids of an earlier agent's workers are never reused.
+                first_number=self._found.get("next_numbers", {}).get(self._settings.worker_prefix, 0),
                 world_size=self._found.get("slots"),
             )
             self._ends = WorkerEnds(self.relay, self.pool, self._may_replace, self._worker_gone)
@@ -217,10 +218,6 @@ class Supervisor:
         if directive is not None:
             return directive.generation is not None or directive.restoration is not None
         return bool(self._found.get("generation"))
-
-    def _first_number(self) -> int:
-        """Return the first unused number: ids of an earlier agent's workers are never reused."""
-        return int(self._found.get("next_numbers", {}).get(self._settings.worker_prefix, 0))
 
     def _exhausted(self, reason: str) -> None:
         assert self.relay is not None

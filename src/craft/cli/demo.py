@@ -82,17 +82,11 @@ def _train(path: Path, workers: int, steps: int, killer: Killer | None) -> set[s
     from craft.settings.rundir import claim
     from craft.telemetry.records.journal_reader import read_journal
 
-    flags = {
-        "script": "craft.testing.demo_job",
-        "as_module": True,
-        "arguments": ("--steps", str(steps)),
-        "workers": workers,
-    }
-    resolved = resolve(flags, None)
-    settings = resolved.settings
+    script = {"script": "craft.testing.demo_job", "as_module": True, "arguments": ("--steps", str(steps))}
+    resolved = resolve({**script, "workers": workers}, None)
     run_dir = claim(path)
     write_effective(run_dir.config, resolved)
-    display = Display(run_dir, settings)
+    display = Display(run_dir, resolved.settings)
     began = time.monotonic()
 
     def watch(supervisor: Supervisor) -> None:
@@ -100,7 +94,7 @@ def _train(path: Path, workers: int, steps: int, killer: Killer | None) -> set[s
         if killer is not None:
             killer.act(supervisor, display)
 
-    outcome = supervise(settings, run_dir, watch)
+    outcome = supervise(resolved.settings, run_dir, watch)
     display.close()
     display.summary(outcome, time.monotonic() - began)
     if outcome.exit_code != 0:

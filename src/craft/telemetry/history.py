@@ -65,11 +65,6 @@ def _typed(file: Path, kind: type[T]) -> tuple[T, ...]:
     return tuple(found)
 
 
-def recoveries(journal: Iterable[dict[str, Any]]) -> list[Recovered]:
-    """Return the reports of workers about losses that they overcame."""
-    return [msgspec.convert(line, Recovered, strict=False) for line in journal if line.get("event") == "Recovered"]
-
-
 class _Losses(msgspec.Struct):
     """Losses that one generation answers."""
 
@@ -94,7 +89,8 @@ def went_on(run: Run, cost: FaultCost) -> bool:
 def _one(run: Run, costs: tuple[FaultCost, ...]) -> FaultCost:
     """Merge several losses before the next commit into one, with the workers' report about it."""
     last = costs[-1]
-    reports = recoveries(run.journal)
+    lines = (line for line in run.journal if line.get("event") == "Recovered")
+    reports = (msgspec.convert(line, Recovered, strict=False) for line in lines)
     begun = _beginnings(run)
     # A worker of a restored job knows no commit from before: its report is not about earlier losses.
     recovered = next(

@@ -88,8 +88,5 @@ def _what(change: TensorChange, before: Manifest, after: Manifest) -> str:
         return f"only in {before.name}"
     if change.before is None:
         return f"only in {after.name}"
-    return "differs" if _same_form(change.before, change.after) else "has another form"
-
-
-def _same_form(left: TensorEntry, right: TensorEntry) -> bool:
-    return (left.dtype, left.shape) == (right.dtype, right.shape)
+    same_form = (change.before.dtype, change.before.shape) == (change.after.dtype, change.after.shape)
+    return "differs" if same_form else "has another form"

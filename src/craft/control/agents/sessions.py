@@ -87,7 +87,7 @@ class Sessions:
         self._heartbeats = heartbeats
         self._limit_s = heartbeats.limit_s
         self._open: set[Session] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[bool]] = set()
         self.by_host: dict[str, Session] = {}
         """The newest connection of each host, open or closed."""
         self.inspections = Inspections(loop, lambda: self.by_host)
@@ -192,14 +192,12 @@ class Sessions:
             if other.pid != report.pid and not self._heartbeats.is_silent(report.host):
                 raise MalformedMessage(f"host {report.host} has an agent already (pid {other.pid})", "$.host")
             # The agent reconnected: ignore what is left of its old connection.
-            task = asyncio.create_task(self._supersede(other))
+            closing = other.socket.close(code=WSCloseCode.OK, message=b"a newer connection took over")
+            task = asyncio.create_task(closing)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         session.host, session.pid = report.host, report.pid
         self.by_host[report.host] = session
-
-    async def _supersede(self, session: Session) -> None:
-        await session.socket.close(code=WSCloseCode.OK, message=b"a newer connection took over")
 
 
 def _short(error: MalformedMessage) -> bytes:

@@ -21,14 +21,10 @@ class LastCopyPolicy:
         if isinstance(event, WorkerCaughtUp):
             return tuple(_give_up(each) for each in state.awaited if not is_last_copy(state, _subjects(state, each)))
         if isinstance(event, AwaitExpired):
-            return tuple(
-                _give_up(each) for each in state.awaited if _is_it(each, event) and may_restore(state, each.host)
-            )
+            subject = (event.worker_id, event.host)
+            found = [each for each in state.awaited if (each.worker_id, each.host) == subject]
+            return tuple(_give_up(each) for each in found if may_restore(state, each.host))
         return ()
-
-
-def _is_it(each: Awaited, event: AwaitExpired) -> bool:
-    return (each.worker_id, each.host) == (event.worker_id, event.host)
 
 
 def _subjects(state: JobState, each: Awaited) -> frozenset[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +30,20 @@ _MADE = frozenset({"Reconfigure", "Propose"})
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a journal; damaged lines are left out, with one warning for all."""
-    return records(read_lines(path), lambda count: _warn(path, count))
-
-
-def records(lines: Iterable[dict[str, Any]], left_out: Callable[[int], None]) -> Iterator[dict[str, Any]]:
-    """Yield the valid records among ``lines``; call ``left_out`` at the end with the number of others, if any."""
-    count = 0
-    for line in lines:
+    damaged = 0
+    for line in read_lines(path):
         record = as_record(line)
         if record is not None:
             yield record
         else:
-            count += 1
-    if count:
-        left_out(count)
+            damaged += 1
+    warn_of_damage(path, damaged)
 
 
-def _warn(path: Path, count: int) -> None:
-    logger.warning("%s: %d line%s damaged and left out", path, count, " is" if count == 1 else "s are")
+def warn_of_damage(path: Path, lines: int) -> None:
+    """Log how many lines of a file are left out, if any."""
+    if lines:
+        logger.warning("%s: %d line%s damaged and left out", path, lines, " is" if lines == 1 else "s are")
 
 
 def as_record(line: dict[str, Any]) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ import msgspec
 
 from craft.settings.files.sealed import Damaged, is_sealed, seal
 from craft.telemetry.records.journal import parsed
+from craft.telemetry.records.journal_reader import warn_of_damage
 
 logger = logging.getLogger(__name__)
 
@@ -69,5 +70,4 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
         return
     except OSError as error:
         logger.warning("%s cannot be read to its end: %s", path, error.strerror or error)
-    if damaged:
-        logger.warning("%s: %d line%s damaged and left out", path, damaged, " is" if damaged == 1 else "s are")
+    warn_of_damage(path, damaged)
