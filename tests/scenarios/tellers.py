@@ -10,7 +10,7 @@ from msgspec.structs import asdict, replace
 from craft.decide.job.apply import apply, restarted
 from craft.decide.job.observe import observe
 from craft.decide.job.state import JobState
-from craft.decide.policies.policy import Policy, decide
+from craft.decide.policies import Policy, decide
 from craft.decide.step.settle import LossAnswer, settle
 from craft.decide.techniques import Loss, LossSettings, defaults
 from craft.protocol.actions import AnyAction, Propose, Reconfigure
