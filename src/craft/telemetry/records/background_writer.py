@@ -1,7 +1,7 @@
 """Write records on a thread, so that a slow disk delays the caller only for a moment.
 
-A write usually takes microseconds, and ``submit`` returns after it: a process that is killed right afterwards has left its
-line. On a disk that stalls it may take minutes, and training must not wait that long.
+``submit`` returns when the calls before it are made: a process that is killed leaves all its lines but perhaps the last one.
+A write usually takes microseconds. On a disk that stalls it may take minutes, and training must not wait that long.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 0.5
-"""How long a caller waits for its write."""
+"""How long a caller waits for the writes before its own."""
 _IMPATIENT_S = 60.0
 """After a slower write, callers do not wait for this long: otherwise every step would wait for a slow disk."""
 
@@ -35,18 +35,16 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
 
     def submit(self, write: Callable[[], None]) -> None:
-        """Queue ``write``; return when it was made, or after a moment."""
+        """Queue ``write``; wait for those before it, up to a moment."""
+        if time.monotonic() >= self._impatient_until and not self.wait(PATIENCE_S):
+            self._impatient_until = time.monotonic() + _IMPATIENT_S
         with self._change:
-            now = time.monotonic()
-            patient = self._busy_since is None and now >= self._impatient_until
             if self._busy_since is None:
-                self._busy_since = now
+                self._busy_since = time.monotonic()
             self._waiting.append(write)
             self._submitted += 1
             self._start()
             self._change.notify_all()
-        if patient and not self.wait(PATIENCE_S):
-            self._impatient_until = time.monotonic() + _IMPATIENT_S
 
     def wait(self, limit_s: float) -> bool:
         """Wait for all calls submitted so far, up to the limit; return whether they were made."""

@@ -525,6 +525,7 @@ class TrainingLoop:
         self.exchange.gradients.detach()
         self._exchange_thread.stop()
         self.source.close()
+        self._account.flush()
 
     def abandon(self) -> None:
         """Leave the job: the loop was left in the middle of a step."""

@@ -21,7 +21,7 @@ from craft.protocol.events import Recovered
 from craft.protocol.generation_log import Entered
 from craft.settings.rundir import RunDir
 from craft.telemetry.records import metric_lines
-from craft.telemetry.records.background_writer import BackgroundWriter
+from craft.telemetry.records.background_writer import PATIENCE_S, BackgroundWriter
 from craft.telemetry.records.jsonl_file import MAX_WAITING, JsonlFile, append_to, log_change, trouble_of
 from craft.worker.report.recovery_cost import RecoveryCosts
 
@@ -87,6 +87,10 @@ class StepLog:
         if self._files is not None:
             self._writer.submit(functools.partial(self._files.enter, entered))
 
+    def flush(self) -> None:
+        """Wait for the lines written so far, up to a moment: the loop is left."""
+        self._writer.wait(PATIENCE_S)
+
     def complete(self) -> None:
         """Write what waits at the end of the job, and what a lost leader did not write."""
         if self._files is None:
@@ -148,6 +152,10 @@ class StepAccount:
             self._recovery_costs.committed(committed.step, committed.generation, elapsed, time.time())
             self.step_s = elapsed if not self.step_s else self.step_s + _SMOOTHING * (elapsed - self.step_s)
         self._last_commit = now
+
+    def flush(self) -> None:
+        """Wait for the lines written so far."""
+        self._step_log.flush()
 
     def complete(self) -> None:
         """Write the last lines: there are no more steps."""

@@ -32,6 +32,7 @@ def commit(log: StepLog, step: int, members: tuple[str, ...] = MEMBERS) -> None:
             metrics={"loss": step / 2},
         )
     )
+    log.flush()
 
 
 def metrics(run_dir: Path) -> list[tuple[int, float]]:
