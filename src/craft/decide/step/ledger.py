@@ -217,6 +217,11 @@ def acknowledged(ledger: Ledger, by: str, generation: int, step: int) -> Ledger:
     return replace(ledger, acknowledged_by=ledger.acknowledged_by | {by})
 
 
+def acknowledged_by_all(ledger: Ledger) -> Ledger:
+    """Record that every member has the result of the step in flight under the current generation."""
+    return replace(ledger, acknowledged_by=frozenset(ledger.members))
+
+
 def commit(ledger: Ledger, able: Collection[str] | None = None, pace: MemberSpeeds | None = None) -> Ledger:
     """Commit the step in flight; release its gradients.
 

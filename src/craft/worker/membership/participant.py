@@ -295,8 +295,7 @@ class Participant:
 
     def all_acknowledged(self, combined: Combined) -> None:
         """Commit: every member of the generation has acknowledged the result."""
-        for worker_id in self.ledger.members:
-            self._ledger = ledgers.acknowledged(self.ledger, worker_id, self.ledger.generation, self.step)
+        self._ledger = ledgers.acknowledged_by_all(self.ledger)
         assert self.ledger.may_commit, self.ledger
         able = [self.ledger.members[rank] for rank in combined.able]
         pace = None

@@ -25,6 +25,8 @@ _CARRIED = 62
 """Tag of values that microbatches leave for the next step; below those of buckets."""
 FIRST_BUCKET = 64
 _LENGTH_BYTES = 4
+_SHORT_BYTES = 4096
+"""Words up to this size are awaited as short messages."""
 
 
 def word_bytes(owners: Sequence[int], num_ranks: int, num_params: int) -> int:
@@ -51,6 +53,8 @@ class FlatRoute:
         self._num_present = sum(1 for owner in owners if owner >= 0)
         self._words = {peer: torch.zeros(word_bytes, dtype=torch.uint8) for peer in self._peers}
         self._word = torch.zeros(word_bytes, dtype=torch.uint8)
+        self._word_memory = memoryview(self._word.numpy())  # type: ignore[arg-type]
+        self._words_memory = {peer: memoryview(each.numpy()) for peer, each in self._words.items()}  # type: ignore[arg-type]
         self._signal = torch.zeros(1, dtype=torch.uint8)
         self._signals = [torch.zeros(1, dtype=torch.uint8) for _ in range((self._size - 1).bit_length())]
         self._chunks: list[list[slice]] = []
@@ -99,12 +103,14 @@ class FlatRoute:
         group = self._group
         if group is None:
             return
+        # Blocks first: messages of one peer arrive in the order in which their receives were posted and their sends called,
+        # so that a word that is here means that the last blocks before it are here, too.
+        self._post_blocks(group, result)
         self._words_due = [group.recv(self._words[peer], peer, _WORD) for peer in self._peers]
         self._signals_due = [
             group.recv(signal, (self._rank - (1 << number)) % self._size, _ROUND + number)
             for number, signal in enumerate(self._signals)
         ]
-        self._post_blocks(group, result)
 
     def _post_blocks(self, group: P2P, result: Sequence[torch.Tensor]) -> None:
         self._blocks_due, self._results_due = [], []
@@ -142,8 +148,10 @@ class FlatRoute:
             due = self._blocks_due[bucket]
             if bucket == len(self._blocks_due) - 1:
                 # The words come right behind the last blocks: one wait for both.
-                due, self._words_due = [*due, *self._words_due], []
-            self._await(due)
+                due, self._words_due = [*self._words_due, *due], []
+                self._await(due, short=self._word.numel() <= _SHORT_BYTES)
+            else:
+                self._await(due)
         self._mean(bucket, gradients, result, self._inbox[bucket])
 
     def _mean(
@@ -166,11 +174,11 @@ class FlatRoute:
         """Return a tree node held here, in memory that it can be sent from."""
         return gradients.find(node).tensors[bucket]
 
-    def _await(self, due: list[Pending]) -> None:
+    def _await(self, due: list[Pending], *, short: bool = False) -> None:
         """Wait for the others' messages, and add to ``waited_s``."""
         assert self._group is not None
         began = monotonic()
-        self._group.wait_all(due)
+        (self._group.wait_short if short else self._group.wait_all)(due)
         self.waited_s += monotonic() - began
 
     def _mean_into(self, out: torch.Tensor, parts: dict[Node, torch.Tensor]) -> None:
@@ -208,7 +216,7 @@ class FlatRoute:
         """Send this member's word to all: its length, and as much as fits into the frame."""
         room = self._word.numel() - _LENGTH_BYTES
         frame = len(data).to_bytes(_LENGTH_BYTES, "little") + data[:room]
-        self._word[: len(frame)] = _tensor(frame)
+        self._word_memory[: len(frame)] = frame
         rest = _tensor(data[room:]) if len(data) > room else None
         for peer in self._peers:
             self._send(self._word, peer, _WORD)
@@ -223,9 +231,9 @@ class FlatRoute:
         return [own if rank == self._rank else self._word_of(rank) for rank in range(self._size)]
 
     def _word_of(self, peer: int) -> bytes:
-        frame = self._words[peer].numpy().tobytes()
+        frame = self._words_memory[peer]
         length = int.from_bytes(frame[:_LENGTH_BYTES], "little")
-        data = frame[_LENGTH_BYTES : _LENGTH_BYTES + length]
+        data = bytes(frame[_LENGTH_BYTES : _LENGTH_BYTES + length])
         if length > len(data):
             assert self._group is not None
             rest = torch.empty(length - len(data), dtype=torch.uint8)
@@ -245,7 +253,7 @@ class FlatRoute:
                 sent_first()
             assert self._group is not None
             # After the last signal all have acknowledged, so all sends have arrived: this only completes them.
-            self._group.wait_all([due] if number < len(self._signals_due) - 1 else [due, *self._sent])
+            self._group.wait_short([due] if number < len(self._signals_due) - 1 else [due, *self._sent])
         self._sent = []
 
     def wait_results(self, result: Sequence[torch.Tensor]) -> None:
