@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
+from time import monotonic
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +36,11 @@ class BackgroundWriter:
 
     def submit(self, write: Callable[[], None]) -> None:
         """Queue ``write``; wait for those before it, up to a moment."""
-        if time.monotonic() >= self._impatient_until and not self.wait(PATIENCE_S):
-            self._impatient_until = time.monotonic() + _IMPATIENT_S
+        if monotonic() >= self._impatient_until and not self.wait(PATIENCE_S):
+            self._impatient_until = monotonic() + _IMPATIENT_S
         with self._change:
             if self._busy_since is None:
-                self._busy_since = time.monotonic()
+                self._busy_since = monotonic()
             self._waiting.append(write)
             self._submitted += 1
             self._start()
@@ -55,7 +55,7 @@ class BackgroundWriter:
     def behind_s(self) -> float:
         """Return how long the thread has been busy without a pause; 0 if all is written."""
         with self._change:
-            return 0.0 if self._busy_since is None else time.monotonic() - self._busy_since
+            return 0.0 if self._busy_since is None else monotonic() - self._busy_since
 
     def _start(self) -> None:
         if self._thread is None:

@@ -11,6 +11,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import NamedTuple
 
 from craft.decide.step.interval import Every, choose
@@ -107,7 +108,7 @@ class CheckpointScheduler(Hooks):
         self._heard = (0, 0)
         """The newest that all workers know."""
         self._leaves = False
-        self._began = self._last = time.monotonic()
+        self._began = self._last = monotonic()
         self._clock = _Clock()
         self._stall_s = 0.0
         """How long the last one delayed the main thread."""
@@ -142,7 +143,7 @@ class CheckpointScheduler(Hooks):
             epoch = self._ends_epoch(step)
             return "" if epoch is not None and (epoch + 1) % self._every.epochs == 0 else None
         interval_s = self._every.seconds or self._interval_s
-        return "" if leads and time.monotonic() - self._last >= interval_s else None
+        return "" if leads and monotonic() - self._last >= interval_s else None
 
     def after_commit(self, moment: Moment) -> None:
         """Schedule a checkpoint that the control word agreed on; members that reported able in it write shares."""
@@ -167,7 +168,7 @@ class CheckpointScheduler(Hooks):
             return
         # An epoch ends once: there, wait for the previous checkpoint.
         if combined.busy and not combined.leave and self._every.epochs is None:
-            self._last = time.monotonic()
+            self._last = monotonic()
             if leads:
                 reason = "the one before it is still being written"
                 self._reporter.note(CheckpointSkipped(step=step, reason=reason))
@@ -226,7 +227,7 @@ class CheckpointScheduler(Hooks):
         self._writer.take(self._state(), place)
         self._stall_s = time.perf_counter() - began
         logger.info("copies its share of checkpoint %s; that held the step up for %.3f s", due.name, self._stall_s)
-        self._open, self._idle, self._last = due, 0, time.monotonic()
+        self._open, self._idle, self._last = due, 0, monotonic()
         reach("saved", due.step)
         # A worker may have been lost since the agreement.
         self._give_up_if_lost()
@@ -317,7 +318,7 @@ class CheckpointScheduler(Hooks):
         if self._every != Every():
             return
         cost_s = self._stall_s + self._clock.slowed_s
-        choice = choose(cost_s, self._writer.write_s, time.monotonic() - self._began, self._failures)
+        choice = choose(cost_s, self._writer.write_s, monotonic() - self._began, self._failures)
         changed = max(choice.interval_s, self._interval_s) / min(choice.interval_s, self._interval_s)
         self._interval_s = choice.interval_s
         if leads and changed >= _CHANGED:
@@ -338,7 +339,7 @@ class _Clock:
         self._was_busy = False
 
     def committed(self, busy: bool) -> None:
-        now = time.monotonic()
+        now = monotonic()
         elapsed, self._last = now - self._last, now
         if busy and not self._was_busy:
             self.slowed_s = 0.0

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from time import monotonic
 
 from craft.protocol.errors import InjectedError
 from craft.protocol.events import FaultInjected
@@ -56,14 +57,14 @@ class InjectedFaults:
         for each in due:
             logger.warning("an injected fault: %s in step %d", each.fault, step)
             if each.fault == "slow":
-                self._slow = (time.monotonic() + each.seconds, each.delay_ms / 1e3)
+                self._slow = (monotonic() + each.seconds, each.delay_ms / 1e3)
             elif each.fault == "raise":
                 raise InjectedError(f"an error was injected into step {step}")
             else:
                 threading.Event().wait()
         if self._slow is not None:
             until, delay_s = self._slow
-            if time.monotonic() < until:
+            if monotonic() < until:
                 time.sleep(delay_s)
             else:
                 self._slow = None

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 from craft.protocol.errors import BitsDiffer, GroupError
@@ -128,11 +129,11 @@ class Reporter:
 @contextmanager
 def paused(activity: ActivityPage, reporter: Reporter, reason: str) -> Iterator[None]:
     """Suspend the watchdog for the block, and report the pause if it was long."""
-    began = time.monotonic()
+    began = monotonic()
     try:
         with activity.paused(reason):
             yield
     finally:
-        seconds = time.monotonic() - began
+        seconds = monotonic() - began
         if seconds >= _MIN_PAUSE_S:
             reporter.paused(reason, seconds)

@@ -14,6 +14,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+# By name, in all that a step runs: scripts and their tests replace ``time.monotonic`` by clocks that move with each call.
+from time import monotonic
+
 import msgspec
 from msgspec.structs import replace
 
@@ -132,7 +135,7 @@ class StepAccount:
 
     def begin(self) -> None:
         """Mark the begin of the first step."""
-        self._last_commit = time.monotonic()
+        self._last_commit = monotonic()
 
     def entered(self, entered: Entered) -> None:
         """Record that this worker entered a generation."""
@@ -146,7 +149,7 @@ class StepAccount:
         """Record a step that was committed just now."""
         self._step_log.committed(committed)
         # Monotonic: the wall clock may be set meanwhile.
-        now = time.monotonic()
+        now = monotonic()
         if self._last_commit is not None:
             elapsed = now - self._last_commit
             self._recovery_costs.committed(committed.step, committed.generation, elapsed, time.time())

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from pathlib import Path
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from craft.protocol.errors import ConfigError
+from craft.settings.rundir import RunDir
 from craft.worker.api.adapter_access import finish
 from craft.worker.api.evaluation import Batches
 from craft.worker.api.job import Job
@@ -211,3 +216,29 @@ def test_parts_of_a_dataset_are_told_apart_by_the_samples_that_they_have() -> No
     parts = [Batches(Subset(data, range(rank, 12, 2)), 4, None) for rank in (0, 0, 1)]  # type: ignore[arg-type]
     first, same, other = (part.digest() for part in parts)
     assert first == same != other
+
+
+def test_steps_and_pauses_do_not_read_a_clock_that_the_script_has_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests of scripts replace ``time.monotonic`` by a clock that moves with each call: only the script's calls may count."""
+    real, reads = time.monotonic, []
+    me = threading.current_thread()
+
+    def read() -> float:
+        if threading.current_thread() is me:
+            reads.append(1)
+        return real()
+
+    net = model()
+    job = alone(run_dir=RunDir(tmp_path).create().path)
+    job.replicate(net)
+    monkeypatch.setattr(time, "monotonic", read)
+    for step in job.steps(dataset(8), global_batch=4, microbatches=2, steps=4):
+        for batch in step:
+            train(net, batch)
+        with job.paused("validation"):
+            pass
+    finish(job)
+
+    assert not reads
