@@ -65,7 +65,11 @@ def _choose(seed: int, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ties(option: Option) -> dict[str, str]:
-    return {axis: BASIC.get(axis, "none") for axis in option.bars} | dict(option.forces)
+    """What an option needs on other axes, and what the options that it needs need in turn."""
+    ties = {axis: BASIC.get(axis, "none") for axis in option.bars} | dict(option.forces)
+    for axis, name in tuple(ties.items()):
+        ties = _ties(OPTIONS[axis][name]) | ties
+    return ties
 
 
 def _draw(seed: int, axis: str, fixed: Mapping[str, str]) -> str:

@@ -44,6 +44,15 @@ def test_every_feature_comes_up() -> None:
     assert wanted - seen == set()
 
 
+def test_every_script_has_what_its_options_need() -> None:
+    for seed in MANY:
+        features = dict.fromkeys(AXES, "none") | dict(generate(seed).features)
+        for axis, name in features.items():
+            option = OPTIONS[axis][name]
+            needs = {other: BASIC.get(other, "none") for other in option.bars} | dict(option.forces)
+            assert needs.items() <= features.items(), f"seed {seed}: {axis} {name}"
+
+
 def test_options_name_axes_and_options_that_are_there() -> None:
     for axis in AXES:
         for name, option in OPTIONS[axis].items():
