@@ -99,6 +99,12 @@ def fetch_chunk(stores: Sequence[Store], ref: Ref, out: memoryview, what: str) -
     )
 
 
+def describe(names: Sequence[str], checkpoint: str) -> str:
+    """Name the tensors of a chunk in an error."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]}{more} of checkpoint {checkpoint}"
+
+
 def fetch_header(tiers: Tiers, manifest: Manifest) -> bytes:
     """Return the encoded header of a checkpoint."""
     out = bytearray(manifest.header.size)

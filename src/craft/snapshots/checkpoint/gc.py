@@ -24,7 +24,7 @@ from craft.snapshots.store.manifest import (
     place_of_name,
     read_manifest,
 )
-from craft.snapshots.store.store import Collecting, Found, Store, StoreBusy
+from craft.snapshots.store.store import Found, Guard, Store, StoreBusy
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def apply_keep(store: Store, keep: int) -> None:
         return
 
 
-def _remove(store: Store, guard: Collecting, paths: Sequence[str]) -> None:
+def _remove(store: Store, guard: Guard, paths: Sequence[str]) -> None:
     for first in range(0, len(paths), _BATCH):
         guard.check()
         store.remove(paths[first : first + _BATCH])

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from craft.snapshots.checkpoint.catalog import candidates, check_sizes, fetch_chunk, fetch_header
+from craft.snapshots.checkpoint.catalog import candidates, check_sizes, describe, fetch_chunk, fetch_header
 from craft.snapshots.checkpoint.chunking import Chunk, cut
 from craft.snapshots.state.index import ByteLayout
 from craft.snapshots.state.raw_memory import view_of
@@ -74,9 +74,9 @@ class _Destination:
         self._memory = [view_of(tensor) for tensor in tensors]
 
     def fill(self, ref: Ref, chunk: Chunk) -> None:
-        pieces = [piece for begin, end in chunk.ranges for piece in self._layout.pieces(begin, end)]
+        pieces = self._layout.pieces_in(chunk.ranges)
         places = [self._memory[index][begin:end] for index, begin, end in pieces]
-        what = self._what([index for index, _, _ in pieces])
+        what = describe([self._entries[index].name for index, _, _ in pieces], self._name)
         if len(places) == 1:
             # Large tensors are read in place, without a copy.
             fetch_chunk(self._stores, ref, places[0], what)
@@ -87,8 +87,3 @@ class _Destination:
         for place in places:
             place[:] = data[begin : begin + len(place)]
             begin += len(place)
-
-    def _what(self, indices: Sequence[int]) -> str:
-        names = [self._entries[index].name for index in indices]
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        return f"{names[0]}{more} of checkpoint {self._name}"

@@ -14,8 +14,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from craft.protocol.errors import SnapshotMissing
-from craft.settings.files.sealed import Damaged, is_sealed, seal
+from craft.settings.files.sealed import Damaged
 from craft.snapshots.store.manifest import Manifest
 from craft.snapshots.store.store import Store
 
@@ -50,7 +49,7 @@ class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
 def mark(stores: Iterable[Store], suspicion: Suspicion) -> None:
     """Mark all checkpoints that ``suspicion`` covers as suspect, in all stores. Raises SnapshotError on a failed write."""
     for store in stores:
-        store.put(suspicion.path, seal(msgspec.json.encode(suspicion)))
+        store.put_sealed(suspicion.path, suspicion)
 
 
 class SuspectCheckpoints:
@@ -81,11 +80,7 @@ def _read(store: Store, path: str) -> Suspicion | None:
         return None
     branch, after, step = map(int, named.groups())
     try:
-        data = store.get(path)
-        is_sealed(data)
-        return msgspec.json.decode(data, type=Suspicion)
-    except SnapshotMissing:
-        return None
-    except (Damaged, msgspec.DecodeError, UnicodeDecodeError):
+        return store.get_sealed(path, Suspicion)
+    except Damaged:
         # Its name says what it is about.
         return Suspicion(branch=branch, after=after, step=step, reason=f"{store.where(path)} is damaged")

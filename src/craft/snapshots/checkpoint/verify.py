@@ -12,10 +12,10 @@ from typing import NamedTuple
 import msgspec
 from blake3 import blake3
 
-from craft.protocol.errors import SnapshotCorrupt, SnapshotError, SnapshotMissing
-from craft.snapshots.checkpoint.catalog import check_sizes, fetch_chunk, fetch_header
+from craft.protocol.errors import SnapshotError, SnapshotMissing
+from craft.snapshots.checkpoint.catalog import check_sizes, describe, fetch_chunk, fetch_header
 from craft.snapshots.checkpoint.chunking import Chunk, cut
-from craft.snapshots.state.index import ByteLayout, TensorEntry, entry_bytes, read_outline
+from craft.snapshots.state.index import ByteLayout, TensorEntry, decode_as, entry_bytes, read_outline
 from craft.snapshots.store.manifest import Manifest, Ref
 from craft.snapshots.store.tiers import Tiers
 
@@ -30,21 +30,13 @@ def verify(tiers: Tiers, manifest: Manifest, progress: Callable[[int], None] | N
         return [str(error)]
     layout = ByteLayout(outline.entries)
 
-    def look(numbered: tuple[Ref, Chunk]) -> list[str]:
-        ref, chunk = numbered
-        names = [
-            outline.entries[index].name for begin, end in chunk.ranges for index, _, _ in layout.pieces(begin, end)
-        ]
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        return _problems(tiers, ref, f"{names[0]}{more} of checkpoint {manifest.name}")
+    def look(ref: Ref, chunk: Chunk) -> list[str]:
+        names = [outline.entries[index].name for index, _, _ in layout.pieces_in(chunk.ranges)]
+        return _problems(tiers, ref, describe(names, manifest.name))
 
     problems: list[str] = []
     with ThreadPoolExecutor(max(store.parallel for store in tiers.nearest_first), "craft-verify") as pool:
-        for (ref, _), found in zip(
-            zip(manifest.chunks, chunks, strict=True),
-            pool.map(look, zip(manifest.chunks, chunks, strict=True)),
-            strict=True,
-        ):
+        for ref, found in zip(manifest.chunks, pool.map(look, manifest.chunks, chunks), strict=True):
             problems += found
             if progress is not None:
                 progress(ref.size)
@@ -133,10 +125,7 @@ class _Side:
         self._manifest = manifest
         outline = read_outline(header)
         self._entries = outline.entries
-        try:
-            self.values = msgspec.msgpack.decode(header, type=_Values)
-        except msgspec.DecodeError as error:
-            raise SnapshotCorrupt(f"not the header of a training state: {error}") from None
+        self.values = decode_as(_Values, header, "a training state")
         self._chunks = cut(outline.entries, outline.shares)
         check_sizes(manifest, self._chunks)
 
@@ -145,7 +134,7 @@ class _Side:
         prints: list[list[str]] = [[] for _ in self._entries]
         layout = ByteLayout(self._entries)
         for ref, chunk in zip(self._manifest.chunks, self._chunks, strict=True):
-            pieces = [piece for begin, end in chunk.ranges for piece in layout.pieces(begin, end)]
+            pieces = layout.pieces_in(chunk.ranges)
             if len(pieces) == 1:
                 prints[pieces[0][0]].append(ref.hash)
                 continue

@@ -85,7 +85,7 @@ class StorageReader(storage.StorageReader):  # type: ignore[misc,unused-ignore]
         contents = self._found
         with ThreadPoolExecutor(contents.parallel, "craft-dcp") as pool:
             # In the order of the store, so that items in one chunk are read one after the other.
-            for item in sorted(plan.items, key=contents.number):
+            for item in sorted(plan.items, key=lambda each: contents.number(each.storage_index)):
                 if item.type == LoadItemType.BYTE_IO:
                     planner.load_bytes(item, io.BytesIO(contents.read(item, pool).numpy().tobytes()))
                     continue
@@ -133,15 +133,12 @@ class Contents:
         layout = ByteLayout(header.entries)
         for ref, chunk in zip(manifest.chunks, chunks, strict=True):
             first = 0
-            for index, begin, end in (piece for span in chunk.ranges for piece in layout.pieces(*span)):
+            for index, begin, end in layout.pieces_in(chunk.ranges):
                 self._pieces[index].append(_ByteRange(begin, end, ref, first))
                 first += end - begin
 
-    def number(self, item: ReadItem) -> int:
-        """Return the entry of an item."""
-        return self._number(item.storage_index)
-
-    def _number(self, index: MetadataIndex) -> int:
+    def number(self, index: MetadataIndex) -> int:
+        """Return the number of an item's entry."""
         try:
             return int(self._numbers[index])
         except KeyError:
@@ -149,7 +146,7 @@ class Contents:
 
     def read(self, item: ReadItem, pool: ThreadPoolExecutor) -> torch.Tensor:
         """Return the part of a tensor that an item asks for, or all bytes of what is not a tensor."""
-        number = self.number(item)
+        number = self.number(item.storage_index)
         entry = self.header.entries[number]
         if item.type == LoadItemType.BYTE_IO or not entry.shape:
             return self._all(item.storage_index, pool)
@@ -173,7 +170,7 @@ class Contents:
         return tensor
 
     def _all(self, index: MetadataIndex, pool: ThreadPoolExecutor) -> torch.Tensor:
-        number = self._number(index)
+        number = self.number(index)
         entry = self.header.entries[number]
         return self._rows(number, entry, 0, math.prod(entry.shape[:1]), pool)
 

@@ -82,19 +82,14 @@ class Copies:
         marks = [_copy_at_once(device, pairs) for device, pairs in others.items()]
         passages = [_Passage(device, pairs, gently=gently) for device, pairs in steady.items()]
         _under_way.extend(passages)
-        return _Wait(marks, passages)
 
+        def wait(size: int | None = None) -> None:
+            for mark in marks:
+                mark.synchronize()
+            for passage in passages:
+                passage.wait(size)
 
-class _Wait:
-    def __init__(self, marks: Sequence[torch.cuda.Event], passages: Sequence[_Passage]) -> None:
-        self._marks = marks
-        self._passages = passages
-
-    def __call__(self, size: int | None = None) -> None:
-        for mark in self._marks:
-            mark.synchronize()
-        for passage in self._passages:
-            passage.wait(size)
+        return wait
 
 
 def _copy_at_once(device: torch.device, pairs: Iterable[Pair]) -> torch.cuda.Event:

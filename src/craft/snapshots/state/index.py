@@ -85,3 +85,7 @@ class ByteLayout:
                 yield index, begin - self._begins[index], until - self._begins[index]
             begin = until
             index += 1
+
+    def pieces_in(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+        """Return the same for several ranges, in order."""
+        return [piece for begin, end in ranges for piece in self.pieces(begin, end)]

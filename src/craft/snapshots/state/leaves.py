@@ -43,7 +43,7 @@ class Leaf(msgspec.Struct, frozen=True):
 
 def tensor_bytes(tensor: torch.Tensor) -> Any:
     """Return a tensor's bytes as a numpy array, which shares the memory of a contiguous CPU tensor."""
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return _bytes_of(tensor.detach().cpu()).numpy()
 
 
 def module_leaves(modules: Mapping[str, torch.nn.Module]) -> list[Leaf]:
@@ -115,7 +115,13 @@ def digest(leaves: list[Leaf]) -> str:
 
 def digests(leaves: list[Leaf]) -> list[tuple[str, str]]:
     """Return a hash for each leaf, to find those that differ."""
-    return [(leaf.name, str(_hasher_of(leaf.data()).hexdigest(length=16))) for leaf in leaves]
+    found = []
+    for leaf in leaves:
+        hasher = blake3()
+        for part in leaf.data():
+            hasher.update(part)
+        found.append((leaf.name, str(hasher.hexdigest(length=16))))
+    return found
 
 
 _SAMPLED = 1 << 10
@@ -133,13 +139,6 @@ def sample_digest(leaves: list[Leaf]) -> bytes:
             flat = leaf.value.detach().reshape(-1)
             hasher.update(memoryview(tensor_bytes(flat[:: max(1, flat.numel() // _SAMPLED)])))
     return bytes(hasher.digest(length=16))
-
-
-def _hasher_of(parts: Sequence[bytes | memoryview]) -> Any:
-    hasher = blake3()
-    for part in parts:
-        hasher.update(part)
-    return hasher
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -209,7 +208,7 @@ class RotatingDigest:
         before, self._slices = self._slices, []
         current: list[_LeafPiece] = []
         # Plain values are copied as of now.
-        tensors = [(leaf, _nbytes(leaf.value)) for leaf in leaves if isinstance(leaf.value, torch.Tensor)]
+        tensors = [(leaf, leaf.value.nbytes) for leaf in leaves if isinstance(leaf.value, torch.Tensor)]
         slice_bytes = max(self._slice_bytes, -(-sum(size for _, size in tensors) // self._LONGEST))
         room = slice_bytes
         for leaf, size in tensors:
@@ -230,10 +229,6 @@ class RotatingDigest:
         """Return the entries of the state that ``step`` covers."""
         return [piece.leaf.name for piece in self._slices[step % self.period]] if self._slices else []
 
-    def digest(self, step: int) -> bytes:
-        """Return the hash of the slice of ``step``."""
-        return self.take(step)()
-
     def take(self, step: int) -> Callable[[], bytes]:
         """Start hashing the slice of ``step``; return a function that gives the hash.
 
@@ -250,13 +245,12 @@ def _outline(slices: list[list[_LeafPiece]]) -> list[list[tuple[str, int, int]]]
 
 def whole_digest(leaves: list[Leaf]) -> Callable[[], bytes]:
     """Start hashing the whole state; return a function that gives the hash."""
-    plain = [torch.frombuffer(bytearray(leaf.value), dtype=torch.uint8) for leaf in leaves if _is_plain(leaf)]
-    tensors = [leaf.value for leaf in leaves if isinstance(leaf.value, torch.Tensor) and leaf.value.numel()]
-    return hash_where_it_is([*plain, *(_bytes_of(tensor) for tensor in tensors)], max_threads=num_hashing())
-
-
-def _is_plain(leaf: Leaf) -> bool:
-    return isinstance(leaf.value, bytes) and len(leaf.value) > 0
+    values = [leaf.value for leaf in leaves]
+    plain = [
+        torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in values if isinstance(each, bytes) and each
+    ]
+    tensors = [_bytes_of(each) for each in values if isinstance(each, torch.Tensor) and each.numel()]
+    return hash_where_it_is([*plain, *tensors], max_threads=num_hashing())
 
 
 def hash_where_it_is(parts: Sequence[torch.Tensor], max_threads: int = 1) -> Callable[[], bytes]:
@@ -280,7 +274,3 @@ def hash_where_it_is(parts: Sequence[torch.Tensor], max_threads: int = 1) -> Cal
         return bytes(hasher.digest(length=8))
 
     return functools.cache(wait)
-
-
-def _nbytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

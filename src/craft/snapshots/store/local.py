@@ -31,7 +31,7 @@ from craft.snapshots.store.atomic_files import (
     write_unfinished,
 )
 from craft.snapshots.store.manifest import CHUNKS, PARTS, Ref, chunk_path
-from craft.snapshots.store.store import Adding, Collecting, Found, Store, StoreBusy, Writing
+from craft.snapshots.store.store import Adding, Found, Guard, Store, StoreBusy
 
 logger = logging.getLogger(__name__)
 
@@ -113,16 +113,13 @@ class LocalStore(Store):
     def remove(self, paths: Iterable[str]) -> None:
         folders = set()
         for path in paths:
-            self._unlink(path)
+            self.remove_one(path)
             folders.add((self.root / path).parent)
         for folder in folders:
             with explained(folder), contextlib.suppress(FileNotFoundError):
                 sync_folder(folder)
 
     def remove_one(self, path: str) -> bool:
-        return self._unlink(path)
-
-    def _unlink(self, path: str) -> bool:
         with explained(self.root / path):
             try:
                 (self.root / path).unlink()
@@ -149,7 +146,7 @@ class LocalStore(Store):
         return found
 
     @contextlib.contextmanager
-    def writing(self, who: str) -> Iterator[Writing]:
+    def writing(self, who: str) -> Iterator[Guard]:
         with explained(self.root):
             make_folder(self.root)
         give_up = time.monotonic() + _LOCK_LIMIT_S
@@ -158,14 +155,14 @@ class LocalStore(Store):
                 if time.monotonic() > give_up:
                     raise StoreBusy(f"{self.url}: a garbage collection runs for longer than {_LOCK_LIMIT_S:.0f} s")
                 time.sleep(_LOOK_S)
-            yield _Held()
+            yield _KernelLock(self.root)
 
     @contextlib.contextmanager
-    def collecting(self, who: str) -> Iterator[Collecting]:
+    def collecting(self, who: str) -> Iterator[Guard]:
         with self._lock_file() as file:
             if not _locked(file, fcntl.LOCK_EX):
                 raise StoreBusy(f"{self.url}: another process writes a checkpoint or collects garbage; try again later")
-            yield _ExclusiveLock(self.root)
+            yield _KernelLock(self.root)
 
     @contextlib.contextmanager
     def _lock_file(self) -> Iterator[int]:
@@ -260,12 +257,7 @@ class _LocalAdding(Adding):
             written.drop()
 
 
-class _Held(Writing):
-    def check(self) -> None:
-        """Return: the kernel keeps a lock as long as its holder lives."""
-
-
-class _ExclusiveLock(Collecting):
+class _KernelLock(Guard):
     def __init__(self, root: Path) -> None:
         self._root = root
 

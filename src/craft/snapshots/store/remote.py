@@ -17,7 +17,7 @@ from typing import Any
 from craft.protocol.errors import ConfigError, SnapshotCorrupt, SnapshotError, SnapshotMissing
 from craft.snapshots.store.lease_files import INTENTS, LEASES, LeaseFile
 from craft.snapshots.store.manifest import Ref, chunk_path
-from craft.snapshots.store.store import Adding, Collecting, Found, Store, StoreBusy, Writing
+from craft.snapshots.store.store import Adding, Found, Guard, Store, StoreBusy
 
 _LOOK_S = 0.5
 _PATIENCE_S = 60.0
@@ -128,7 +128,7 @@ class RemoteStore(Store):
             return None
 
     @contextlib.contextmanager
-    def writing(self, who: str) -> Iterator[Writing]:
+    def writing(self, who: str) -> Iterator[Guard]:
         intent = LeaseFile(self, self.modified, INTENTS, who)
         try:
             intent.begin()
@@ -144,7 +144,7 @@ class RemoteStore(Store):
             intent.end()
 
     @contextlib.contextmanager
-    def collecting(self, who: str) -> Iterator[Collecting]:
+    def collecting(self, who: str) -> Iterator[Guard]:
         lease = LeaseFile(self, self.modified, LEASES, who)
         try:
             lease.begin()

@@ -148,10 +148,7 @@ class Donor:
     # On the donor's threads.
 
     def _serve(self, peer: Peer) -> None:
-        self._answer_request(peer, _REQUEST.decode(peer.request))
-
-    def _answer_request(self, peer: Peer, request: protocol.Request) -> None:
-        connection, seal = peer.connection, peer.answers
+        request, connection, seal = _REQUEST.decode(peer.request), peer.connection, peer.answers
         if isinstance(request, protocol.ResultOf):
             result = self._wait(connection, lambda: self._results.get(request.name, self._kept.get(request.name)))
             peer.answer(protocol.Result(len(result)))
