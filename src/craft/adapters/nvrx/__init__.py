@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from craft.adapters.nvrx import requirements
+from craft.adapters.requirements import check
 
-requirements.check()
+check("nvidia-resiliency-ext")
 
 from craft.adapters.nvrx.abort import AbortGloo  # noqa: E402  (the message about a missing package comes first)
 from craft.adapters.nvrx.attend import Attend  # noqa: E402

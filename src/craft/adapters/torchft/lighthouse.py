@@ -21,7 +21,8 @@ from typing import Any
 
 import msgspec
 
-from craft.adapters.torchft import messages, requirements
+from craft.adapters.requirements import check_torchft
+from craft.adapters.torchft import messages
 from craft.adapters.torchft.messages import Attends, Gone
 from craft.protocol.errors import ConfigError, MalformedMessage
 from craft.telemetry.text import logs
@@ -288,7 +289,7 @@ def main() -> None:
     logs.begin(logging.INFO, logs.IN_FILES)
     args = parse()
     try:
-        requirements.check()
+        check_torchft()
     except ConfigError as error:
         raise SystemExit(str(error)) from None
     asyncio.run(run(args))
