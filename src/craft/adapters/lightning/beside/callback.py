@@ -96,12 +96,10 @@ class CraftCallback(_Callback):
         self._reach(trainer, "batch_start", microbatch=batch_idx % trainer.accumulate_grad_batches)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        if self._active is not None:
-            self._active.exchanges(begins=True)
+        self._exchanges(True)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        if self._active is not None:
-            self._active.exchanges(begins=False)
+        self._exchanges(False)
         self._reach(trainer, "after_backward")
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
@@ -170,8 +168,10 @@ class CraftCallback(_Callback):
             return
         path = os.path.join(self._dirpath, f"step={trainer.global_step}.ckpt")
         trainer.save_checkpoint(f"{path}.part")
-        if trainer.is_global_zero:
-            self._listed(path, trainer.global_step)
+        if trainer.is_global_zero and self._active is not None:
+            self._active.listed(path, trainer.global_step)
+        elif trainer.is_global_zero:
+            os.replace(f"{path}.part", path)
         reason = "; ".join(wishes.values()) or "requested by another worker"
         logger.warning("checkpoint %s%s: %s", path, ", and the end of the fit" if stop else "", reason)
         if stop and self._active is not None:
@@ -181,19 +181,15 @@ class CraftCallback(_Callback):
     def _agreed(self, trainer: Any, stop: bool, save: bool) -> tuple[bool, bool]:
         """Return whether any worker wants the fit to stop, or a checkpoint to be saved."""
         agree = trainer.strategy.reduce_boolean_decision
-        if self._active is not None:
-            self._active.exchanges(begins=True)
+        self._exchanges(True)
         stop = agree(stop, all=False)
         save = stop or agree(save, all=False)
-        if self._active is not None:
-            self._active.exchanges(begins=False)
+        self._exchanges(False)
         return stop, save
 
-    def _listed(self, path: str, step: int) -> None:
+    def _exchanges(self, begins: bool) -> None:
         if self._active is not None:
-            self._active.listed(path, step)
-        else:
-            os.replace(f"{path}.part", path)
+            self._active.exchanges(begins)
 
 
 class _CallbackHost:
