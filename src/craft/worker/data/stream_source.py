@@ -6,48 +6,21 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from craft.worker.data import rng
-from craft.worker.data.sample_order import Position
-from craft.worker.data.sources import ENDED
+from craft.worker.data.sources import ENDED, Source
 
 Stream = Callable[[int, int, int], Iterator[Any]]
 
 
-class StreamSource:
+class StreamSource(Source):
     """One iterator for each microbatch, opened by the worker that computes it."""
 
     def __init__(self, stream: Stream, *, microbatches: int, seed: int, total_steps: int | None) -> None:
+        super().__init__(microbatches, total_steps)
         self._stream = stream
-        self._microbatches = microbatches
         self._seed = seed
-        self._total_steps = total_steps
         self._open: dict[int, tuple[int, Iterator[Any]]] = {}
         """(step of the next item, iterator) by microbatch."""
         self._ahead: dict[tuple[int, int], Any] = {}
-
-    def size_of(self, step: int) -> int:
-        return self._microbatches if self._total_steps is None or step < self._total_steps else 0
-
-    def weight(self, step: int, microbatch: int) -> float:
-        return 1.0
-
-    def samples(self, step: int, microbatch: int) -> int | None:
-        return None
-
-    def epoch_of(self, step: int) -> int:
-        return 0
-
-    def ends_epoch(self, step: int) -> int | None:
-        return None
-
-    def position(self, step: int) -> Position | None:
-        return None
-
-    def seek(self, position: Position) -> None:
-        """Do nothing: a stream gets the step where it begins."""
-
-    def extend(self, steps: int) -> None:
-        if self._total_steps is not None:
-            self._total_steps += steps
 
     def expect(self, step: int, share: tuple[int, ...]) -> None:
         self._ahead = {key: data for key, data in self._ahead.items() if key[0] >= step}
@@ -72,7 +45,6 @@ class StreamSource:
         return self._next_item(iterator, step, microbatch)
 
     def again(self, step: int, microbatch: int) -> Any:
-        """Return what ``fetch`` gives, from another stream that is opened at ``step``."""
         return self._next_item(self._open_at(step, microbatch), step, microbatch)
 
     def _open_at(self, step: int, microbatch: int) -> Iterator[Any]:
