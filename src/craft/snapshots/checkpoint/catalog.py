@@ -1,8 +1,4 @@
-"""Read manifests and chunks from the stores of a job, and check them. No torch.
-
-In: stores. Out: manifests, newest first, and chunks whose hashes were checked. ``restore.py``, ``verify.py`` and
-``craft checkpoints`` call it.
-"""
+"""Read manifests, newest first, and chunks from the stores of a job, and check them. No torch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Remove checkpoints beyond those to keep, and chunks that are no longer needed.
+"""Remove checkpoints beyond those to keep, and chunks that are no longer needed. No torch.
 
-In: a store, and how many checkpoints to keep. Out: what was removed, or would be. The publisher of a checkpoint calls it, and
-``craft checkpoints`` (``gc``, ``rm``). It may be killed at any instant: manifests go first, so that none is listed without
-its chunks, and left-over chunks are found the next time. No torch.
+It may be killed at any instant: manifests go first, so that none is listed without its chunks, and left-over chunks are found
+the next time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Store digests of the first steps after a checkpoint; a job that resumes from it compares its own with them.
+"""Store digests of the first steps after a checkpoint; a job that resumes from it compares its own with them. No torch.
 
-In: digests of the state after the next steps. Out: one small file per branch, about its newest checkpoints.
-``worker/checkpoint/resumed_steps.py`` writes and reads it. No torch.
+There is one small file per branch, about its newest checkpoints.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Read a checkpoint back.
-
-In: the stores of a job, and a manifest that ``candidates`` found there. Out: header and tensors, every chunk checked, for
-``serialized.load``. A starting worker calls it, on any thread that may block.
-"""
+"""Read a checkpoint back: header and tensors for ``serialized.load``, every chunk checked."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Select checkpoints by step, name or tag. Pure, no torch.
-
-In: what is listed, and what a person or a script wrote. Out: one manifest, or an error that lists what exists.
-``craft checkpoints`` and ``dcp.py`` call it.
-"""
+"""Select checkpoints by step, name or tag, as a person or a script wrote them. Pure, no torch."""
 
 from __future__ import annotations
 

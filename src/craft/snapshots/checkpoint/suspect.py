@@ -1,9 +1,6 @@
 """Mark checkpoints that may hold wrong bits: those since the last step at which all workers agreed on the whole state.
 
-In: what a worker knows when bits differ. Out: a small file in every store of the job, and for each checkpoint whether it is
-suspect and why. A file covers all later steps of a branch, so that it also applies to checkpoints still being written.
-``worker/checkpoint/lifecycle.py`` writes it; ``worker/checkpoint/rollback.py``, ``gc.py`` and ``craft checkpoints`` read it.
-No torch.
+A file in every store covers all later steps of a branch, so that it also applies to checkpoints still being written. No torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Check checkpoints without loading them: that every byte is there, and how two of them differ. No torch.
-
-In: stores and manifests. Out: sentences, and a typed comparison. ``craft checkpoints`` calls it.
-"""
+"""Check checkpoints without loading them: that every byte is there, and how two of them differ. No torch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Write a worker's share of checkpoints in the background of its training steps.
 
-In: ``take`` on the main thread, at a step boundary; only its copy delays the step. Out: chunks, a part and perhaps the manifest
-in the first store, events, and from there the same in the durable store (``tier_copier.py``). The worker owns one for the
-life of its process.
+Only the copy in ``take``, on the main thread at a step boundary, delays the step. A thread writes it to the first store, and
+another from there to the durable one (``tier_copier.py``). The worker owns one for the life of its process.
 """
 
 from __future__ import annotations

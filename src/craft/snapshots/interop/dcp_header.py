@@ -1,7 +1,6 @@
 """The header of a checkpoint from torch.distributed.checkpoint: its metadata as typed values, and the layout of its bytes.
 
-In: the metadata of a planner, and what every rank has written. Out: bytes without pickle, whose outline ``verify.py`` can read,
-and the metadata again. ``dcp_writer.py`` and ``dcp_reader.py`` call it.
+It is encoded without pickle, and ``verify.py`` can read its outline.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Export a checkpoint in a format that other programs read.
-
-In: stores and a manifest. Out: a new file or directory, complete or absent, whose every chunk was checked.
-``craft checkpoints export`` calls it.
-"""
+"""Export a checkpoint in a format that other programs read: a new file or directory, complete or absent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Copy from device memory to the host while the device computes.
 
-In: pieces of tensors at a step boundary. Out: the same bytes on the host, a while later. ``serialized.py`` makes copies,
-``donor.py`` and ``writer.py`` wait for them on their threads. The worker calls ``hold_back`` before the script's update code
+``donor.py`` and ``writer.py`` wait for copies on their threads. The worker calls ``hold_back`` before the script's update code
 runs, because it may change bytes that are still being copied. Tensors on the CPU need none of this.
 """
 

@@ -1,7 +1,4 @@
-"""The tensors of a training state by name, type and shape, and their positions in the serialized bytes. No torch.
-
-``serialized.py`` makes headers of them; ``chunking.py`` divides the bytes; ``craft checkpoints`` reads them without torch.
-"""
+"""The tensors of a training state by name, type and shape, and their positions in the serialized bytes. No torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The training state as named leaves: tensors and plain values.
+"""The training state as named leaves, tensors and plain values: an ordered list, which is hashed.
 
-In: modules and objects with ``state_dict``. Out: an ordered list of leaves, which are hashed, and whose tensors are copied in
-place. Nothing is pickled: a value that is neither a tensor nor plain data is refused by name.
+Nothing is pickled: a value that is neither a tensor nor plain data is refused by name.
 """
 
 from __future__ import annotations

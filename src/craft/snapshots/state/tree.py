@@ -1,8 +1,7 @@
 """Convert the values of a ``state_dict`` to typed nodes with separate tensors, and back.
 
-In: the content of a ``state_dict``. Out: a tree of nodes that MessagePack carries bit for bit, and a list of the tensors that
-the nodes refer to. ``serialized.py`` calls it. Nothing is pickled. What cannot be sent as data, such as a function, is only
-named: the receiver must have the same in its place.
+MessagePack carries the nodes bit for bit. Nothing is pickled. What cannot be sent as data, such as a function, is only named:
+the receiver must have the same in its place.
 """
 
 from __future__ import annotations

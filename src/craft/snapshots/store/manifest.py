@@ -1,7 +1,6 @@
-"""The files of a checkpoint: its manifest, and the parts that members write before there is one.
+"""The files of a checkpoint: its manifest, and the parts that members write before there is one. No torch.
 
-In: values. Out: JSON with a digest over all of it, and values again, with every field checked. ``publish.py`` writes them;
-``restore.py``, ``gc.py`` and ``verify.py`` read them. No torch.
+Each is JSON with a digest over all of it; a reader checks every field.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Record which job owns a store: the one that began there last.
+"""Record which job owns a store: the one that began there last. No torch.
 
-In: an id that only the workers of one job know. Out: the file ``owner``, and a refusal for every job that another one followed.
 Two jobs that write to one store would mix up their checkpoints: such as a job that was taken for dead, and its successor.
-``publish.py`` checks before it lists anything. No torch.
+``publish.py`` checks before it lists anything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A store at any URL that fsspec knows, such as an object store.
 
-There a file is complete as soon as it exists, but there are no locks: ``lease_files.py`` replaces them. ``store.py`` says who
-calls what.
+There a file is complete as soon as it exists, but there are no locks: ``lease_files.py`` replaces them.
 """
 
 from __future__ import annotations

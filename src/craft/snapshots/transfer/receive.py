@@ -1,8 +1,4 @@
-"""Receive a state into memory as its stripes arrive, on several threads.
-
-In: headers, which must be equal, and the modules to fill. Out: memory to receive each frame into, and at the end the tensors,
-on their original kind of device. ``fetch.py`` owns one for each transfer.
-"""
+"""Receive a state into memory as its stripes arrive, on several threads; ``fetch.py`` owns one for each transfer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Read an ``IterableDataset`` in global batches, pass after pass, the same on every worker.
 
-Enters: the dataset, and where to begin. Leaves: a ``Batch`` per step. Runs in the worker, or in its loader process.
+It runs in the worker, or in its loader process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Orders that a sampler draws: the draw of pass e depends on (job seed, e), not on the worker.
 
-Enters: the sampler or batch sampler of a ``DataLoader``. Leaves: the samples of each microbatch of each step. Only the main
-thread draws; other threads may call ``size_of``, which never draws.
+Only the main thread draws; other threads may call ``size_of``, which never draws.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""``craft.join()``: join the job that ``craft run`` started, or become a job of one worker without it.
-
-``craft.attend()`` does the same for another framework's loop.
-"""
+"""``craft.join()`` and ``craft.attend()``: join the job of ``craft run``, or become a job of one worker without it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Compare the bits of gradients and of the state between all members.
 
-Enters: gradients and the state of the step in flight. Leaves: digests for this worker's control word, and an error if the
-combined words say that the others' digests differ.
+Digests travel in the control words; the combined word shows whether they differ.
 """
 
 from __future__ import annotations
