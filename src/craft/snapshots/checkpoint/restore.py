@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from craft.snapshots.checkpoint.catalog import candidates, check_sizes, describe, fetch_chunk, fetch_header
+from craft.snapshots.checkpoint.catalog import check_sizes, describe, fetch_chunk, fetch_header
 from craft.snapshots.checkpoint.chunking import Chunk, cut
 from craft.snapshots.state.index import ByteLayout
 from craft.snapshots.state.raw_memory import view_of
@@ -16,8 +16,6 @@ from craft.snapshots.state.serialized import Header, decode_header, targets
 from craft.snapshots.store.manifest import Manifest, Ref
 from craft.snapshots.store.tiers import Tiers
 from craft.snapshots.transfer.receive import make_room
-
-__all__ = ["Restored", "candidates", "restore"]
 
 _READERS = 8
 """Enough that some wait for the store while others hash."""

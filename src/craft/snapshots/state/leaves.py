@@ -6,7 +6,7 @@ Nothing is pickled: a value that is neither a tensor nor plain data is refused b
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -37,12 +37,13 @@ class Leaf(msgspec.Struct, frozen=True):
         if isinstance(self.value, bytes):
             return (self.value,)
         tensor = self.value.detach()
-        return f"{tensor.dtype}{tuple(tensor.shape)}".encode(), memoryview(tensor_bytes(tensor))
+        return f"{tensor.dtype}{tuple(tensor.shape)}".encode(), tensor_bytes(tensor)
 
 
-def tensor_bytes(tensor: torch.Tensor) -> Any:
-    """Return a tensor's bytes as a numpy array, which shares the memory of a contiguous CPU tensor."""
-    return _bytes_of(tensor.detach().cpu()).numpy()
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """Return a tensor's bytes, which share the memory of a contiguous CPU tensor."""
+    memory: Any = _bytes_of(tensor.detach().cpu()).numpy()
+    return memoryview(memory)
 
 
 def module_leaves(modules: Mapping[str, torch.nn.Module]) -> list[Leaf]:
@@ -114,13 +115,7 @@ def digest(leaves: list[Leaf]) -> str:
 
 def digests(leaves: list[Leaf]) -> list[tuple[str, str]]:
     """Return a hash for each leaf, to find those that differ."""
-    found = []
-    for leaf in leaves:
-        hasher = blake3()
-        for part in leaf.data():
-            hasher.update(part)
-        found.append((leaf.name, str(hasher.hexdigest(length=16))))
-    return found
+    return [(leaf.name, hash_parts(leaf.data()).hex()) for leaf in leaves]
 
 
 _SAMPLED = 1 << 10
@@ -129,14 +124,21 @@ _SAMPLED = 1 << 10
 
 def sample_digest(leaves: list[Leaf]) -> bytes:
     """Return one hash over plain values and some elements of every tensor: it detects large differences."""
+    values = (leaf.value if isinstance(leaf.value, bytes) else sampled(leaf.value, _SAMPLED) for leaf in leaves)
+    return hash_parts(part for leaf, value in zip(leaves, values, strict=True) for part in (leaf.name.encode(), value))
+
+
+def sampled(tensor: torch.Tensor, count: int) -> memoryview:
+    """Return the bytes of about ``count`` elements that are spread over a tensor."""
+    flat = tensor.detach().reshape(-1)
+    return tensor_bytes(flat[:: max(1, flat.numel() // count)])
+
+
+def hash_parts(parts: Iterable[bytes | memoryview]) -> bytes:
+    """Return one hash over all parts, of 16 bytes."""
     hasher = blake3()
-    for leaf in leaves:
-        hasher.update(leaf.name.encode())
-        if isinstance(leaf.value, bytes):
-            hasher.update(leaf.value)
-        elif leaf.value.numel():
-            flat = leaf.value.detach().reshape(-1)
-            hasher.update(memoryview(tensor_bytes(flat[:: max(1, flat.numel() // _SAMPLED)])))
+    for part in parts:
+        hasher.update(part)
     return bytes(hasher.digest(length=16))
 
 

@@ -27,7 +27,7 @@ def pack(name: str, value: Any) -> bytes:
     """Return ``value`` as bytes, or raise ConfigError that names what cannot be sent."""
     packer = Packer()
     node = packer.pack(name, value)
-    data = tuple(bytes(memoryview(tensor_bytes(tensor))) for tensor in packer.tensors)
+    data = tuple(bytes(tensor_bytes(tensor)) for tensor in packer.tensors)
     return msgspec.msgpack.encode(_Packed(node, tuple(packer.entries), data))
 
 
