@@ -22,9 +22,8 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from craft.protocol.errors import ConfigError, SnapshotCorrupt
-from craft.snapshots.checkpoint.catalog import candidates, check_sizes, fetch_chunk, fetch_header
+from craft.snapshots.checkpoint.catalog import candidates, check_sizes, fetch_chunk, fetch_header, select
 from craft.snapshots.checkpoint.chunking import cut
-from craft.snapshots.checkpoint.selection import select
 from craft.snapshots.interop.dcp_header import metadata_of, read_header
 from craft.snapshots.state.index import ByteLayout, TensorEntry, entry_bytes
 from craft.snapshots.state.raw_memory import DTYPES, view_of

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset
 
 from craft.protocol.errors import ConfigError
-from craft.snapshots.state.packed_value import unpack
+from craft.snapshots.state.tree import unpack
 from craft.worker.data import rng
 from craft.worker.data.sample_order import Position, cut
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from craft.protocol.errors import ConfigError
-from craft.snapshots.state.packed_value import pack
+from craft.snapshots.state.tree import pack
 from craft.worker.data import rng
 from craft.worker.data.iterable_reading import NAME, Batch, Maker, Plan, ReadAhead, is_stateful, read
 from craft.worker.data.sample_order import Position, cut

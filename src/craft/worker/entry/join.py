@@ -22,8 +22,7 @@ from craft.telemetry.fault_points import reach
 from craft.worker.api.adapter_access import finish
 from craft.worker.api.job import Job
 from craft.worker.entry import process_setup, torchrun_attach
-from craft.worker.entry.script_end import EndReporter
-from craft.worker.entry.script_errors import exit_with_refusal_code
+from craft.worker.entry.script_end import EndReporter, exit_with_refusal_code
 from craft.worker.entry.worker_process import process
 from craft.worker.external.external_store import ExternalStore
 from craft.worker.external.external_worker import Guest

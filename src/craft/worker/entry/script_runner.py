@@ -14,8 +14,7 @@ from craft.protocol.errors import BitsDiffer, ConfigError, ScriptLeft, StateLost
 from craft.settings.worker import WorkerSettings
 from craft.telemetry.text import logs
 from craft.worker.entry import framework_imports, join, process_setup
-from craft.worker.entry.script_end import finish, report_failure, traceback_of
-from craft.worker.entry.script_errors import real_error
+from craft.worker.entry.script_end import finish, real_error, report_failure, traceback_of
 from craft.worker.entry.worker_process import process
 from craft.worker.report.channel import Channel
 

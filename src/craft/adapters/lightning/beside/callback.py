@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
 import socket
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from craft.adapters.lightning.beside.active_path import ActivePath, is_under_craft, newest
-from craft.adapters.lightning.beside.divergence_watch import FiniteGradients
 from craft.decide.job.state import JobState
-from craft.decide.techniques import BUILT_IN, Divergence, Preemption
+from craft.decide.techniques import BUILT_IN, Divergence, DivergenceSettings, Preemption
 from craft.decide.techniques.technique import AnyTechnique, Hooks, Moment
 from craft.protocol import actions
 from craft.protocol.errors import ConfigError
@@ -34,6 +36,38 @@ logger = logging.getLogger(__name__)
 
 _STOPS = (actions.RequestDrain, actions.Drain, actions.Preempt, actions.WindDown, actions.Stop)
 _BUILT_IN_HERE = (Divergence.name, Preemption.name)
+_ANSWERS = ("report", "skip", "stop")
+
+
+class FiniteGradients:
+    """Checks gradients after the strategy's reduction, when all workers have the same and find the same."""
+
+    def __init__(self, settings: DivergenceSettings) -> None:
+        if settings.answer not in _ANSWERS:
+            raise ConfigError(
+                f"CraftCallback: divergence with the answer {settings.answer} needs a job of CRAFT's; here: {', '.join(_ANSWERS)}"
+            )
+        self._answer = settings.answer
+        self._bad = False
+
+    def look(self, step: int, optimizer: Any) -> str | None:
+        """Check before the update; return why the fit is to stop, if it is."""
+        params = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
+        again, self._bad = self._bad, not all(_is_finite(param.grad) for param in params)
+        if not self._bad or (again and self._answer == "report"):
+            return None
+        what = f"a gradient of step {step} is not finite"
+        logger.warning("%s; the answer is %s", what, self._answer)
+        if self._answer != "report":
+            # Without gradients no optimizer changes anything.
+            for param in params:
+                param.grad = None
+        return what if self._answer == "stop" else None
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    # The sum first: it is fast, and finite unless something is wrong. Then element by element.
+    return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 class CraftCallback(_Callback):
