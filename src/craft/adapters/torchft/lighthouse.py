@@ -184,7 +184,7 @@ async def _ask(
     """Return its answer; None if another one takes over before it has answered."""
     if inner.over.is_set():
         return None
-    call = asyncio.ensure_future(_result(method(request, timeout=limit_s)))
+    call = asyncio.ensure_future(method(request, timeout=limit_s))
     over = asyncio.ensure_future(inner.over.wait())
     await asyncio.wait({call, over}, return_when=asyncio.FIRST_COMPLETED)
     over.cancel()
@@ -192,10 +192,6 @@ async def _ask(
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
         return None
-    return await call
-
-
-async def _result(call: Any) -> bytes:
     response: bytes = await call
     return response
 

@@ -8,7 +8,8 @@ from blake3 import blake3
 
 from craft.protocol.errors import ConfigError, SnapshotCorrupt, SnapshotError, SnapshotMissing
 from craft.protocol.events import CheckpointRejected
-from craft.snapshots.checkpoint.chunking import Chunk
+from craft.snapshots.checkpoint.chunking import cut
+from craft.snapshots.state.index import ByteLayout, Piece, TensorEntry
 from craft.snapshots.store.manifest import (
     MANIFESTS,
     Manifest,
@@ -96,8 +97,9 @@ def fetch_chunk(stores: Sequence[Store], ref: Ref, out: memoryview, what: str) -
     )
 
 
-def describe(names: Sequence[str], checkpoint: str) -> str:
+def describe(entries: Sequence[TensorEntry], pieces: Sequence[Piece], checkpoint: str) -> str:
     """Name the tensors of a chunk in an error."""
+    names = [entries[index].name for index, _, _ in pieces]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"{names[0]}{more} of checkpoint {checkpoint}"
 
@@ -109,12 +111,19 @@ def fetch_header(tiers: Tiers, manifest: Manifest) -> bytes:
     return bytes(out)
 
 
-def check_sizes(manifest: Manifest, chunks: Sequence[Chunk]) -> None:
-    """Raise SnapshotCorrupt if the chunks of a manifest are not those that its header asks for."""
+def chunk_pieces(
+    manifest: Manifest, entries: Sequence[TensorEntry], shares: Sequence[int] = ()
+) -> list[tuple[Ref, list[Piece]]]:
+    """Return each chunk of a checkpoint with the pieces of tensors in it.
+
+    Raises SnapshotCorrupt if the chunks of the manifest are not those that its header asks for.
+    """
+    layout, chunks = ByteLayout(entries), cut(entries, shares)
     if [ref.size for ref in manifest.chunks] != [chunk.size for chunk in chunks]:
         raise SnapshotCorrupt(
             f"checkpoint {manifest.name} contradicts itself: its chunks do not have the sizes that its header asks for"
         )
+    return [(ref, layout.pieces_in(chunk.ranges)) for ref, chunk in zip(manifest.chunks, chunks, strict=True)]
 
 
 def select_all(found: Sequence[Manifest], url: str, which: Sequence[str]) -> list[Manifest]:

@@ -10,9 +10,8 @@ import msgspec
 from blake3 import blake3
 
 from craft.protocol.errors import SnapshotError, SnapshotMissing
-from craft.snapshots.checkpoint.catalog import check_sizes, describe, fetch_chunk, fetch_header
-from craft.snapshots.checkpoint.chunking import Chunk, cut
-from craft.snapshots.state.index import ByteLayout, TensorEntry, decode_as, entry_bytes, read_outline
+from craft.snapshots.checkpoint.catalog import chunk_pieces, describe, fetch_chunk, fetch_header
+from craft.snapshots.state.index import Piece, TensorEntry, decode_as, entry_bytes, read_outline
 from craft.snapshots.store.manifest import Manifest, Ref
 from craft.snapshots.store.tiers import Tiers
 
@@ -21,19 +20,16 @@ def verify(tiers: Tiers, manifest: Manifest, progress: Callable[[int], None] | N
     """Read every byte of a checkpoint; return its problems, in sentences. ``progress`` receives byte counts."""
     try:
         outline = read_outline(fetch_header(tiers, manifest))
-        chunks = cut(outline.entries, outline.shares)
-        check_sizes(manifest, chunks)
+        chunks = chunk_pieces(manifest, outline.entries, outline.shares)
     except SnapshotError as error:
         return [str(error)]
-    layout = ByteLayout(outline.entries)
 
-    def look(ref: Ref, chunk: Chunk) -> list[str]:
-        names = [outline.entries[index].name for index, _, _ in layout.pieces_in(chunk.ranges)]
-        return _problems(tiers, ref, describe(names, manifest.name))
+    def look(chunk: tuple[Ref, list[Piece]]) -> list[str]:
+        return _problems(tiers, chunk[0], describe(outline.entries, chunk[1], manifest.name))
 
     problems: list[str] = []
     with ThreadPoolExecutor(max(store.parallel for store in tiers.nearest_first), "craft-verify") as pool:
-        for ref, found in zip(manifest.chunks, pool.map(look, manifest.chunks, chunks), strict=True):
+        for ref, found in zip(manifest.chunks, pool.map(look, chunks), strict=True):
             problems += found
             if progress is not None:
                 progress(ref.size)
@@ -123,15 +119,12 @@ class _Side:
         outline = read_outline(header)
         self._entries = outline.entries
         self.values = decode_as(_Values, header, "a training state")
-        self._chunks = cut(outline.entries, outline.shares)
-        check_sizes(manifest, self._chunks)
+        self._chunks = chunk_pieces(manifest, outline.entries, outline.shares)
 
     def prints(self) -> Iterator[tuple[str, TensorEntry, list[str]]]:
         """Yield (name, form, hashes of its bytes) for every tensor."""
         prints: list[list[str]] = [[] for _ in self._entries]
-        layout = ByteLayout(self._entries)
-        for ref, chunk in zip(self._manifest.chunks, self._chunks, strict=True):
-            pieces = layout.pieces_in(chunk.ranges)
+        for ref, pieces in self._chunks:
             if len(pieces) == 1:
                 prints[pieces[0][0]].append(ref.hash)
                 continue

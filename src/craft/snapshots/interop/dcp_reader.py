@@ -22,10 +22,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from craft.protocol.errors import ConfigError, SnapshotCorrupt
-from craft.snapshots.checkpoint.catalog import candidates, check_sizes, fetch_chunk, fetch_header, select
-from craft.snapshots.checkpoint.chunking import cut
+from craft.snapshots.checkpoint.catalog import candidates, chunk_pieces, fetch_chunk, fetch_header, select
 from craft.snapshots.interop.dcp_header import metadata_of, read_header
-from craft.snapshots.state.index import ByteLayout, TensorEntry, entry_bytes
+from craft.snapshots.state.index import TensorEntry, entry_bytes
 from craft.snapshots.state.raw_memory import DTYPES, view_of
 from craft.snapshots.store.manifest import Manifest, Ref
 from craft.snapshots.store.tiers import Tiers, open_tiers
@@ -127,12 +126,9 @@ class Contents:
         self._pieces: list[list[_ByteRange]] = [[] for _ in header.entries]
         self._last: tuple[str, memoryview] = ("", memoryview(b""))
         """The chunk that was read last: small tensors share one."""
-        chunks = cut(header.entries, header.shares)
-        check_sizes(manifest, chunks)
-        layout = ByteLayout(header.entries)
-        for ref, chunk in zip(manifest.chunks, chunks, strict=True):
+        for ref, pieces in chunk_pieces(manifest, header.entries, header.shares):
             first = 0
-            for index, begin, end in layout.pieces_in(chunk.ranges):
+            for index, begin, end in pieces:
                 self._pieces[index].append(_ByteRange(begin, end, ref, first))
                 first += end - begin
 

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -192,19 +191,16 @@ class Pin:
 
 class _LocalAdding(Adding):
     def __init__(self, store: LocalStore) -> None:
+        super().__init__()
         self._store = store
-        # Guards what follows: several threads add.
-        self._lock = threading.Lock()
-        self._begun: set[str] = set()
         self._folders: set[Path] = set()
         self._pending: list[tuple[Unfinished, Path]] = []
 
     def add(self, ref: Ref, read: Callable[[], memoryview]) -> bool:
         path = self._store.root / chunk_path(ref.hash)
+        if not self._begins(ref):
+            return False
         with self._lock:
-            if ref.hash in self._begun:
-                return False
-            self._begun.add(ref.hash)
             # Also for existing files: the process that renamed them may have died before the rename was durable.
             self._folders.add(path.parent)
         with explained(path):

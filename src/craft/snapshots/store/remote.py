@@ -6,7 +6,6 @@ There a file is complete as soon as it exists, but there are no locks: ``lease_f
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -156,18 +155,12 @@ class RemoteStore(Store):
 
 class _RemoteAdding(Adding):
     def __init__(self, store: RemoteStore) -> None:
+        super().__init__()
         self._store = store
-        # Guards the hashes that were added: several threads add.
-        self._lock = threading.Lock()
-        self._begun: set[str] = set()
 
     def add(self, ref: Ref, read: Callable[[], memoryview]) -> bool:
-        with self._lock:
-            if ref.hash in self._begun:
-                return False
-            self._begun.add(ref.hash)
         path = chunk_path(ref.hash)
-        if self._store.size(path) == ref.size:
+        if not self._begins(ref) or self._store.size(path) == ref.size:
             return False
         self._store.put(path, bytes(read()))
         return True

@@ -9,6 +9,7 @@ implement it; ``tiers.open_store`` picks one.
 from __future__ import annotations
 
 import abc
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeVar
@@ -40,6 +41,18 @@ class Adding(abc.ABC):
 
     As a context manager it finishes at the end of the block, or discards after an error.
     """
+
+    def __init__(self) -> None:
+        # Guards what implementations share between threads: several add.
+        self._lock = threading.Lock()
+        self._begun: set[str] = set()
+
+    def _begins(self, ref: Ref) -> bool:
+        """Return whether this is the first call for a chunk."""
+        with self._lock:
+            is_first = ref.hash not in self._begun
+            self._begun.add(ref.hash)
+        return is_first
 
     def __enter__(self) -> Adding:
         return self
