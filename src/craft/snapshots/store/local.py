@@ -25,7 +25,7 @@ from craft.snapshots.store.atomic_files import (
     new_path,
     open_regular,
     read_regular,
-    sync_folder,
+    sync,
     write_all,
     write_unfinished,
 )
@@ -86,7 +86,7 @@ class LocalStore(Store):
                 os.rename(written.path, target)
             finally:
                 written.drop()
-            sync_folder(target.parent)
+            sync(target.parent)
 
     def files(self, folder: str) -> list[Found]:
         with explained(self.root / folder):
@@ -116,7 +116,7 @@ class LocalStore(Store):
             folders.add((self.root / path).parent)
         for folder in folders:
             with explained(folder), contextlib.suppress(FileNotFoundError):
-                sync_folder(folder)
+                sync(folder)
 
     def remove_one(self, path: str) -> bool:
         with explained(self.root / path):
@@ -230,7 +230,7 @@ class _LocalAdding(Adding):
         root = self._store.root
         for folder in [*sorted(self._folders), root / CHUNKS, root] if self._folders else []:
             with explained(folder):
-                sync_folder(folder)
+                sync(folder)
         self._store.known = self._begun
 
     def _settle(self, pending: list[tuple[Unfinished, Path]]) -> None:
