@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.integration.jobs import Jobs, References, describe
 from tests.integration.test_lightning import TRAIN_LIGHTNING, ends
 
-from craft.adapters.lightning.requirements import imported
+from craft.adapters.lightning.registration import imported
 
 WORKERS = 3
 LIMIT_S = 150.0

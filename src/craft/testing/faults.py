@@ -167,10 +167,9 @@ def _error_of(fault: PlacedFault) -> OSError:
 def _current_rank() -> int | None:
     """Return this worker's rank; None before it has joined."""
     # Imported late: it loads torch, which a process that reaches a point has loaded already.
-    from craft.worker.entry.join import joined
+    from craft.worker.entry.worker_process import process
 
-    job = joined()
-    return job.rank if job is not None else None
+    return process.job.rank if process.job is not None else None
 
 
 def _struck(run_dir: Path) -> Path:

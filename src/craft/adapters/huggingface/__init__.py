@@ -6,9 +6,9 @@ takes a worker for a single process. See docs/tutorials/huggingface.md.
 
 from __future__ import annotations
 
-from craft.adapters.huggingface import requirements
+from craft.adapters.requirements import check
 
-requirements.check()
+check("transformers", "accelerate")
 
 from craft.adapters.huggingface.trainer import CraftMixin, CraftTrainer  # noqa: E402
 

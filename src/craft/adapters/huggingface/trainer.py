@@ -19,7 +19,6 @@ from transformers import trainer as home
 
 from craft.adapters.huggingface import refusals
 from craft.adapters.huggingface.accelerate_env import keep_alone, take_rank, use_one_gpu
-from craft.adapters.huggingface.compiled import by_shape
 from craft.adapters.huggingface.loader import StepInputs, TrainerStepLoader
 from craft.adapters.huggingface.progress import TrainerCallbackStates, TrainerProgress
 from craft.protocol.errors import ConfigError
@@ -33,6 +32,9 @@ if TYPE_CHECKING:
     from transformers import Trainer as _Trainer
 else:
     _Trainer = object
+
+_MAX_SHAPES = 256
+"""Past its limit torch would continue without compiled kernels, which changes bits; here it is an error."""
 
 keep_alone()
 
@@ -100,7 +102,7 @@ class CraftMixin(_Trainer):  # type: ignore[misc]
             # A job has one loop. Outside of craft run each training is a job of one.
             self._job = join_anew()
         refusals.check(self, self._job, named.get("trial"))
-        with self._by_steps(), by_shape(self.args.torch_compile):
+        with self._by_steps(), _compiled_by_shape(self.args.torch_compile):
             output = super()._inner_training_loop(*given, **named)
             assert self._driven is not None
             self._driven.finish()
@@ -295,6 +297,26 @@ def _load_steps(trainer: Any) -> TrainerStepLoader:
     if steps.has_length and len(steps) == 0:
         raise ConfigError(f"the dataset has fewer samples than the {steps.global_batch} of one step")
     return steps
+
+
+@contextmanager
+def _compiled_by_shape(compiles: bool) -> Iterator[None]:
+    """Make torch compile once for each shape of a batch, without a limit.
+
+    By default a second shape makes torch compile kernels for all shapes, and use them from then on. The kernels of a
+    microbatch, and so its bits, would depend on what this worker has computed before.
+    """
+    if not compiles:
+        yield
+        return
+    with torch._dynamo.config.patch(
+        automatic_dynamic_shapes=False,
+        assume_static_by_default=True,
+        recompile_limit=_MAX_SHAPES,
+        accumulated_recompile_limit=8 * _MAX_SHAPES,
+        fail_on_recompile_limit_hit=True,
+    ):
+        yield
 
 
 def _skip_nothing(loader: Any, num_batches: int = 0) -> Any:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from craft.adapters.lightning.registration import register
-from craft.adapters.lightning.requirements import imported
+from craft.adapters.lightning.registration import imported, register
 
 __all__ = ["CraftCallback", "CraftStrategy"]
 

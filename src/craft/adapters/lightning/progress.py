@@ -56,12 +56,9 @@ class FitProgress:
         fit = self._trainer.fit_loop
         epoch = fit.epoch_loop
         for name, counter in self._counters().items():
-            for tracker, completed in zip((counter.total, counter.current), state[name], strict=True):
-                _set(tracker, completed)
+            _set(counter, state[name])
         epoch.batch_progress.is_last_batch = False
-        zero_grad = epoch.automatic_optimization.optim_progress.optimizer.zero_grad
-        for tracker, completed in zip((zero_grad.total, zero_grad.current), state["steps"], strict=True):
-            _set(tracker, completed)
+        _set(epoch.automatic_optimization.optim_progress.optimizer.zero_grad, state["steps"])
         epoch._batches_that_stepped = state["logged_steps"]
         self.reloaded = state["reloaded"]
         if self._in_epoch or self.runs:
@@ -89,10 +86,11 @@ class FitProgress:
         fit.reset()
 
 
-def _set(tracker: Any, completed: int) -> None:
-    for name in ("ready", "started", "processed", "completed"):
-        if hasattr(tracker, name):
-            setattr(tracker, name, completed)
+def _set(counter: Any, state: list[int]) -> None:
+    for tracker, completed in zip((counter.total, counter.current), state, strict=True):
+        for name in ("ready", "started", "processed", "completed"):
+            if hasattr(tracker, name):
+                setattr(tracker, name, completed)
 
 
 def _begin(fit: Any) -> None:

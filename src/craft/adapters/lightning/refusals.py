@@ -8,12 +8,21 @@ from typing import Any
 
 import torch
 
-from craft.adapters.lightning.training_callbacks import FINDERS, UNFOLLOWED, is_a
 from craft.protocol.errors import ConfigError
 from craft.worker.api.adapter_access import has_trained
 from craft.worker.api.job import Job
 
 logger = logging.getLogger(__name__)
+
+FINDERS = ("LearningRateFinder", "BatchSizeFinder")
+"""Callbacks that train before the fit."""
+UNFOLLOWED = ("StochasticWeightAveraging", "ModelPruning")
+"""Callbacks that build parts of the model, or of its optimizers, during the fit."""
+
+
+def is_a(callback: Any, *names: str) -> bool:
+    """Return whether ``callback`` is of a Lightning class with one of these names, in either package."""
+    return any(kind.__name__ in names for kind in type(callback).__mro__)
 
 
 def check(trainer: Any, device: torch.device, alone: bool) -> None:

@@ -18,7 +18,7 @@ from craft.adapters.lightning import refusals
 from craft.adapters.lightning.fit.choice import choose, lightnings_own
 from craft.adapters.lightning.fit.fit import Fit
 from craft.adapters.lightning.process_info import ProcessInfo
-from craft.adapters.lightning.requirements import check_version
+from craft.adapters.requirements import check_version
 from craft.worker.api.adapter_access import has_trained, is_alone
 from craft.worker.api.job import Job
 from craft.worker.api.steps import Step

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from craft.adapters.nvrx import requirements
+from craft.adapters.requirements import check
 
-requirements.check()
+check("nvidia-resiliency-ext")
 
-from craft.adapters.nvrx.abort import AbortGloo  # noqa: E402  (the message about a missing package comes first)
-from craft.adapters.nvrx.attend import Attend  # noqa: E402
-from craft.adapters.nvrx.health import TellHealth  # noqa: E402
+from craft.adapters.nvrx.attend import Attend  # noqa: E402  (the message about a missing package comes first)
 from craft.adapters.nvrx.heartbeats import heartbeats  # noqa: E402
+from craft.adapters.nvrx.plugins import AbortGloo, TellHealth  # noqa: E402
 
 __all__ = ["AbortGloo", "Attend", "TellHealth", "heartbeats"]

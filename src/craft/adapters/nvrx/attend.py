@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from nvidia_resiliency_ext.inprocess.health_check import HealthCheck
 from nvidia_resiliency_ext.inprocess.rank_assignment import RankAssignment, RankAssignmentCtx
 
-from craft.adapters.nvrx.health import TellHealth
+from craft.adapters.nvrx.plugins import TellHealth
 from craft.adapters.nvrx.ranks import Ranks
 from craft.settings.worker import WorkerSettings
 from craft.worker.entry.join import attend

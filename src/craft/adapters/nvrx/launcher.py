@@ -12,8 +12,8 @@ import logging
 import sys
 from pathlib import Path
 
-from craft.adapters.nvrx import requirements
 from craft.adapters.nvrx.cloud_events import EventSender
+from craft.adapters.requirements import check
 from craft.settings.rundir import find_run
 
 _EVENTS = "torchelastic-events-null"
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dir", type=Path, required=True, help="run directory of the lighthouse")
     # Only the beginning is ours: the launched script may have a --dir, too.
     own, rest = parser.parse_args(arguments[:2]), arguments[2:]
-    requirements.check()
+    check("nvidia-resiliency-ext")
     from nvidia_resiliency_ext.fault_tolerance import launcher
 
     from craft.adapters.nvrx.monitor import take_over

@@ -21,7 +21,8 @@ from typing import Any
 
 import msgspec
 
-from craft.adapters.torchft import messages, requirements
+from craft.adapters.requirements import check_torchft
+from craft.adapters.torchft import messages
 from craft.adapters.torchft.messages import Attends, Gone
 from craft.protocol.errors import ConfigError, MalformedMessage
 from craft.telemetry.text import logs
@@ -183,7 +184,7 @@ async def _ask(
     """Return its answer; None if another one takes over before it has answered."""
     if inner.over.is_set():
         return None
-    call = asyncio.ensure_future(_result(method(request, timeout=limit_s)))
+    call = asyncio.ensure_future(method(request, timeout=limit_s))
     over = asyncio.ensure_future(inner.over.wait())
     await asyncio.wait({call, over}, return_when=asyncio.FIRST_COMPLETED)
     over.cancel()
@@ -191,10 +192,6 @@ async def _ask(
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
         return None
-    return await call
-
-
-async def _result(call: Any) -> bytes:
     response: bytes = await call
     return response
 
@@ -288,7 +285,7 @@ def main() -> None:
     logs.begin(logging.INFO, logs.IN_FILES)
     args = parse()
     try:
-        requirements.check()
+        check_torchft()
     except ConfigError as error:
         raise SystemExit(str(error)) from None
     asyncio.run(run(args))

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from craft.adapters.torchft import messages, requirements
+from craft.adapters.requirements import check_torchft
+from craft.adapters.torchft import messages
 from craft.adapters.torchft.messages import Attends, Gone
 from craft.groups.sockets import abort_gloo
 from craft.protocol.errors import ConfigError
@@ -33,7 +34,7 @@ def attend(manager: Any, *, lighthouse: str | None = None) -> Guest:
 
     ``lighthouse``: its address, unless TORCHFT_LIGHTHOUSE names it. Outside of ``craft run`` torchft works as usual.
     """
-    requirements.check()
+    check_torchft()
     if manager._group_world_size != 1:
         raise ConfigError(
             f"this replica group of torchft has {manager._group_world_size} workers: under CRAFT a replica is one worker"

@@ -91,8 +91,7 @@ def verify(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
       craft checkpoints verify
       craft checkpoints verify checkpoints 1200
     """
-    from craft.snapshots.checkpoint.catalog import is_listed
-    from craft.snapshots.checkpoint.selection import select
+    from craft.snapshots.checkpoint.catalog import is_listed, select
     from craft.snapshots.checkpoint.verify import verify as look
     from craft.telemetry.explain.amounts import size
 
@@ -161,8 +160,8 @@ def rm(words: tuple[str, ...], run_dir: Path | None, dry_run: bool, as_json: boo
     Example:
       craft checkpoints rm checkpoints 1200 before-the-lr-drop
     """
+    from craft.snapshots.checkpoint.catalog import names_one, select_all
     from craft.snapshots.checkpoint.gc import collect
-    from craft.snapshots.checkpoint.selection import names_one, select_all
     from craft.snapshots.store.tiers import open_store
 
     has_url = run_dir is None and bool(words) and not names_one(words[0])
@@ -202,7 +201,7 @@ def diff(words: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
       craft checkpoints diff checkpoints 1000 1200
     """
     from craft.cli.checkpoints.tables import differences, differences_record
-    from craft.snapshots.checkpoint.selection import select
+    from craft.snapshots.checkpoint.catalog import select
     from craft.snapshots.checkpoint.verify import diff as compare
 
     if len(words) not in (2, 3):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def to_export(place: str, which: str | None) -> tuple[Tiers, Manifest]:
     """Return the named checkpoint; without a name, the newest that is not suspect."""
-    from craft.snapshots.checkpoint.selection import select
+    from craft.snapshots.checkpoint.catalog import select
 
     tiers, found, _ = listed(place)
     if which is None:
@@ -61,7 +61,7 @@ def url_of(url: str | None, run_dir: Path | None) -> str:
 
 def url_and_name(words: tuple[str, ...]) -> tuple[str | None, str | None]:
     """Distinguish a URL from the step or name of a checkpoint; each may be missing."""
-    from craft.snapshots.checkpoint.selection import names_one
+    from craft.snapshots.checkpoint.catalog import names_one
 
     if len(words) > 2:
         raise click.UsageError(f"{len(words)} words where a URL and a step or name are expected: {' '.join(words)}")
@@ -72,8 +72,7 @@ def url_and_name(words: tuple[str, ...]) -> tuple[str | None, str | None]:
 
 def listed(url: str) -> tuple[Tiers, list[Manifest], list[str]]:
     """Return the store at a URL, its manifests, newest first, and sentences about unreadable ones."""
-    from craft.snapshots.checkpoint.catalog import candidates
-    from craft.snapshots.checkpoint.selection import select
+    from craft.snapshots.checkpoint.catalog import candidates, select
     from craft.snapshots.store.tiers import open_tiers
 
     tiers = open_tiers(url)
@@ -85,7 +84,7 @@ def listed(url: str) -> tuple[Tiers, list[Manifest], list[str]]:
 
 
 def check_not_empty(store: Store) -> None:
-    from craft.snapshots.checkpoint.selection import select
+    from craft.snapshots.checkpoint.catalog import select
     from craft.snapshots.store.manifest import CHUNKS, MANIFESTS, PARTS
 
     # Before anything is locked there: a mistyped URL must not become a store.

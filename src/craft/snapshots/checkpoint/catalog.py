@@ -1,8 +1,4 @@
-"""Read manifests and chunks from the stores of a job, and check them. No torch.
-
-In: stores. Out: manifests, newest first, and chunks whose hashes were checked. ``restore.py``, ``verify.py`` and
-``craft checkpoints`` call it.
-"""
+"""Read manifests and chunks from the stores of a job, check them, and select checkpoints by step, name or tag. No torch."""
 
 from __future__ import annotations
 
@@ -10,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from blake3 import blake3
 
-from craft.protocol.errors import SnapshotCorrupt, SnapshotError, SnapshotMissing
+from craft.protocol.errors import ConfigError, SnapshotCorrupt, SnapshotError, SnapshotMissing
 from craft.protocol.events import CheckpointRejected
-from craft.snapshots.checkpoint.chunking import Chunk
+from craft.snapshots.checkpoint.chunking import cut
+from craft.snapshots.state.index import ByteLayout, Piece, TensorEntry
 from craft.snapshots.store.manifest import (
     MANIFESTS,
     Manifest,
@@ -26,6 +23,7 @@ from craft.snapshots.store.store import Store
 from craft.snapshots.store.tiers import Tiers
 
 _MAX_LOOKS = 100
+_SHOWN = 8
 
 
 def candidates(tiers: Tiers, on_rejected: Callable[[CheckpointRejected], None] | None = None) -> list[Manifest]:
@@ -99,6 +97,13 @@ def fetch_chunk(stores: Sequence[Store], ref: Ref, out: memoryview, what: str) -
     )
 
 
+def describe(entries: Sequence[TensorEntry], pieces: Sequence[Piece], checkpoint: str) -> str:
+    """Name the tensors of a chunk in an error."""
+    names = [entries[index].name for index, _, _ in pieces]
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]}{more} of checkpoint {checkpoint}"
+
+
 def fetch_header(tiers: Tiers, manifest: Manifest) -> bytes:
     """Return the encoded header of a checkpoint."""
     out = bytearray(manifest.header.size)
@@ -106,9 +111,42 @@ def fetch_header(tiers: Tiers, manifest: Manifest) -> bytes:
     return bytes(out)
 
 
-def check_sizes(manifest: Manifest, chunks: Sequence[Chunk]) -> None:
-    """Raise SnapshotCorrupt if the chunks of a manifest are not those that its header asks for."""
+def chunk_pieces(
+    manifest: Manifest, entries: Sequence[TensorEntry], shares: Sequence[int] = ()
+) -> list[tuple[Ref, list[Piece]]]:
+    """Return each chunk of a checkpoint with the pieces of tensors in it.
+
+    Raises SnapshotCorrupt if the chunks of the manifest are not those that its header asks for.
+    """
+    layout, chunks = ByteLayout(entries), cut(entries, shares)
     if [ref.size for ref in manifest.chunks] != [chunk.size for chunk in chunks]:
         raise SnapshotCorrupt(
             f"checkpoint {manifest.name} contradicts itself: its chunks do not have the sizes that its header asks for"
         )
+    return [(ref, layout.pieces_in(chunk.ranges)) for ref, chunk in zip(manifest.chunks, chunks, strict=True)]
+
+
+def select_all(found: Sequence[Manifest], url: str, which: Sequence[str]) -> list[Manifest]:
+    """Return all of ``found`` that have one of these steps, names or tags; each of them must match."""
+    for each in which:
+        select(found, url, each)
+    return [each for each in found if {str(each.step), each.name, each.tag} & set(which)]
+
+
+def select(found: Sequence[Manifest], url: str, which: str | int | None = None) -> Manifest:
+    """Return the newest of ``found`` with this step, name or tag, or the newest of all. They are sorted, newest first."""
+    if not found:
+        raise ConfigError(f"{url} holds no checkpoints: give the URL that the job writes to ('--checkpoints')")
+    if which is None:
+        return found[0]
+    for manifest in found:
+        if str(which) in (str(manifest.step), manifest.name, manifest.tag):
+            return manifest
+    steps = ", ".join(dict.fromkeys(str(manifest.step) for manifest in found[:_SHOWN]))
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    raise ConfigError(f"{url} holds no checkpoint {which}: it has those of steps {steps}{more}; give a step or a name")
+
+
+def names_one(text: str) -> bool:
+    """Return whether a word on a command line is the step or name of a checkpoint, rather than a URL."""
+    return text.isdigit() or place_of_name(text) is not None

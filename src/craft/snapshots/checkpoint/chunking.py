@@ -1,7 +1,6 @@
-"""Divide the bytes of a training state into chunks, and the chunks among the members.
+"""Divide the bytes of a training state into chunks, and the chunks among the members. Pure, no torch.
 
-In: the entries of a header. Out: chunks, the same on every worker and every time, so that unchanged bytes get the same hash
-again. ``writer.py``, ``restore.py`` and ``verify.py`` call it. Pure, no torch.
+The same on every worker and every time, so that unchanged bytes get the same hash again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Remove checkpoints beyond those to keep, and chunks that are no longer needed.
+"""Remove checkpoints beyond those to keep, and chunks that are no longer needed. No torch.
 
-In: a store, and how many checkpoints to keep. Out: what was removed, or would be. The publisher of a checkpoint calls it, and
-``craft checkpoints`` (``gc``, ``rm``). It may be killed at any instant: manifests go first, so that none is listed without
-its chunks, and left-over chunks are found the next time. No torch.
+It may be killed at any instant: manifests go first, so that none is listed without its chunks, and left-over chunks are found
+the next time.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from craft.snapshots.store.manifest import (
     place_of_name,
     read_manifest,
 )
-from craft.snapshots.store.store import Collecting, Found, Store, StoreBusy
+from craft.snapshots.store.store import Found, Guard, Store, StoreBusy
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +83,7 @@ def apply_keep(store: Store, keep: int) -> None:
         return
 
 
-def _remove(store: Store, guard: Collecting, paths: Sequence[str]) -> None:
+def _remove(store: Store, guard: Guard, paths: Sequence[str]) -> None:
     for first in range(0, len(paths), _BATCH):
         guard.check()
         store.remove(paths[first : first + _BATCH])

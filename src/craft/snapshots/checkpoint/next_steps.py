@@ -1,7 +1,6 @@
-"""Store digests of the first steps after a checkpoint; a job that resumes from it compares its own with them.
+"""Store digests of the first steps after a checkpoint; a job that resumes from it compares its own with them. No torch.
 
-In: digests of the state after the next steps. Out: one small file per branch, about its newest checkpoints.
-``worker/checkpoint/resumed_steps.py`` writes and reads it. No torch.
+There is one small file per branch, about its newest checkpoints.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ import logging
 
 import msgspec
 
-from craft.protocol.errors import SnapshotMissing
-from craft.settings.files.sealed import Damaged, is_sealed, seal
+from craft.settings.files.sealed import Damaged
 from craft.snapshots.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -40,7 +38,7 @@ def keep(store: Store, branch: int, found: NextSteps) -> None:
     """Replace what is known of a checkpoint's next steps. Raises SnapshotError."""
     others = [each for each in _read(store, branch) if each.step != found.step]
     content = _Branch(checkpoints=(*others, found)[-_KEPT:])
-    store.put(_path(branch), seal(msgspec.json.encode(content)))
+    store.put_sealed(_path(branch), content)
 
 
 def read(store: Store, branch: int, step: int) -> NextSteps | None:
@@ -54,11 +52,8 @@ def _path(branch: int) -> str:
 
 def _read(store: Store, branch: int) -> tuple[NextSteps, ...]:
     try:
-        data = store.get(_path(branch))
-        is_sealed(data)
-        return msgspec.json.decode(data, type=_Branch).checkpoints
-    except SnapshotMissing:
-        return ()
-    except (Damaged, msgspec.DecodeError, UnicodeDecodeError) as error:
+        found = store.get_sealed(_path(branch), _Branch)
+    except Damaged as error:
         logger.warning("%s is damaged and left out: %s", store.where(_path(branch)), error)
-        return ()
+        found = None
+    return found.checkpoints if found is not None else ()

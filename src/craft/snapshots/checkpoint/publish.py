@@ -1,16 +1,18 @@
 """Write one member's share of a checkpoint into a store; the last member also lists the checkpoint.
 
 In: a share in memory, or in another store. Out: chunks, then the member's part, then the manifest, by the member that finds
-all parts present. Members do not talk to each other. ``writer.py`` and ``tier_copier.py`` call it, on their threads.
+all parts present, and events. Members do not talk to each other. ``writer.py`` and ``tier_copier.py`` call it, on their threads.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from craft.protocol.errors import SnapshotMissing
+from craft.protocol.events import AnyNote, CheckpointFailed, CheckpointWritten
 from craft.snapshots.store.background import lower_priority
 from craft.snapshots.store.manifest import (
     CHUNKS,
@@ -28,6 +30,8 @@ from craft.snapshots.store.manifest import (
 from craft.snapshots.store.owner import check_owner
 from craft.snapshots.store.store import Adding, Store, StoreBusy
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 
@@ -39,12 +43,8 @@ def write_share(
     Returns the part, and the manifest if the checkpoint is complete and this call announces it.
     """
     with store.writing(who) as guard:
-        adding = store.adding()
-        try:
+        with store.adding() as adding:
             part = write(adding)
-            adding.finish()
-        finally:
-            adding.discard()
         path = part_path(part.name, part.part, part.of)
         if owner:
             check_owner(store, owner)
@@ -98,3 +98,39 @@ def in_parallel(store: Store, call: Callable[[T], None], items: Iterable[T]) -> 
                 each.result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+class CheckpointEvents:
+    """Makes events and passes them on; errors of the receiver are logged."""
+
+    def __init__(self, worker_id: str, on_event: Callable[[AnyNote], None]) -> None:
+        self._worker_id = worker_id
+        self._on_event = on_event
+
+    def written(self, manifest: Manifest, url: str, seconds: float) -> None:
+        self._tell(
+            CheckpointWritten(
+                name=manifest.name,
+                branch=manifest.branch,
+                step=manifest.step,
+                url=url,
+                tag=manifest.tag,
+                total_bytes=manifest.total_bytes,
+                new_bytes=manifest.new_bytes,
+                # By the wall clock, which may have been set back meanwhile.
+                seconds=max(0.0, seconds),
+            )
+        )
+
+    def failed(self, name: str, step: int, error: Exception, tries: int, retry_s: float | None) -> None:
+        logger.warning("a share of checkpoint %s was not written: %s", name, error)
+        text = str(error) or repr(error)
+        self._tell(
+            CheckpointFailed(worker_id=self._worker_id, name=name, step=step, error=text, tries=tries, retry_s=retry_s)
+        )
+
+    def _tell(self, event: AnyNote) -> None:
+        try:
+            self._on_event(event)
+        except Exception:
+            logger.exception("event %s could not be delivered", event)

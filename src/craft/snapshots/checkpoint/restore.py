@@ -1,8 +1,4 @@
-"""Read a checkpoint back.
-
-In: the stores of a job, and a manifest that ``candidates`` found there. Out: header and tensors, every chunk checked, for
-``serialized.load``. A starting worker calls it, on any thread that may block.
-"""
+"""Read a checkpoint back: header and tensors for ``serialized.load``, every chunk checked."""
 
 from __future__ import annotations
 
@@ -12,16 +8,13 @@ from typing import NamedTuple
 
 import torch
 
-from craft.snapshots.checkpoint.catalog import candidates, check_sizes, fetch_chunk, fetch_header
-from craft.snapshots.checkpoint.chunking import Chunk, cut
-from craft.snapshots.state.index import ByteLayout
+from craft.snapshots.checkpoint.catalog import chunk_pieces, describe, fetch_chunk, fetch_header
+from craft.snapshots.state.index import Piece
 from craft.snapshots.state.raw_memory import view_of
 from craft.snapshots.state.serialized import Header, decode_header, targets
 from craft.snapshots.store.manifest import Manifest, Ref
 from craft.snapshots.store.tiers import Tiers
 from craft.snapshots.transfer.receive import make_room
-
-__all__ = ["Restored", "candidates", "restore"]
 
 _READERS = 8
 """Enough that some wait for the store while others hash."""
@@ -47,48 +40,28 @@ def restore(
     SnapshotCorrupt, which name the chunk, its files and its tensors.
     """
     header = decode_header(fetch_header(tiers, manifest))
-    chunks = cut(header.entries)
-    check_sizes(manifest, chunks)
+    chunks = chunk_pieces(manifest, header.entries)
     tensors = make_room(header, targets(modules or {}), None)
-    landing = _Destination(tiers, manifest, header, tensors)
+    memory = [view_of(tensor) for tensor in tensors]
+
+    def fill(ref: Ref, pieces: Sequence[Piece]) -> None:
+        places = [memory[index][begin:end] for index, begin, end in pieces]
+        # Large tensors are read in place, without a copy.
+        data = places[0] if len(places) == 1 else memoryview(bytearray(ref.size))
+        fetch_chunk(tiers.nearest_first, ref, data, describe(header.entries, pieces, manifest.name))
+        if len(places) > 1:
+            begin = 0
+            for place in places:
+                place[:] = data[begin : begin + len(place)]
+                begin += len(place)
+
     with ThreadPoolExecutor(_READERS, "craft-restore") as pool:
-        calls = [pool.submit(landing.fill, ref, chunk) for ref, chunk in zip(manifest.chunks, chunks, strict=True)]
+        calls = [pool.submit(fill, ref, pieces) for ref, pieces in chunks]
         try:
-            for call, chunk in zip(calls, chunks, strict=True):
+            for call, ref in zip(calls, manifest.chunks, strict=True):
                 call.result()
                 if progress is not None:
-                    progress(chunk.size)
+                    progress(ref.size)
         finally:
             pool.shutdown(cancel_futures=True)
     return Restored(header, tensors, manifest)
-
-
-class _Destination:
-    """Tensors that receive the chunks of a checkpoint, several at a time."""
-
-    def __init__(self, tiers: Tiers, manifest: Manifest, header: Header, tensors: Sequence[torch.Tensor]) -> None:
-        self._stores = tiers.nearest_first
-        self._name = manifest.name
-        self._entries = header.entries
-        self._layout = ByteLayout(header.entries)
-        self._memory = [view_of(tensor) for tensor in tensors]
-
-    def fill(self, ref: Ref, chunk: Chunk) -> None:
-        pieces = [piece for begin, end in chunk.ranges for piece in self._layout.pieces(begin, end)]
-        places = [self._memory[index][begin:end] for index, begin, end in pieces]
-        what = self._what([index for index, _, _ in pieces])
-        if len(places) == 1:
-            # Large tensors are read in place, without a copy.
-            fetch_chunk(self._stores, ref, places[0], what)
-            return
-        data = memoryview(bytearray(ref.size))
-        fetch_chunk(self._stores, ref, data, what)
-        begin = 0
-        for place in places:
-            place[:] = data[begin : begin + len(place)]
-            begin += len(place)
-
-    def _what(self, indices: Sequence[int]) -> str:
-        names = [self._entries[index].name for index in indices]
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        return f"{names[0]}{more} of checkpoint {self._name}"

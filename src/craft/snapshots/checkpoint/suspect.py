@@ -1,9 +1,6 @@
 """Mark checkpoints that may hold wrong bits: those since the last step at which all workers agreed on the whole state.
 
-In: what a worker knows when bits differ. Out: a small file in every store of the job, and for each checkpoint whether it is
-suspect and why. A file covers all later steps of a branch, so that it also applies to checkpoints still being written.
-``worker/checkpoint/lifecycle.py`` writes it; ``worker/checkpoint/rollback.py``, ``gc.py`` and ``craft checkpoints`` read it.
-No torch.
+A file in every store covers all later steps of a branch, so that it also applies to checkpoints still being written. No torch.
 """
 
 from __future__ import annotations
@@ -14,8 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from craft.protocol.errors import SnapshotMissing
-from craft.settings.files.sealed import Damaged, is_sealed, seal
+from craft.settings.files.sealed import Damaged
 from craft.snapshots.store.manifest import Manifest
 from craft.snapshots.store.store import Store
 
@@ -50,7 +46,7 @@ class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
 def mark(stores: Iterable[Store], suspicion: Suspicion) -> None:
     """Mark all checkpoints that ``suspicion`` covers as suspect, in all stores. Raises SnapshotError on a failed write."""
     for store in stores:
-        store.put(suspicion.path, seal(msgspec.json.encode(suspicion)))
+        store.put_sealed(suspicion.path, suspicion)
 
 
 class SuspectCheckpoints:
@@ -81,11 +77,7 @@ def _read(store: Store, path: str) -> Suspicion | None:
         return None
     branch, after, step = map(int, named.groups())
     try:
-        data = store.get(path)
-        is_sealed(data)
-        return msgspec.json.decode(data, type=Suspicion)
-    except SnapshotMissing:
-        return None
-    except (Damaged, msgspec.DecodeError, UnicodeDecodeError):
+        return store.get_sealed(path, Suspicion)
+    except Damaged:
         # Its name says what it is about.
         return Suspicion(branch=branch, after=after, step=step, reason=f"{store.where(path)} is damaged")

@@ -18,9 +18,8 @@ import msgspec
 
 from craft.protocol.errors import SnapshotError
 from craft.snapshots.checkpoint.catalog import fetch_chunk
-from craft.snapshots.checkpoint.events import CheckpointEvents
 from craft.snapshots.checkpoint.gc import apply_keep
-from craft.snapshots.checkpoint.publish import in_parallel, write_share
+from craft.snapshots.checkpoint.publish import CheckpointEvents, in_parallel, write_share
 from craft.snapshots.store.background import lower_priority, retry_after
 from craft.snapshots.store.local import LocalStore, Pin
 from craft.snapshots.store.manifest import PARTS, Part, Ref, manifest_path

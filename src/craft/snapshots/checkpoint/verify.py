@@ -1,7 +1,4 @@
-"""Check checkpoints without loading them: that every byte is there, and how two of them differ. No torch.
-
-In: stores and manifests. Out: sentences, and a typed comparison. ``craft checkpoints`` calls it.
-"""
+"""Check checkpoints without loading them: that every byte is there, and how two of them differ. No torch."""
 
 from __future__ import annotations
 
@@ -12,10 +9,9 @@ from typing import NamedTuple
 import msgspec
 from blake3 import blake3
 
-from craft.protocol.errors import SnapshotCorrupt, SnapshotError, SnapshotMissing
-from craft.snapshots.checkpoint.catalog import check_sizes, fetch_chunk, fetch_header
-from craft.snapshots.checkpoint.chunking import Chunk, cut
-from craft.snapshots.state.index import ByteLayout, TensorEntry, entry_bytes, read_outline
+from craft.protocol.errors import SnapshotError, SnapshotMissing
+from craft.snapshots.checkpoint.catalog import chunk_pieces, describe, fetch_chunk, fetch_header
+from craft.snapshots.state.index import Piece, TensorEntry, decode_as, entry_bytes, read_outline
 from craft.snapshots.store.manifest import Manifest, Ref
 from craft.snapshots.store.tiers import Tiers
 
@@ -24,27 +20,16 @@ def verify(tiers: Tiers, manifest: Manifest, progress: Callable[[int], None] | N
     """Read every byte of a checkpoint; return its problems, in sentences. ``progress`` receives byte counts."""
     try:
         outline = read_outline(fetch_header(tiers, manifest))
-        chunks = cut(outline.entries, outline.shares)
-        check_sizes(manifest, chunks)
+        chunks = chunk_pieces(manifest, outline.entries, outline.shares)
     except SnapshotError as error:
         return [str(error)]
-    layout = ByteLayout(outline.entries)
 
-    def look(numbered: tuple[Ref, Chunk]) -> list[str]:
-        ref, chunk = numbered
-        names = [
-            outline.entries[index].name for begin, end in chunk.ranges for index, _, _ in layout.pieces(begin, end)
-        ]
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        return _problems(tiers, ref, f"{names[0]}{more} of checkpoint {manifest.name}")
+    def look(chunk: tuple[Ref, list[Piece]]) -> list[str]:
+        return _problems(tiers, chunk[0], describe(outline.entries, chunk[1], manifest.name))
 
     problems: list[str] = []
     with ThreadPoolExecutor(max(store.parallel for store in tiers.nearest_first), "craft-verify") as pool:
-        for (ref, _), found in zip(
-            zip(manifest.chunks, chunks, strict=True),
-            pool.map(look, zip(manifest.chunks, chunks, strict=True)),
-            strict=True,
-        ):
+        for ref, found in zip(manifest.chunks, pool.map(look, chunks), strict=True):
             problems += found
             if progress is not None:
                 progress(ref.size)
@@ -133,19 +118,13 @@ class _Side:
         self._manifest = manifest
         outline = read_outline(header)
         self._entries = outline.entries
-        try:
-            self.values = msgspec.msgpack.decode(header, type=_Values)
-        except msgspec.DecodeError as error:
-            raise SnapshotCorrupt(f"not the header of a training state: {error}") from None
-        self._chunks = cut(outline.entries, outline.shares)
-        check_sizes(manifest, self._chunks)
+        self.values = decode_as(_Values, header, "a training state")
+        self._chunks = chunk_pieces(manifest, outline.entries, outline.shares)
 
     def prints(self) -> Iterator[tuple[str, TensorEntry, list[str]]]:
         """Yield (name, form, hashes of its bytes) for every tensor."""
         prints: list[list[str]] = [[] for _ in self._entries]
-        layout = ByteLayout(self._entries)
-        for ref, chunk in zip(self._manifest.chunks, self._chunks, strict=True):
-            pieces = [piece for begin, end in chunk.ranges for piece in layout.pieces(begin, end)]
+        for ref, pieces in self._chunks:
             if len(pieces) == 1:
                 prints[pieces[0][0]].append(ref.hash)
                 continue

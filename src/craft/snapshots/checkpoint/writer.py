@@ -1,8 +1,7 @@
 """Write a worker's share of checkpoints in the background of its training steps.
 
-In: ``take`` on the main thread, at a step boundary; only its copy delays the step. Out: chunks, a part and perhaps the manifest
-in the first store, events, and from there the same in the durable store (``tier_copier.py``). The worker owns one for the
-life of its process.
+Only the copy in ``take``, on the main thread at a step boundary, delays the step. A thread writes it to the first store, and
+another from there to the durable one (``tier_copier.py``). The worker owns one for the life of its process.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from blake3 import blake3
 from craft.protocol.errors import ConfigError
 from craft.protocol.events import AnyNote
 from craft.snapshots.checkpoint.chunking import Chunk, assign, cut
-from craft.snapshots.checkpoint.events import CheckpointEvents
 from craft.snapshots.checkpoint.gc import apply_keep
-from craft.snapshots.checkpoint.publish import in_parallel, write_share
+from craft.snapshots.checkpoint.publish import CheckpointEvents, in_parallel, write_share
 from craft.snapshots.checkpoint.tier_copier import TierCopier
 from craft.snapshots.state.device_copy import Copied, PinnedMemory, hurry, uses_devices
 from craft.snapshots.state.index import TensorEntry
@@ -262,7 +260,6 @@ class CheckpointWriter:
         return part, manifest
 
     def _add(self, adding: Adding, taken: _Taken) -> Part:
-        place = taken.place
         header = encode_header(taken.header)
         header_ref = Ref(blake3(header).hexdigest(), len(header))
         found: dict[int, Numbered] = {}
@@ -279,17 +276,11 @@ class CheckpointWriter:
                 self._rest(REST * (time.perf_counter() - began))
 
         in_parallel(self._store, add, taken.chunks)
-        if place.part == 0 and adding.add(header_ref, lambda: memoryview(header)):
+        if taken.place.part == 0 and adding.add(header_ref, lambda: memoryview(header)):
             new.append(len(header))
         return Part(
-            name=place.name,
-            branch=place.branch,
-            step=place.step,
-            generation=place.generation,
+            **taken.place._asdict(),
             time=taken.time,
-            tag=place.tag,
-            part=place.part,
-            of=place.of,
             header=header_ref,
             chunks=tuple(found[number] for number, _ in taken.chunks),
             new_bytes=sum(new),

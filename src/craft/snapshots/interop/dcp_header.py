@@ -1,7 +1,6 @@
 """The header of a checkpoint from torch.distributed.checkpoint: its metadata as typed values, and the layout of its bytes.
 
-In: the metadata of a planner, and what every rank has written. Out: bytes without pickle, whose outline ``verify.py`` can read,
-and the metadata again. ``dcp_writer.py`` and ``dcp_reader.py`` call it.
+It is encoded without pickle, and ``verify.py`` can read its outline.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def make_header(metadata: Metadata, results: Sequence[Sequence[tuple[MetadataInd
     return DcpHeader(
         entries=entries,
         shares=tuple(len(rank) for rank in results),
-        indices=tuple(Index(index.fqn, _tuple(index.offset)) for index, _ in flat),
+        indices=tuple(Index(index.fqn, None if index.offset is None else tuple(index.offset)) for index, _ in flat),
         forms={key: _form(value) for key, value in metadata.state_dict_metadata.items()},
         paths=_paths(metadata.planner_data),
         # Planners leave it unset: torch lets the writer set it, so that a later torch knows what its planners expect.
@@ -142,7 +141,3 @@ def _paths(planner_data: Any) -> dict[str, tuple[str | int, ...]] | None:
         raise ConfigError(
             f"this planner stores custom data in the checkpoint, which is not supported ({error}): use DefaultSavePlanner"
         ) from None
-
-
-def _tuple(offset: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if offset is None else tuple(offset)

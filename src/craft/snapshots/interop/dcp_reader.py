@@ -22,11 +22,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from craft.protocol.errors import ConfigError, SnapshotCorrupt
-from craft.snapshots.checkpoint.catalog import candidates, check_sizes, fetch_chunk, fetch_header
-from craft.snapshots.checkpoint.chunking import cut
-from craft.snapshots.checkpoint.selection import select
+from craft.snapshots.checkpoint.catalog import candidates, chunk_pieces, fetch_chunk, fetch_header, select
 from craft.snapshots.interop.dcp_header import metadata_of, read_header
-from craft.snapshots.state.index import ByteLayout, TensorEntry, entry_bytes
+from craft.snapshots.state.index import TensorEntry, entry_bytes
 from craft.snapshots.state.raw_memory import DTYPES, view_of
 from craft.snapshots.store.manifest import Manifest, Ref
 from craft.snapshots.store.tiers import Tiers, open_tiers
@@ -85,7 +83,7 @@ class StorageReader(storage.StorageReader):  # type: ignore[misc,unused-ignore]
         contents = self._found
         with ThreadPoolExecutor(contents.parallel, "craft-dcp") as pool:
             # In the order of the store, so that items in one chunk are read one after the other.
-            for item in sorted(plan.items, key=contents.number):
+            for item in sorted(plan.items, key=lambda each: contents.number(each.storage_index)):
                 if item.type == LoadItemType.BYTE_IO:
                     planner.load_bytes(item, io.BytesIO(contents.read(item, pool).numpy().tobytes()))
                     continue
@@ -128,20 +126,14 @@ class Contents:
         self._pieces: list[list[_ByteRange]] = [[] for _ in header.entries]
         self._last: tuple[str, memoryview] = ("", memoryview(b""))
         """The chunk that was read last: small tensors share one."""
-        chunks = cut(header.entries, header.shares)
-        check_sizes(manifest, chunks)
-        layout = ByteLayout(header.entries)
-        for ref, chunk in zip(manifest.chunks, chunks, strict=True):
+        for ref, pieces in chunk_pieces(manifest, header.entries, header.shares):
             first = 0
-            for index, begin, end in (piece for span in chunk.ranges for piece in layout.pieces(*span)):
+            for index, begin, end in pieces:
                 self._pieces[index].append(_ByteRange(begin, end, ref, first))
                 first += end - begin
 
-    def number(self, item: ReadItem) -> int:
-        """Return the entry of an item."""
-        return self._number(item.storage_index)
-
-    def _number(self, index: MetadataIndex) -> int:
+    def number(self, index: MetadataIndex) -> int:
+        """Return the number of an item's entry."""
         try:
             return int(self._numbers[index])
         except KeyError:
@@ -149,7 +141,7 @@ class Contents:
 
     def read(self, item: ReadItem, pool: ThreadPoolExecutor) -> torch.Tensor:
         """Return the part of a tensor that an item asks for, or all bytes of what is not a tensor."""
-        number = self.number(item)
+        number = self.number(item.storage_index)
         entry = self.header.entries[number]
         if item.type == LoadItemType.BYTE_IO or not entry.shape:
             return self._all(item.storage_index, pool)
@@ -173,7 +165,7 @@ class Contents:
         return tensor
 
     def _all(self, index: MetadataIndex, pool: ThreadPoolExecutor) -> torch.Tensor:
-        number = self._number(index)
+        number = self.number(index)
         entry = self.header.entries[number]
         return self._rows(number, entry, 0, math.prod(entry.shape[:1]), pool)
 

@@ -138,7 +138,8 @@ class StorageWriter(storage.StorageWriter):  # type: ignore[misc,unused-ignore]
         shares = [rank[0][1].share for rank in by_rank]
         store = open_store(self._url)
         with store.writing("coordinator") as guard:
-            new = _add_one(store, header, data)
+            with store.adding() as adding:
+                new = header.size if adding.add(header, lambda: memoryview(data)) else 0
             there = {found.path for found in store.files(_parts(self._name))}
             if not there >= parts:
                 raise SnapshotError(
@@ -192,17 +193,6 @@ def _parts(name: str) -> str:
     return f"{PARTS}/{name}_parts"
 
 
-def _add_one(store: Store, ref: Ref, data: bytes) -> int:
-    """Write a chunk; return how many bytes were new."""
-    adding = store.adding()
-    try:
-        new = adding.add(ref, lambda: memoryview(data))
-        adding.finish()
-    finally:
-        adding.discard()
-    return ref.size if new else 0
-
-
 class _Items:
     """What one rank writes: a sequence of bytes of which only a part is in memory."""
 
@@ -220,13 +210,8 @@ class _Items:
 
     def write(self, store: Store) -> Share:
         """Write all of it to a store."""
-        adding = store.adding()
-        try:
-            share = self._add(store, adding)
-            adding.finish()
-        finally:
-            adding.discard()
-        return share
+        with store.adding() as adding:
+            return self._add(store, adding)
 
     def _add(self, store: Store, adding: Adding) -> Share:
         found: dict[int, Ref] = {}
@@ -240,10 +225,7 @@ class _Items:
                 new.append(ref.size)
 
         for batch in _batches(cut(self.entries)):
-            pieces = [
-                [piece for begin, end in chunk.ranges for piece in self._layout.pieces(begin, end)]
-                for _, chunk in batch
-            ]
+            pieces = [self._layout.pieces_in(chunk.ranges) for _, chunk in batch]
             needed = {index for each in pieces for index, _, _ in each}
             held = {index: held[index] if index in held else self._memory(index) for index in needed}
             blocks = [_joined([held[index][begin:end] for index, begin, end in each]) for each in pieces]

@@ -1,8 +1,4 @@
-"""Export a checkpoint in a format that other programs read.
-
-In: stores and a manifest. Out: a new file or directory, complete or absent, whose every chunk was checked.
-``craft checkpoints export`` calls it.
-"""
+"""Export a checkpoint in a format that other programs read: a new file or directory, complete or absent."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ import torch
 
 from craft.protocol.errors import ConfigError, SnapshotError
 from craft.snapshots.interop.named_values import contents_of, tensors_of
-from craft.snapshots.store.atomic_files import sync_folder
+from craft.snapshots.store.atomic_files import sync
 from craft.snapshots.store.manifest import Manifest
 from craft.snapshots.store.tiers import Tiers
 
@@ -43,9 +39,10 @@ def export(
     unfinished = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         write(found, manifest, unfinished)
-        _make_durable(unfinished)
+        for each in (*unfinished.rglob("*"), unfinished):
+            sync(each)
         os.rename(unfinished, out)
-        sync_folder(out.absolute().parent)
+        sync(out.absolute().parent)
     except Exception as error:
         # Each library has its own errors for a full disk.
         raise SnapshotError(f"{out} could not be written: {error}", str(out)) from error
@@ -91,15 +88,6 @@ def _write_dcp(found: dict[str, Any], _: Manifest, path: Path) -> None:
         except CheckpointException as error:
             # It is not an Exception, and its text is a traceback: the error inside says what happened.
             raise next(iter(error.failures.values()))[0] from None
-
-
-def _make_durable(path: Path) -> None:
-    for each in (*path.rglob("*"), path) if path.is_dir() else (path,):
-        file = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)
 
 
 def _remove(path: Path) -> None:

@@ -1,7 +1,6 @@
-"""Read a checkpoint as plain tensors and values, under the names that a script uses.
+"""Read a checkpoint as plain tensors and values, under the names that a script uses; ``export.py`` writes them.
 
-In: stores and a manifest, of a job or of torch.distributed.checkpoint. Out: values that ``torch.load(weights_only=True)``
-accepts, every chunk checked. ``export.py`` calls it.
+``torch.load(weights_only=True)`` accepts the values. Every chunk is checked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Copy from device memory to the host while the device computes.
 
-In: pieces of tensors at a step boundary. Out: the same bytes on the host, a while later. ``serialized.py`` makes copies,
-``donor.py`` and ``writer.py`` wait for them on their threads. The worker calls ``hold_back`` before the script's update code
+``donor.py`` and ``writer.py`` wait for copies on their threads. The worker calls ``hold_back`` before the script's update code
 runs, because it may change bytes that are still being copied. Tensors on the CPU need none of this.
 """
 
@@ -82,19 +81,14 @@ class Copies:
         marks = [_copy_at_once(device, pairs) for device, pairs in others.items()]
         passages = [_Passage(device, pairs, gently=gently) for device, pairs in steady.items()]
         _under_way.extend(passages)
-        return _Wait(marks, passages)
 
+        def wait(size: int | None = None) -> None:
+            for mark in marks:
+                mark.synchronize()
+            for passage in passages:
+                passage.wait(size)
 
-class _Wait:
-    def __init__(self, marks: Sequence[torch.cuda.Event], passages: Sequence[_Passage]) -> None:
-        self._marks = marks
-        self._passages = passages
-
-    def __call__(self, size: int | None = None) -> None:
-        for mark in self._marks:
-            mark.synchronize()
-        for passage in self._passages:
-            passage.wait(size)
+        return wait
 
 
 def _copy_at_once(device: torch.device, pairs: Iterable[Pair]) -> torch.cuda.Event:

@@ -1,7 +1,4 @@
-"""The tensors of a training state by name, type and shape, and their positions in the serialized bytes. No torch.
-
-``serialized.py`` makes headers of them; ``chunking.py`` divides the bytes; ``craft checkpoints`` reads them without torch.
-"""
+"""The tensors of a training state by name, type and shape, and their positions in the serialized bytes. No torch."""
 
 from __future__ import annotations
 
@@ -69,6 +66,10 @@ def entry_bytes(entry: TensorEntry) -> int:
     return math.prod(entry.shape) * item_bytes(entry.dtype)
 
 
+Piece = tuple[int, int, int]
+"""The number of an entry, and a range of its bytes."""
+
+
 class ByteLayout:
     """Positions of the tensors in the serialized bytes."""
 
@@ -76,8 +77,8 @@ class ByteLayout:
         self._begins = [0, *itertools.accumulate(map(entry_bytes, entries))]
         self.total_bytes = self._begins[-1]
 
-    def pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (number of the entry, first byte, end) for every tensor with bytes in this range."""
+    def pieces(self, begin: int, end: int) -> Iterator[Piece]:
+        """Yield the piece of every tensor with bytes in this range."""
         index = bisect.bisect_right(self._begins, begin) - 1
         while begin < end:
             until = min(end, self._begins[index + 1])
@@ -85,3 +86,7 @@ class ByteLayout:
                 yield index, begin - self._begins[index], until - self._begins[index]
             begin = until
             index += 1
+
+    def pieces_in(self, ranges: Sequence[tuple[int, int]]) -> list[Piece]:
+        """Return the same for several ranges, in order."""
+        return [piece for begin, end in ranges for piece in self.pieces(begin, end)]

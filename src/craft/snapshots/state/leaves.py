@@ -1,13 +1,12 @@
-"""The training state as named leaves: tensors and plain values.
+"""The training state as named leaves, tensors and plain values: an ordered list, which is hashed.
 
-In: modules and objects with ``state_dict``. Out: an ordered list of leaves, which are hashed, and whose tensors are copied in
-place. Nothing is pickled: a value that is neither a tensor nor plain data is refused by name.
+Nothing is pickled: a value that is neither a tensor nor plain data is refused by name.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -38,12 +37,13 @@ class Leaf(msgspec.Struct, frozen=True):
         if isinstance(self.value, bytes):
             return (self.value,)
         tensor = self.value.detach()
-        return f"{tensor.dtype}{tuple(tensor.shape)}".encode(), memoryview(tensor_bytes(tensor))
+        return f"{tensor.dtype}{tuple(tensor.shape)}".encode(), tensor_bytes(tensor)
 
 
-def tensor_bytes(tensor: torch.Tensor) -> Any:
-    """Return a tensor's bytes as a numpy array, which shares the memory of a contiguous CPU tensor."""
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """Return a tensor's bytes, which share the memory of a contiguous CPU tensor."""
+    memory: Any = _bytes_of(tensor.detach().cpu()).numpy()
+    return memoryview(memory)
 
 
 def module_leaves(modules: Mapping[str, torch.nn.Module]) -> list[Leaf]:
@@ -115,7 +115,7 @@ def digest(leaves: list[Leaf]) -> str:
 
 def digests(leaves: list[Leaf]) -> list[tuple[str, str]]:
     """Return a hash for each leaf, to find those that differ."""
-    return [(leaf.name, str(_hasher_of(leaf.data()).hexdigest(length=16))) for leaf in leaves]
+    return [(leaf.name, hash_parts(leaf.data()).hex()) for leaf in leaves]
 
 
 _SAMPLED = 1 << 10
@@ -124,22 +124,22 @@ _SAMPLED = 1 << 10
 
 def sample_digest(leaves: list[Leaf]) -> bytes:
     """Return one hash over plain values and some elements of every tensor: it detects large differences."""
-    hasher = blake3()
-    for leaf in leaves:
-        hasher.update(leaf.name.encode())
-        if isinstance(leaf.value, bytes):
-            hasher.update(leaf.value)
-        elif leaf.value.numel():
-            flat = leaf.value.detach().reshape(-1)
-            hasher.update(memoryview(tensor_bytes(flat[:: max(1, flat.numel() // _SAMPLED)])))
-    return bytes(hasher.digest(length=16))
+    values = (leaf.value if isinstance(leaf.value, bytes) else sampled(leaf.value, _SAMPLED) for leaf in leaves)
+    return hash_parts(part for leaf, value in zip(leaves, values, strict=True) for part in (leaf.name.encode(), value))
 
 
-def _hasher_of(parts: Sequence[bytes | memoryview]) -> Any:
+def sampled(tensor: torch.Tensor, count: int) -> memoryview:
+    """Return the bytes of about ``count`` elements that are spread over a tensor."""
+    flat = tensor.detach().reshape(-1)
+    return tensor_bytes(flat[:: max(1, flat.numel() // count)])
+
+
+def hash_parts(parts: Iterable[bytes | memoryview]) -> bytes:
+    """Return one hash over all parts, of 16 bytes."""
     hasher = blake3()
     for part in parts:
         hasher.update(part)
-    return hasher
+    return bytes(hasher.digest(length=16))
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -209,7 +209,7 @@ class RotatingDigest:
         before, self._slices = self._slices, []
         current: list[_LeafPiece] = []
         # Plain values are copied as of now.
-        tensors = [(leaf, _nbytes(leaf.value)) for leaf in leaves if isinstance(leaf.value, torch.Tensor)]
+        tensors = [(leaf, leaf.value.nbytes) for leaf in leaves if isinstance(leaf.value, torch.Tensor)]
         slice_bytes = max(self._slice_bytes, -(-sum(size for _, size in tensors) // self._LONGEST))
         room = slice_bytes
         for leaf, size in tensors:
@@ -230,10 +230,6 @@ class RotatingDigest:
         """Return the entries of the state that ``step`` covers."""
         return [piece.leaf.name for piece in self._slices[step % self.period]] if self._slices else []
 
-    def digest(self, step: int) -> bytes:
-        """Return the hash of the slice of ``step``."""
-        return self.take(step)()
-
     def take(self, step: int) -> Callable[[], bytes]:
         """Start hashing the slice of ``step``; return a function that gives the hash.
 
@@ -250,13 +246,12 @@ def _outline(slices: list[list[_LeafPiece]]) -> list[list[tuple[str, int, int]]]
 
 def whole_digest(leaves: list[Leaf]) -> Callable[[], bytes]:
     """Start hashing the whole state; return a function that gives the hash."""
-    plain = [torch.frombuffer(bytearray(leaf.value), dtype=torch.uint8) for leaf in leaves if _is_plain(leaf)]
-    tensors = [leaf.value for leaf in leaves if isinstance(leaf.value, torch.Tensor) and leaf.value.numel()]
-    return hash_where_it_is([*plain, *(_bytes_of(tensor) for tensor in tensors)], max_threads=num_hashing())
-
-
-def _is_plain(leaf: Leaf) -> bool:
-    return isinstance(leaf.value, bytes) and len(leaf.value) > 0
+    values = [leaf.value for leaf in leaves]
+    plain = [
+        torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in values if isinstance(each, bytes) and each
+    ]
+    tensors = [_bytes_of(each) for each in values if isinstance(each, torch.Tensor) and each.numel()]
+    return hash_where_it_is([*plain, *tensors], max_threads=num_hashing())
 
 
 def hash_where_it_is(parts: Sequence[torch.Tensor], max_threads: int = 1) -> Callable[[], bytes]:
@@ -280,7 +275,3 @@ def hash_where_it_is(parts: Sequence[torch.Tensor], max_threads: int = 1) -> Cal
         return bytes(hasher.digest(length=8))
 
     return functools.cache(wait)
-
-
-def _nbytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -1,7 +1,4 @@
-"""Tensors as raw memory: their bytes in memory order, and memory for new ones.
-
-``tree.py``, ``serialized.py``, ``donor.py`` and ``fetch.py`` call it.
-"""
+"""Tensors as raw memory: their bytes in memory order, and memory for new ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Serialize the training state: a typed header, and the bytes of all tensors in sequence.
 
-In: live modules and registered objects. Out: ``State``, of which ``donor.py`` copies a stripe; ``Header``, which is sent; and
-``load``, which puts a received state into the objects of another worker and verifies it bit for bit.
+``load`` puts a received state into the objects of another worker, and verifies it bit for bit.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """Convert the values of a ``state_dict`` to typed nodes with separate tensors, and back.
 
-In: the content of a ``state_dict``. Out: a tree of nodes that MessagePack carries bit for bit, and a list of the tensors that
-the nodes refer to. ``serialized.py`` calls it. Nothing is pickled. What cannot be sent as data, such as a function, is only
-named: the receiver must have the same in its place.
+MessagePack carries the nodes bit for bit. Nothing is pickled. What cannot be sent as data, such as a function, is only named:
+the receiver must have the same in its place.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal
 
@@ -17,9 +16,10 @@ import msgspec
 import numpy
 import torch
 
-from craft.protocol.errors import ConfigError
+from craft.protocol.errors import ConfigError, SnapshotCorrupt
 from craft.snapshots.state.index import TensorEntry
-from craft.snapshots.state.raw_memory import dense, resolved
+from craft.snapshots.state.leaves import tensor_bytes
+from craft.snapshots.state.raw_memory import DTYPES, dense, resolved
 
 
 class Nothing(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -180,24 +180,33 @@ def obstacle(name: str, value: Any) -> str | None:
     return None
 
 
+_NODES: dict[type, Callable[[Any], Node]] = {
+    type(None): lambda _: Nothing(),
+    # Before int, of which it is a subclass.
+    bool: Flag,
+    int: lambda value: Whole(hex(value)),
+    float: lambda value: Real(_DOUBLE.pack(value)),
+    complex: lambda value: Complex(_DOUBLES.pack(value.real, value.imag)),
+    str: lambda value: Text(value.encode("utf-8", "surrogatepass")),
+    bytes: lambda value: Raw(bytes(value)),
+}
+_VALUES: dict[type, Callable[[Any], Any]] = {
+    Nothing: lambda _: None,
+    Flag: lambda node: node.value,
+    Whole: lambda node: int(node.value, 16),
+    Real: lambda node: _DOUBLE.unpack(node.bits)[0],
+    Complex: lambda node: complex(*_DOUBLES.unpack(node.bits)),
+    Text: lambda node: node.data.decode("utf-8", "surrogatepass"),
+    Raw: lambda node: node.data,
+    Scalar: lambda node: numpy.frombuffer(node.data, numpy.dtype(node.dtype))[0],
+}
+
+
 def _plain(value: Any) -> Node | None:
-    if value is None:
-        return Nothing()
-    if isinstance(value, bool):
-        return Flag(value)
-    if isinstance(value, int):
-        return Whole(hex(value))
-    if isinstance(value, float):
-        return Real(_DOUBLE.pack(value))
-    if isinstance(value, complex):
-        return Complex(_DOUBLES.pack(value.real, value.imag))
-    if isinstance(value, str):
-        return Text(value.encode("utf-8", "surrogatepass"))
-    if isinstance(value, bytes):
-        return Raw(bytes(value))
-    if callable(value):
-        return Own(_qualname(value))
-    return None
+    for kind, make in _NODES.items():
+        if isinstance(value, kind):
+            return make(value)
+    return Own(_qualname(value)) if callable(value) else None
 
 
 def _qualname(value: Any) -> str:
@@ -232,7 +241,7 @@ class Builder:
             if not callable(own) or _qualname(own) != node.name:
                 raise ConfigError(f"{name} is {node.name} on the workers that train, and {own!r} here: build the same")
             return own
-        return _value(node)
+        return _VALUES[type(node)](node)
 
     def _table(self, name: str, node: Table, own: Mapping[Any, Any]) -> Any:
         values = {
@@ -252,20 +261,31 @@ class Builder:
         return values
 
 
-def _value(node: Node) -> Any:
-    """Return a value that is neither a container nor a tensor."""
-    if isinstance(node, Flag):
-        return node.value
-    if isinstance(node, Whole):
-        return int(node.value, 16)
-    if isinstance(node, Real):
-        return _DOUBLE.unpack(node.bits)[0]
-    if isinstance(node, Complex):
-        return complex(*_DOUBLES.unpack(node.bits))
-    if isinstance(node, Text):
-        return node.data.decode("utf-8", "surrogatepass")
-    if isinstance(node, Raw):
-        return node.data
-    if isinstance(node, Scalar):
-        return numpy.frombuffer(node.data, numpy.dtype(node.dtype))[0]
-    return None
+class _Packed(msgspec.Struct, frozen=True, array_like=True):
+    node: Node
+    entries: tuple[TensorEntry, ...]
+    data: tuple[bytes, ...]
+
+
+def pack(name: str, value: Any) -> bytes:
+    """Return ``value`` as bytes, or raise ConfigError that names what cannot be sent."""
+    packer = Packer()
+    node = packer.pack(name, value)
+    data = tuple(bytes(tensor_bytes(tensor)) for tensor in packer.tensors)
+    return msgspec.msgpack.encode(_Packed(node, tuple(packer.entries), data))
+
+
+def unpack(name: str, data: bytes) -> Any:
+    """Return the value in ``data``, or raise SnapshotCorrupt."""
+    try:
+        packed = msgspec.msgpack.decode(data, type=_Packed)
+        tensors = [_tensor(entry, raw) for entry, raw in zip(packed.entries, packed.data, strict=True)]
+    except (msgspec.DecodeError, KeyError, ValueError, RuntimeError) as error:
+        raise SnapshotCorrupt(f"{name} cannot be read: {error}") from None
+    return Builder(tensors).build(name, packed.node, None)
+
+
+def _tensor(entry: TensorEntry, raw: bytes) -> torch.Tensor:
+    dtype = DTYPES[entry.dtype]
+    flat = torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+    return flat.view(entry.shape)

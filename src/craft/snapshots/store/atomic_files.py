@@ -56,12 +56,12 @@ def make_folder(folder: Path) -> None:
     make_folder(folder.parent)
     with contextlib.suppress(FileExistsError):
         folder.mkdir()
-    sync_folder(folder.parent)
+    sync(folder.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync(path: Path) -> None:
+    """Make a file, or the names in a folder, durable."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(file)
     finally:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 
 from craft.protocol.errors import SnapshotError
-from craft.snapshots.store.store import Collecting, Store, StoreBusy, Writing
+from craft.snapshots.store.store import Guard, Store, StoreBusy
 
 INTENTS = "intents"
 """Leases of writers."""
@@ -23,7 +23,7 @@ TTL_S = {INTENTS: 120.0, LEASES: 30.0}
 """An owner that has not renewed for this long is gone. Writers wait for a dead collector, so that its time is shorter."""
 
 
-class LeaseFile(Writing, Collecting):
+class LeaseFile(Guard):
     """One lease, renewed on a thread until ``end``."""
 
     def __init__(self, store: Store, modified: Callable[[str], float | None], folder: str, who: str) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -26,12 +25,12 @@ from craft.snapshots.store.atomic_files import (
     new_path,
     open_regular,
     read_regular,
-    sync_folder,
+    sync,
     write_all,
     write_unfinished,
 )
 from craft.snapshots.store.manifest import CHUNKS, PARTS, Ref, chunk_path
-from craft.snapshots.store.store import Adding, Collecting, Found, Store, StoreBusy, Writing
+from craft.snapshots.store.store import Adding, Found, Guard, Store, StoreBusy
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +86,7 @@ class LocalStore(Store):
                 os.rename(written.path, target)
             finally:
                 written.drop()
-            sync_folder(target.parent)
+            sync(target.parent)
 
     def files(self, folder: str) -> list[Found]:
         with explained(self.root / folder):
@@ -113,16 +112,13 @@ class LocalStore(Store):
     def remove(self, paths: Iterable[str]) -> None:
         folders = set()
         for path in paths:
-            self._unlink(path)
+            self.remove_one(path)
             folders.add((self.root / path).parent)
         for folder in folders:
             with explained(folder), contextlib.suppress(FileNotFoundError):
-                sync_folder(folder)
+                sync(folder)
 
     def remove_one(self, path: str) -> bool:
-        return self._unlink(path)
-
-    def _unlink(self, path: str) -> bool:
         with explained(self.root / path):
             try:
                 (self.root / path).unlink()
@@ -149,7 +145,7 @@ class LocalStore(Store):
         return found
 
     @contextlib.contextmanager
-    def writing(self, who: str) -> Iterator[Writing]:
+    def writing(self, who: str) -> Iterator[Guard]:
         with explained(self.root):
             make_folder(self.root)
         give_up = time.monotonic() + _LOCK_LIMIT_S
@@ -158,14 +154,14 @@ class LocalStore(Store):
                 if time.monotonic() > give_up:
                     raise StoreBusy(f"{self.url}: a garbage collection runs for longer than {_LOCK_LIMIT_S:.0f} s")
                 time.sleep(_LOOK_S)
-            yield _Held()
+            yield _KernelLock(self.root)
 
     @contextlib.contextmanager
-    def collecting(self, who: str) -> Iterator[Collecting]:
+    def collecting(self, who: str) -> Iterator[Guard]:
         with self._lock_file() as file:
             if not _locked(file, fcntl.LOCK_EX):
                 raise StoreBusy(f"{self.url}: another process writes a checkpoint or collects garbage; try again later")
-            yield _ExclusiveLock(self.root)
+            yield _KernelLock(self.root)
 
     @contextlib.contextmanager
     def _lock_file(self) -> Iterator[int]:
@@ -195,19 +191,16 @@ class Pin:
 
 class _LocalAdding(Adding):
     def __init__(self, store: LocalStore) -> None:
+        super().__init__()
         self._store = store
-        # Guards what follows: several threads add.
-        self._lock = threading.Lock()
-        self._begun: set[str] = set()
         self._folders: set[Path] = set()
         self._pending: list[tuple[Unfinished, Path]] = []
 
     def add(self, ref: Ref, read: Callable[[], memoryview]) -> bool:
         path = self._store.root / chunk_path(ref.hash)
+        if not self._begins(ref):
+            return False
         with self._lock:
-            if ref.hash in self._begun:
-                return False
-            self._begun.add(ref.hash)
             # Also for existing files: the process that renamed them may have died before the rename was durable.
             self._folders.add(path.parent)
         with explained(path):
@@ -237,7 +230,7 @@ class _LocalAdding(Adding):
         root = self._store.root
         for folder in [*sorted(self._folders), root / CHUNKS, root] if self._folders else []:
             with explained(folder):
-                sync_folder(folder)
+                sync(folder)
         self._store.known = self._begun
 
     def _settle(self, pending: list[tuple[Unfinished, Path]]) -> None:
@@ -260,12 +253,7 @@ class _LocalAdding(Adding):
             written.drop()
 
 
-class _Held(Writing):
-    def check(self) -> None:
-        """Return: the kernel keeps a lock as long as its holder lives."""
-
-
-class _ExclusiveLock(Collecting):
+class _KernelLock(Guard):
     def __init__(self, root: Path) -> None:
         self._root = root
 

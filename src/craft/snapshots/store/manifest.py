@@ -1,7 +1,6 @@
-"""The files of a checkpoint: its manifest, and the parts that members write before there is one.
+"""The files of a checkpoint: its manifest, and the parts that members write before there is one. No torch.
 
-In: values. Out: JSON with a digest over all of it, and values again, with every field checked. ``publish.py`` writes them;
-``restore.py``, ``gc.py`` and ``verify.py`` read them. No torch.
+Each is JSON with a digest over all of it; a reader checks every field.
 """
 
 from __future__ import annotations
@@ -136,8 +135,6 @@ def seal(value: Sealed) -> bytes:
 def read_manifest(data: bytes, file: str) -> Manifest:
     """Return the manifest in ``data``; raise SnapshotCorrupt, which names ``file``, if anything is wrong."""
     found = _unseal(data, Manifest, file)
-    _check_place(found, file)
-    _check_sizes([found.header, *found.chunks], found.new_bytes, file)
     if sum(ref.size for ref in found.chunks) != found.total_bytes:
         raise SnapshotCorrupt(f"{file}: the sizes of its chunks do not add up to {found.total_bytes} bytes", file)
     return found
@@ -146,8 +143,6 @@ def read_manifest(data: bytes, file: str) -> Manifest:
 def read_part(data: bytes, file: str) -> Part:
     """Return the part in ``data``; raise SnapshotCorrupt, which names ``file``, if anything is wrong."""
     found = _unseal(data, Part, file)
-    _check_place(found, file)
-    _check_sizes([found.header, *found.chunks], found.new_bytes, file)
     if not 0 <= found.part < found.of:
         raise SnapshotCorrupt(f"{file}: there is no part {found.part} of {found.of}", file)
     return found
@@ -161,12 +156,14 @@ def _unseal(data: bytes, kind: type[Sealed], file: str) -> Sealed:
                 f"{file} was written by a newer CRAFT, in format {version} where this one reads {VERSION}: update CRAFT",
                 file,
             )
-        found = msgspec.json.decode(data, type=kind)
+        found: Sealed = msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SnapshotCorrupt(f"{file} is damaged, or not a file of a checkpoint: {error}", file) from None
     # Byte for byte: CRAFT writes each value in one way only.
     if seal(found) != data:
         raise SnapshotCorrupt(f"{file} is damaged: its digest does not match its content", file)
+    _check_place(found, file)
+    _check_sizes([found.header, *found.chunks], found.new_bytes, file)
     return found
 
 

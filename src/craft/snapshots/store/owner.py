@@ -1,8 +1,7 @@
-"""Record which job owns a store: the one that began there last.
+"""Record which job owns a store: the one that began there last. No torch.
 
-In: an id that only the workers of one job know. Out: the file ``owner``, and a refusal for every job that another one followed.
 Two jobs that write to one store would mix up their checkpoints: such as a job that was taken for dead, and its successor.
-``publish.py`` checks before it lists anything. No torch.
+``publish.py`` checks before it lists anything.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import time
 import msgspec
 from blake3 import blake3
 
-from craft.protocol.errors import SnapshotError, SnapshotMissing
-from craft.settings.files.sealed import Damaged, is_sealed, seal
+from craft.protocol.errors import SnapshotError
+from craft.settings.files.sealed import Damaged
 from craft.snapshots.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -41,22 +40,17 @@ def job_of(key: bytes) -> str:
 
 def claim(store: Store, job: str) -> None:
     """Make this job the owner of the store."""
-    owner = _Owner(job=job, host=socket.gethostname(), time=time.time())
-    store.put(_OWNER, seal(msgspec.json.encode(owner)))
+    store.put_sealed(_OWNER, _Owner(job=job, host=socket.gethostname(), time=time.time()))
 
 
 def check_owner(store: Store, job: str) -> None:
     """Raise StoreTaken if another job owns the store. A store without an owner is open to all."""
     try:
-        data = store.get(_OWNER)
-        is_sealed(data)
-        owner = msgspec.json.decode(data, type=_Owner)
-    except SnapshotMissing:
-        return
-    except (Damaged, msgspec.DecodeError, UnicodeDecodeError) as error:
+        owner = store.get_sealed(_OWNER, _Owner)
+    except Damaged as error:
         logger.warning("%s is damaged, so that the owner of the store is unknown: %s", store.where(_OWNER), error)
         return
-    if owner.job != job:
+    if owner is not None and owner.job != job:
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner.time))
         raise StoreTaken(
             f"{store.url} belongs to another job, which began there after this one (on host {owner.host}, at {began}): two jobs"

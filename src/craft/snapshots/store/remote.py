@@ -1,13 +1,11 @@
 """A store at any URL that fsspec knows, such as an object store.
 
-There a file is complete as soon as it exists, but there are no locks: ``lease_files.py`` replaces them. ``store.py`` says who
-calls what.
+There a file is complete as soon as it exists, but there are no locks: ``lease_files.py`` replaces them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +15,7 @@ from typing import Any
 from craft.protocol.errors import ConfigError, SnapshotCorrupt, SnapshotError, SnapshotMissing
 from craft.snapshots.store.lease_files import INTENTS, LEASES, LeaseFile
 from craft.snapshots.store.manifest import Ref, chunk_path
-from craft.snapshots.store.store import Adding, Collecting, Found, Store, StoreBusy, Writing
+from craft.snapshots.store.store import Adding, Found, Guard, Store, StoreBusy
 
 _LOOK_S = 0.5
 _PATIENCE_S = 60.0
@@ -128,7 +126,7 @@ class RemoteStore(Store):
             return None
 
     @contextlib.contextmanager
-    def writing(self, who: str) -> Iterator[Writing]:
+    def writing(self, who: str) -> Iterator[Guard]:
         intent = LeaseFile(self, self.modified, INTENTS, who)
         try:
             intent.begin()
@@ -144,7 +142,7 @@ class RemoteStore(Store):
             intent.end()
 
     @contextlib.contextmanager
-    def collecting(self, who: str) -> Iterator[Collecting]:
+    def collecting(self, who: str) -> Iterator[Guard]:
         lease = LeaseFile(self, self.modified, LEASES, who)
         try:
             lease.begin()
@@ -157,18 +155,12 @@ class RemoteStore(Store):
 
 class _RemoteAdding(Adding):
     def __init__(self, store: RemoteStore) -> None:
+        super().__init__()
         self._store = store
-        # Guards the hashes that were added: several threads add.
-        self._lock = threading.Lock()
-        self._begun: set[str] = set()
 
     def add(self, ref: Ref, read: Callable[[], memoryview]) -> bool:
-        with self._lock:
-            if ref.hash in self._begun:
-                return False
-            self._begun.add(ref.hash)
         path = chunk_path(ref.hash)
-        if self._store.size(path) == ref.size:
+        if not self._begins(ref) or self._store.size(path) == ref.size:
             return False
         self._store.put(path, bytes(read()))
         return True

@@ -9,12 +9,18 @@ implement it; ``tiers.open_store`` picks one.
 from __future__ import annotations
 
 import abc
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from craft.protocol.errors import SnapshotError
+import msgspec
+
+from craft.protocol.errors import SnapshotError, SnapshotMissing
+from craft.settings.files.sealed import Damaged, is_sealed, seal
 from craft.snapshots.store.manifest import Ref
+
+T = TypeVar("T")
 
 
 class StoreBusy(SnapshotError):
@@ -31,7 +37,32 @@ class Found(NamedTuple):
 
 
 class Adding(abc.ABC):
-    """Chunks on their way into a store. None is certain to be there before ``finish`` has returned."""
+    """Chunks on their way into a store. None is certain to be there before ``finish`` has returned.
+
+    As a context manager it finishes at the end of the block, or discards after an error.
+    """
+
+    def __init__(self) -> None:
+        # Guards what implementations share between threads: several add.
+        self._lock = threading.Lock()
+        self._begun: set[str] = set()
+
+    def _begins(self, ref: Ref) -> bool:
+        """Return whether this is the first call for a chunk."""
+        with self._lock:
+            is_first = ref.hash not in self._begun
+            self._begun.add(ref.hash)
+        return is_first
+
+    def __enter__(self) -> Adding:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.finish()
+        finally:
+            self.discard()
 
     @abc.abstractmethod
     def add(self, ref: Ref, read: Callable[[], memoryview]) -> bool:
@@ -71,6 +102,21 @@ class Store(abc.ABC):
     def put(self, path: str, data: bytes) -> None:
         """Write or replace a small file, atomically and durably."""
 
+    def put_sealed(self, path: str, value: msgspec.Struct) -> None:
+        """Write a small value as JSON with a checksum."""
+        self.put(path, seal(msgspec.json.encode(value)))
+
+    def get_sealed(self, path: str, kind: type[T]) -> T | None:
+        """Return such a value; None if it is missing. Raises Damaged."""
+        try:
+            data = self.get(path)
+            is_sealed(data)
+            return msgspec.json.decode(data, type=kind)
+        except SnapshotMissing:
+            return None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Damaged(str(error)) from None
+
     @abc.abstractmethod
     def files(self, folder: str) -> list[Found]:
         """Return all files below ``folder``, sorted by path, without those that are being written."""
@@ -88,29 +134,21 @@ class Store(abc.ABC):
         return []
 
     @abc.abstractmethod
-    def writing(self, who: str) -> AbstractContextManager[Writing]:
+    def writing(self, who: str) -> AbstractContextManager[Guard]:
         """Keep chunks from being removed while this lasts. Raises StoreBusy if a collection takes too long."""
 
     @abc.abstractmethod
-    def collecting(self, who: str) -> AbstractContextManager[Collecting]:
+    def collecting(self, who: str) -> AbstractContextManager[Guard]:
         """Keep writers from starting while this lasts. Raises StoreBusy at once if there is a writer."""
 
 
-class Writing(abc.ABC):
-    """The right to rely on existing chunks."""
+class Guard(abc.ABC):
+    """The right to rely on existing chunks, or to remove chunks."""
 
     @abc.abstractmethod
     def check(self) -> None:
-        """Raise StoreBusy if it may have been lost meanwhile: chunks that were found may be gone."""
-
-
-class Collecting(abc.ABC):
-    """The right to remove chunks."""
-
-    @abc.abstractmethod
-    def check(self) -> None:
-        """Raise StoreBusy if it may have been lost meanwhile: nothing more may be removed."""
+        """Raise StoreBusy if it may have been lost meanwhile: chunks may be gone, and none may be removed."""
 
     @abc.abstractmethod
     def tidy(self) -> None:
-        """Remove unfinished writes."""
+        """Remove unfinished writes. Only while ``collecting``."""

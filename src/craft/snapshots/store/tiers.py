@@ -1,7 +1,7 @@
 """The stores of a job: a durable one, and perhaps a fast one on each host that is written first.
 
-A job's settings make them; writers and readers receive them. With several hosts, the fast store of each holds only what the
-workers of that host wrote: nothing is listed there, and a reader takes from it what it has.
+With several hosts, the fast store of each holds only what the workers of that host wrote: nothing is listed there, and a
+reader takes from it what it has.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The donor: sends a stripe of this worker's training state to workers that join, while it goes on training.
 
-In: ``stage`` on the main thread, at a step boundary; only its copy delays the step. Out: the staged bytes, to peers that prove
-to have the job's key, on threads of the donor. Small results for late workers go the same way. The worker owns one for the
-life of its process; ``fetch.py`` is the other end.
+Only the copy in ``stage``, on the main thread at a step boundary, delays the step. Threads send it to peers that prove to have
+the job's key (``fetch.py``), and small results for late workers. The worker owns one for the life of its process.
 """
 
 from __future__ import annotations
@@ -148,10 +147,7 @@ class Donor:
     # On the donor's threads.
 
     def _serve(self, peer: Peer) -> None:
-        self._answer_request(peer, _REQUEST.decode(peer.request))
-
-    def _answer_request(self, peer: Peer, request: protocol.Request) -> None:
-        connection, seal = peer.connection, peer.answers
+        request, connection, seal = _REQUEST.decode(peer.request), peer.connection, peer.answers
         if isinstance(request, protocol.ResultOf):
             result = self._wait(connection, lambda: self._results.get(request.name, self._kept.get(request.name)))
             peer.answer(protocol.Result(len(result)))

@@ -1,8 +1,4 @@
-"""Fetch from donors: all stripes of a training state at once, or a small result.
-
-In: the addresses of the donors, and the name under which they staged. Out: header and tensors, checked, for
-``serialized.load``; or an error, soon. A joining worker calls it, on any thread that may block.
-"""
+"""Fetch from donors: all stripes of a training state at once, for ``serialized.load``, or a small result."""
 
 from __future__ import annotations
 

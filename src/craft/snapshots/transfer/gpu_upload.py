@@ -1,8 +1,6 @@
-"""Receive frames for device tensors into a little pinned memory, and copy them on from there.
+"""Receive frames for device tensors into a little pinned memory, and copy them on from there, on a separate stream.
 
-In: the number of connections. Out: slots, each with memory for one frame, which ``receive.py`` fills from a socket and then
-copies to the device, on a separate stream. So a state arrives at the speed of the network, and host memory never holds all
-of it.
+So a state arrives at the speed of the network, and host memory never holds all of it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
-"""Receive a state into memory as its stripes arrive, on several threads.
-
-In: headers, which must be equal, and the modules to fill. Out: memory to receive each frame into, and at the end the tensors,
-on their original kind of device. ``fetch.py`` owns one for each transfer.
-"""
+"""Receive a state into memory as its stripes arrive, on several threads; ``fetch.py`` owns one for each transfer."""
 
 from __future__ import annotations
 
 import itertools
 import mmap
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -133,42 +129,26 @@ def make_room(
         wanted = [index for index in header.on_device if found[index] is None]
         take_at_once(device, sum(entry_bytes(header.entries[index]) for index in wanted))
         for index in wanted:
-            found[index] = _on_device(header.entries[index], device)
+            entry = header.entries[index]
+            found[index] = torch.empty_strided(entry.shape, entry.stride, dtype=DTYPES[entry.dtype], device=device)
+
+    def owner(index: int) -> tuple[bool, str]:
+        return index < header.module_entries, header.entries[index].name.partition(".")[0]
+
+    indices = range(len(header.entries))
     tensors: list[torch.Tensor] = []
-    if reserve is not None:
-        return _in_one_piece(header, found, reserve)
-    numbered = enumerate(header.entries)
-    for _, group in itertools.groupby(numbered, key=lambda each: (each[0] < header.module_entries, _owner(each[1]))):
-        entries = [(entry, found[index]) for index, entry in group]
+    for group in [indices] if reserve is not None else [list(each) for _, each in itertools.groupby(indices, owner)]:
+        entries = [(header.entries[index], found[index]) for index in group]
         sizes = [0 if target is not None else _aligned(entry) for entry, target in entries]
-        memory = room(sum(sizes))
+        memory = room(sum(sizes)) if reserve is None else reserve.take(sum(sizes))
         begins = itertools.accumulate(sizes, initial=0)
         for (entry, target), begin in zip(entries, begins, strict=False):
             tensors.append(target if target is not None else _tensor(memory, begin, entry))
     return tensors
 
 
-def _on_device(entry: TensorEntry, device: torch.device | None) -> torch.Tensor:
-    return torch.empty_strided(entry.shape, entry.stride, dtype=DTYPES[entry.dtype], device=device)
-
-
-def _in_one_piece(header: Header, found: Sequence[torch.Tensor | None], reserve: Reserve) -> list[torch.Tensor]:
-    memory = reserve.take(
-        sum(_aligned(entry) for entry, target in zip(header.entries, found, strict=True) if target is None)
-    )
-    tensors, begin = [], 0
-    for entry, target in zip(header.entries, found, strict=True):
-        tensors.append(target if target is not None else _tensor(memory, begin, entry))
-        begin += 0 if target is not None else _aligned(entry)
-    return tensors
-
-
 def _aligned(entry: TensorEntry) -> int:
     return -(-entry_bytes(entry) // _ALIGN) * _ALIGN
-
-
-def _owner(entry: TensorEntry) -> str:
-    return entry.name.partition(".")[0]
 
 
 def _tensor(memory: mmap.mmap, begin: int, entry: TensorEntry) -> torch.Tensor:

@@ -1,8 +1,4 @@
-"""A staged stripe.
-
-In: the bytes that a donor has copied. Out: the same bytes and the hash of each frame, computed on threads. ``donor.py`` owns
-them.
-"""
+"""A staged stripe: the bytes that a donor has copied, and the hash of each frame, computed on threads."""
 
 from __future__ import annotations
 

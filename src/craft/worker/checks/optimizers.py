@@ -6,6 +6,7 @@ step from then on. ``ScriptChecks`` switches the hooks on and off.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -95,11 +96,11 @@ class OptimizerChecks:
 
     def _judge(self, optimizer: Optimizer) -> None:
         """Raise UnsafeScript unless what ``optimizer`` trains is replicated and its state is registered."""
-        leaves = _Addresses(self._registered)
+        is_registered = _registered_tensors(self._registered)
         foreign = [
             param
             for param in _params_of(optimizer)
-            if param.requires_grad and not (self.is_replicated(param) or (self._own_loop and leaves.has(param)))
+            if param.requires_grad and not (self.is_replicated(param) or (self._own_loop and is_registered(param)))
         ]
         if foreign:
             raise UnsafeScript(
@@ -108,7 +109,7 @@ class OptimizerChecks:
                 f" {_replicate(foreign)}"
             )
         state = [value for each in optimizer.state.values() for value in each.values() if _is_tensor(value)]
-        if self.is_followed(optimizer) or (state and all(leaves.has(value) for value in state)):
+        if self.is_followed(optimizer) or (state and all(map(is_registered, state))):
             return
         name = name_in_script(optimizer) or "optimizer"
         trained = [self._names.get(id(param), "") for param in _params_of(optimizer)]
@@ -119,18 +120,15 @@ class OptimizerChecks:
         )
 
 
-class _Addresses:
-    """The memory addresses of the tensors in the state of registered objects."""
+def _registered_tensors(registered: Mapping[str, Stateful]) -> Callable[[torch.Tensor], bool]:
+    """Return whether a tensor is in the state of registered objects, by its address; the state is read on the first call."""
 
-    def __init__(self, registered: Mapping[str, Stateful]) -> None:
-        self._registered = registered
-        self._found: set[int] | None = None
+    @functools.cache
+    def addresses() -> set[int]:
+        leaves = registered_leaves(registered)
+        return {leaf.value.data_ptr() for leaf in leaves if isinstance(leaf.value, torch.Tensor)}
 
-    def has(self, tensor: torch.Tensor) -> bool:
-        if self._found is None:
-            leaves = registered_leaves(self._registered)
-            self._found = {leaf.value.data_ptr() for leaf in leaves if isinstance(leaf.value, torch.Tensor)}
-        return tensor.data_ptr() in self._found
+    return lambda tensor: tensor.data_ptr() in addresses()
 
 
 def _params_of(optimizer: Optimizer) -> list[torch.Tensor]:

@@ -1,6 +1,6 @@
 """Read an ``IterableDataset`` in global batches, pass after pass, the same on every worker.
 
-Enters: the dataset, and where to begin. Leaves: a ``Batch`` per step. Runs in the worker, or in its loader process.
+It runs in the worker, or in its loader process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset
 
 from craft.protocol.errors import ConfigError
-from craft.snapshots.state.packed_value import unpack
+from craft.snapshots.state.tree import unpack
 from craft.worker.data import rng
 from craft.worker.data.sample_order import Position, cut
 

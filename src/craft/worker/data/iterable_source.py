@@ -16,16 +16,16 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from craft.protocol.errors import ConfigError
-from craft.snapshots.state.packed_value import pack
+from craft.snapshots.state.tree import pack
 from craft.worker.data import rng
 from craft.worker.data.iterable_reading import NAME, Batch, Maker, Plan, ReadAhead, is_stateful, read
 from craft.worker.data.sample_order import Position, cut
-from craft.worker.data.sources import ENDED, identity
+from craft.worker.data.sources import ENDED, Source, identity
 
 logger = logging.getLogger(__name__)
 
 
-class IterableSource:
+class IterableSource(Source):
     """Belongs to the main thread, except for ``size_of``."""
 
     def __init__(
@@ -39,10 +39,10 @@ class IterableSource:
         pins: bool = False,
     ) -> None:
         """``loader_options``: options of the process that reads ahead; None: the main thread reads."""
+        super().__init__(plan.microbatches, total_steps)
         self._dataset = dataset
         self._plan = plan
         self._make = make
-        self._total_steps = total_steps
         self._loader_options = loader_options
         self._pins = pins
         self._batches: dict[int, Batch] = {}
@@ -124,9 +124,6 @@ class IterableSource:
 
     # The role ``Source``.
 
-    def size_of(self, step: int) -> int:
-        return self._plan.microbatches if self._total_steps is None or step < self._total_steps else 0
-
     def _count(self, batch: Batch, microbatch: int) -> int:
         return cut(batch.size, self._plan.microbatches, microbatch)[1]
 
@@ -184,10 +181,6 @@ class IterableSource:
     def seek(self, position: Position) -> None:
         if position.step > self._marks[-1][0].step:
             self._marks.append((position, None))
-
-    def extend(self, steps: int) -> None:
-        if self._total_steps is not None:
-            self._total_steps += steps
 
     def close(self) -> None:
         self._items = None

@@ -58,7 +58,7 @@ class SampleOrder:
         self._used = length if samples_per_pass is None else min(length, samples_per_pass)
         self._batch = batch
         self._global_batch = global_batch
-        self._microbatches = microbatches
+        self.microbatches = microbatches
         self._seed = seed
         self._shuffle = shuffle
         steps = self._used // global_batch if drop_last else -(-self._used // global_batch)
@@ -76,7 +76,7 @@ class SampleOrder:
     def size_of(self, step: int) -> int:
         """Return the number of microbatches of ``step`` that have samples."""
         samples = self.batch_size(step)
-        return min(self._microbatches, samples) if self._batch is None else -(-samples // self._batch)
+        return min(self.microbatches, samples) if self._batch is None else -(-samples // self._batch)
 
     def count(self, step: int, microbatch: int) -> int:
         """Return the number of samples of a microbatch."""
@@ -85,7 +85,7 @@ class SampleOrder:
     def _cut(self, step: int, microbatch: int) -> tuple[int, int]:
         """Return where a microbatch begins in its step, and its number of samples."""
         if self._batch is None:
-            return cut(self.batch_size(step), self._microbatches, microbatch)
+            return cut(self.batch_size(step), self.microbatches, microbatch)
         begin = microbatch * self._batch
         return begin, max(0, min(self._batch, self.batch_size(step) - begin))
 

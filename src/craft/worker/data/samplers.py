@@ -1,7 +1,6 @@
 """Orders that a sampler draws: the draw of pass e depends on (job seed, e), not on the worker.
 
-Enters: the sampler or batch sampler of a ``DataLoader``. Leaves: the samples of each microbatch of each step. Only the main
-thread draws; other threads may call ``size_of``, which never draws.
+Only the main thread draws; other threads may call ``size_of``, which never draws.
 """
 
 from __future__ import annotations
@@ -130,7 +129,7 @@ class BatchOrder:
 
     def __init__(self, draws: Draws, *, microbatches: int, epochs: int | None, steps_per_pass: int | None) -> None:
         self._draws = draws
-        self._microbatches = microbatches
+        self.microbatches = microbatches
         self._epochs = epochs
         self._steps_per_pass = steps_per_pass
         self._starts = [(0, 0)]
@@ -165,17 +164,17 @@ class BatchOrder:
         return found[1] if found is not None and step + 1 == found[0] + len(found[2]) else None
 
     def size_of(self, step: int) -> int:
-        return self._microbatches
+        return self.microbatches
 
     def count(self, step: int, microbatch: int) -> int:
-        return cut(len(self._batch(step)), self._microbatches, microbatch)[1]
+        return cut(len(self._batch(step)), self.microbatches, microbatch)[1]
 
     def weight(self, step: int, microbatch: int) -> float:
         return self.count(step, microbatch) / self.count(step, 0)
 
     def samples_of(self, step: int, microbatch: int) -> MicrobatchSamples:
         batch = self._batch(step)
-        begin, count = cut(len(batch), self._microbatches, microbatch)
+        begin, count = cut(len(batch), self.microbatches, microbatch)
         return MicrobatchSamples(step, microbatch, tuple(batch[begin : begin + count]))
 
     def forget_before(self, step: int) -> None:

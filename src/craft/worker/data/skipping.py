@@ -10,7 +10,6 @@ from typing import Any
 
 from craft.worker.data.sample_order import Position
 from craft.worker.data.sources import Source
-from craft.worker.data.stream_source import StreamSource
 
 
 class SkippingSource:
@@ -58,10 +57,7 @@ class SkippingSource:
         return self._source.fetch(self._at(step), microbatch)
 
     def again(self, step: int, microbatch: int) -> Any:
-        """Read the same data once more, without moving what is open for the next steps."""
-        if isinstance(self._source, StreamSource):
-            return self._source.again(self._at(step), microbatch)
-        return self._source.fetch(self._at(step), microbatch)
+        return self._source.again(self._at(step), microbatch)
 
     def more(self, step: int, microbatch: int) -> bool:
         return self._source.more(self._at(step), microbatch)

@@ -13,8 +13,7 @@ from craft.worker.data.iterable_source import IterableSource
 from craft.worker.data.loader_settings import LoaderSettings, take_over
 from craft.worker.data.sample_order import SampleOrder
 from craft.worker.data.samplers import BatchOrder, Draws, SampledOrder
-from craft.worker.data.sources import Collate, MapSource, Source
-from craft.worker.data.stream_source import StreamSource
+from craft.worker.data.sources import Collate, MapSource, Source, StreamSource
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The role ``Source`` of microbatches, and ``MapSource`` for map-style datasets, with or without loader processes.
+"""The role ``Source`` of microbatches; ``StreamSource``, and ``MapSource`` for map-style datasets, with or without processes.
 
 A microbatch's data depends only on its step and number: generators are seeded from (job seed, step, microbatch) before it is
 fetched, in whichever worker and process.
@@ -6,9 +6,10 @@ fetched, in whichever worker and process.
 
 from __future__ import annotations
 
+import abc
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
@@ -17,49 +18,120 @@ from craft.worker.data.sample_order import MicrobatchSamples, Position, SampleOr
 from craft.worker.data.samplers import BatchOrder
 
 Collate = Callable[[list[Any]], Any]
+Stream = Callable[[int, int, int], Iterator[Any]]
+"""``stream(microbatch, num_microbatches, start_step)`` returns an iterator over its items."""
 
 ENDED = object()
 """Returned for a microbatch past the end of the data."""
 
 
-class Source(Protocol):
-    """Gives the data of a microbatch."""
+class Source(abc.ABC):
+    """Gives the data of a microbatch. The defaults are those of a stream, which has one pass and samples of any kind."""
+
+    def __init__(self, microbatches: int, total_steps: int | None) -> None:
+        self._microbatches = microbatches
+        self._total_steps = total_steps
 
     def size_of(self, step: int) -> int:
         """Number of microbatches of ``step``; 0 past the end."""
+        return self._microbatches if self._total_steps is None or step < self._total_steps else 0
 
     def weight(self, step: int, microbatch: int) -> float:
         """Weight of a microbatch in the mean, unless the script sets one."""
+        return 1.0
 
     def samples(self, step: int, microbatch: int) -> int | None:
         """Number of samples in a microbatch; None if only the script knows."""
+        return None
 
+    @abc.abstractmethod
     def expect(self, step: int, share: tuple[int, ...]) -> None:
         """Prepare ``share``, this worker's part of ``step`` and most likely of the following steps."""
 
+    @abc.abstractmethod
     def fetch(self, step: int, microbatch: int) -> Any:
         """Return the data of a microbatch, or ENDED."""
 
+    def again(self, step: int, microbatch: int) -> Any:
+        """Read the same data once more, without moving what is open for the next steps."""
+        return self.fetch(step, microbatch)
+
+    @abc.abstractmethod
     def more(self, step: int, microbatch: int) -> bool:
         """Whether the microbatch has data in ``step``; a stream reads ahead to find out."""
 
     def epoch_of(self, step: int) -> int:
         """The pass over the data that ``step`` is in."""
+        return 0
 
     def ends_epoch(self, step: int) -> int | None:
         """The pass that ends with ``step``, a computed one; None: none does, or it is not known here."""
+        return None
 
     def position(self, step: int) -> Position | None:
         """Where a worker that joins at ``step`` begins to read, the same on every worker; None: by the settings alone."""
+        return None
 
-    def seek(self, position: Position) -> None:
+    def seek(self, position: Position) -> None:  # noqa: B027
         """Continue from what ``position`` gave on another worker, or earlier."""
 
     def extend(self, steps: int) -> None:
         """Add so many steps to the total."""
+        if self._total_steps is not None:
+            self._total_steps += steps
 
+    @abc.abstractmethod
     def close(self) -> None:
         """End loader processes."""
+
+
+class StreamSource(Source):
+    """One iterator for each microbatch, opened by the worker that computes it."""
+
+    def __init__(self, stream: Stream, *, microbatches: int, seed: int, total_steps: int | None) -> None:
+        super().__init__(microbatches, total_steps)
+        self._stream = stream
+        self._seed = seed
+        self._open: dict[int, tuple[int, Iterator[Any]]] = {}
+        """(step of the next item, iterator) by microbatch."""
+        self._ahead: dict[tuple[int, int], Any] = {}
+
+    def expect(self, step: int, share: tuple[int, ...]) -> None:
+        self._ahead = {key: data for key, data in self._ahead.items() if key[0] >= step}
+
+    def fetch(self, step: int, microbatch: int) -> Any:
+        # Not kept: the script may change it. If it is needed again, it is read again.
+        key = (step, microbatch)
+        return self._ahead.pop(key) if key in self._ahead else self._draw(step, microbatch)
+
+    def more(self, step: int, microbatch: int) -> bool:
+        # Read nothing past the last step: the read might block, and its result would be thrown away.
+        if self.size_of(step) == 0:
+            return False
+        self._ahead[step, microbatch] = self.fetch(step, microbatch)
+        return self._ahead[step, microbatch] is not ENDED
+
+    def _draw(self, step: int, microbatch: int) -> Any:
+        position, iterator = self._open.get(microbatch, (-1, iter(())))
+        if position != step:
+            iterator = self._open_at(step, microbatch)
+        self._open[microbatch] = (step + 1, iterator)
+        return self._next_item(iterator, step, microbatch)
+
+    def again(self, step: int, microbatch: int) -> Any:
+        return self._next_item(self._open_at(step, microbatch), step, microbatch)
+
+    def _open_at(self, step: int, microbatch: int) -> Iterator[Any]:
+        rng.seed_all(rng.derive(self._seed, rng.DATA, step, microbatch))
+        return iter(self._stream(microbatch, self._microbatches, step))
+
+    def _next_item(self, iterator: Iterator[Any], step: int, microbatch: int) -> Any:
+        # Seeded again: the item must not depend on whether the stream was opened just now.
+        rng.seed_all(rng.derive(self._seed, rng.DATA, step, microbatch))
+        return next(iterator, ENDED)
+
+    def close(self) -> None:
+        self._open = {}
 
 
 class Fetcher(Dataset[Any]):
@@ -139,7 +211,7 @@ class Prefetch(Sampler[MicrobatchSamples]):
         return None
 
 
-class MapSource:
+class MapSource(Source):
     """Microbatches of a map-style dataset."""
 
     def __init__(
@@ -153,8 +225,8 @@ class MapSource:
         num_workers: int,
         loader_options: dict[str, Any],
     ) -> None:
+        super().__init__(order.microbatches, total_steps)
         self._order = order
-        self._total_steps = total_steps
         self._fetcher = Fetcher(dataset, collate or default_collate, seed)
         self._fetched: dict[tuple[int, int], Any] = {}
         self._prefetch = Prefetch(order, total_steps)
@@ -163,7 +235,7 @@ class MapSource:
         self._loader_options = loader_options
 
     def size_of(self, step: int) -> int:
-        return self._order.size_of(step) if self._total_steps is None or step < self._total_steps else 0
+        return min(super().size_of(step), self._order.size_of(step))
 
     def weight(self, step: int, microbatch: int) -> float:
         return self._order.weight(step, microbatch)
@@ -187,9 +259,8 @@ class MapSource:
         self._order.seek(position)
 
     def extend(self, steps: int) -> None:
-        if self._total_steps is not None:
-            self._total_steps += steps
-            self._prefetch.extend(steps)
+        super().extend(steps)
+        self._prefetch.extend(steps)
 
     def expect(self, step: int, share: tuple[int, ...]) -> None:
         self._order.forget_before(step)

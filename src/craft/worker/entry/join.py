@@ -1,7 +1,4 @@
-"""``craft.join()``: join the job that ``craft run`` started, or become a job of one worker without it.
-
-``craft.attend()`` does the same for another framework's loop.
-"""
+"""``craft.join()`` and ``craft.attend()``: join the job of ``craft run``, or become a job of one worker without it."""
 
 from __future__ import annotations
 
@@ -25,36 +22,29 @@ from craft.telemetry.fault_points import reach
 from craft.worker.api.adapter_access import finish
 from craft.worker.api.job import Job
 from craft.worker.entry import process_setup, torchrun_attach
-from craft.worker.entry.script_errors import exit_with_refusal_code
+from craft.worker.entry.script_end import EndReporter, exit_with_refusal_code
+from craft.worker.entry.worker_process import process
 from craft.worker.external.external_store import ExternalStore
 from craft.worker.external.external_worker import Guest
 from craft.worker.external.generation_follower import Abort
 from craft.worker.loop.injected_faults import InjectedFaults, install
 from craft.worker.membership.client import Left, MembershipClient
 from craft.worker.report import flight_recorder, stacks
-from craft.worker.report.activity_page import ActivityPage
 from craft.worker.report.channel import Channel
 
 logger = logging.getLogger(__name__)
 
-_job: Job | None = None
-_guest: Guest | None = None
-_channel: Channel | None = None
-_activity: ActivityPage | None = None
-_reserve: Reserve | None = None
-
 
 def connect() -> Channel | None:
     """Open the channel to the agent; once per process. None outside of ``craft run``."""
-    global _channel
-    attached = _channel is None and torchrun_attach.attach_to_agent()
+    attached = process.channel is None and torchrun_attach.attach_to_agent()
     settings = WorkerSettings.from_environment()
-    if _channel is None and settings.socket is not None:
+    if process.channel is None and settings.socket is not None:
         report = WorkerReport(member=_member(settings), pid=os.getpid())
-        _channel = Channel(
+        process.channel = Channel(
             settings.socket,
             report,
-            activity().beat,
+            process.activity.beat,
             stacks=lambda look: Stacks(
                 number=look.number, worker_id=settings.worker_id, text=stacks.of_all_threads()[-stacks.MAX_CHARS :]
             ),
@@ -64,29 +54,15 @@ def connect() -> Channel | None:
         # ``script_runner`` does the same for forked workers.
         process_setup.prepare(settings)
         reserve_memory()
-        torchrun_attach.EndReporter()
-    return _channel
+        EndReporter()
+    return process.channel
 
 
 def reserve_memory() -> None:
     """Reserve memory for the state that a late worker will receive, while its script starts."""
-    global _reserve
     settings = WorkerSettings.from_environment()
     if settings.carried_bytes:
-        _reserve = Reserve(settings.carried_bytes)
-
-
-def activity() -> ActivityPage:
-    """Return the activity page of this process."""
-    global _activity
-    if _activity is None:
-        _activity = ActivityPage(WorkerSettings.from_environment().activity)
-    return _activity
-
-
-def joined() -> Job | None:
-    """Return the job that this process has joined; None if it has not."""
-    return _job
+        process.reserve = Reserve(settings.carried_bytes)
 
 
 def join() -> Job:
@@ -94,10 +70,9 @@ def join() -> Job:
 
     A late worker (a spare or a replacement) returns at once: it has no rank yet.
     """
-    global _job
-    if _job is not None:
-        return _job
-    if _guest is not None:
+    if process.job is not None:
+        return process.job
+    if process.guest is not None:
         raise ConfigError("craft.join() after craft.attend(): a process uses one of them")
     torchrun.check_alone()
     channel = connect()
@@ -105,26 +80,25 @@ def join() -> Job:
     process_setup.reuse_freed_memory()
     membership = _membership(settings, channel)
     reach("join", 0)
-    activity().now(Phase.JOINING)
+    process.activity.now(Phase.JOINING)
     donor = None
     if channel is None:
         exit_with_refusal_code()
         alone = Generation(number=1, nonce="alone", members=(_member(settings),))
         membership.direct(Directive(sequence=1, generation=alone))
         # Under ``craft run`` the script runner sees the end of the script.
-        atexit.register(lambda: finish(_job) if _job is not None else None)
+        atexit.register(lambda: finish(process.job) if process.job is not None else None)
     else:
         donor = _follow_directives(settings, channel, membership)
-    _job = Job(settings, membership, channel, activity(), donor, _reserve)
-    activity().now(Phase.STARTING)
-    return _job
+    process.job = Job(settings, membership, channel, process.activity, donor, process.reserve)
+    process.activity.now(Phase.STARTING)
+    return process.job
 
 
 def join_anew() -> Job:
     """Start another job of one worker, for a script that trains more than once; only outside of ``craft run``."""
-    global _job
     if connect() is None:
-        _job = None
+        process.job = None
     return join()
 
 
@@ -171,11 +145,6 @@ def _follow_directives(settings: WorkerSettings, channel: Channel, membership: M
     return donor
 
 
-def attending() -> Guest | None:
-    """Return the guest of this process; None if ``craft.attend`` was not called."""
-    return _guest
-
-
 def attend(abort: Abort | None = None, *, saves: bool = False, meets: bool = False) -> Guest:
     """Join the job with another framework's loop and groups; blocks until this worker is in a generation.
 
@@ -184,18 +153,18 @@ def attend(abort: Abort | None = None, *, saves: bool = False, meets: bool = Fal
     found by torchrun's variables. Called again, it returns the same guest, which then calls the new ``abort``, too.
     Outside of ``craft run`` no change ever happens.
     """
-    global _guest
-    if _job is not None:
+    if process.job is not None:
         raise ConfigError("craft.attend() after craft.join(): a process uses one of them")
     channel = connect()
-    if _guest is None:
+    guest = process.guest
+    if guest is None:
         settings = WorkerSettings.from_environment()
-        _guest = Guest(settings, channel, activity())
+        guest = process.guest = Guest(settings, channel, process.activity)
         if abort is not None:
             # Before a directive can arrive.
-            _guest.on_change(abort)
+            guest.on_change(abort)
         if channel is not None:
-            activity().now(Phase.JOINING)
+            process.activity.now(Phase.JOINING)
             external_store = ExternalStore(settings.address) if meets else None
             member = replace(
                 _member(settings),
@@ -205,18 +174,18 @@ def attend(abort: Abort | None = None, *, saves: bool = False, meets: bool = Fal
                 guest=True,
             )
             channel.report(member=member, joined=True)
-            channel.listen(_guest.direct)
-            if not _guest.await_slot():
+            channel.listen(guest.direct)
+            if not guest.await_slot():
                 raise Left(0)
             if external_store is not None:
                 _external_stores.append(external_store)
-                os.environ.update(_guest.variables)
-        activity().now(Phase.STARTING)
+                os.environ.update(guest.variables)
+        process.activity.now(Phase.STARTING)
     elif abort is not None:
-        _guest.on_change(abort)
+        guest.on_change(abort)
     if channel is not None and saves:
         channel.report(checkpoints=True)
-    return _guest
+    return guest
 
 
 # A store lives as long as the process: a generation may rendezvous there at any time.

@@ -8,23 +8,17 @@ import os
 import runpy
 import sys
 import threading
-import time
 from collections.abc import Sequence
 
-from craft.protocol.errors import BitsDiffer, CallsDiffer, ConfigError, NewcomerDiffers, Refused, ScriptLeft, StateLost
-from craft.protocol.events import WorkerFailed
+from craft.protocol.errors import BitsDiffer, ConfigError, ScriptLeft, StateLost
 from craft.settings.worker import WorkerSettings
 from craft.telemetry.text import logs
-from craft.worker.api.adapter_access import finish as finish_job
-from craft.worker.api.adapter_access import left_in_step, place_of
 from craft.worker.entry import framework_imports, join, process_setup
-from craft.worker.entry.script_errors import real_error, script_traceback, summary
-from craft.worker.membership.devices import is_hardware_fault
+from craft.worker.entry.script_end import finish, real_error, report_failure, traceback_of
+from craft.worker.entry.worker_process import process
 from craft.worker.report.channel import Channel
 
 logger = logging.getLogger(__name__)
-
-_MAX_TRACEBACK_CHARS = 20_000
 
 
 def run_script(script: str, arguments: Sequence[str], *, as_module: bool, worker_id: str) -> int:
@@ -45,7 +39,7 @@ def run_script(script: str, arguments: Sequence[str], *, as_module: bool, worker
         else:
             sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
             runpy.run_path(script, run_name="__main__")
-        if join.joined() is None and join.attending() is None:
+        if process.job is None and process.guest is None:
             raise ConfigError(
                 f"{script} ended without calling craft.join() or craft.attend(): it is not a CRAFT training script"
             )
@@ -62,28 +56,6 @@ def run_script(script: str, arguments: Sequence[str], *, as_module: bool, worker
         _report(channel, error, worker_id)
     _leave(channel)
     return code
-
-
-def finish() -> None:
-    """Wait until the script has ended on all workers; a guest does not wait.
-
-    Raises ScriptLeft if it ended in the middle of its training loop.
-    """
-    job, guest = join.joined(), join.attending()
-    if job is not None:
-        finish_job(job)
-        step = left_in_step(job)
-        if step is not None:
-            raise ScriptLeft(
-                f"the script left before its end, in the middle of step {step}, without an error. Leave a training loop only"
-                " between two steps: by break, on all workers in the same step, or by job.stop(reason) on any worker"
-            )
-    if guest is not None:
-        guest.finish()
-    channel = join.connect()
-    if job is None and guest is None and channel is not None:
-        # The script ended before it joined: there was nothing to train.
-        channel.report(script_ended=True)
 
 
 def _finish_after_exit(channel: Channel | None, error: SystemExit, worker_id: str) -> int:
@@ -106,45 +78,14 @@ def _exit_code(error: SystemExit) -> int:
     return 1
 
 
-def _traceback(error: BaseException) -> str:
-    """Return the traceback, from the user's script on."""
-    return script_traceback(error, __file__, "<frozen runpy>")
-
-
 def _report(channel: Channel | None, error: BaseException, worker_id: str) -> None:
     real = real_error(error)
     if isinstance(real, BitsDiffer | StateLost):
         # The job ends with this message; a traceback would only show where CRAFT found it.
         logger.info("%s", real)
     else:
-        print(_traceback(error), file=sys.stderr, end="")
+        print(traceback_of(error), file=sys.stderr, end="")
     report_failure(channel, error, worker_id)
-
-
-def report_failure(channel: Channel | None, error: BaseException, worker_id: str) -> None:
-    """Report to the agent the exception that ends the script."""
-    real = real_error(error)
-    # Every worker raises these at the same step and has already reported them.
-    if channel is None or isinstance(real, BitsDiffer | StateLost):
-        return
-    job = join.joined()
-    guest = join.attending()
-    step, microbatch = place_of(job) if job is not None else (None if guest is None else guest.place, None)
-    channel.report(
-        failed=WorkerFailed(
-            worker_id=worker_id,
-            error=summary(error)[-2000:],
-            traceback=_traceback(error)[-_MAX_TRACEBACK_CHARS:],
-            step=step,
-            # No microbatch is at fault where the script left the loop: a replacement would leave there, too.
-            microbatch=None if isinstance(real, ScriptLeft) else microbatch,
-            late=WorkerSettings.from_environment().late or isinstance(real, NewcomerDiffers),
-            refused=isinstance(real, Refused),
-            everywhere=isinstance(real, CallsDiffer),
-            hardware=is_hardware_fault(real),
-            time=time.time(),
-        )
-    )
 
 
 def _leave(channel: Channel | None) -> None:

@@ -6,30 +6,23 @@ a separate session: it outlives the workers, which torchrun ends and restarts al
 
 from __future__ import annotations
 
-import atexit
 import fcntl
 import hashlib
-import logging
 import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import NoReturn
 
 import msgspec
 
-from craft.groups.gloo import THREADS
-from craft.protocol.errors import ConfigError, ScriptLeft, Unreachable
+from craft.protocol.errors import ConfigError, Unreachable
 from craft.protocol.values.attach import Adopt, Adopted
 from craft.settings import torchrun
 from craft.settings.files.private_files import append_private, make_folder, open_private
 from craft.settings.rundir import RunDir
 from craft.settings.torchrun import Launched
-from craft.settings.worker import WorkerSettings
 from craft.telemetry.text.plain_text import one_line
 from craft.wire.activity import memory_folder
 
@@ -37,7 +30,6 @@ _AGENT = "craft.agent.torchrun_agent"
 """Above this package: only named here, and run as a process."""
 _START_LIMIT_S = 120.0
 _RETRY_S = 0.02
-_END_LIMIT_S = 3.0
 _MAX_ANSWER_BYTES = 1 << 20
 
 
@@ -122,50 +114,3 @@ def _request(connection: socket.socket, launched: Launched) -> Adopted:
         return msgspec.json.decode(answer, type=Adopted)
     except (OSError, msgspec.DecodeError) as error:
         raise Unreachable(f"the agent of this host's workers ended: see {launched.run_dir / 'agent.log'}") from error
-
-
-class EndReporter:
-    """Reports how a script ends that CRAFT does not run, from hooks of its interpreter."""
-
-    def __init__(self) -> None:
-        self._code: object = 0
-        self._hook, self._exit = sys.excepthook, sys.exit
-        sys.excepthook, sys.exit = self._failed, self._exits
-        atexit.register(self._over)
-
-    def _failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        from craft.worker.entry import join, script_runner
-
-        self._code = 1
-        self._hook(kind, error, trace)
-        script_runner.report_failure(join.connect(), error, WorkerSettings.from_environment().worker_id)
-
-    def _exits(self, code: object = None) -> NoReturn:
-        self._code = code
-        raise SystemExit(code)
-
-    def _over(self) -> None:
-        from craft.worker.entry import join, script_runner
-
-        channel = join.connect()
-        left = False
-        if self._code in (0, None):
-            try:
-                script_runner.finish()
-            except ScriptLeft as error:
-                print(f"craft: {error}", file=sys.stderr)
-                script_runner.report_failure(channel, error, WorkerSettings.from_environment().worker_id)
-                self._code, left = 1, True
-        if channel is not None:
-            channel.flush()
-        # A thread that returns from a group while the interpreter shuts down would end the process with SIGABRT.
-        deadline = time.monotonic() + _END_LIMIT_S
-        groups = [thread for thread in threading.enumerate() if thread.name.startswith(THREADS)]
-        for thread in groups:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        if any(thread.is_alive() for thread in groups) or left:
-            # A thread still hangs in its group, or torchrun would see 0. Skip the other exit handlers.
-            logging.shutdown()
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            os._exit(self._code if isinstance(self._code, int) else int(self._code is not None))

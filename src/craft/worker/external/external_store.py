@@ -1,7 +1,6 @@
 """The ``TCPStore`` at which another framework's groups rendezvous, and the variables that torchrun would set for it.
 
-Every guest that asks for one (``craft.attend(meets=True)``) hosts a store; the one of rank 0 is used. Enters: a generation.
-Leaves: its variables, in which scripts and frameworks find the store and their rank.
+Every guest that asks for one (``craft.attend(meets=True)``) hosts a store; the one of rank 0 is used.
 """
 
 from __future__ import annotations

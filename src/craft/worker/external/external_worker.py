@@ -2,10 +2,8 @@
 
 It is a member of the job like any other: it joins, enters generations, reports its steps, is watched, declared lost, drained
 and replaced. It opens no CRAFT group. It passes on what its framework cannot know: that a member is gone, so that blocked
-collectives can be aborted at once (``on_change``), and that this worker is to leave (``leaving``).
-
-Enters: directives, on the channel's thread (``direct``). Leaves: reports, and the lines of ``steps.jsonl`` and
-``generations.jsonl``. Promises P1 to P4 depend on the framework.
+collectives can be aborted at once (``on_change``), and that this worker is to leave (``leaving``). Promises P1 to P4 depend on
+the framework.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Follow generations for a guest: read directives, run its ``abort`` callbacks, and record what acts.
-
-Enters: directives, on the channel's thread. Leaves: the generation that the guest acts under, why it is to leave, a
-``Change`` for each ``abort`` callback (on the thread ``craft-abort``), and an ``Entered`` per generation.
-"""
+"""Follow generations for a guest: read directives, run its ``abort`` callbacks, and record what acts."""
 
 from __future__ import annotations
 

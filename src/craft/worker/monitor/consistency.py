@@ -1,18 +1,23 @@
 """Compare the bits of gradients and of the state between all members.
 
-Enters: gradients and the state of the step in flight. Leaves: digests for this worker's control word, and an error if the
-combined words say that the others' digests differ.
+Digests travel in the control words; the combined word shows whether they differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from blake3 import blake3
-
 from craft.decide.step.ledger import Ledger
 from craft.protocol.control_word import Combined
-from craft.snapshots.state.leaves import Leaf, RotatingDigest, sample_digest, tensor_bytes, whole_digest
+from craft.snapshots.state.leaves import (
+    Leaf,
+    RotatingDigest,
+    hash_parts,
+    sample_digest,
+    sampled,
+    tensor_bytes,
+    whole_digest,
+)
 from craft.worker.monitor.consistency_errors import check_bits, check_newcomer, check_sample, repeated_alone
 from craft.worker.monitor.repeated_microbatch import PROBE, RepeatedMicrobatch, is_repeat
 from craft.worker.reduce.accumulator import Flats
@@ -243,15 +248,9 @@ class ConsistencyCheck:
 
 def hash_of(flats: Flats) -> bytes:
     """Return a digest of a gradient."""
-    hasher = blake3()
-    for tensor in flats.tensors:
-        hasher.update(memoryview(tensor_bytes(tensor)))
-    return bytes(hasher.digest(length=16))
+    return hash_parts(map(tensor_bytes, flats.tensors))
 
 
 def sample_of(flats: Flats) -> bytes:
     """Return a digest of elements spread over each bucket of a gradient; its cost does not show in a step."""
-    hasher = blake3()
-    for tensor in flats.tensors:
-        hasher.update(memoryview(tensor_bytes(tensor[:: max(1, tensor.numel() // _SAMPLED)])))
-    return bytes(hasher.digest(length=16))
+    return hash_parts(sampled(tensor, _SAMPLED) for tensor in flats.tensors)

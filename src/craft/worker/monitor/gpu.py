@@ -1,7 +1,6 @@
 """Watch the GPU of this worker while its loop runs, on a separate thread that waits for the driver.
 
-Enters: readings of ``telemetry/nvml.py``. Leaves: ``ConditionSeen`` with worker and device. Without a GPU there is no watch. A
-driver that cannot be queried is reported once, as ``not available``.
+A driver that cannot be queried is reported once, as ``not available``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Measure this worker's speed and report slow members to the lighthouse and the script.
-
-Enters: seconds per phase (``activity``) and the wait for others. Leaves: the speed in this worker's word, the ``StepTimes`` of
-its report, ``StragglerFound`` and ``StragglerGone``. ``TrainingLoop`` calls it.
-"""
+"""Measure this worker's speed and report slow members to the lighthouse and the script."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Write a worker's records: one line per commit and per generation, and the metrics of every step once.
-
-A background thread writes the lines, so that no step waits for a slow disk.
-"""
+"""Write a worker's lines per commit and per generation, and the metrics of every step once, on a background thread."""
 
 from __future__ import annotations
 
@@ -112,8 +109,8 @@ class StepLog:
             self._unwritten(trouble)
 
 
-class StepAccount:
-    """Records each step, its duration and the cost of losses.
+class StepAccount(StepLog):
+    """Records also the duration of each step, and the cost of losses.
 
     Belongs to the main thread, except ``entered``, which the thread that follows generations calls.
     """
@@ -126,10 +123,10 @@ class StepAccount:
         samples: Callable[[int, int], int | None],
         unwritten: Callable[[str], None],
     ) -> None:
-        """``samples(step, microbatch)``: the samples of a microbatch, None if unknown; ``unwritten``: see ``StepLog``."""
+        """``samples(step, microbatch)``: the samples of a microbatch, None if unknown."""
+        super().__init__(run_dir, worker_id, unwritten)
         self.step_s = 0.0
         """Seconds from commit to commit, smoothed."""
-        self._step_log = StepLog(run_dir, worker_id, unwritten)
         self._recovery_costs = RecoveryCosts(worker_id, note, samples)
         self._last_commit: float | None = None
 
@@ -137,17 +134,13 @@ class StepAccount:
         """Mark the begin of the first step."""
         self._last_commit = monotonic()
 
-    def entered(self, entered: Entered) -> None:
-        """Record that this worker entered a generation."""
-        self._step_log.entered(entered)
-
     def settled(self, entered: Entered) -> None:
         """Record that the members of a generation have agreed on how to continue."""
         self._recovery_costs.settled(entered)
 
     def committed(self, committed: Committed) -> None:
         """Record a step that was committed just now."""
-        self._step_log.committed(committed)
+        super().committed(committed)
         # Monotonic: the wall clock may be set meanwhile.
         now = monotonic()
         if self._last_commit is not None:
@@ -155,14 +148,6 @@ class StepAccount:
             self._recovery_costs.committed(committed.step, committed.generation, elapsed, time.time())
             self.step_s = elapsed if not self.step_s else self.step_s + _SMOOTHING * (elapsed - self.step_s)
         self._last_commit = now
-
-    def flush(self) -> None:
-        """Wait for the lines written so far."""
-        self._step_log.flush()
-
-    def complete(self) -> None:
-        """Write the last lines: there are no more steps."""
-        self._step_log.complete()
 
 
 class _Files:

@@ -1,9 +1,7 @@
 """Carry state from microbatch m of one step to microbatch m of the next (``step.carry``).
 
-Enters: the values of a ``CarriedLane`` at the end of its microbatch, packed into one row of bytes. The bytes travel with the
-exchange of the step, so that every member has all of them when it commits. Leaves: the values, for the worker that computes
-the same microbatch of the next step. ``CarriedState`` is registered like an optimizer: joiners, checkpoints and digests
-include it.
+The values of a ``CarriedLane`` travel with the exchange of the step, as one row of bytes, so that every member has all of them
+when it commits. ``CarriedState`` is registered like an optimizer: joiners, checkpoints and digests include it.
 """
 
 from __future__ import annotations

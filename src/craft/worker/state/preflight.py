@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -19,6 +20,8 @@ from craft.worker.state.metadata import Conditions
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 def check_conditions(
     group: Group | None, worker_ids: Sequence[str], conditions: Conditions, start_step: int = 0
@@ -28,11 +31,16 @@ def check_conditions(
     ``start_step`` is compared only here: a worker that joins later may have read a newer file of the script.
     """
     conditions = replace(conditions, settings=conditions.settings | {"start_step": start_step})
-    everyone = [msgspec.json.decode(data, type=Conditions) for data in gather(group, msgspec.json.encode(conditions))]
+    everyone = _gathered(group, conditions, Conditions)
     for worker_id, other in zip(worker_ids, everyone, strict=True):
         problem = compare(worker_ids[0], everyone[0], worker_id, other)
         if problem is not None:
             raise ConfigError(problem)
+
+
+def _gathered(group: Group | None, own: T, kind: type[T]) -> list[T]:
+    """Return the values of all workers, in the order of ranks."""
+    return [msgspec.json.decode(data, type=kind) for data in gather(group, msgspec.json.encode(own))]
 
 
 def compare(first_id: str, first: Conditions, worker_id: str, other: Conditions) -> str | None:
@@ -88,10 +96,7 @@ def make_equal(group: Group | None, worker_ids: Sequence[str], leaves: Sequence[
 
 def _check_structure(group: Group, worker_ids: Sequence[str], leaves: Sequence[Leaf]) -> None:
     """Raise ConfigError, on every worker, unless all have the same names, types and shapes."""
-    own = [(leaf.name, _kind(leaf.value)) for leaf in leaves]
-    everyone = [
-        msgspec.json.decode(data, type=list[tuple[str, str]]) for data in gather(group, msgspec.json.encode(own))
-    ]
+    everyone = _gathered(group, [(leaf.name, _kind(leaf.value)) for leaf in leaves], list[tuple[str, str]])
     first = everyone[0]
     for worker_id, other in zip(worker_ids, everyone, strict=True):
         for mine, theirs in itertools.zip_longest(first, other):
@@ -114,10 +119,7 @@ def _kind(value: torch.Tensor | bytes) -> str:
 
 def _first_difference(group: Group, leaves: Sequence[Leaf]) -> str:
     """Return the name of the first entry that differs between workers of equal structure."""
-    everyone = [
-        msgspec.json.decode(data, type=list[tuple[str, str]])
-        for data in gather(group, msgspec.json.encode(digests(list(leaves))))
-    ]
+    everyone = _gathered(group, digests(list(leaves)), list[tuple[str, str]])
     for position, (name, value) in enumerate(everyone[0]):
         if any(other[position][1] != value for other in everyone):
             return name

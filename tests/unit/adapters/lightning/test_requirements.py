@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from craft.adapters.lightning.requirements import check_version
+from craft.adapters.requirements import check_version
 from craft.protocol.errors import ConfigError
 
 

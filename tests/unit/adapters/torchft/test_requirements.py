@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from craft.adapters.torchft.requirements import check, check_version
+from craft.adapters.requirements import check_torchft, check_version
 from craft.protocol.errors import ConfigError
 
 
 def test_what_is_installed_here_is_supported() -> None:
-    check()
+    check_torchft()
 
 
 @pytest.mark.parametrize("version", ["0.1.1", "2025.6.1", "2027.1.2", "nonsense"])

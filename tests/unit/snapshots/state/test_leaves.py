@@ -210,7 +210,7 @@ def test_every_byte_has_its_turn_within_the_period(
         changed[which][data.draw(st.integers(0, sizes[which] - 1))] = 1
 
     left, right = rotating(tensors, slice_bytes), rotating(changed, slice_bytes)
-    found = [step for step in range(first_step, first_step + left.period) if left.digest(step) != right.digest(step)]
+    found = [step for step in range(first_step, first_step + left.period) if left.take(step)() != right.take(step)()]
 
     assert left.period == right.period == max(1, -(-sum(sizes) // slice_bytes))
     assert len(found) == (1 if sizes[which] else 0)
@@ -220,11 +220,11 @@ def test_every_byte_has_its_turn_within_the_period(
 def test_a_rotating_digest_sees_what_a_tensor_is_now() -> None:
     tensor = torch.zeros(4)
     digest = rotating([tensor], 1024)
-    before = digest.digest(0)
+    before = digest.take(0)()
 
     tensor[0] = -0.0
 
-    assert digest.digest(0) != before
+    assert digest.take(0)() != before
 
 
 def test_plain_values_have_no_turn() -> None:
@@ -236,7 +236,7 @@ def test_plain_values_have_no_turn() -> None:
 
 
 def test_a_rotating_digest_without_state_or_switched_off_says_nothing() -> None:
-    assert RotatingDigest(16).digest(0) == b""
+    assert RotatingDigest(16).take(0)() == b""
     assert RotatingDigest(16).names(0) == []
     assert not RotatingDigest(0).due(0)
 
@@ -254,5 +254,5 @@ def test_after_a_restart_state_is_walked_where_all_begin_anew() -> None:
 
     digest.restart(7)
 
-    assert digest.digest(6) == b""
+    assert digest.take(6)() == b""
     assert [step for step in range(3, 130) if digest.due(step)] == [7, 9, 64, 128]

@@ -18,8 +18,7 @@ from torch.utils.data import (
 
 from craft.protocol.errors import ConfigError
 from craft.worker.data.source_args import check_start_step, make_source
-from craft.worker.data.sources import MapSource
-from craft.worker.data.stream_source import StreamSource
+from craft.worker.data.sources import MapSource, StreamSource
 
 DATASET = list(range(20))
 

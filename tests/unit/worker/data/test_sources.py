@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from craft.worker.data.sample_order import MicrobatchSamples, SampleOrder
-from craft.worker.data.sources import ENDED, Fetcher, MapSource, Prefetch
-from craft.worker.data.stream_source import StreamSource
+from craft.worker.data.sources import ENDED, Fetcher, MapSource, Prefetch, StreamSource
 
 STEPS = 6
 

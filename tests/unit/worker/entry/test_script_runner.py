@@ -8,7 +8,8 @@ import pytest
 
 from craft.protocol.errors import BitsDiffer, CallsDiffer, CraftError, NewcomerDiffers, Refused, ScriptLeft, StateLost
 from craft.protocol.events import WorkerFailed
-from craft.worker.entry.script_runner import _exit_code, report_failure
+from craft.worker.entry.script_end import report_failure
+from craft.worker.entry.script_runner import _exit_code
 from craft.worker.report.channel import Channel
 
 

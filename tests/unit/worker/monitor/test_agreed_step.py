@@ -41,7 +41,7 @@ def test_what_is_trusted_was_the_same_P3(
         for digest, tensor in zip(digests, (mine, other), strict=True):
             if digest.due(step) and digest.refresh([Leaf("t", tensor)]) and digest is digests[0]:
                 agreement.interrupt()
-        if digests[0].digest(step) != digests[1].digest(step):
+        if digests[0].take(step)() != digests[1].take(step)():
             break
         if digests[0].is_whole(step):
             agreement.compared(step, digests[0].period)

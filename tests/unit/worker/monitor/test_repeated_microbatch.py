@@ -13,7 +13,7 @@ from craft.decide.step.combine import combine
 from craft.decide.step.ledger import Ledger
 from craft.protocol.control_word import Word
 from craft.protocol.errors import BitsDiffer
-from craft.worker.data.stream_source import StreamSource
+from craft.worker.data.sources import StreamSource
 from craft.worker.monitor.consistency import ConsistencyCheck, sample_of
 from craft.worker.monitor.repeated_microbatch import PROBE, RepeatedMicrobatch, is_extra, is_repeat, place_of, repeat_of
 

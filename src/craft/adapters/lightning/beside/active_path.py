@@ -17,7 +17,8 @@ from typing import Any
 from craft.adapters.lightning.metric_log import named
 from craft.groups import sockets
 from craft.settings.worker import WorkerSettings
-from craft.worker.entry.join import attend, attending
+from craft.worker.entry.join import attend
+from craft.worker.entry.worker_process import process
 from craft.worker.external.external_worker import Guest
 from craft.worker.external.generation_follower import Change
 
@@ -69,7 +70,7 @@ class ActivePath:
         self._changed.set()
         number = sockets.abort_gloo()
         logger.warning("%s: aborted %s Gloo connections", change.reason, number)
-        guest = attending()
+        guest = process.guest
         assert guest is not None
         if self._begun:
             # Gloo does not wake every waiter. Then another rank has the state, and this one must not delay it.

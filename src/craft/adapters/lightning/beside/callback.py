@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
 import socket
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from craft.adapters.lightning.beside.active_path import ActivePath, is_under_craft, newest
-from craft.adapters.lightning.beside.divergence_watch import FiniteGradients
 from craft.decide.job.state import JobState
-from craft.decide.techniques import BUILT_IN, Divergence, Preemption
+from craft.decide.techniques import BUILT_IN, Divergence, DivergenceSettings, Preemption
 from craft.decide.techniques.technique import AnyTechnique, Hooks, Moment
 from craft.protocol import actions
 from craft.protocol.errors import ConfigError
@@ -34,6 +36,38 @@ logger = logging.getLogger(__name__)
 
 _STOPS = (actions.RequestDrain, actions.Drain, actions.Preempt, actions.WindDown, actions.Stop)
 _BUILT_IN_HERE = (Divergence.name, Preemption.name)
+_ANSWERS = ("report", "skip", "stop")
+
+
+class FiniteGradients:
+    """Checks gradients after the strategy's reduction, when all workers have the same and find the same."""
+
+    def __init__(self, settings: DivergenceSettings) -> None:
+        if settings.answer not in _ANSWERS:
+            raise ConfigError(
+                f"CraftCallback: divergence with the answer {settings.answer} needs a job of CRAFT's; here: {', '.join(_ANSWERS)}"
+            )
+        self._answer = settings.answer
+        self._bad = False
+
+    def look(self, step: int, optimizer: Any) -> str | None:
+        """Check before the update; return why the fit is to stop, if it is."""
+        params = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
+        again, self._bad = self._bad, not all(_is_finite(param.grad) for param in params)
+        if not self._bad or (again and self._answer == "report"):
+            return None
+        what = f"a gradient of step {step} is not finite"
+        logger.warning("%s; the answer is %s", what, self._answer)
+        if self._answer != "report":
+            # Without gradients no optimizer changes anything.
+            for param in params:
+                param.grad = None
+        return what if self._answer == "stop" else None
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    # The sum first: it is fast, and finite unless something is wrong. Then element by element.
+    return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 class CraftCallback(_Callback):
@@ -96,12 +130,10 @@ class CraftCallback(_Callback):
         self._reach(trainer, "batch_start", microbatch=batch_idx % trainer.accumulate_grad_batches)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        if self._active is not None:
-            self._active.exchanges(begins=True)
+        self._exchanges(True)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        if self._active is not None:
-            self._active.exchanges(begins=False)
+        self._exchanges(False)
         self._reach(trainer, "after_backward")
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
@@ -170,8 +202,10 @@ class CraftCallback(_Callback):
             return
         path = os.path.join(self._dirpath, f"step={trainer.global_step}.ckpt")
         trainer.save_checkpoint(f"{path}.part")
-        if trainer.is_global_zero:
-            self._listed(path, trainer.global_step)
+        if trainer.is_global_zero and self._active is not None:
+            self._active.listed(path, trainer.global_step)
+        elif trainer.is_global_zero:
+            os.replace(f"{path}.part", path)
         reason = "; ".join(wishes.values()) or "requested by another worker"
         logger.warning("checkpoint %s%s: %s", path, ", and the end of the fit" if stop else "", reason)
         if stop and self._active is not None:
@@ -181,19 +215,15 @@ class CraftCallback(_Callback):
     def _agreed(self, trainer: Any, stop: bool, save: bool) -> tuple[bool, bool]:
         """Return whether any worker wants the fit to stop, or a checkpoint to be saved."""
         agree = trainer.strategy.reduce_boolean_decision
-        if self._active is not None:
-            self._active.exchanges(begins=True)
+        self._exchanges(True)
         stop = agree(stop, all=False)
         save = stop or agree(save, all=False)
-        if self._active is not None:
-            self._active.exchanges(begins=False)
+        self._exchanges(False)
         return stop, save
 
-    def _listed(self, path: str, step: int) -> None:
+    def _exchanges(self, begins: bool) -> None:
         if self._active is not None:
-            self._active.listed(path, step)
-        else:
-            os.replace(f"{path}.part", path)
+            self._active.exchanges(begins)
 
 
 class _CallbackHost:

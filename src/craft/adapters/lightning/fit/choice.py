@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from craft.adapters.lightning.fit.fit import Fit
 from craft.adapters.lightning.fit.microbatches import MicrobatchFit
 from craft.adapters.lightning.fit.whole import WholeFit
-from craft.adapters.lightning.training_callbacks import FINDERS, UNFOLLOWED, is_a
+from craft.adapters.lightning.refusals import FINDERS, UNFOLLOWED, is_a
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from craft.adapters.lightning import leader_output, refusals
 from craft.adapters.lightning.metric_log import MetricRecorder
 from craft.adapters.lightning.process_info import ProcessInfo
 from craft.adapters.lightning.progress import FitCallbackStates, FitProgress
-from craft.adapters.lightning.training_callbacks import averages_of
 from craft.worker.api.steps import Driven, Steps
 
 Native = Callable[..., Any]
@@ -94,7 +93,10 @@ class FollowingFit(Fit):
         items |= {f"scheduler{index}": each.scheduler for index, each in enumerate(strategy.lr_scheduler_configs)}
         if (scaler := getattr(strategy.precision_plugin, "scaler", None)) is not None:
             items["scaler"] = scaler
-        return items | averages_of(self.trainer) | {"trainer": self.progress, "surroundings": self.surroundings}
+        averaging = [each for each in self.trainer.callbacks if refusals.is_a(each, "WeightAveraging")]
+        models = {f"averaged{index}": each._average_model for index, each in enumerate(averaging)}
+        items |= {name: model for name, model in models.items() if model is not None}
+        return items | {"trainer": self.progress, "surroundings": self.surroundings}
 
     def follow_leader(self) -> None:
         """After each commit, before anything is written: let the current rank 0 write."""

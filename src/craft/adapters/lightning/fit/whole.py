@@ -19,7 +19,7 @@ from craft.protocol.values.activity import Phase
 from craft.settings.environ import lightning_seed
 from craft.worker.api.adapter_access import whole_steps
 from craft.worker.data import rng
-from craft.worker.entry.join import activity
+from craft.worker.entry.worker_process import process
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class WholeFit(FollowingFit):
             pass
         self.surroundings.moved_on()
         self.follow_leader()
-        activity().now(Phase.COMPUTING, step.number, 0)
+        process.activity.now(Phase.COMPUTING, step.number, 0)
         self._advance(data_fetcher)
 
     def _resume(self) -> None:

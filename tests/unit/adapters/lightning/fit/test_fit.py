@@ -220,7 +220,13 @@ class WrongByHand(Manual):
         super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize("kind", [Wrong, WrongByHand])
+class WrongBetween(Module):
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 3:
+            raise LookupError("of the script's")
+
+
+@pytest.mark.parametrize("kind", [Wrong, WrongByHand, WrongBetween])
 def test_an_error_of_the_scripts_comes_out_of_the_fit_and_nothing_of_the_job_stays(kind: type[Module]) -> None:
     before = set(threading.enumerate())
     module, trainer = kind(), trainer_of("craft", accumulate_grad_batches=1)

@@ -12,7 +12,7 @@ import hydra
 import pytest
 
 from craft.protocol.errors import Refused
-from craft.worker.entry.script_errors import exit_with_refusal_code, real_error, script_traceback, summary
+from craft.worker.entry.script_end import exit_with_refusal_code, real_error, script_traceback, summary
 
 
 def ended(script: Callable[[], object]) -> BaseException:

@@ -1,11 +1,30 @@
-"""``TellHealth``: reports the health checks of ``inprocess.Wrapper`` as events."""
+"""Plug-ins of ``inprocess.Wrapper``: ``AbortGloo`` frees blocked threads, ``TellHealth`` reports health checks as events."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
+from nvidia_resiliency_ext.inprocess.abort import Abort
 from nvidia_resiliency_ext.inprocess.health_check import HealthCheck
 from nvidia_resiliency_ext.inprocess.state import FrozenState
+
+from craft.groups import sockets
+
+logger = logging.getLogger(__name__)
+
+
+class AbortGloo(Abort):
+    """Shuts down the connections of this process's Gloo groups; waiting calls get a RuntimeError at once.
+
+    The wrapper raises an exception in the main thread, which a thread inside Gloo never sees. Name it last in ``Compose``,
+    which calls it first: ``AbortTorchDistributed``, which ends only NCCL's groups, forgets the others.
+    """
+
+    def __call__(self, state: FrozenState) -> FrozenState:
+        number = sockets.abort_gloo()
+        logger.info("rank %s: aborted %s Gloo connections", state.rank, number)
+        return state
 
 
 class TellHealth(HealthCheck):
