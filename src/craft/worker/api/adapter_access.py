@@ -44,7 +44,7 @@ def batch_steps(
     more: dict[str, Any] = dict.fromkeys(("epochs", "shuffle", "collate_fn", "num_workers"))
     more |= {"global_batch": batch * microbatches, "batch": batch, "samples_per_epoch": samples_per_epoch}
     training = job._begin(loader, own_loop=False, microbatches=microbatches, steps=steps, seed=seed, **more)
-    return Steps(training, passed=job._passed())
+    return Steps(training)
 
 
 def whole_steps(job: Job, seed: int) -> Steps:
@@ -56,7 +56,7 @@ def whole_steps(job: Job, seed: int) -> Steps:
     check_whole(job._techniques)
     more: dict[str, Any] = dict.fromkeys(("global_batch", "steps", "epochs", "shuffle", "collate_fn", "num_workers"))
     training = job._begin(numbers, own_loop=False, whole=True, microbatches=None, seed=seed, **more)
-    return Steps(training, passed=job._passed())
+    return Steps(training)
 
 
 def is_alone(job: Job) -> bool:

@@ -173,7 +173,7 @@ class Job:
             steps_per_epoch=steps_per_epoch,
             start_step=start_step,
         )
-        return Steps(training, passed=self._passed())
+        return Steps(training)
 
     def epochs(self, n: int, data: Any, **options: Any) -> Epochs:
         """Return the loop over ``n`` passes over ``data``; ``for step in epoch`` yields the steps of each.
@@ -219,7 +219,7 @@ class Job:
             collate_fn=collate_fn,
             num_workers=num_workers,
         )
-        return Attempts(training, self._modules, passed=self._passed())
+        return Attempts(training)
 
     def _begin(
         self,
@@ -274,7 +274,7 @@ class Job:
             own_loop=own_loop,
             whole=whole,
         )
-        self._training = TrainingLoop(parts)
+        self._training = TrainingLoop(parts, self._passed())
         self._reporter.report(microbatches=count)
         if text := ignored_sampler(data):
             self._training.checks.warn(text)

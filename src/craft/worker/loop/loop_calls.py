@@ -7,6 +7,7 @@ from typing import Protocol
 
 from craft.protocol.values.activity import Phase
 from craft.worker.loop.loop_end import LoopEnd, after_loop, meeting_at_end
+from craft.worker.loop.microbatch import ScriptStep
 from craft.worker.loop.pre_loop_calls import PreLoopCalls
 from craft.worker.loop.step_result import StepResult
 from craft.worker.membership.ft_calls import CallPlace, FaultTolerantCalls
@@ -14,14 +15,8 @@ from craft.worker.membership.participant import Participant
 from craft.worker.report.activity_page import ActivityPage
 
 
-class CurrentStep(Protocol):
-    """The step that a script is in, as its loop sees it: a ``Step`` or a ``StepAttempt``."""
-
-    microbatch: int | None
-    """Microbatch being computed; None outside the inner loop."""
-
-    @property
-    def _place(self) -> tuple[int, int | None]: ...
+class CurrentStep(ScriptStep, Protocol):
+    """The step that a script is in, as its loop sees it."""
 
     @property
     def _done(self) -> bool: ...

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,10 +25,12 @@ from craft.worker.loop.batch_gather import BatchGather
 from craft.worker.loop.hooks import InWorker, StepHooks, hooks_of
 from craft.worker.loop.loop_calls import CurrentStep, LoopCalls
 from craft.worker.loop.loop_end import LoopEnd, step_at_end
+from craft.worker.loop.microbatch import InnerLoop
 from craft.worker.loop.pre_loop_calls import PreLoopCalls
 from craft.worker.loop.step_exchange import StepExchange
 from craft.worker.loop.step_result import StepResult
 from craft.worker.loop.step_runner import StepRunner
+from craft.worker.membership.client import Left
 from craft.worker.membership.ft_calls import FaultTolerantCalls
 from craft.worker.membership.participant import LoopLinks
 from craft.worker.monitor import frozen_parameters
@@ -56,7 +60,8 @@ logger = logging.getLogger(__name__)
 class TrainingLoop:
     """Runs one training loop on this worker. Owned by the main thread."""
 
-    def __init__(self, parts: LoopContext) -> None:
+    def __init__(self, parts: LoopContext, passed: PreLoopCalls | None) -> None:
+        """``passed`` is set if the job ended this loop before this worker joined; the loop then yields nothing."""
         settings, participant, reporter, techniques = (
             parts.settings,
             parts.participant,
@@ -74,7 +79,7 @@ class TrainingLoop:
         """Whether the driver of the loop has ended it, on every worker after the same step."""
         self._membership = parts.membership
         self._reporter = reporter
-        self._modules = parts.modules
+        self.modules = parts.modules
         self._registered = parts.registered
         self._conditions = parts.conditions
         self._own_loop = parts.own_loop
@@ -110,12 +115,14 @@ class TrainingLoop:
         own = {**self.lifecycle.hooks, Stragglers.name: self._speed}
         self._gpu = self._watch_gpu(techniques)
         self.step_hooks = StepHooks(hooks_of(techniques, own, settings, reporter), reporter.note, self._moment)
+        self.inner_loop = InnerLoop(parts.source, parts.seed, parts.activity, self.step_hooks)
         key = settings.state_key_bytes
         self.transfer = StateTransfer(
             parts.donor, key, participant, parts.modules, parts.registered, self.lifecycle, parts.reserve
         )
         calls = FaultTolerantCalls(participant, parts.donor, key, self._regroup_between_steps)
         self.calls = LoopCalls(self, participant, calls, parts.activity)
+        self._passed = passed
         self._catch_up: CatchUp | None = None
         self._expected: tuple[int, tuple[int, ...]] | None = None
         self._ended = False
@@ -163,11 +170,6 @@ class TrainingLoop:
         on_device = any(param.is_cuda for param in self._params)
         return on_device and len(self.participant.ledger.members) == 1 and not self._conditions.deterministic
 
-    def look_at_losses(self, step: int, microbatch: int) -> None:
-        """Have the checks inspect the losses that the script calls ``backward()`` on, in the first step."""
-        sizes = {each: self.source.samples(step, each) for each in range(self.source.size_of(step))}
-        self.checks.microbatch(sizes, microbatch, len(self.participant.ledger.share), self.participant.slots)
-
     def _new_gradients(self) -> GradientAccumulator:
         return GradientAccumulator(BucketLayout(self._params, self.bucket_bytes), hold=self.settings.hold)
 
@@ -206,12 +208,34 @@ class TrainingLoop:
 
     def leaves(self) -> list[Leaf]:
         """Return the whole training state."""
-        return [*module_leaves(self._modules), *registered_leaves(self._registered)]
+        return [*module_leaves(self.modules), *registered_leaves(self._registered)]
 
     def buffers_now(self) -> ModuleBuffers:
         """Return the current buffers of all modules, including registered ones."""
-        items = (*self._modules.values(), *self._registered.values())
+        items = (*self.modules.values(), *self._registered.values())
         return ModuleBuffers([each for each in items if isinstance(each, torch.nn.Module)])
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Start the loop; at the end of the block, end it, or leave the job if the block is left in another way."""
+        if self._passed is not None:
+            self.pass_over(self._passed)
+            yield
+            return
+        try:
+            self.start()
+            yield
+            self.end()
+        except Left:
+            self.lifecycle.leave()
+            raise
+        except GeneratorExit:
+            # The script left the loop: by ``break``, or by an exception, which shows when the script ends.
+            self.broken_off = not self.over and self.current is not None and self.current._done
+            raise
+        finally:
+            if not self.broken_off:
+                self.close() if self.over else self.abandon()
 
     def start(self) -> None:
         """Enter a generation, and ensure that all workers begin from the same state and conditions."""
@@ -293,6 +317,8 @@ class TrainingLoop:
 
     def wants_more(self) -> bool:
         """Return whether there is another step, after the work at the boundary before it."""
+        if self.over:
+            return False
         self._parameter_set.check()
         if self.participant.ledger.over and not self._has_results:
             # Only a worker that joined after the loop's end, or caught up meanwhile, gets here.
@@ -325,7 +351,7 @@ class TrainingLoop:
         gradients = self._new_gradients()
         told = frozen_parameters.encode(self.settings.worker_id, gradients.layout.trainable)
         parts = self.calls.call_before_step(frozen_parameters.CALL, told)
-        frozen_parameters.compare(parts, self.applied, self._modules)
+        frozen_parameters.compare(parts, self.applied, self.modules)
         self.exchange.lay_out(gradients)
 
     def next_microbatch(self) -> int | None:
@@ -483,10 +509,6 @@ class TrainingLoop:
         self.calls.passed = outside
         self.over = True
         self.close()
-
-    def leave_loop(self) -> None:
-        """Record that the script left the loop: by ``break``, or by an exception, which shows when the script ends."""
-        self.broken_off = not self.over and self.current is not None and self.current._done
 
     def finish_loop(self) -> None:
         """End the loop if the script left it after a committed step: that step was the last."""
