@@ -19,8 +19,8 @@ from craft.snapshots.state.device_copy import hold_back
 from craft.telemetry.fault_points import reach
 from craft.worker.api.step_attempt import StepAttempt
 from craft.worker.data import rng
-from craft.worker.loop.phase_work import ComparedWork, PhaseWork, safe_point
-from craft.worker.loop.repeated_step import RepeatedStep
+from craft.worker.loop.inner_loop.phase_work import ComparedWork, PhaseWork, safe_point
+from craft.worker.loop.inner_loop.repeated_step import RepeatedStep
 from craft.worker.loop.training_loop import TrainingLoop
 from craft.worker.membership.ft_calls import taking_part
 from craft.worker.recovery.follower import CommittedResult
@@ -33,11 +33,11 @@ class Attempts:
 
     def __init__(self, training: TrainingLoop) -> None:
         self._training = training
-        self._modules = list(training.modules.values())
+        self._modules = list(training.state.modules.values())
         self._buffers = ModuleBuffers(self._modules, graphs_live_on=True)
-        self._reductions = UserReductions(training.participant, self._buffers, training.bucket_bytes)
+        self._reductions = UserReductions(training.participant, self._buffers, training.state.bucket_bytes)
         self._undo = training.undo
-        self._rehearsal = RepeatedStep(training.leaves, enabled=training.checks_bits)
+        self._rehearsal = RepeatedStep(training.state.leaves, enabled=training.settings.check_bits)
         self._compared: int | None = None
         """On a joiner: the step in which it computed microbatch 0 too, to compare its bits with the others'."""
         self._replayed: CommittedResult | None = None
@@ -50,7 +50,7 @@ class Attempts:
         with training.running():
             while training.wants_more():
                 training.begin()
-                self._replayed = training.take_up()
+                self._replayed = training.joining.next_result()
                 yield from self._tries(training.applied)
 
     def _tries(self, step: int) -> Iterator[StepAttempt]:
@@ -127,7 +127,7 @@ class Attempts:
             self._buffers,
             training.source,
             attempt.scalars,
-            samples=training.checks_bits,
+            samples=training.settings.check_bits,
         )
         yield from training.inner_loop.run(attempt, work, place)
         training.activity.now(Doing.EXCHANGING, step)
@@ -173,7 +173,7 @@ class Attempts:
         training = self._training
         self._buffers.put_registered_back(graphs_are_done=True)
         if self._replayed is not None:
-            training.replay(self._replayed)
+            training.joining.replay(self._replayed)
             self._settle(attempt, True)
             return
         try:

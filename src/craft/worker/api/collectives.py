@@ -23,7 +23,7 @@ def gather(place: TrainingLoop | PreLoopCalls, call: str, data: bytes) -> list[b
     current = place.current
     if current is not None and (call_in_body := current._call) is not None and not place.over:
         return call_in_body(call, data)
-    parts = place.call(call, data)
+    parts = place.calls.call(call, data)
     if parts is None:
         raise ConfigError(
             f"job.{call} within the inner loop: workers are at different places there. Call it before or after `for batch in"

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
 import torch
 
 from craft.protocol.errors import ConfigError, GroupError
-from craft.worker.loop.microbatch import ScriptNotes
+from craft.worker.loop.inner_loop.microbatch import ScriptNotes
 from craft.worker.reduce.user_reduce import Reduced
 from craft.worker.report.metrics import checked
 
-if TYPE_CHECKING:
-    from craft.worker.api.attempts import Attempts
-
 _CALLS = ("all_reduce", "broadcast_object", "barrier")
+
+
+class AttemptLoop(Protocol):
+    """What an attempt asks of its loop, ``Attempts``."""
+
+    def enter(self, attempt: StepAttempt) -> None: ...
+
+    def microbatches(self, attempt: StepAttempt, params: list[torch.nn.Parameter]) -> Iterator[Any]: ...
+
+    def company(self, attempt: StepAttempt) -> tuple[int, int]: ...
+
+    def call(self, attempt: StepAttempt, name: str, data: bytes) -> list[bytes]: ...
+
+    def interrupted(self, attempt: StepAttempt) -> None: ...
+
+    def conclude(self, attempt: StepAttempt) -> None: ...
 
 
 class StepAttempt:
@@ -25,7 +38,7 @@ class StepAttempt:
     All workers commit its updates together, or all undo them, as after a loss; the next attempt is then at the same step.
     """
 
-    def __init__(self, loop: Attempts, step: int, number: int) -> None:
+    def __init__(self, loop: AttemptLoop, step: int, number: int) -> None:
         self._loop = loop
         self.step = step
         """Number of the step, from 0."""

@@ -9,7 +9,7 @@ import torch
 
 from craft.protocol.errors import ConfigError
 from craft.worker.data import rng
-from craft.worker.loop.microbatch import ScriptNotes
+from craft.worker.loop.inner_loop.microbatch import ScriptNotes
 from craft.worker.loop.step_work import StepWork
 from craft.worker.report.metrics import checked
 from craft.worker.state.carried_state import CarriedLane, carry
@@ -148,7 +148,7 @@ def seed_computing(step: Step) -> None:
 
 def look_at_commit(step: Step, place: int) -> None:
     """Restore the buffers and random numbers that all workers share, for adapters that evaluate within a step."""
-    step._training._buffers.restore()
+    step._training.state.buffers.restore()
     step._training.exchange.gradients.show()
     rng.seed_all(rng.derive(step._training.seed, rng.EVALUATE, step.number, place))
 
@@ -246,7 +246,7 @@ class Driven:
         self._training.checks.driven()
         if self._training.settings.socket is None:
             # A repeat would call the framework's hooks once more, and no other worker's bits could differ.
-            self._training.repeat_nothing()
+            self._training.consistency.repeats.give_up()
 
     def next(self) -> Step | None:
         """Return the next step, or the same one while its inner loop has not begun; None after the last."""

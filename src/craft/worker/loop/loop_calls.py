@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from craft.protocol.values.activity import Phase
+from craft.worker.loop.inner_loop.microbatch import ScriptStep
+from craft.worker.loop.joining import Joining
 from craft.worker.loop.loop_end import LoopEnd, after_loop, meeting_at_end
-from craft.worker.loop.microbatch import ScriptStep
 from craft.worker.loop.pre_loop_calls import PreLoopCalls
 from craft.worker.loop.step_result import StepResult
 from craft.worker.membership.ft_calls import CallPlace, FaultTolerantCalls
@@ -38,14 +39,13 @@ class CallingLoop(Protocol):
     over: bool
     loop_end: LoopEnd
     step_result: StepResult
+    joining: Joining
 
     @property
     def applied(self) -> int: ...
 
     @property
     def behind(self) -> bool: ...
-
-    def is_followed(self) -> bool: ...
 
 
 class LoopCalls:
@@ -63,7 +63,7 @@ class LoopCalls:
 
     def left_alone(self) -> bool:
         """Return whether this worker, which is behind, makes calls alone because no current worker is left."""
-        return self.passed is None and self._calls.left_alone(self._loop.is_followed)
+        return self.passed is None and self._calls.left_alone(self._loop.joining.is_followed)
 
     def tell_joiners(self) -> None:
         """Keep the results of calls for joiners."""
@@ -105,6 +105,6 @@ class LoopCalls:
         under = last.under.number if last is not None else self._participant.ledger.generation
         self._activity.now(Phase.CALLING, step)
         try:
-            return self._calls.gather(name, data, place, under, loop.behind, loop.is_followed)
+            return self._calls.gather(name, data, place, under, loop.behind, loop.joining.is_followed)
         finally:
             self._activity.now(phase, step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from craft.worker.loop.microbatch import ScriptNotes
+from craft.worker.loop.inner_loop.microbatch import ScriptNotes
 from craft.worker.monitor.repeated_microbatch import is_extra, is_repeat, place_of
 from craft.worker.state.carried_state import copy_of
 

@@ -16,8 +16,8 @@ from craft.telemetry.fault_points import reach
 from craft.worker.data import rng
 from craft.worker.data.skipping import SkippingSource
 from craft.worker.data.sources import ENDED
-from craft.worker.loop.hooks import StepHooks
-from craft.worker.loop.injected_faults import strike
+from craft.worker.loop.inner_loop.hooks import StepHooks
+from craft.worker.loop.inner_loop.injected_faults import strike
 from craft.worker.monitor.repeated_microbatch import place_of
 from craft.worker.report.activity_page import ActivityPage
 from craft.worker.state.carried_state import CarriedLane

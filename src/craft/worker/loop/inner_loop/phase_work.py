@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from craft.protocol.control_word import MicrobatchRecord
 from craft.protocol.errors import GroupAborted
 from craft.worker.data.skipping import SkippingSource
-from craft.worker.loop.microbatch import ScriptNotes
+from craft.worker.loop.inner_loop.microbatch import ScriptNotes
 from craft.worker.membership.participant import Participant
 from craft.worker.monitor.consistency import sample_of
 from craft.worker.monitor.consistency_errors import check_sample
