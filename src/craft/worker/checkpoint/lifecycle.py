@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from craft.decide.techniques import Checkpoints, Divergence, Loss
 from craft.decide.techniques.technique import Chosen, Hooks
-from craft.protocol.errors import BitsDiffer, GroupError, LeftBehind
+from craft.protocol.errors import BitsDiffer, GroupError, LeftBehind, Refused
 from craft.protocol.events import (
     AnyNote,
     CheckpointRestored,
@@ -29,11 +29,14 @@ from craft.settings.rundir import RunDir
 from craft.snapshots.state.leaves import STATE_IS_BUILT, Leaf
 from craft.snapshots.state.serialized import State
 from craft.snapshots.store.manifest import Manifest
+from craft.worker.checkpoint.candidates import RollbackCandidates
 from craft.worker.checkpoint.recomputed_steps import RecomputedSteps
+from craft.worker.checkpoint.resume import Resume
 from craft.worker.checkpoint.resumed_steps import ResumedSteps
-from craft.worker.checkpoint.rollback import Rollback, begin_from
+from craft.worker.checkpoint.rollback import Rollback
 from craft.worker.checkpoint.scheduler import CheckpointScheduler
 from craft.worker.checkpoint.self_resume import forgotten_start_step
+from craft.worker.checkpoint.store_claim import StoreClaim
 from craft.worker.monitor.consistency import AgreedStep
 from craft.worker.monitor.nonfinite import NonFiniteGuard
 from craft.worker.reduce.word_parts import CheckpointPart
@@ -76,6 +79,7 @@ class CheckpointLifecycle:
         )
         self.scheduler: CheckpointScheduler | None = None
         self._rollback: Rollback | None = None
+        self._resume: Resume | None = None
         self._settings = parts.settings
         self._participant = parts.participant
         self._membership = parts.membership
@@ -105,8 +109,15 @@ class CheckpointLifecycle:
             if self._comparable:
                 self._resumed = ResumedSteps(target.tiers.durable, leaves)
             self._rollback = Rollback(
-                target.tiers, parts.participant, parts.reporter, parts.modules, parts.registered, self.attached
+                target.tiers,
+                RollbackCandidates(target.tiers, parts.participant, parts.reporter),
+                parts.participant,
+                parts.modules,
+                parts.registered,
+                self.attached,
             )
+            store = StoreClaim(target.tiers, parts.participant, parts.reporter)
+            self._resume = Resume(parts.participant, self._rollback, store, parts.settings.resume)
 
     @property
     def attached(self) -> Attached:
@@ -149,14 +160,12 @@ class CheckpointLifecycle:
         if self._participant.loops > 1:
             # The job is running: its first loop began from a checkpoint, if any.
             return
-        with paused(self._activity, self._reporter, "reading a checkpoint"):
-            begin_from(
-                self._settings.resume,
-                self._rollback,
-                self._participant.ledger,
-                self._membership.restoration,
-                self._participant.start_step,
-            )
+        restoration = self._membership.restoration
+        if self._resume is not None:
+            with paused(self._activity, self._reporter, "reading a checkpoint"):
+                self._resume.begin(restoration)
+        elif restoration is None and self._settings.resume is not None:
+            raise Refused("--resume: from where? Say where checkpoints are: --checkpoints URL, or job.checkpoints(url)")
         ledger = self._participant.ledger
         if ledger.rewinds or ledger.loop > 1:
             return
@@ -177,7 +186,10 @@ class CheckpointLifecycle:
         if self._resumed is not None and not left_at:
             self._resumed.restored(manifest.branch, manifest.step)
         event: AnyNote = CheckpointRestored(
-            name=manifest.name, branch=self._participant.ledger.branch, step=manifest.step, url=self._rollback.url
+            name=manifest.name,
+            branch=self._participant.ledger.branch,
+            step=manifest.step,
+            url=self._rollback.candidates.url,
         )
         if left_at:
             # The data since is skipped: the next step takes the data that would have come now.
@@ -246,7 +258,7 @@ class CheckpointLifecycle:
         if self._rollback is not None:
             # Before the report, which ends the job.
             with self._activity.paused("marking checkpoints that may hold wrong bits"):
-                self._rollback.doubt(self._agreement.step, step, str(error))
+                self._rollback.candidates.doubt(self._agreement.step, step, str(error))
         self._reporter.diverged(error, step, self._participant.ledger.members)
 
     def _rolled_back(self, manifest: Manifest, left_at: int, skipped: int) -> RolledBack:
@@ -268,7 +280,7 @@ class CheckpointLifecycle:
                     answer = f"the step changes nothing, instead of going back: {problem}"
                     self._reporter.note(replace(self.numbers.due, answer=answer))
                     return
-                self._rollback.go()
+                self._participant.go_back()
             except GroupError as error:
                 self._participant.broke(error)
                 self._participant.await_move()
