@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -14,6 +14,8 @@ from craft.worker.loop.pre_loop_calls import PreLoopCalls
 from craft.worker.loop.training_loop import TrainingLoop
 from craft.worker.membership.ft_calls import taking_part
 from craft.worker.report.activity_page import ActivityPage
+
+R = TypeVar("R")
 
 
 def gather(place: TrainingLoop | PreLoopCalls, call: str, data: bytes) -> list[bytes]:
@@ -32,8 +34,10 @@ def gather(place: TrainingLoop | PreLoopCalls, call: str, data: bytes) -> list[b
     return parts
 
 
-def once(place: TrainingLoop | PreLoopCalls, activity: ActivityPage, name: str, fn: Callable[[], Any]) -> Any:
+def once(place: TrainingLoop | PreLoopCalls, activity: ActivityPage, name: str, fn: Callable[[], R]) -> R:
     """Call ``fn`` on one worker, on the next if that one is lost; return the result on every worker."""
+    if not isinstance(name, str) or not callable(fn):
+        raise ConfigError("job.once(name, fn) takes a name and a function")
     while True:
         own = b""
         if _runs_first(place):
@@ -41,7 +45,8 @@ def once(place: TrainingLoop | PreLoopCalls, activity: ActivityPage, name: str, 
                 own = _encode_result(name, fn())
         found = next((part for part in gather(place, f"once({name!r})", own) if part), None)
         if found is not None:
-            return msgspec.msgpack.decode(found, strict=False)
+            result: R = msgspec.msgpack.decode(found, strict=False)
+            return result
         # The worker that ran it was lost, so the next one runs it.
 
 
@@ -67,6 +72,12 @@ def _encode_result(name: str, value: Any) -> bytes:
 
 def checkpoint(training: TrainingLoop, tag: str | None) -> None:
     """Take a checkpoint of the present state, on every worker that is current."""
+    if training.over:
+        raise ConfigError("job.checkpoint() after the loop: the last state has its checkpoint already")
+    if training.lifecycle.scheduler is None:
+        raise ConfigError(
+            "job.checkpoint(): where to? Call job.checkpoints(url) before, or craft run --checkpoints URL"
+        )
     training.lifecycle.checkpoint(tag, lambda data: gather(training, "checkpoint", data))
 
 
