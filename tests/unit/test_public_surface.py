@@ -109,7 +109,7 @@ def test_a_step_has_exactly_these_methods() -> None:
 
 
 def test_an_attempt_has_exactly_these_methods() -> None:
-    from craft.worker.api.step_attempt import StepAttempt
+    from craft.worker.api.attempts import StepAttempt
 
     assert public_names(StepAttempt) == ["carry", "gather", "log", "microbatches"]
 

@@ -18,7 +18,6 @@ from craft.protocol.errors import BitsDiffer, GroupError, LeftBehind, Refused
 from craft.protocol.events import (
     AnyNote,
     CheckpointRestored,
-    NumbersDiverged,
     RolledBack,
     ScriptWarned,
     StartStepTaken,
@@ -28,7 +27,6 @@ from craft.protocol.values.activity import Phase
 from craft.settings.rundir import RunDir
 from craft.snapshots.state.leaves import STATE_IS_BUILT, Leaf
 from craft.snapshots.state.serialized import State
-from craft.snapshots.store.manifest import Manifest
 from craft.worker.checkpoint.candidates import RollbackCandidates
 from craft.worker.checkpoint.recomputed_steps import RecomputedSteps
 from craft.worker.checkpoint.resume import Resume
@@ -74,7 +72,7 @@ class CheckpointLifecycle:
         self.numbers = NonFiniteGuard(
             divergence.settings.answer if divergence is not None else None,
             parts.registered.values(),
-            self._diverged,
+            self._announce,
             divergence.settings.spikes if divergence is not None else None,
         )
         self.scheduler: CheckpointScheduler | None = None
@@ -194,10 +192,11 @@ class CheckpointLifecycle:
         if left_at:
             # The data since is skipped: the next step takes the data that would have come now.
             progress = replace(progress, skipped=left_at - manifest.step + self._source.skipped)
-            event = self._rolled_back(manifest, left_at, progress.skipped)
+            reason = self.numbers.due.what if self.numbers.due is not None else ""
+            branch, skipped = self._participant.ledger.branch, progress.skipped
+            event = RolledBack(branch=branch, step=manifest.step, left_at=left_at, skipped=skipped, reason=reason)
             self.numbers.went_back(manifest.step)
-        self._reporter.note(event)
-        self._reporter.emit(event)
+        self._announce(event)
         self.take(progress)
         if self.stopped_by is not None:
             self._resume_stopped(manifest.step, self._rollback.named == manifest.step)
@@ -261,11 +260,6 @@ class CheckpointLifecycle:
                 self._rollback.candidates.doubt(self._agreement.step, step, str(error))
         self._reporter.diverged(error, step, self._participant.ledger.members)
 
-    def _rolled_back(self, manifest: Manifest, left_at: int, skipped: int) -> RolledBack:
-        reason = self.numbers.due.what if self.numbers.due is not None else ""
-        branch = self._participant.ledger.branch
-        return RolledBack(branch=branch, step=manifest.step, left_at=left_at, skipped=skipped, reason=reason)
-
     def _go_back(self, regroup: Callable[[], None]) -> None:
         """Roll back to the newest checkpoint, with all workers, after a divergence."""
         assert self._rollback is not None
@@ -300,7 +294,8 @@ class CheckpointLifecycle:
         own: dict[str, Hooks] = {Divergence.name: self.numbers}
         return own if self.scheduler is None else {**own, Checkpoints.name: self.scheduler}
 
-    def _diverged(self, event: NumbersDiverged) -> None:
+    def _announce(self, event: AnyNote) -> None:
+        """Tell the lighthouse and the script's handlers."""
         self._reporter.note(event)
         self._reporter.emit(event)
 

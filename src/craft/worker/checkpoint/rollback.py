@@ -48,13 +48,6 @@ _MAY_CHANGE = frozenset(
 """Settings that may change when a job resumes from a checkpoint."""
 
 
-class _Answer(msgspec.Struct, frozen=True, array_like=True):
-    """One member's answer about the chosen checkpoint."""
-
-    problem: str = ""
-    """Why it cannot be used; empty if it can."""
-
-
 class Rollback:
     """Chooses, verifies and loads a checkpoint on one worker."""
 
@@ -97,9 +90,9 @@ class Rollback:
         reasons, url = [], self.candidates.url
         for name, branch in offer.names:
             problem = self._read(name, branch, next_branch)
-            answers = exchange(self._participant, msgspec.json.encode(_Answer(problem)))
-            problems = (msgspec.json.decode(one, type=_Answer).problem for one in answers)
-            problem = next((each for each in problems if each), "")
+            # Each member says why it cannot use it; nothing if it can.
+            answers = exchange(self._participant, problem.encode())
+            problem = next((each.decode() for each in answers if each), "")
             if not problem:
                 reach("verified", self._participant.step)
                 return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from dataclasses import dataclass
 
 from craft.protocol.errors import Refused, SnapshotError, SnapshotMissing
 from craft.protocol.events import ScriptWarned
@@ -26,13 +27,13 @@ _PATIENCE_S = 5.0
 _LOOK_S = 0.1
 
 
+@dataclass(frozen=True, eq=False)
 class StoreClaim:
     """The checks of one worker before the first checkpoint. Owned by the main thread."""
 
-    def __init__(self, tiers: Tiers, participant: Participant, reporter: Reporter) -> None:
-        self._tiers = tiers
-        self._participant = participant
-        self._reporter = reporter
+    _tiers: Tiers
+    _participant: Participant
+    _reporter: Reporter
 
     def check_writable(self) -> None:
         """Raise Refused if the workers cannot all write to one store: better now than at the first checkpoint."""

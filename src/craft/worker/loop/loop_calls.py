@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from craft.protocol.values.activity import Phase
-from craft.worker.loop.inner_loop.microbatch import ScriptStep
+from craft.worker.loop.inner_loop.microbatch import CurrentStep
 from craft.worker.loop.joining import Joining
 from craft.worker.loop.loop_end import LoopEnd, after_loop, meeting_at_end
 from craft.worker.loop.pre_loop_calls import PreLoopCalls
@@ -14,22 +13,6 @@ from craft.worker.loop.step_result import StepResult
 from craft.worker.membership.ft_calls import CallPlace, FaultTolerantCalls
 from craft.worker.membership.participant import Participant
 from craft.worker.report.activity_page import ActivityPage
-
-
-class CurrentStep(ScriptStep, Protocol):
-    """The step that a script is in, as its loop sees it."""
-
-    @property
-    def _done(self) -> bool: ...
-
-    @property
-    def _is_ahead(self) -> bool: ...
-
-    @property
-    def _company(self) -> tuple[int, int] | None: ...
-
-    @property
-    def _call(self) -> Callable[[str, bytes], list[bytes]] | None: ...
 
 
 class CallingLoop(Protocol):

@@ -16,9 +16,9 @@ from craft.protocol.values.activity import Phase
 from craft.telemetry.fault_points import reach
 from craft.worker.checkpoint.lifecycle import CheckpointLifecycle
 from craft.worker.loop.inner_loop.hooks import StepHooks, hooks_of, moment_of
-from craft.worker.loop.inner_loop.microbatch import InnerLoop
+from craft.worker.loop.inner_loop.microbatch import CurrentStep, InnerLoop
 from craft.worker.loop.joining import Joining
-from craft.worker.loop.loop_calls import CurrentStep, LoopCalls
+from craft.worker.loop.loop_calls import LoopCalls
 from craft.worker.loop.loop_end import LoopEnd, step_at_end
 from craft.worker.loop.monitors import LoopMonitors
 from craft.worker.loop.pre_loop_calls import PreLoopCalls

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from craft.protocol.errors import ConfigError
 from craft.snapshots.state.serialized import State, load
 from craft.worker.api.adapter_access import finish
-from craft.worker.api.step_attempt import StepAttempt
+from craft.worker.api.attempts import StepAttempt
 from craft.worker.recovery.undo import StateCopy
 
 from ..alone import alone, dataset, grads, loss_of, model

@@ -6,7 +6,7 @@ buffers and random numbers that do not depend on the worker that computes it. Ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -35,8 +35,8 @@ class ScriptNotes:
         """The values that it reads and leaves, if it carries any."""
 
 
-class ScriptStep(Protocol):
-    """The script's view of a step: a ``Step`` or a ``StepAttempt``."""
+class CurrentStep(Protocol):
+    """The step that a script is in, as its loop sees it: a ``Step`` or a ``StepAttempt``."""
 
     microbatch: int | None
     """Microbatch being computed; None outside the inner loop."""
@@ -44,6 +44,18 @@ class ScriptStep(Protocol):
 
     @property
     def _place(self) -> tuple[int, int | None]: ...
+
+    @property
+    def _done(self) -> bool: ...
+
+    @property
+    def _is_ahead(self) -> bool: ...
+
+    @property
+    def _company(self) -> tuple[int, int] | None: ...
+
+    @property
+    def _call(self) -> Callable[[str, bytes], list[bytes]] | None: ...
 
 
 class MicrobatchWork(Protocol):
@@ -77,7 +89,7 @@ class InnerLoop:
         self._activity = activity
         self._hooks = hooks
 
-    def run(self, step: ScriptStep, work: MicrobatchWork, *phase: int) -> Iterator[Any]:
+    def run(self, step: CurrentStep, work: MicrobatchWork, *phase: int) -> Iterator[Any]:
         """Yield the data of each microbatch of ``work``; ``phase`` tells apart several loops of one step."""
         number, _ = step._place
         while (microbatch := work.next_microbatch()) is not None:
