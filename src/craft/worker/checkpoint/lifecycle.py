@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from craft.decide.techniques import Checkpoints, Divergence, Loss
-from craft.decide.techniques.technique import Chosen, Hooks
+from craft.decide.techniques import Checkpoints, Divergence
+from craft.decide.techniques.technique import Hooks
 from craft.protocol.errors import BitsDiffer, GroupError, LeftBehind, Refused
 from craft.protocol.events import (
     AnyNote,
@@ -24,13 +24,11 @@ from craft.protocol.events import (
 )
 from craft.protocol.membership import Generation
 from craft.protocol.values.activity import Phase
-from craft.settings.rundir import RunDir
 from craft.snapshots.state.leaves import STATE_IS_BUILT, Leaf
 from craft.snapshots.state.serialized import State
 from craft.worker.checkpoint.candidates import RollbackCandidates
-from craft.worker.checkpoint.recomputed_steps import RecomputedSteps
+from craft.worker.checkpoint.earlier_results import EarlierResults
 from craft.worker.checkpoint.resume import Resume
-from craft.worker.checkpoint.resumed_steps import ResumedSteps
 from craft.worker.checkpoint.rollback import Rollback
 from craft.worker.checkpoint.scheduler import CheckpointScheduler
 from craft.worker.checkpoint.self_resume import forgotten_start_step
@@ -43,13 +41,6 @@ from craft.worker.state.loop_context import LoopContext
 from craft.worker.state.metadata import Attached, ModuleModes, TrainingProgress
 
 logger = logging.getLogger(__name__)
-
-
-def _leaves_out(techniques: Chosen) -> bool:
-    """Return whether a step may be recomputed with other samples than the first time."""
-    loss, divergence = techniques.get(Loss), techniques.get(Divergence)
-    shrinks = loss is not None and loss.settings.answer == "shrink"
-    return shrinks or (divergence is not None and divergence.settings.answer == "rollback")
 
 
 class CheckpointLifecycle:
@@ -88,10 +79,7 @@ class CheckpointLifecycle:
         self._registered = parts.registered
         self._conditions = parts.conditions
         self._source = parts.source
-        self._recomputed: RecomputedSteps | None = None
-        """Earlier results of the steps that are computed a second time."""
-        self._comparable = parts.settings.check_bits and not _leaves_out(parts.techniques)
-        self._resumed: ResumedSteps | None = None
+        self._earlier = EarlierResults(parts, leaves)
         self._prepared_for = 0
         """The generation for whose checkpoint shares memory is prepared."""
         if (target := parts.target) is not None:
@@ -104,8 +92,6 @@ class CheckpointLifecycle:
                 self.state,
                 parts.source.ends_epoch,
             )
-            if self._comparable:
-                self._resumed = ResumedSteps(target.tiers.durable, leaves)
             self._rollback = Rollback(
                 target.tiers,
                 RollbackCandidates(target.tiers, parts.participant, parts.reporter),
@@ -180,9 +166,8 @@ class CheckpointLifecycle:
         manifest, progress = found
         left_at, self.applied = self.applied, manifest.step
         self._agreement.begin(manifest.step)
-        self._recomputed = None if left_at else self._expect(manifest.step)
-        if self._resumed is not None and not left_at:
-            self._resumed.restored(manifest.branch, manifest.step)
+        if not left_at:
+            self._earlier.restored(manifest.branch, manifest.step)
         event: AnyNote = CheckpointRestored(
             name=manifest.name,
             branch=self._participant.ledger.branch,
@@ -190,6 +175,7 @@ class CheckpointLifecycle:
             url=self._rollback.candidates.url,
         )
         if left_at:
+            self._earlier.rolled_back()
             # The data since is skipped: the next step takes the data that would have come now.
             progress = replace(progress, skipped=left_at - manifest.step + self._source.skipped)
             reason = self.numbers.due.what if self.numbers.due is not None else ""
@@ -199,7 +185,7 @@ class CheckpointLifecycle:
         self._announce(event)
         self.take(progress)
         if self.stopped_by is not None:
-            self._resume_stopped(manifest.step, self._rollback.named == manifest.step)
+            self._resume_stopped(manifest.step, self._rollback.candidates.named == manifest.step)
         self.scheduler.went_back(self._participant.ledger.branch, manifest.step)
         return True
 
@@ -219,19 +205,10 @@ class CheckpointLifecycle:
         logger.log(logging.INFO if self._reporter.is_heard else logging.WARNING, "%s", text)
         self._reporter.note(ScriptWarned(text=text))
 
-    def _expect(self, step: int) -> RecomputedSteps | None:
-        """Return the earlier results of the steps from ``step`` on, if the job restarted by itself."""
-        run_dir = self._settings.run_dir
-        if self._membership.restoration is None or run_dir is None or not self._comparable:
-            return None
-        return RecomputedSteps.read(RunDir(run_dir).metrics, step)
-
     def compare(self, step: int, metrics: Mapping[str, float]) -> None:
         """Raise BitsDiffer if ``step`` gave other metrics before the job restarted."""
-        if self._recomputed is None:
-            return
         try:
-            self._recomputed.check(step, metrics)
+            self._earlier.check_metrics(step, metrics)
         except BitsDiffer as error:
             self.differs(error, step)
             raise
@@ -243,9 +220,9 @@ class CheckpointLifecycle:
         such as times.
         """
         ledger = self._participant.ledger
-        if self._resumed is None or (wrong := self._resumed.at_boundary(self.applied, ledger.rank == 0)) is None:
+        if (wrong := self._earlier.check_state(self.applied, ledger.rank == 0)) is None:
             return
-        if not self._resumed.same_script or len(ledger.members) == 1:
+        if not self._earlier.same_script or len(ledger.members) == 1:
             self._warn(wrong)
             return
         error = BitsDiffer(wrong)
@@ -325,8 +302,8 @@ class CheckpointLifecycle:
         if not behind:
             self._compare_state()
         self.saved = self.scheduler is not None and self.scheduler.at_boundary()
-        if self.saved and self._resumed is not None:
-            self._resumed.saved(self._participant.ledger.branch, self.applied)
+        if self.saved:
+            self._earlier.saved(self._participant.ledger.branch, self.applied)
 
     def checkpoint(self, tag: str | None, everyone: Callable[[bytes], list[bytes]]) -> None:
         """Take a checkpoint of the current state; ``everyone`` gathers the bytes of all current members."""
@@ -355,7 +332,6 @@ class CheckpointLifecycle:
             self.scheduler.finish()
 
     def close(self) -> None:
-        if self._resumed is not None:
-            self._resumed.close()
+        self._earlier.close()
         if self.scheduler is not None:
             self.scheduler.close()
