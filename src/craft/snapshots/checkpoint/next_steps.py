@@ -1,7 +1,7 @@
 """Store digests of the first steps after a checkpoint; a job that resumes from it compares its own with them.
 
 In: digests of the state after the next steps. Out: one small file per branch, about its newest checkpoints.
-``worker/checkpoint/resumed_steps.py`` writes and reads it. No torch.
+``worker/checkpoint/earlier_results.py`` writes and reads it. No torch.
 """
 
 from __future__ import annotations

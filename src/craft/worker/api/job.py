@@ -230,12 +230,7 @@ class Job:
         return collectives.once(self._place, self._activity, name, fn)
 
     def evaluate(
-        self,
-        data: Any,
-        fn: evaluation.Score,
-        *,
-        batch_size: int | None = None,
-        collate_fn: Collate | None = None,
+        self, data: Any, fn: evaluation.Score, *, batch_size: int | None = None, collate_fn: Collate | None = None
     ) -> dict[str, float]:
         """Score ``data`` across the workers, each sample once, even if workers are lost. Call it outside inner loops.
 

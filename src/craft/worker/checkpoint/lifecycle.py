@@ -15,23 +15,16 @@ from msgspec.structs import replace
 from craft.decide.techniques import Checkpoints, Divergence
 from craft.decide.techniques.technique import Hooks
 from craft.protocol.errors import BitsDiffer, GroupError, LeftBehind, Refused
-from craft.protocol.events import (
-    AnyNote,
-    CheckpointRestored,
-    RolledBack,
-    ScriptWarned,
-    StartStepTaken,
-)
+from craft.protocol.events import AnyNote, CheckpointRestored, RolledBack, ScriptWarned, StartStepTaken
 from craft.protocol.membership import Generation
 from craft.protocol.values.activity import Phase
 from craft.snapshots.state.leaves import STATE_IS_BUILT, Leaf
 from craft.snapshots.state.serialized import State
 from craft.worker.checkpoint.candidates import RollbackCandidates
 from craft.worker.checkpoint.earlier_results import EarlierResults
-from craft.worker.checkpoint.resume import Resume
+from craft.worker.checkpoint.resume import Resume, forgotten_start_step
 from craft.worker.checkpoint.rollback import Rollback
 from craft.worker.checkpoint.scheduler import CheckpointScheduler
-from craft.worker.checkpoint.self_resume import forgotten_start_step
 from craft.worker.checkpoint.store_claim import StoreClaim
 from craft.worker.monitor.consistency import AgreedStep
 from craft.worker.monitor.nonfinite import NonFiniteGuard
@@ -220,7 +213,7 @@ class CheckpointLifecycle:
         such as times.
         """
         ledger = self._participant.ledger
-        if (wrong := self._earlier.check_state(self.applied, ledger.rank == 0)) is None:
+        if (wrong := self._earlier.check_state(self.applied, ledger)) is None:
             return
         if not self._earlier.same_script or len(ledger.members) == 1:
             self._warn(wrong)

@@ -39,18 +39,10 @@ class LoopMonitors:
             return on_device and alone and not context.conditions.deterministic
 
         self.consistency = ConsistencyCheck(
-            settings.check_bits and state.is_exchanged,
-            settings.digest_bytes,
-            state.leaves,
-            self.checks.warn,
-            may_vary,
+            settings.check_bits and state.is_exchanged, settings.digest_bytes, state.leaves, self.checks.warn, may_vary
         )
         self.speed = SpeedTracker(
-            context.techniques,
-            context.activity,
-            lambda: context.participant.ledger,
-            reporter.note,
-            reporter.emit,
+            context.techniques, context.activity, lambda: context.participant.ledger, reporter.note, reporter.emit
         )
         self._gpu = _watch_gpu(context)
 

@@ -110,8 +110,8 @@ def test_a_wish_is_answered_once_with_its_tag(folder: Path) -> None:
     wish = CheckpointWish(number=1, tag="best")
     saving.membership.direct(Directive(sequence=1, generation=ALONE, wishes=(wish,)))
     assert saving.commit(4)
-    assert not saving.commit(5), "the directive repeats it"
     assert saving.listed() == [5]
+    assert not saving.commit(5), "the directive repeats it"
     assert candidates(saving.target.tiers)[0].tag == "best"
 
 

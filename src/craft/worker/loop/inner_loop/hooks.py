@@ -37,10 +37,7 @@ class StepHooks:
     """Calls the hooks that are registered for each point. Owned by the main thread."""
 
     def __init__(
-        self,
-        hooks: Sequence[tuple[str, Hooks]],
-        note: Callable[[AnyNote], None],
-        moment: Callable[..., Moment],
+        self, hooks: Sequence[tuple[str, Hooks]], note: Callable[[AnyNote], None], moment: Callable[..., Moment]
     ) -> None:
         self._hooks = list(hooks)
         self._note = note
