@@ -161,21 +161,26 @@ class FaultTolerantCalls:
                     f"no member is left that knows what call {name} returned: all current ones came later, and this worker is not"
                     " current: another one will come"
                 )
-            try:
-                found = self._ask(oldest, name, generation, followed)
-                return msgspec.msgpack.decode(found, type=list[bytes])
-            except (SnapshotError, Unreachable) as error:
-                logger.info("the result of call %s did not come from %s: %s", name, oldest.worker_id, error)
-                # It died, and a newer generation will follow.
-                time.sleep(_AGAIN_S)
 
-    def _ask(self, member: Member, name: str, generation: Generation, followed: Callable[[], bool]) -> bytes:
-        def outdated() -> bool:
-            moved = self._participant.generation is not generation or (not followed() and self._participant.moved)
-            # It may be this worker that was asked: its thread settled that it continues alone, and is about to end.
-            return moved or self.left_alone(followed)
+            def outdated(under: Generation = generation) -> bool:
+                moved = participant.generation is not under or (not followed() and participant.moved)
+                # It may be this worker that was asked: its thread settled that it continues alone, and is about to end.
+                return moved or self.left_alone(followed)
 
-        return recall((member.address, member.state_port), name, self._key, outdated, _SILENCE_S)
+            if (found := ask_member(oldest, name, self._key, outdated)) is not None:
+                return found
+            # It died, and a newer generation will follow.
+            time.sleep(_AGAIN_S)
+
+
+def ask_member(member: Member, name: str, key: bytes, outdated: Callable[[], bool]) -> list[bytes] | None:
+    """Return the result of a call that ``member`` made or is about to make; None if it dies or ``outdated()``."""
+    try:
+        found = recall((member.address, member.state_port), name, key, outdated, _SILENCE_S)
+        return msgspec.msgpack.decode(found, type=list[bytes])
+    except (SnapshotError, Unreachable) as error:
+        logger.info("the result of call %s did not come from %s: %s", name, member.worker_id, error)
+        return None
 
 
 def taking_part(participant: Participant) -> tuple[list[int], int]:
