@@ -42,9 +42,9 @@ class Switch:
 
     def __init__(self, training: TrainingLoop) -> None:
         self._training = training
-        self._buffers = training._buffers
+        self._buffers = training.state.buffers
         self._checks = training.checks
-        self._hashes = training._buffers._hashes
+        self._hashes = training.state.buffers._hashes
         self._on = {name: getattr(combine, name) for name in self._OFF}
 
     def turn(self, on: bool) -> None:
@@ -76,12 +76,12 @@ class Stopwatch:
             register_optimizer_step_pre_hook(self._timed(checks._before)),
             register_optimizer_step_post_hook(self._timed(checks._after)),
         ]
-        repeats = training._consistency.repeats
+        repeats = training.consistency.repeats
         runner = training.runner
         inspections = ("at_boundary", "inner_loop_begins", "inner_loop_ended")
         inside = [
             *((training.checks, name) for name in inspections),
-            (training._buffers, "_hashes"),
+            (training.state.buffers, "_hashes"),
             (runner, "_look_at_newcomers"),
         ]
         inside += [(repeats, name) for name in ("begin", "due", "committed")]

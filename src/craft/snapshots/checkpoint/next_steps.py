@@ -1,6 +1,6 @@
 """Store digests of the first steps after a checkpoint; a job that resumes from it compares its own with them. No torch.
 
-There is one small file per branch, about its newest checkpoints.
+There is one small file per branch, about its newest checkpoints. ``worker/checkpoint/earlier_results.py`` writes and reads it.
 """
 
 from __future__ import annotations

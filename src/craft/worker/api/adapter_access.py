@@ -44,7 +44,7 @@ def batch_steps(
     more: dict[str, Any] = dict.fromkeys(("epochs", "shuffle", "collate_fn", "num_workers"))
     more |= {"global_batch": batch * microbatches, "batch": batch, "samples_per_epoch": samples_per_epoch}
     training = job._begin(loader, own_loop=False, microbatches=microbatches, steps=steps, seed=seed, **more)
-    return Steps(training, passed=job._passed())
+    return Steps(training)
 
 
 def whole_steps(job: Job, seed: int) -> Steps:
@@ -53,10 +53,10 @@ def whole_steps(job: Job, seed: int) -> Steps:
     The inner loop yields numbers, and its body must not compute anything. The adapter ends the loop.
     """
     job._not_training("steps")
-    check_whole(job._techniques)
+    check_whole(job._loops.techniques)
     more: dict[str, Any] = dict.fromkeys(("global_batch", "steps", "epochs", "shuffle", "collate_fn", "num_workers"))
     training = job._begin(numbers, own_loop=False, whole=True, microbatches=None, seed=seed, **more)
-    return Steps(training, passed=job._passed())
+    return Steps(training)
 
 
 def is_alone(job: Job) -> bool:
@@ -66,7 +66,7 @@ def is_alone(job: Job) -> bool:
 
 def may_go_back(job: Job) -> bool:
     """Return whether the job rolls back to a checkpoint when values are not finite."""
-    divergence = job._techniques.get(Divergence)
+    divergence = job._loops.techniques.get(Divergence)
     return divergence is not None and divergence.settings.answer == "rollback"
 
 
@@ -74,7 +74,7 @@ def finish(job: Job) -> None:
     """End the script: wait until it has ended on all workers."""
     training = job._training
     if training is None:
-        job._reporter.report(script_ended=True)
+        job._loops.reporter.report(script_ended=True)
         return
     training.finish_loop()
     if training.over:

@@ -8,26 +8,23 @@ is at the same step, with other shares.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Literal, NoReturn
 
 import torch
 
-from craft.protocol.control_word import MicrobatchRecord
-from craft.protocol.errors import BitsDiffer, ConfigError, GroupAborted, GroupError
+from craft.protocol.errors import BitsDiffer, ConfigError, GroupError
 from craft.protocol.values.activity import Phase as Doing
 from craft.snapshots.state.device_copy import hold_back
 from craft.telemetry.fault_points import reach
 from craft.worker.data import rng
-from craft.worker.loop.injected_faults import strike
-from craft.worker.loop.pre_loop_calls import PreLoopCalls
-from craft.worker.loop.repeated_step import RepeatedStep
+from craft.worker.loop.inner_loop.microbatch import ScriptNotes
+from craft.worker.loop.inner_loop.phase_work import ComparedWork, PhaseWork, safe_point
+from craft.worker.loop.inner_loop.repeated_step import RepeatedStep
 from craft.worker.loop.training_loop import TrainingLoop
-from craft.worker.membership.client import Left
 from craft.worker.membership.ft_calls import taking_part
-from craft.worker.monitor.consistency import sample_of
-from craft.worker.monitor.consistency_errors import check_sample
+from craft.worker.monitor.repeated_microbatch import PROBE
 from craft.worker.recovery.follower import CommittedResult
 from craft.worker.reduce.module_buffers import ModuleBuffers
 from craft.worker.reduce.user_reduce import Reduced, ReducePhase, UserReductions, listen
@@ -54,8 +51,7 @@ class StepAttempt:
         """Means of the logged scalars over all microbatches; filled when the loop over the microbatches ends."""
         self.microbatch: int | None = None
         """Microbatch being computed; None outside the loop over the microbatches."""
-        self.logged: dict[str, float] = {}
-        """Scalars logged by the current microbatch."""
+        self.notes = ScriptNotes()
         self.scalars: dict[int, dict[str, float]] = {}
         """Logged scalars by microbatch."""
         self.outcomes: tuple[Reduced, ...] | None = None
@@ -160,55 +156,33 @@ class StepAttempt:
         """Log scalars of this microbatch; ``metrics`` has their mean over all microbatches afterwards."""
         if self.microbatch is None:
             raise ConfigError("attempt.log(...) belongs into the loop over attempt.microbatches(...)")
-        self.logged |= {name: float(value) for name, value in checked("attempt.log", scalars).items()}
+        self.notes.scalars |= {name: float(value) for name, value in checked("attempt.log", scalars).items()}
 
 
 class Attempts:
     """The loop over steps; it yields attempts at each step until one is committed."""
 
-    def __init__(
-        self,
-        training: TrainingLoop,
-        modules: Mapping[str, torch.nn.Module],
-        *,
-        passed: PreLoopCalls | None = None,
-    ) -> None:
-        """``passed`` is set if the job ended this loop before this worker joined; the loop then yields nothing."""
+    def __init__(self, training: TrainingLoop) -> None:
         self._training = training
-        self._modules = modules
-        self._buffers = ModuleBuffers(list(modules.values()), graphs_live_on=True)
-        self._reductions = UserReductions(training.participant, self._buffers, training.bucket_bytes)
+        self._modules = list(training.state.modules.values())
+        self._buffers = ModuleBuffers(self._modules, graphs_live_on=True)
+        self._reductions = UserReductions(training.participant, self._buffers, training.state.bucket_bytes)
         self._undo = training.undo
-        self._rehearsal = RepeatedStep(training.leaves, enabled=training.checks_bits)
+        self._rehearsal = RepeatedStep(training.state.leaves, enabled=training.settings.check_bits)
         self._compared: int | None = None
         """On a joiner: the step in which it computed microbatch 0 too, to compare its bits with the others'."""
         self._replayed: CommittedResult | None = None
         """On a worker that is catching up: the step as the others committed it."""
-        self._passed = passed
         # NCCL: no bucket of the step's regular exchange may come between the script's reductions.
         assert not training.exchange.gradients.layout.buckets
 
     def __iter__(self) -> Iterator[StepAttempt]:
         training = self._training
-        if self._passed is not None:
-            training.pass_over(self._passed)
-            return
-        try:
-            training.start()
+        with training.running():
             while training.wants_more():
                 training.begin()
-                self._replayed = training.take_up()
+                self._replayed = training.joining.next_result()
                 yield from self._tries(training.applied)
-            training.end()
-        except Left:
-            training.lifecycle.leave()
-            raise
-        except GeneratorExit:
-            training.leave_loop()
-            raise
-        finally:
-            if not training.broken_off:
-                training.close() if training.over else training.abandon()
 
     def _tries(self, step: int) -> Iterator[StepAttempt]:
         """Yield attempts at a step until one is committed."""
@@ -231,7 +205,7 @@ class Attempts:
             self._undo.take()
             training.source.expect(attempt.step, ledger.share)
         self._buffers.begin()
-        for module in self._modules.values():
+        for module in self._modules:
             module.zero_grad(set_to_none=True)
         training.activity.now(Doing.UPDATING, attempt.step)
         rng.seed_all(rng.derive(training.seed, rng.UPDATE, attempt.step, 0))
@@ -245,7 +219,10 @@ class Attempts:
         else:
             outcome = self._outcome(outcomes, attempt)
             if outcome.sample and self._compared in (None, attempt.step):
-                yield from self._compare(attempt, phase, place, outcome.sample)
+                self._compared = attempt.step
+                due = iter([PROBE])
+                work = ComparedWork(attempt.step, due, phase, self._buffers, training.source, outcome.sample)
+                yield from training.inner_loop.run(attempt, work, place)
             attempt.metrics |= self._reductions.replay(phase, outcome)
         attempt.num_phases += 1
         training.activity.now(Doing.UPDATING, attempt.step)
@@ -265,7 +242,7 @@ class Attempts:
         """Run a collective call in an attempt's body; a worker that only follows gets the result."""
         self._training.activity.now(Doing.EXCHANGING, attempt.step)
         if (outcomes := self._outcomes(attempt)) is None:
-            self._safe_point()
+            safe_point(self._training.participant)
             parts = self._reductions.call(name, data)
         else:
             parts = list(self._outcome(outcomes, attempt).parts)
@@ -275,61 +252,14 @@ class Attempts:
 
     def _compute(self, attempt: StepAttempt, phase: ReducePhase, place: int) -> Iterator[Any]:
         training, step = self._training, attempt.step
-        ledger, records, sample = training.participant.ledger, [], b""
-        for microbatch in ledger.share:
-            self._safe_point()
-            training.activity.now(Doing.LOADING, step, microbatch)
-            data = training.source.fetch(step, microbatch)
-            phase.gradients.start(microbatch, training.source.size_of(step), None)
-            self._begin(attempt, phase, microbatch, place)
-            reach("batch", step)
-            strike(step)
-            training.step_hooks.reach("batch_start", microbatch=microbatch)
-            yield data
-            attempt.microbatch = None
-            told = microbatch == 0 and training.checks_bits and ledger.idle
-            leaf = phase.gradients.finish(sample_of if told else None)
-            if microbatch == 0:
-                self._buffers.keep_first()
-                sample = leaf.digest
-            attempt.scalars.setdefault(microbatch, {}).update(attempt.logged)
-            logged = tuple(sorted(attempt.logged.items()))
-            records.append(
-                MicrobatchRecord(microbatch=microbatch, weight=leaf.weight, present=leaf.present, scalars=logged)
-            )
-            training.step_hooks.reach("after_backward", microbatch=microbatch)
-        self._safe_point()
+        participant, ledger = training.participant, training.participant.ledger
+        samples = training.settings.check_bits and bool(ledger.idle)
+        due, source = iter(ledger.share), training.source
+        work = PhaseWork(step, due, phase, self._buffers, source, participant, attempt.scalars, samples)
+        yield from training.inner_loop.run(attempt, work, place)
         training.activity.now(Doing.EXCHANGING, step)
-        attempt.metrics |= self._reductions.reduce(phase, place, records, sample)
+        attempt.metrics |= self._reductions.reduce(phase, place, work.records, work.sample)
         reach("reduced", step)
-
-    def _begin(self, attempt: StepAttempt, phase: ReducePhase, microbatch: int, place: int) -> None:
-        """Begin ``microbatch`` with the buffers and random numbers that it has on every worker."""
-        training, step = self._training, attempt.step
-        self._buffers.restore()
-        phase.gradients.weigh(training.source.weight(step, microbatch))
-        rng.seed_all(rng.derive(training.seed, rng.COMPUTE, step, microbatch, place))
-        attempt.microbatch, attempt.logged = microbatch, {}
-        training.activity.now(Doing.COMPUTING, step, microbatch)
-
-    def _compare(self, attempt: StepAttempt, phase: ReducePhase, place: int, sample: bytes) -> Iterator[Any]:
-        """Have a joiner compute microbatch 0, too; raise NewcomerDiffers if the others got other bits."""
-        step = self._compared = attempt.step
-        self._training.activity.now(Doing.LOADING, step, 0)
-        data = self._training.source.again(step, 0)
-        phase.gradients.start(0, 1, None)
-        self._begin(attempt, phase, 0, place)
-        yield data
-        attempt.microbatch = None
-        own = phase.gradients.discard(sample_of)
-        self._buffers.restore()
-        check_sample(own, sample, step)
-
-    def _safe_point(self) -> None:
-        participant = self._training.participant
-        if participant.moved:
-            generation = participant.ledger.generation
-            raise GroupAborted(f"generation {generation} is over: the step is tried again", generation)
 
     def _outcomes(self, attempt: StepAttempt) -> tuple[Reduced, ...] | None:
         """Return the step's reductions if this worker only follows; None if it takes part in them."""
@@ -370,11 +300,11 @@ class Attempts:
         training = self._training
         self._buffers.put_registered_back(graphs_are_done=True)
         if self._replayed is not None:
-            training.replay(self._replayed)
+            training.joining.replay(self._replayed)
             self._settle(attempt, True)
             return
         try:
-            self._safe_point()
+            safe_point(self._training.participant)
             if self._outcomes(attempt) is None:
                 self._reductions.end()
         except GroupError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -15,6 +15,8 @@ from craft.worker.loop.training_loop import TrainingLoop
 from craft.worker.membership.ft_calls import taking_part
 from craft.worker.report.activity_page import ActivityPage
 
+R = TypeVar("R")
+
 
 def gather(place: TrainingLoop | PreLoopCalls, call: str, data: bytes) -> list[bytes]:
     """Gather ``data`` from all workers, outside inner loops; ``call`` is the name that the script knows."""
@@ -23,7 +25,7 @@ def gather(place: TrainingLoop | PreLoopCalls, call: str, data: bytes) -> list[b
     current = place.current
     if current is not None and (call_in_body := current._call) is not None and not place.over:
         return call_in_body(call, data)
-    parts = place.call(call, data)
+    parts = place.calls.call(call, data)
     if parts is None:
         raise ConfigError(
             f"job.{call} within the inner loop: workers are at different places there. Call it before or after `for batch in"
@@ -32,8 +34,10 @@ def gather(place: TrainingLoop | PreLoopCalls, call: str, data: bytes) -> list[b
     return parts
 
 
-def once(place: TrainingLoop | PreLoopCalls, activity: ActivityPage, name: str, fn: Callable[[], Any]) -> Any:
+def once(place: TrainingLoop | PreLoopCalls, activity: ActivityPage, name: str, fn: Callable[[], R]) -> R:
     """Call ``fn`` on one worker, on the next if that one is lost; return the result on every worker."""
+    if not isinstance(name, str) or not callable(fn):
+        raise ConfigError("job.once(name, fn) takes a name and a function")
     while True:
         own = b""
         if _runs_first(place):
@@ -41,7 +45,8 @@ def once(place: TrainingLoop | PreLoopCalls, activity: ActivityPage, name: str, 
                 own = _encode_result(name, fn())
         found = next((part for part in gather(place, f"once({name!r})", own) if part), None)
         if found is not None:
-            return msgspec.msgpack.decode(found, strict=False)
+            result: R = msgspec.msgpack.decode(found, strict=False)
+            return result
         # The worker that ran it was lost, so the next one runs it.
 
 
@@ -67,6 +72,12 @@ def _encode_result(name: str, value: Any) -> bytes:
 
 def checkpoint(training: TrainingLoop, tag: str | None) -> None:
     """Take a checkpoint of the present state, on every worker that is current."""
+    if training.over:
+        raise ConfigError("job.checkpoint() after the loop: the last state has its checkpoint already")
+    if training.lifecycle.scheduler is None:
+        raise ConfigError(
+            "job.checkpoint(): where to? Call job.checkpoints(url) before, or craft run --checkpoints URL"
+        )
     training.lifecycle.checkpoint(tag, lambda data: gather(training, "checkpoint", data))
 
 

@@ -150,7 +150,7 @@ def evaluate(
     digest = batches.digest()
     scored: dict[int, _Scored] = {}
     own: dict[int, _Scored] = {}
-    buffers = training.buffers_now()
+    buffers = training.state.buffers_now()
     while len(scored) < len(batches):
         missing = [batch for batch in range(len(batches)) if batch not in scored]
         mine = [batch for batch in _share(training, missing) if batch not in own]

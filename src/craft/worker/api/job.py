@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -10,54 +9,28 @@ from typing import Any, TypeVar
 
 import torch
 
-from craft.decide.techniques import Loss, Stragglers
 from craft.protocol.errors import ConfigError
 from craft.protocol.events import Event
 from craft.settings.worker import WorkerSettings
-from craft.snapshots.state.leaves import Stateful
 from craft.snapshots.state.reserved_memory import Reserve
-from craft.snapshots.store.owner import job_of
 from craft.snapshots.transfer.donor import Donor
 from craft.worker.api import collectives, evaluation
 from craft.worker.api.attempts import Attempts, numbers
+from craft.worker.api.loop_builder import LoopBuilder
 from craft.worker.api.steps import Epochs, Steps
-from craft.worker.api.validation import (
-    check_attempts,
-    check_event,
-    check_model,
-    check_optimizers,
-    check_registered,
-)
-from craft.worker.checks.script import ignored_sampler
-from craft.worker.data.skipping import SkippingSource
-from craft.worker.data.source_args import check_start_step, is_stream, make_source
+from craft.worker.api.validation import check_attempts, check_epochs, check_event, check_model
 from craft.worker.data.sources import Collate
 from craft.worker.loop.pre_loop_calls import PreLoopCalls
 from craft.worker.loop.training_loop import TrainingLoop
 from craft.worker.membership.client import MembershipClient
-from craft.worker.membership.devices import between_devices, device_of, make_scales, own_device, warm_up
-from craft.worker.membership.participant import Participant
 from craft.worker.report.activity_page import ActivityPage
 from craft.worker.report.channel import Channel
-from craft.worker.report.reporter import Reporter, paused
-from craft.worker.state.carried_state import REGISTERED_AS, CarriedState
-from craft.worker.state.checkpoint_target import CheckpointRequest, check_every, check_tag, choose_target
-from craft.worker.state.loop_context import LoopContext
-from craft.worker.state.metadata import Conditions, ExtraState
-
-logger = logging.getLogger(__name__)
+from craft.worker.report.reporter import paused
+from craft.worker.state.checkpoint_target import CheckpointRequest, check_tag
 
 M = TypeVar("M", bound=torch.nn.Module)
 E = TypeVar("E", bound=Event)
 R = TypeVar("R")
-
-
-class _Saved:
-    """Wraps a script's two functions as an object with ``state_dict`` and ``load_state_dict``."""
-
-    def __init__(self, save: Callable[[], Any], load: Callable[[Any], Any]) -> None:
-        self.state_dict = save
-        self.load_state_dict = load
 
 
 class Job:
@@ -75,43 +48,17 @@ class Job:
         self._settings = settings
         self._membership = membership
         self._activity = activity
-        self._donor = donor
-        self._reserve = reserve
-        self._reporter = Reporter(settings.worker_id, membership, channel, self._emit)
-        self._techniques = settings.chosen()
-        loss, stragglers = self._techniques.get(Loss), self._techniques.get(Stragglers)
-        assert loss is not None
-        self._participant = Participant(
-            settings.worker_id,
-            membership,
-            loss.settings.answer,
-            self._reporter.state_lost,
-            stragglers.settings if stragglers is not None else None,
-        )
-        self._modules: dict[str, torch.nn.Module] = {}
-        self._device: torch.device | None = None
-        """Device of the model; None while it is unknown."""
-        self._registered: dict[str, Stateful] = {}
         self._handlers: list[tuple[type[Event], Callable[[Any], None]]] = []
-        self._asked = CheckpointRequest()
+        self._loops = LoopBuilder(settings, membership, channel, activity, donor, reserve, self._emit)
+        self._participant = self._loops.participant
         self._training: TrainingLoop | None = None
         """The loop that the script is in, or was in last."""
-        self._outside: PreLoopCalls | None = None
-        """Serves calls that this worker makes before it takes part in a loop."""
 
     def replicate(self, model: M) -> M:
         """Keep the parameters and buffers of ``model`` identical on every worker; return ``model``."""
         check_model(model)
-        modules: list[torch.nn.Module] = [*self._modules.values(), model]
-        device = device_of(named for module in modules for named in module.named_parameters())
         self._not_training("replicate")
-        self._device = device or self._device
-        if any(module is model for module in self._modules.values()):
-            return model
-        name = "model" if not self._modules else f"model{len(self._modules)}"
-        self._modules[name] = model
-        if extra := ExtraState(model):
-            self.register(**{f"{name}.extra_state": extra})
+        self._loops.add_model(model)
         return model
 
     def register(self, **items: Any) -> None:
@@ -121,18 +68,15 @@ class Job:
         """
         self._not_training("register")
         for name, item in items.items():
-            check_registered(name, item, self._registered)
-            self._registered[name] = item
+            self._loops.register(name, item)
 
     def register_state(self, *, save: Callable[[], Any], load: Callable[[Any], Any], name: str | None = None) -> None:
         """Register state that no object with a ``state_dict`` holds; ``load`` takes what ``save`` returned.
 
         ``save`` returns tensors and plain data. ``name`` tells several apart, and is the same on every worker.
         """
-        if not (callable(save) and callable(load)):
-            raise ConfigError("register_state(save=..., load=...) takes two functions")
-        taken = sum(1 for each in self._registered.values() if isinstance(each, _Saved))
-        self.register(**{name or f"state{taken or ''}": _Saved(save, load)})
+        self._not_training("register")
+        self._loops.register_state(save, load, name)
 
     def steps(
         self,
@@ -157,7 +101,7 @@ class Job:
         dataset. A script that loads its own file passes ``start_step``, the number of steps that the file includes.
         """
         self._not_training("steps")
-        if not self._modules:
+        if not self._loops.modules:
             raise ConfigError("job.steps() before job.replicate(model): there is nothing to train yet")
         training = self._begin(
             data,
@@ -173,18 +117,14 @@ class Job:
             steps_per_epoch=steps_per_epoch,
             start_step=start_step,
         )
-        return Steps(training, passed=self._passed())
+        return Steps(training)
 
     def epochs(self, n: int, data: Any, **options: Any) -> Epochs:
         """Return the loop over ``n`` passes over ``data``; ``for step in epoch`` yields the steps of each.
 
         ``options`` are those of ``job.steps``. Code after the loop over an epoch's steps runs on every worker, once per epoch.
         """
-        for taken in ("steps", "epochs"):
-            if taken in options:
-                raise ConfigError(f"job.epochs(n, data, {taken}=...): n is the number of passes; leave {taken} out")
-        if is_stream(data):
-            raise ConfigError("job.epochs(n, stream): a stream has no passes; use job.steps(stream, steps=...)")
+        check_epochs(data, options)
         return Epochs(self.steps(data, epochs=n, **options))
 
     def attempts(
@@ -206,7 +146,8 @@ class Job:
         microbatches are numbers, and the script reads their data itself.
         """
         self._not_training("attempts")
-        check_attempts(data, self._techniques, has_state=bool(self._modules or self._registered))
+        loops = self._loops
+        check_attempts(data, loops.techniques, has_state=bool(loops.modules or loops.registered))
         training = self._begin(
             numbers if data is None else data,
             own_loop=True,
@@ -219,71 +160,13 @@ class Job:
             collate_fn=collate_fn,
             num_workers=num_workers,
         )
-        return Attempts(training, self._modules, passed=self._passed())
+        return Attempts(training)
 
-    def _begin(
-        self,
-        data: Any,
-        *,
-        own_loop: bool,
-        microbatches: int | None,
-        seed: int,
-        whole: bool = False,
-        start_step: int = 0,
-        **more: Any,
-    ) -> TrainingLoop:
+    def _begin(self, data: Any, **options: Any) -> TrainingLoop:
         if self._training is not None:
             self._training.finish_loop()
-        count = microbatches if microbatches is not None else self._membership.slots
-        source, total_steps, settings = make_source(data, microbatches=count, seed=seed, **more)
-        settings |= {name: True for name, holds in (("own_loop", own_loop), ("all_compute", whole)) if holds}
-        if self._participant.loops:
-            settings["loop"] = self._participant.loops + 1
-        self._participant.begin_at(check_start_step(start_step, total_steps))
-        if not own_loop:
-            check_optimizers(self._registered, self._modules)
-        connected = between_devices(self._settings.group, self.device)
-        logger.info("trains on %s; gradients travel by %s", self.device, "Gloo" if connected is None else "NCCL")
-        self._membership.equip(connected)
-        make_scales(self._registered.values(), self.device)
-        loss = self._techniques.get(Loss)
-        lanes = CarriedState(self.device)
-        parts = LoopContext(
-            settings=self._settings,
-            techniques=self._techniques,
-            membership=self._membership,
-            reporter=self._reporter,
-            activity=self._activity,
-            donor=self._donor,
-            reserve=self._reserve,
-            participant=self._participant,
-            # Copies: objects registered after this loop belong to the next one.
-            modules=dict(self._modules),
-            registered={**self._registered, **({} if own_loop else {REGISTERED_AS: lanes})},
-            lanes=lanes,
-            device=self.device,
-            source=SkippingSource(
-                source, total_steps, more["steps"] is None, lambda: self._participant.ledger.first_step
-            ),
-            seed=seed,
-            conditions=Conditions.here(self.device, settings | self._settings.shared() | self._techniques.shared()),
-            target=check_every(
-                choose_target(self._asked, self._techniques, job_of(self._settings.state_key_bytes)), is_stream(data)
-            ),
-            drops=loss is not None and loss.settings.answer == "shrink",
-            own_loop=own_loop,
-            whole=whole,
-        )
-        self._training = TrainingLoop(parts)
-        self._reporter.report(microbatches=count)
-        if text := ignored_sampler(data):
-            self._training.checks.warn(text)
+        self._training = self._loops.build(data, **options)
         return self._training
-
-    def _passed(self) -> PreLoopCalls | None:
-        """Return how this late joiner makes calls if the job has already ended the loop that begins now; else None."""
-        is_passed = not self._participant.ledger.generation and self._participant.loops + 1 < self._membership.loop
-        return self._outside_loops() if is_passed else None
 
     def checkpoints(
         self,
@@ -299,9 +182,8 @@ class Job:
         fast directory on each host to which they are written first. Options of ``craft run`` override these.
         """
         self._not_training("checkpoints")
-        self._asked = CheckpointRequest(
-            os.fspath(url), str(every), keep, os.fspath(local) if local is not None else None
-        )
+        path = os.fspath(local) if local is not None else None
+        self._loops.asked = CheckpointRequest(os.fspath(url), str(every), keep, path)
 
     def checkpoint(self, tag: str | None = None) -> None:
         """Take a checkpoint of the state at the end of the loop's body, when this step is over.
@@ -309,14 +191,7 @@ class Job:
         CRAFT keeps a checkpoint with a tag for good. Every worker calls this, between steps.
         """
         check_tag(tag)
-        training = self._loop("checkpoint")
-        if training.over:
-            raise ConfigError("job.checkpoint() after the loop: the last state has its checkpoint already")
-        if training.lifecycle.scheduler is None:
-            raise ConfigError(
-                "job.checkpoint(): where to? Call job.checkpoints(url) before, or craft run --checkpoints URL"
-            )
-        collectives.checkpoint(training, tag)
+        collectives.checkpoint(self._loop("checkpoint"), tag)
 
     def on(self, event: type[E], handler: Callable[[E], None]) -> None:
         """Call ``handler`` with each event of this type, on the main thread at a safe point."""
@@ -352,18 +227,10 @@ class Job:
         Every worker calls it, outside inner loops. If the worker that runs ``fn`` is lost, the next one runs it again, so ``fn``
         must tolerate work that was begun before. It returns plain data, or None. ``name`` appears in messages.
         """
-        if not isinstance(name, str) or not callable(fn):
-            raise ConfigError("job.once(name, fn) takes a name and a function")
-        result: R = collectives.once(self._place, self._activity, name, fn)
-        return result
+        return collectives.once(self._place, self._activity, name, fn)
 
     def evaluate(
-        self,
-        data: Any,
-        fn: evaluation.Score,
-        *,
-        batch_size: int | None = None,
-        collate_fn: Collate | None = None,
+        self, data: Any, fn: evaluation.Score, *, batch_size: int | None = None, collate_fn: Collate | None = None
     ) -> dict[str, float]:
         """Score ``data`` across the workers, each sample once, even if workers are lost. Call it outside inner loops.
 
@@ -382,31 +249,14 @@ class Job:
     @property
     def _place(self) -> TrainingLoop | PreLoopCalls:
         """The object that makes collective calls at this point of the script."""
-        if self._training is not None:
-            self._training.finish_loop()
-            return self._training
-        return self._outside_loops()
-
-    def _outside_loops(self) -> PreLoopCalls:
-        if self._outside is None:
-            self._membership.equip(between_devices(self._settings.group, self.device))
-            self._outside = PreLoopCalls(
-                self._participant,
-                self._membership,
-                self._reporter,
-                self._activity,
-                self._donor,
-                self._settings.state_key_bytes,
-                self._settings.late,
-            )
-        return self._outside
+        return self._loops.outside_loops() if self._training is None else self._loop("")
 
     def paused(self, reason: str) -> AbstractContextManager[None]:
         """Never treat this worker as hung within ``with job.paused("evaluation"):``, however long it takes.
 
         A pause of more than a second is written to the journal afterwards.
         """
-        return paused(self._activity, self._reporter, reason)
+        return paused(self._activity, self._loops.reporter, reason)
 
     def _not_training(self, call: str) -> None:
         if self._training is not None and not (self._training.over or self._training.broken_off):
@@ -442,8 +292,7 @@ class Job:
     @property
     def world_size(self) -> int:
         """Number of members of the current generation; in the body of an attempt, of its participants."""
-        company = self._company
-        if company is not None:
+        if (company := self._company) is not None:
             return company[1]
         if self._training is not None and self._training.exchange.gradients.before_backward:
             self._training.checks.world_size_read()
@@ -472,13 +321,7 @@ class Job:
     @property
     def device(self) -> torch.device:
         """The model's device; before there is a model, a GPU of the host, or the CPU without one."""
-        if self._device is not None:
-            return self._device
-        device = own_device(self._settings.local_rank)
-        if device.type == "cuda" and self._settings.group != "gloo":
-            # The script is about to build its model there.
-            warm_up(device)
-        return device
+        return self._loops.device
 
     @property
     def step(self) -> int:

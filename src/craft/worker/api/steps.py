@@ -8,18 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from craft.protocol.errors import ConfigError
-from craft.protocol.values.activity import Phase
-from craft.telemetry.fault_points import reach
 from craft.worker.data import rng
-from craft.worker.data.sources import ENDED
-from craft.worker.loop.injected_faults import strike
-from craft.worker.membership.client import Left
-from craft.worker.monitor.repeated_microbatch import is_extra, is_repeat, place_of
+from craft.worker.loop.inner_loop.microbatch import ScriptNotes
+from craft.worker.loop.step_work import StepWork
 from craft.worker.report.metrics import checked
-from craft.worker.state.carried_state import CarriedLane, carry, copy_of
+from craft.worker.state.carried_state import CarriedLane, carry
 
 if TYPE_CHECKING:
-    from craft.worker.loop.pre_loop_calls import PreLoopCalls
     from craft.worker.loop.training_loop import TrainingLoop
 
 
@@ -39,17 +34,11 @@ class Step:
         """Number of the step, from 0."""
         self.metrics: dict[str, float] = {}
         """Means of the logged scalars over the global batch; filled when the inner loop ends."""
+        self.done = False
         self.microbatch: int | None = None
         """Microbatch being computed; None outside the inner loop."""
-        self.done = False
+        self.notes = ScriptNotes()
         self._entered = False
-        self._scalars: dict[str, float | torch.Tensor] = {}
-        self._lane: CarriedLane | None = None
-        """The values that this microbatch reads and leaves, if it carries any."""
-        self._said: list[str] = []
-        """Texts that an adapter attached to this microbatch."""
-        self._extra = False
-        """Whether the microbatch is computed for comparison only: none of its results are kept."""
 
     @property
     def _place(self) -> tuple[int, int | None]:
@@ -75,7 +64,7 @@ class Step:
         if self.microbatch is None:
             self.metrics.update({name: float(value) for name, value in logged.items()})
         else:
-            self._scalars |= logged
+            self.notes.scalars |= logged
 
     def weight(self, n: float | torch.Tensor) -> None:
         """Set this microbatch's weight in the global mean, for example its tokens; call it before ``backward()``."""
@@ -99,9 +88,9 @@ class Step:
             raise ConfigError(
                 "step.carry(...) belongs into the inner loop: it carries values from a microbatch to the next step's"
             )
-        if self._lane is None:
-            self._lane = self._training.lanes.open(self.microbatch)
-        return carry(self._lane, initial, reset=reset)
+        if self.notes.lane is None:
+            self.notes.lane = self._training.lanes.open(self.microbatch)
+        return carry(self.notes.lane, initial, reset=reset)
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the rows of ``tensor`` from all microbatches of this step, in order; only this one's have gradients.
@@ -126,45 +115,7 @@ class Step:
         training.begin()
         if not training.behind:
             training.checks.inner_loop_begins()
-        runner, source = training.runner, training.source
-        gathering = training.exchange.gathering
-        again: dict[int, Any] = {}
-        """Copies of the data of microbatches that are computed twice, where it can be copied."""
-        while (microbatch := training.next_microbatch()) is not None:
-            place = place_of(microbatch)
-            self.microbatch, self._scalars, self._said, self._lane = place, {}, [], None
-            self._extra = is_extra(microbatch)
-            training.activity.now(Phase.LOADING, self.number, place)
-            if microbatch in again:
-                data = again.pop(microbatch)
-            else:
-                data = (source.again if is_repeat(microbatch) else source.fetch)(self.number, place)
-            if data is ENDED:
-                self.microbatch = None
-                runner.hold_empty(microbatch)
-                continue
-            runner.start(microbatch, source.weight(self.number, place))
-            rng.seed_all(rng.derive(training.seed, rng.COMPUTE, self.number, place))
-            reach("batch", self.number)
-            training.activity.now(Phase.COMPUTING, self.number, place)
-            strike(self.number)
-            training.step_hooks.reach("batch_start", microbatch=place)
-            first = (gathering.in_use or gathering.expected) and not gathering.complete
-            if first and (copied := copy_of(data)) is not None:
-                again[microbatch] = copied
-            if training.checks.looks_at_losses:
-                training.look_at_losses(self.number, place)
-            yield data
-            self.microbatch = None
-            if gathering.in_first_pass:
-                runner.pass_over(microbatch)
-                continue
-            gathering.finished(place)
-            scalars = {name: float(value) for name, value in self._scalars.items()}
-            more = self._extra or source.more(self.number + 1, place)
-            carried = self._lane._left() if self._lane is not None else None
-            runner.hold(microbatch, scalars, more, self._said, carried)
-            training.step_hooks.reach("after_backward", microbatch=place)
+        yield from training.inner_loop.run(self, StepWork(training, self.number))
         training.checks.inner_loop_ended()
         self.metrics = training.committed(self.number)
         self.done = True
@@ -173,7 +124,7 @@ class Step:
 
 def say_aside(step: Step, text: str) -> None:
     """Attach ``text`` to the microbatch being computed, for adapters; it travels with the logged scalars."""
-    step._said.append(text)
+    step.notes.said.append(text)
 
 
 def said_aside(step: Step) -> tuple[str, ...]:
@@ -197,7 +148,7 @@ def seed_computing(step: Step) -> None:
 
 def look_at_commit(step: Step, place: int) -> None:
     """Restore the buffers and random numbers that all workers share, for adapters that evaluate within a step."""
-    step._training._buffers.restore()
+    step._training.state.buffers.restore()
     step._training.exchange.gradients.show()
     rng.seed_all(rng.derive(step._training.seed, rng.EVALUATE, step.number, place))
 
@@ -208,18 +159,12 @@ class Steps:
     A script may also leave it by ``break`` after the inner loop, on every worker after the same step.
     """
 
-    def __init__(self, training: TrainingLoop, *, passed: PreLoopCalls | None = None) -> None:
-        """``passed`` is set if the job ended this loop before this worker joined; the loop then yields nothing."""
+    def __init__(self, training: TrainingLoop) -> None:
         self._training = training
-        self._passed = passed
 
     def __iter__(self) -> Generator[Step]:
         training = self._training
-        if self._passed is not None:
-            training.pass_over(self._passed)
-            return
-        try:
-            training.start()
+        with training.running():
             while training.wants_more():
                 step = Step(training, training.applied)
                 training.current = step
@@ -235,16 +180,6 @@ class Steps:
                         f"step {step.number} was not iterated to its end:"
                         " `for batch in step` must run until it stops by itself"
                     )
-            training.end()
-        except Left:
-            training.lifecycle.leave()
-            raise
-        except GeneratorExit:
-            training.leave_loop()
-            raise
-        finally:
-            if not training.broken_off:
-                training.close() if training.over else training.abandon()
 
 
 class Epoch:
@@ -311,7 +246,7 @@ class Driven:
         self._training.checks.driven()
         if self._training.settings.socket is None:
             # A repeat would call the framework's hooks once more, and no other worker's bits could differ.
-            self._training.repeat_nothing()
+            self._training.consistency.repeats.give_up()
 
     def next(self) -> Step | None:
         """Return the next step, or the same one while its inner loop has not begun; None after the last."""

@@ -116,3 +116,12 @@ def check_event(event: object) -> None:
     """Raise ConfigError unless ``job.on`` can listen to ``event``."""
     if not (isinstance(event, type) and issubclass(event, Event)):
         raise ConfigError(f"job.on({event!r}, ...): the first argument is an event type of craft.events")
+
+
+def check_epochs(data: Any, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for arguments of ``job.epochs`` that contradict the number of passes."""
+    for taken in ("steps", "epochs"):
+        if taken in options:
+            raise ConfigError(f"job.epochs(n, data, {taken}=...): n is the number of passes; leave {taken} out")
+    if is_stream(data):
+        raise ConfigError("job.epochs(n, stream): a stream has no passes; use job.steps(stream, steps=...)")

@@ -12,28 +12,20 @@ from collections.abc import Callable, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from craft.decide.techniques import Checkpoints, Divergence, Loss
-from craft.decide.techniques.technique import Chosen, Hooks
-from craft.protocol.errors import BitsDiffer, GroupError, LeftBehind
-from craft.protocol.events import (
-    AnyNote,
-    CheckpointRestored,
-    NumbersDiverged,
-    RolledBack,
-    ScriptWarned,
-    StartStepTaken,
-)
+from craft.decide.techniques import Checkpoints, Divergence
+from craft.decide.techniques.technique import Hooks
+from craft.protocol.errors import BitsDiffer, GroupError, LeftBehind, Refused
+from craft.protocol.events import AnyNote, CheckpointRestored, RolledBack, ScriptWarned, StartStepTaken
 from craft.protocol.membership import Generation
 from craft.protocol.values.activity import Phase
-from craft.settings.rundir import RunDir
 from craft.snapshots.state.leaves import STATE_IS_BUILT, Leaf
 from craft.snapshots.state.serialized import State
-from craft.snapshots.store.manifest import Manifest
-from craft.worker.checkpoint.recomputed_steps import RecomputedSteps
-from craft.worker.checkpoint.resumed_steps import ResumedSteps
-from craft.worker.checkpoint.rollback import Rollback, begin_from
+from craft.worker.checkpoint.candidates import RollbackCandidates
+from craft.worker.checkpoint.earlier_results import EarlierResults
+from craft.worker.checkpoint.resume import Resume, forgotten_start_step
+from craft.worker.checkpoint.rollback import Rollback
 from craft.worker.checkpoint.scheduler import CheckpointScheduler
-from craft.worker.checkpoint.self_resume import forgotten_start_step
+from craft.worker.checkpoint.store_claim import StoreClaim
 from craft.worker.monitor.consistency import AgreedStep
 from craft.worker.monitor.nonfinite import NonFiniteGuard
 from craft.worker.reduce.word_parts import CheckpointPart
@@ -42,13 +34,6 @@ from craft.worker.state.loop_context import LoopContext
 from craft.worker.state.metadata import Attached, ModuleModes, TrainingProgress
 
 logger = logging.getLogger(__name__)
-
-
-def _leaves_out(techniques: Chosen) -> bool:
-    """Return whether a step may be recomputed with other samples than the first time."""
-    loss, divergence = techniques.get(Loss), techniques.get(Divergence)
-    shrinks = loss is not None and loss.settings.answer == "shrink"
-    return shrinks or (divergence is not None and divergence.settings.answer == "rollback")
 
 
 class CheckpointLifecycle:
@@ -71,11 +56,12 @@ class CheckpointLifecycle:
         self.numbers = NonFiniteGuard(
             divergence.settings.answer if divergence is not None else None,
             parts.registered.values(),
-            self._diverged,
+            self._announce,
             divergence.settings.spikes if divergence is not None else None,
         )
         self.scheduler: CheckpointScheduler | None = None
         self._rollback: Rollback | None = None
+        self._resume: Resume | None = None
         self._settings = parts.settings
         self._participant = parts.participant
         self._membership = parts.membership
@@ -86,10 +72,7 @@ class CheckpointLifecycle:
         self._registered = parts.registered
         self._conditions = parts.conditions
         self._source = parts.source
-        self._recomputed: RecomputedSteps | None = None
-        """Earlier results of the steps that are computed a second time."""
-        self._comparable = parts.settings.check_bits and not _leaves_out(parts.techniques)
-        self._resumed: ResumedSteps | None = None
+        self._earlier = EarlierResults(parts, leaves)
         self._prepared_for = 0
         """The generation for whose checkpoint shares memory is prepared."""
         if (target := parts.target) is not None:
@@ -102,11 +85,16 @@ class CheckpointLifecycle:
                 self.state,
                 parts.source.ends_epoch,
             )
-            if self._comparable:
-                self._resumed = ResumedSteps(target.tiers.durable, leaves)
             self._rollback = Rollback(
-                target.tiers, parts.participant, parts.reporter, parts.modules, parts.registered, self.attached
+                target.tiers,
+                RollbackCandidates(target.tiers, parts.participant, parts.reporter),
+                parts.participant,
+                parts.modules,
+                parts.registered,
+                self.attached,
             )
+            store = StoreClaim(target.tiers, parts.participant, parts.reporter)
+            self._resume = Resume(parts.participant, self._rollback, store, parts.settings.resume)
 
     @property
     def attached(self) -> Attached:
@@ -149,14 +137,12 @@ class CheckpointLifecycle:
         if self._participant.loops > 1:
             # The job is running: its first loop began from a checkpoint, if any.
             return
-        with paused(self._activity, self._reporter, "reading a checkpoint"):
-            begin_from(
-                self._settings.resume,
-                self._rollback,
-                self._participant.ledger,
-                self._membership.restoration,
-                self._participant.start_step,
-            )
+        restoration = self._membership.restoration
+        if self._resume is not None:
+            with paused(self._activity, self._reporter, "reading a checkpoint"):
+                self._resume.begin(restoration)
+        elif restoration is None and self._settings.resume is not None:
+            raise Refused("--resume: from where? Say where checkpoints are: --checkpoints URL, or job.checkpoints(url)")
         ledger = self._participant.ledger
         if ledger.rewinds or ledger.loop > 1:
             return
@@ -173,22 +159,26 @@ class CheckpointLifecycle:
         manifest, progress = found
         left_at, self.applied = self.applied, manifest.step
         self._agreement.begin(manifest.step)
-        self._recomputed = None if left_at else self._expect(manifest.step)
-        if self._resumed is not None and not left_at:
-            self._resumed.restored(manifest.branch, manifest.step)
+        if not left_at:
+            self._earlier.restored(manifest.branch, manifest.step)
         event: AnyNote = CheckpointRestored(
-            name=manifest.name, branch=self._participant.ledger.branch, step=manifest.step, url=self._rollback.url
+            name=manifest.name,
+            branch=self._participant.ledger.branch,
+            step=manifest.step,
+            url=self._rollback.candidates.url,
         )
         if left_at:
+            self._earlier.rolled_back()
             # The data since is skipped: the next step takes the data that would have come now.
             progress = replace(progress, skipped=left_at - manifest.step + self._source.skipped)
-            event = self._rolled_back(manifest, left_at, progress.skipped)
+            reason = self.numbers.due.what if self.numbers.due is not None else ""
+            branch, skipped = self._participant.ledger.branch, progress.skipped
+            event = RolledBack(branch=branch, step=manifest.step, left_at=left_at, skipped=skipped, reason=reason)
             self.numbers.went_back(manifest.step)
-        self._reporter.note(event)
-        self._reporter.emit(event)
+        self._announce(event)
         self.take(progress)
         if self.stopped_by is not None:
-            self._resume_stopped(manifest.step, self._rollback.named == manifest.step)
+            self._resume_stopped(manifest.step, self._rollback.candidates.named == manifest.step)
         self.scheduler.went_back(self._participant.ledger.branch, manifest.step)
         return True
 
@@ -208,19 +198,10 @@ class CheckpointLifecycle:
         logger.log(logging.INFO if self._reporter.is_heard else logging.WARNING, "%s", text)
         self._reporter.note(ScriptWarned(text=text))
 
-    def _expect(self, step: int) -> RecomputedSteps | None:
-        """Return the earlier results of the steps from ``step`` on, if the job restarted by itself."""
-        run_dir = self._settings.run_dir
-        if self._membership.restoration is None or run_dir is None or not self._comparable:
-            return None
-        return RecomputedSteps.read(RunDir(run_dir).metrics, step)
-
     def compare(self, step: int, metrics: Mapping[str, float]) -> None:
         """Raise BitsDiffer if ``step`` gave other metrics before the job restarted."""
-        if self._recomputed is None:
-            return
         try:
-            self._recomputed.check(step, metrics)
+            self._earlier.check_metrics(step, metrics)
         except BitsDiffer as error:
             self.differs(error, step)
             raise
@@ -232,9 +213,9 @@ class CheckpointLifecycle:
         such as times.
         """
         ledger = self._participant.ledger
-        if self._resumed is None or (wrong := self._resumed.at_boundary(self.applied, ledger.rank == 0)) is None:
+        if (wrong := self._earlier.check_state(self.applied, ledger)) is None:
             return
-        if not self._resumed.same_script or len(ledger.members) == 1:
+        if not self._earlier.same_script or len(ledger.members) == 1:
             self._warn(wrong)
             return
         error = BitsDiffer(wrong)
@@ -246,13 +227,8 @@ class CheckpointLifecycle:
         if self._rollback is not None:
             # Before the report, which ends the job.
             with self._activity.paused("marking checkpoints that may hold wrong bits"):
-                self._rollback.doubt(self._agreement.step, step, str(error))
+                self._rollback.candidates.doubt(self._agreement.step, step, str(error))
         self._reporter.diverged(error, step, self._participant.ledger.members)
-
-    def _rolled_back(self, manifest: Manifest, left_at: int, skipped: int) -> RolledBack:
-        reason = self.numbers.due.what if self.numbers.due is not None else ""
-        branch = self._participant.ledger.branch
-        return RolledBack(branch=branch, step=manifest.step, left_at=left_at, skipped=skipped, reason=reason)
 
     def _go_back(self, regroup: Callable[[], None]) -> None:
         """Roll back to the newest checkpoint, with all workers, after a divergence."""
@@ -268,7 +244,7 @@ class CheckpointLifecycle:
                     answer = f"the step changes nothing, instead of going back: {problem}"
                     self._reporter.note(replace(self.numbers.due, answer=answer))
                     return
-                self._rollback.go()
+                self._participant.go_back()
             except GroupError as error:
                 self._participant.broke(error)
                 self._participant.await_move()
@@ -288,7 +264,8 @@ class CheckpointLifecycle:
         own: dict[str, Hooks] = {Divergence.name: self.numbers}
         return own if self.scheduler is None else {**own, Checkpoints.name: self.scheduler}
 
-    def _diverged(self, event: NumbersDiverged) -> None:
+    def _announce(self, event: AnyNote) -> None:
+        """Tell the lighthouse and the script's handlers."""
         self._reporter.note(event)
         self._reporter.emit(event)
 
@@ -318,8 +295,8 @@ class CheckpointLifecycle:
         if not behind:
             self._compare_state()
         self.saved = self.scheduler is not None and self.scheduler.at_boundary()
-        if self.saved and self._resumed is not None:
-            self._resumed.saved(self._participant.ledger.branch, self.applied)
+        if self.saved:
+            self._earlier.saved(self._participant.ledger.branch, self.applied)
 
     def checkpoint(self, tag: str | None, everyone: Callable[[bytes], list[bytes]]) -> None:
         """Take a checkpoint of the current state; ``everyone`` gathers the bytes of all current members."""
@@ -348,7 +325,6 @@ class CheckpointLifecycle:
             self.scheduler.finish()
 
     def close(self) -> None:
-        if self._resumed is not None:
-            self._resumed.close()
+        self._earlier.close()
         if self.scheduler is not None:
             self.scheduler.close()

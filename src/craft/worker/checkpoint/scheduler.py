@@ -16,13 +16,7 @@ from typing import NamedTuple
 
 from craft.decide.step.interval import Every, choose
 from craft.decide.techniques.technique import Hooks, Moment
-from craft.protocol.events import (
-    AnyNote,
-    CheckpointAbandoned,
-    CheckpointSkipped,
-    CheckpointWritten,
-    IntervalChosen,
-)
+from craft.protocol.events import AnyNote, CheckpointAbandoned, CheckpointSkipped, CheckpointWritten, IntervalChosen
 from craft.protocol.membership import Generation
 from craft.snapshots.checkpoint.writer import CheckpointShare, CheckpointWriter
 from craft.snapshots.state.serialized import State

@@ -27,7 +27,7 @@ from craft.worker.entry.worker_process import process
 from craft.worker.external.external_store import ExternalStore
 from craft.worker.external.external_worker import Guest
 from craft.worker.external.generation_follower import Abort
-from craft.worker.loop.injected_faults import InjectedFaults, install
+from craft.worker.loop.inner_loop.injected_faults import InjectedFaults, install
 from craft.worker.membership.client import Left, MembershipClient
 from craft.worker.report import flight_recorder, stacks
 from craft.worker.report.channel import Channel

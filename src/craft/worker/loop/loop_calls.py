@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from craft.protocol.values.activity import Phase
+from craft.worker.loop.inner_loop.microbatch import CurrentStep
+from craft.worker.loop.joining import Joining
 from craft.worker.loop.loop_end import LoopEnd, after_loop, meeting_at_end
 from craft.worker.loop.pre_loop_calls import PreLoopCalls
 from craft.worker.loop.step_result import StepResult
 from craft.worker.membership.ft_calls import CallPlace, FaultTolerantCalls
 from craft.worker.membership.participant import Participant
 from craft.worker.report.activity_page import ActivityPage
-
-
-class CurrentStep(Protocol):
-    """The step that a script is in, as its loop sees it: a ``Step`` or a ``StepAttempt``."""
-
-    microbatch: int | None
-    """Microbatch being computed; None outside the inner loop."""
-
-    @property
-    def _place(self) -> tuple[int, int | None]: ...
-
-    @property
-    def _done(self) -> bool: ...
-
-    @property
-    def _is_ahead(self) -> bool: ...
-
-    @property
-    def _company(self) -> tuple[int, int] | None: ...
-
-    @property
-    def _call(self) -> Callable[[str, bytes], list[bytes]] | None: ...
 
 
 class CallingLoop(Protocol):
@@ -43,14 +22,13 @@ class CallingLoop(Protocol):
     over: bool
     loop_end: LoopEnd
     step_result: StepResult
+    joining: Joining
 
     @property
     def applied(self) -> int: ...
 
     @property
     def behind(self) -> bool: ...
-
-    def is_followed(self) -> bool: ...
 
 
 class LoopCalls:
@@ -68,7 +46,7 @@ class LoopCalls:
 
     def left_alone(self) -> bool:
         """Return whether this worker, which is behind, makes calls alone because no current worker is left."""
-        return self.passed is None and self._calls.left_alone(self._loop.is_followed)
+        return self.passed is None and self._calls.left_alone(self._loop.joining.is_followed)
 
     def tell_joiners(self) -> None:
         """Keep the results of calls for joiners."""
@@ -110,6 +88,6 @@ class LoopCalls:
         under = last.under.number if last is not None else self._participant.ledger.generation
         self._activity.now(Phase.CALLING, step)
         try:
-            return self._calls.gather(name, data, place, under, loop.behind, loop.is_followed)
+            return self._calls.gather(name, data, place, under, loop.behind, loop.joining.is_followed)
         finally:
             self._activity.now(phase, step)

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from craft.decide.step.settle import LOOP_END
+from craft.protocol.values.activity import Phase
 from craft.worker.checkpoint.lifecycle import CheckpointLifecycle
 from craft.worker.loop.pre_loop_calls import PreLoopCalls
-from craft.worker.membership.participant import Participant
+from craft.worker.loop.trained_state import TrainedState
+from craft.worker.state.loop_context import LoopContext
 
 Call = Callable[[str, bytes], list[bytes] | None]
 
@@ -40,10 +42,14 @@ def meeting_at_end(loop: int) -> str:
 class LoopEnd:
     """Synchronizes the workers at the end of a loop. Owned by the main thread."""
 
-    def __init__(self, worker_id: str, participant: Participant, lifecycle: CheckpointLifecycle, call: Call) -> None:
+    def __init__(self, context: LoopContext, state: TrainedState, lifecycle: CheckpointLifecycle, call: Call) -> None:
         """``call`` gathers the bytes of all workers on all workers."""
-        self._worker_id = worker_id
-        self._participant = participant
+        self._worker_id = context.settings.worker_id
+        self._participant = context.participant
+        self._membership = context.membership
+        self._reporter = context.reporter
+        self._activity = context.activity
+        self._state = state
         self._lifecycle = lifecycle
         self._call = call
         self.company: tuple[str, ...] = ()
@@ -53,6 +59,7 @@ class LoopEnd:
 
     def meet(self) -> None:
         """Return when all workers are here and have written their shares of the last checkpoint."""
+        self._activity.now(Phase.ENDING)
         parts = self._call(LOOP_END, self._own(0))
         while self._lifecycle.scheduler is not None:
             generation = self._participant.ledger.generation
@@ -64,6 +71,15 @@ class LoopEnd:
                 break
         assert parts is not None
         self.company = tuple(_decode(part).worker_id for part in parts)
+        self.digest = self._state.digest()
+
+    def finish(self, regroup: Callable[[], None]) -> None:
+        """Return when the script has ended on every worker; ``regroup`` enters a newer generation meanwhile."""
+        self._reporter.report(script_ended=True)
+        while self._reporter.is_heard and not self._membership.wait_finish(self._participant.ledger.generation):
+            regroup()
+        self._reporter.report(complete=True, step=self._participant.step, digest=self.digest)
+        self._membership.close()
 
     def _own(self, generation: int) -> bytes:
         return msgspec.msgpack.encode(AtEnd(self._worker_id, generation, self._lifecycle.applied))

@@ -6,49 +6,37 @@ one, reaches the calls after the others, also those after loops that the job has
 
 from __future__ import annotations
 
-import logging
 import time
+from dataclasses import dataclass
 
 import msgspec
 
-from craft.protocol.errors import SnapshotError, Unreachable
 from craft.protocol.values.activity import Phase
 from craft.snapshots.transfer.donor import Donor
-from craft.snapshots.transfer.fetch import recall
 from craft.worker.membership.client import MembershipClient
-from craft.worker.membership.ft_calls import CallPlace, FaultTolerantCalls, taking_part
+from craft.worker.membership.ft_calls import CallPlace, FaultTolerantCalls, ask_member, taking_part
 from craft.worker.membership.participant import Participant
 from craft.worker.report.activity_page import ActivityPage
 from craft.worker.report.reporter import Reporter
 
-logger = logging.getLogger(__name__)
-
-_SILENCE_S = 600.0
 _AGAIN_S = 0.1
 
 
+@dataclass(eq=False)
 class PreLoopCalls:
     """Makes calls outside loops, or fetches their results. Owned by the main thread."""
 
-    def __init__(
-        self,
-        participant: Participant,
-        membership: MembershipClient,
-        reporter: Reporter,
-        activity: ActivityPage,
-        donor: Donor | None,
-        key: bytes,
-        late: bool,
-    ) -> None:
-        """``late``: this worker joined a running job."""
-        self._participant = participant
-        self._membership = membership
-        self._reporter = reporter
-        self._activity = activity
-        self._donor = donor
-        self._key = key
-        self._late = late
-        self._calls = FaultTolerantCalls(participant, donor, key, self._meet)
+    _participant: Participant
+    _membership: MembershipClient
+    _reporter: Reporter
+    _activity: ActivityPage
+    _donor: Donor | None
+    _key: bytes
+    _late: bool
+    """Whether this worker joined a running job."""
+
+    def __post_init__(self) -> None:
+        self._calls = FaultTolerantCalls(self._participant, self._donor, self._key, self._meet)
         self._recalled = ("", 0)
         """A place, and how many results of its calls were taken from others."""
 
@@ -114,18 +102,13 @@ class PreLoopCalls:
             while (found := self._ask(name)) is None:
                 time.sleep(_AGAIN_S)
         if self._donor is not None:
-            self._donor.keep(name, found)
-        return msgspec.msgpack.decode(found, type=list[bytes])
+            self._donor.keep(name, msgspec.msgpack.encode(found))
+        return found
 
-    def _ask(self, name: str) -> bytes | None:
+    def _ask(self, name: str) -> list[bytes] | None:
         generation = self._membership.generation
-
-        def is_outdated() -> bool:
-            return self._membership.generation != generation
-
-        for member in generation.members if generation is not None else ():
-            try:
-                return recall((member.address, member.state_port), name, self._key, is_outdated, _SILENCE_S)
-            except (SnapshotError, Unreachable) as error:
-                logger.info("the result of call %s did not come from %s: %s", name, member.worker_id, error)
-        return None
+        members = generation.members if generation is not None else ()
+        answers = (
+            ask_member(each, name, self._key, lambda: self._membership.generation != generation) for each in members
+        )
+        return next((found for found in answers if found is not None), None)

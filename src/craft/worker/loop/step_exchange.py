@@ -13,15 +13,15 @@ import torch
 
 from craft.protocol.control_word import MicrobatchRecord, Word
 from craft.telemetry.fault_points import reach
-from craft.worker.loop.batch_gather import BatchGather
-from craft.worker.membership.participant import Participant
+from craft.worker.loop.inner_loop.batch_gather import BatchGather
+from craft.worker.loop.trained_state import TrainedState
 from craft.worker.monitor.repeated_microbatch import is_extra
 from craft.worker.reduce import trainable_mask
 from craft.worker.reduce.accumulator import Flats, GradientAccumulator
 from craft.worker.reduce.attempt_builder import AttemptBuilder
 from craft.worker.reduce.exchange import Attempt, ExchangeThread
-from craft.worker.reduce.module_buffers import ModuleBuffers
 from craft.worker.reduce.word_parts import ConsistencyPart, LoopPart
+from craft.worker.state.loop_context import LoopContext
 
 
 class StepExchange:
@@ -29,25 +29,23 @@ class StepExchange:
 
     def __init__(
         self,
-        participant: Participant,
-        thread: ExchangeThread,
-        gradients: GradientAccumulator,
-        buffers: ModuleBuffers,
-        gathering: BatchGather,
-        size_of: Callable[[int], int],
+        context: LoopContext,
+        state: TrainedState,
         bits: Callable[[], ConsistencyPart],
-        loop_part: Callable[[int], LoopPart],
+        loop_part: Callable[[int, int], LoopPart],
     ) -> None:
         """``bits`` and ``loop_part`` give parts of this worker's word, when the word is sent."""
-        self.gradients = gradients
-        self.gathering = gathering
-        self._participant = participant
-        self._thread = thread
-        self._buffers = buffers
-        self._size_of = size_of
+        self.gradients = state.new_gradients()
+        self.gathering = BatchGather(context.device, context.source.samples, drops=context.drops)
+        self.num_computed = 0
+        """Microbatches that the script computed here since the last commit."""
+        self._participant = context.participant
+        self._thread = ExchangeThread(context.reporter.broke)
+        self._buffers = state.buffers
+        self._size_of = context.source.size_of
         self._bits = bits
         self._loop_part = loop_part
-        self._builder = AttemptBuilder(participant, buffers.empty_like)
+        self._builder = AttemptBuilder(context.participant, state.buffers.empty_like)
         self._attempt: Attempt | None = None
         self._result: Flats | None = None
         self._records: dict[int, MicrobatchRecord] = {}
@@ -175,6 +173,11 @@ class StepExchange:
         self._attempt = None
         self._late = self._wait_for_all = False
 
+    def close(self) -> None:
+        """Remove the hooks from the parameters, and end the thread."""
+        self.gradients.detach()
+        self._thread.stop()
+
     def _word(self, attempt: Attempt) -> Word:
         participant, ledger = self._participant, self._participant.ledger
         held = sorted(ledger.held)
@@ -183,7 +186,7 @@ class StepExchange:
             attempt.buffers = self._buffers.pack()
         if rows := [self._carried[microbatch] for microbatch in held if microbatch in self._carried]:
             attempt.carried[ledger.rank] = torch.cat(rows)
-        bits, loop = self._bits(), self._loop_part(participant.step)
+        bits, loop = self._bits(), self._loop_part(participant.step, self.num_computed)
         return Word(
             step=participant.step,
             records=tuple(self._records[microbatch] for microbatch in held),

@@ -16,14 +16,13 @@ from craft.protocol.membership import Settlement
 from craft.telemetry.fault_points import reach
 from craft.worker.loop.step_exchange import StepExchange
 from craft.worker.loop.step_result import StepResult
-from craft.worker.membership.participant import Participant
 from craft.worker.monitor.consistency import ConsistencyCheck
 from craft.worker.monitor.repeated_microbatch import PROBE, is_extra
 from craft.worker.recovery.follower import CommittedResult
 from craft.worker.reduce.buckets import BucketLayout
 from craft.worker.reduce.exchange import Attempt
 from craft.worker.reduce.module_buffers import ModuleBuffers
-from craft.worker.report.reporter import Reporter
+from craft.worker.state.loop_context import LoopContext
 
 
 class StepRunner:
@@ -31,14 +30,12 @@ class StepRunner:
 
     def __init__(
         self,
-        participant: Participant,
-        exchange: StepExchange,
+        context: LoopContext,
         buffers: ModuleBuffers,
+        exchange: StepExchange,
         bits: ConsistencyCheck,
         step_result: StepResult,
-        size_of: Callable[[int], int],
         on_settled: Callable[[Settlement, bool], None],
-        reporter: Reporter,
         on_differs: Callable[[BitsDiffer, int], None],
         undo: Callable[[], None],
     ) -> None:
@@ -47,19 +44,17 @@ class StepRunner:
         ``on_differs(error, step)`` is called when bits differ, before ``error`` is raised. ``undo`` restores the state of the
         last commit, where the script's update comes before the commit.
         """
-        self.num_computed = 0
-        """Microbatches that the script computed here since the last commit."""
         self.waited_s = 0.0
         """Time this worker waited for the others' microbatches in the exchange of the last committed step."""
-        self._participant = participant
+        self._participant = context.participant
         self._exchange = exchange
         self._gathering = exchange.gathering
         self._buffers = buffers
         self._consistency = bits
         self._step_result = step_result
-        self._size_of = size_of
+        self._size_of = context.source.size_of
         self._on_settled = on_settled
-        self._reporter = reporter
+        self._reporter = context.reporter
         self._on_differs = on_differs
         self._undo = undo
         self._computing: frozenset[str] = frozenset()
@@ -173,7 +168,7 @@ class StepRunner:
 
         ``carried``: the values that it leaves for the same microbatch of the next step.
         """
-        self.num_computed += 1
+        self._exchange.num_computed += 1
         hasher = self._consistency.hasher(microbatch, self._participant.ledger)
         leaf = None if is_extra(microbatch) else self._exchange.gradients.finish(hasher)
         digest = leaf.digest if leaf is not None else self._exchange.gradients.discard(hasher)
@@ -223,7 +218,7 @@ class StepRunner:
 
     def computed(self, microbatch: int, weight: float, scalars: dict[str, float]) -> None:
         """Hold ``microbatch`` after an attempt's body: nothing of it is left to exchange."""
-        self.num_computed += 1
+        self._exchange.num_computed += 1
         leaf = self._exchange.gradients.hold_empty(microbatch, self._size_of(self.step))
         logged = tuple(sorted(scalars.items()))
         self._exchange.hold(
@@ -323,4 +318,4 @@ class StepRunner:
 
     def _hand_over(self, attempt: Attempt, layout: BucketLayout, generation: int, members: tuple[str, ...]) -> None:
         self._step_result.give(attempt, layout, generation, members)
-        self.num_computed, self.waited_s = 0, 0.0
+        self._exchange.num_computed, self.waited_s = 0, 0.0

@@ -30,12 +30,7 @@ class MembershipClient:
     """The generation that this worker acts under, the upcoming one, and their groups."""
 
     def __init__(
-        self,
-        worker_id: str,
-        address: str,
-        key: bytes,
-        on_broken: OnBroken,
-        on_left: Callable[[], None] = lambda: None,
+        self, worker_id: str, address: str, key: bytes, on_broken: OnBroken, on_left: Callable[[], None] = lambda: None
     ) -> None:
         """``key`` is the job's; unused in a job of one worker."""
         self._worker_id = worker_id

@@ -21,11 +21,12 @@ from craft.protocol.membership import Generation, Member
 from craft.snapshots.transfer.donor import Donor
 from craft.snapshots.transfer.fetch import recall
 from craft.telemetry.fault_points import reach
+from craft.worker.membership.all_gather import gather_among
 from craft.worker.membership.participant import Participant
 
 logger = logging.getLogger(__name__)
 
-_LENGTH, _DATA, _ROUND = 16, 17, 18
+_TAGS, _ROUND = (16, 17), 18
 """Tags, one per round of the acknowledgement. Below those of a step's buckets, next to those of its word."""
 _END_OF_NAME = b"\0"
 _SILENCE_S = 600.0
@@ -160,21 +161,26 @@ class FaultTolerantCalls:
                     f"no member is left that knows what call {name} returned: all current ones came later, and this worker is not"
                     " current: another one will come"
                 )
-            try:
-                found = self._ask(oldest, name, generation, followed)
-                return msgspec.msgpack.decode(found, type=list[bytes])
-            except (SnapshotError, Unreachable) as error:
-                logger.info("the result of call %s did not come from %s: %s", name, oldest.worker_id, error)
-                # It died, and a newer generation will follow.
-                time.sleep(_AGAIN_S)
 
-    def _ask(self, member: Member, name: str, generation: Generation, followed: Callable[[], bool]) -> bytes:
-        def outdated() -> bool:
-            moved = self._participant.generation is not generation or (not followed() and self._participant.moved)
-            # It may be this worker that was asked: its thread settled that it continues alone, and is about to end.
-            return moved or self.left_alone(followed)
+            def outdated(under: Generation = generation) -> bool:
+                moved = participant.generation is not under or (not followed() and participant.moved)
+                # It may be this worker that was asked: its thread settled that it continues alone, and is about to end.
+                return moved or self.left_alone(followed)
 
-        return recall((member.address, member.state_port), name, self._key, outdated, _SILENCE_S)
+            if (found := ask_member(oldest, name, self._key, outdated)) is not None:
+                return found
+            # It died, and a newer generation will follow.
+            time.sleep(_AGAIN_S)
+
+
+def ask_member(member: Member, name: str, key: bytes, outdated: Callable[[], bool]) -> list[bytes] | None:
+    """Return the result of a call that ``member`` made or is about to make; None if it dies or ``outdated()``."""
+    try:
+        found = recall((member.address, member.state_port), name, key, outdated, _SILENCE_S)
+        return msgspec.msgpack.decode(found, type=list[bytes])
+    except (SnapshotError, Unreachable) as error:
+        logger.info("the result of call %s did not come from %s: %s", name, member.worker_id, error)
+        return None
 
 
 def taking_part(participant: Participant) -> tuple[list[int], int]:
@@ -190,21 +196,9 @@ def exchange(participant: Participant, data: bytes, halfway: Callable[[], None] 
     if group is None or len(ranks) == 1:
         return [data]
     others = [rank for rank in ranks if rank != group.rank]
-    own = torch.tensor([len(data)])
-    lengths = {rank: torch.zeros(1, dtype=torch.int64) for rank in others}
-    due = [group.recv(lengths[rank], rank, _LENGTH) for rank in others]
-    group.wait_all([*due, *(group.send(own, rank, _LENGTH) for rank in others)])
-    halfway()
-    room = {rank: torch.empty(int(lengths[rank]), dtype=torch.uint8) for rank in others if int(lengths[rank])}
-    due = [group.recv(tensor, rank, _DATA) for rank, tensor in room.items()]
-    if data:
-        flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        due += [group.send(flat, rank, _DATA) for rank in others]
-    group.wait_all(due)
-    return [
-        data if index == position else (room[rank].numpy().tobytes() if rank in room else b"")
-        for index, rank in enumerate(ranks)
-    ]
+    row = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    parts = [each.numpy().tobytes() for each in gather_among(group, others, row, _TAGS, halfway)]
+    return [*parts[:position], data, *parts[position:]]
 
 
 def exchange_named(

@@ -9,22 +9,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
 
 import msgspec
-import torch
 
 from craft.protocol.errors import ConfigError
 from craft.protocol.membership import Generation, Settlement
-from craft.snapshots.state.leaves import Stateful
-from craft.snapshots.state.reserved_memory import Reserve, can_wait_there
+from craft.snapshots.state.reserved_memory import can_wait_there
 from craft.snapshots.state.serialized import carried_bytes, load
 from craft.snapshots.store.background import num_lanes
-from craft.snapshots.transfer.donor import Donor
 from craft.snapshots.transfer.fetch import Fetched, fetch
 from craft.telemetry.fault_points import reach
 from craft.worker.checkpoint.lifecycle import CheckpointLifecycle
-from craft.worker.membership.participant import Participant
+from craft.worker.state.loop_context import LoopContext
 from craft.worker.state.metadata import Attached, TrainingProgress
 from craft.worker.state.preflight import compare
 
@@ -39,23 +35,13 @@ _SILENCE_S = 60.0
 class StateTransfer:
     """Owned by the main thread, except ``fetch``; during catch-up, the follower's thread calls ``settled``."""
 
-    def __init__(
-        self,
-        donor: Donor | None,
-        key: bytes,
-        participant: Participant,
-        modules: Mapping[str, torch.nn.Module],
-        registered: Mapping[str, Stateful],
-        lifecycle: CheckpointLifecycle,
-        reserve: Reserve | None = None,
-    ) -> None:
-        """``reserve`` is memory set aside for the state, if this worker joined later than others."""
-        self._reserve = reserve
-        self._donor = donor
-        self._key = key
-        self._participant = participant
-        self._modules = modules
-        self._registered = registered
+    def __init__(self, context: LoopContext, lifecycle: CheckpointLifecycle) -> None:
+        self._reserve = context.reserve
+        self._donor = context.donor
+        self._key = context.settings.state_key_bytes
+        self._participant = context.participant
+        self._modules = context.modules
+        self._registered = context.registered
         self._lifecycle = lifecycle
         self._due: Settlement | None = None
         """The settlement whose joiners wait for a stripe that is not copied yet."""

@@ -20,10 +20,7 @@ class StateCopy:
     """The copy of the state, and its restoration. Owned by the main thread."""
 
     def __init__(
-        self,
-        state: Callable[[], State],
-        modules: Mapping[str, torch.nn.Module],
-        registered: Mapping[str, Stateful],
+        self, state: Callable[[], State], modules: Mapping[str, torch.nn.Module], registered: Mapping[str, Stateful]
     ) -> None:
         """``state`` returns the current state."""
         self._state = state

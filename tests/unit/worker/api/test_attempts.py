@@ -79,7 +79,7 @@ def test_a_step_that_is_taken_back_leaves_nothing_behind() -> None:
     job.replicate(net)
     job.register(optimizer=optimizer)
     job.register_state(save=lambda: dict(balance), load=balance.update)
-    modules, registered = job._modules, job._registered
+    modules, registered = job._loops.modules, job._loops.registered
     kept = StateCopy(lambda: State(modules, registered, b""), modules, registered)
     before = [param.clone() for param in net.parameters()]
     for _ in range(2):
@@ -112,8 +112,8 @@ def test_state_by_two_functions_follows_the_job_like_any_other() -> None:
         job.register_state(save=values.copy, load=values.update)
         job.register_state(save=lambda: 7, load=lambda _: None, name="other")
         jobs.append(job)
-    state = State({}, jobs[0]._registered, b"")
-    load(state.header, state.tensors, {}, jobs[1]._registered)
+    state = State({}, jobs[0]._loops.registered, b"")
+    load(state.header, state.tensors, {}, jobs[1]._loops.registered)
     assert list(state.header.skeleton) == ["state", "other"]
     assert theirs["seen"] == [1, 2] and torch.equal(theirs["mean"], mine["mean"])
 

@@ -59,7 +59,7 @@ def weigh(job: Job, value: float) -> None:
 
 
 def train_another(job: Job) -> None:
-    job.register(sgd=torch.optim.SGD([*job._modules["model"].parameters(), *torch.nn.Linear(3, 2).parameters()]))
+    job.register(sgd=torch.optim.SGD([*job._loops.modules["model"].parameters(), *torch.nn.Linear(3, 2).parameters()]))
     job.steps(dataset(4), global_batch=4, steps=2)
 
 
@@ -67,7 +67,7 @@ def grow(job: Job) -> None:
     for step in job.steps(dataset(4), global_batch=4, microbatches=2, steps=2):
         for _ in step:
             pass
-        job._modules["model"].head = torch.nn.Linear(3, 2)
+        job._loops.modules["model"].head = torch.nn.Linear(3, 2)
 
 
 def log(job: Job, *, after: bool = False, **scalars: Any) -> None:

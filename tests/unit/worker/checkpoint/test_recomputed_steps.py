@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from craft.protocol.errors import BitsDiffer
-from craft.worker.checkpoint.recomputed_steps import RecomputedSteps
+from craft.worker.checkpoint.earlier_results import RecomputedSteps
 
 
 @pytest.fixture

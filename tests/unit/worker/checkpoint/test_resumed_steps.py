@@ -13,7 +13,7 @@ from craft.snapshots.checkpoint.next_steps import NextSteps
 from craft.snapshots.state.leaves import Leaf
 from craft.snapshots.store.store import Store
 from craft.snapshots.store.tiers import open_tiers
-from craft.worker.checkpoint.resumed_steps import COUNT, ResumedSteps
+from craft.worker.checkpoint.earlier_results import COUNT, ResumedSteps
 
 
 @pytest.fixture

@@ -90,8 +90,8 @@ def test_nccl_is_made_ready_when_a_script_asks_for_its_gpu_unless_it_is_not_used
     monkeypatch: pytest.MonkeyPatch, group: str, begun: list[torch.device]
 ) -> None:
     found: list[torch.device] = []
-    monkeypatch.setattr("craft.worker.api.job.own_device", lambda _: torch.device("cuda", 0))
-    monkeypatch.setattr("craft.worker.api.job.warm_up", found.append)
+    monkeypatch.setattr("craft.worker.api.loop_builder.own_device", lambda _: torch.device("cuda", 0))
+    monkeypatch.setattr("craft.worker.api.loop_builder.warm_up", found.append)
     assert alone(group=group).device == torch.device("cuda", 0)
     assert found == begun
 

@@ -32,8 +32,11 @@ def healing_of(rooms: Rooms, *, on_device: bool) -> StateTransfer:
     header = SimpleNamespace(total_bytes=6 * GIB, on_device=(0,) if on_device else (), entries=(), module_entries=0)
     lifecycle = SimpleNamespace(state=lambda: SimpleNamespace(header=header))
     participant = SimpleNamespace(slots=3, ledger=SimpleNamespace(idle=(), members=("a", "b", "c")))
-    found: Any = StateTransfer(cast(Any, rooms), b"", cast(Any, participant), {}, {}, cast(Any, lifecycle))
-    return cast(StateTransfer, found)
+    settings = SimpleNamespace(state_key_bytes=b"")
+    context = SimpleNamespace(
+        donor=rooms, settings=settings, participant=participant, modules={}, registered={}, reserve=None
+    )
+    return StateTransfer(cast(Any, context), cast(Any, lifecycle))
 
 
 def test_on_a_device_room_is_made_before_anybody_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

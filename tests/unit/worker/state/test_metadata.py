@@ -83,8 +83,8 @@ def test_a_joiner_has_the_extra_state_of_every_part_of_every_module() -> None:
     mine[2].seen = {"count": 9, "mean": torch.arange(2.0)}
     giver, joiner = (job_of(torch.nn.Sequential(*parts[:2]), parts[2]) for parts in (mine, theirs))
 
-    state = State(giver._modules, giver._registered, b"")
-    load(state.header, state.tensors, joiner._modules, joiner._registered)
+    state = State(giver._loops.modules, giver._loops.registered, b"")
+    load(state.header, state.tensors, joiner._loops.modules, joiner._loops.registered)
 
     assert [part.seen["count"] for part in theirs] == [0, 7, 9]
     assert torch.equal(theirs[2].seen["mean"], torch.arange(2.0))
@@ -92,8 +92,8 @@ def test_a_joiner_has_the_extra_state_of_every_part_of_every_module() -> None:
 
 def test_extra_state_is_not_compared_between_workers() -> None:
     """Forward may count something: a difference must not end the job."""
-    assert registered_leaves(job_of(Counting())._registered) == []
+    assert registered_leaves(job_of(Counting())._loops.registered) == []
 
 
 def test_a_module_without_extra_state_registers_nothing() -> None:
-    assert job_of(plain_model())._registered == {}
+    assert job_of(plain_model())._loops.registered == {}

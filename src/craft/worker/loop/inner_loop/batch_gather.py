@@ -18,9 +18,10 @@ from craft.groups.group import P2P
 from craft.protocol.errors import ConfigError
 from craft.snapshots.state.leaves import tensor_bytes
 from craft.telemetry.fault_points import reach
+from craft.worker.membership.all_gather import gather_among
 from craft.worker.state.carried_state import pack, unpack
 
-_LENGTH, _DATA = 60, 61
+_TAGS = (60, 61)
 """Tags, below those of buckets."""
 
 
@@ -143,7 +144,7 @@ class BatchGather:
         owners = sorted(set(ledger.owners))
         if group is not None and len(owners) > 1 and ledger.rank in owners:
             peers = [each for each in owners if each != ledger.rank]
-            for row in _exchanged(group, peers, pack(own), lambda: reach("gathering", ledger.step)):
+            for row in gather_among(group, peers, pack(own), _TAGS, lambda: reach("gathering", ledger.step)):
                 theirs = {int(name): values for name, values in unpack(row, self._device).items()}
                 self._rows = theirs | self._rows
         counts = {len(values) for values in self._rows.values() if values}
@@ -155,19 +156,6 @@ class BatchGather:
 
 
 _RULE = "every microbatch of a step calls it as often as the others, in the same order, in both passes"
-
-
-def _exchanged(group: P2P, peers: Sequence[int], row: torch.Tensor, halfway: Callable[[], None]) -> list[torch.Tensor]:
-    """Send a row of bytes to ``peers``, and return theirs."""
-    own = torch.tensor([row.numel()])
-    lengths = [torch.zeros(1, dtype=torch.int64) for _ in peers]
-    due = [group.recv(length, peer, _LENGTH) for length, peer in zip(lengths, peers, strict=True)]
-    group.wait_all([*due, *(group.send(own, peer, _LENGTH) for peer in peers)])
-    halfway()
-    room = [torch.empty(int(length), dtype=torch.uint8) for length in lengths]
-    due = [group.recv(each, peer, _DATA) for each, peer in zip(room, peers, strict=True)]
-    group.wait_all([*due, *(group.send(row, peer, _DATA) for peer in peers)])
-    return room
 
 
 class _Scaled(torch.autograd.Function):

@@ -11,7 +11,7 @@ from craft.decide.techniques.technique import Chosen, Hooks, Moment, NoSettings,
 from craft.protocol.errors import ConfigError
 from craft.protocol.events import AnyNote, CheckpointSkipped, ConditionSeen, TechniqueFailed
 from craft.settings.worker import WorkerSettings
-from craft.worker.loop.hooks import StepHooks, hooks_of
+from craft.worker.loop.inner_loop.hooks import StepHooks, hooks_of
 from craft.worker.membership.client import MembershipClient
 from craft.worker.report.reporter import Reporter
 

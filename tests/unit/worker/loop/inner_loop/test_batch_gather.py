@@ -13,7 +13,7 @@ from craft.protocol.errors import ConfigError
 from craft.worker.api.job import Job
 from craft.worker.api.steps import Step
 
-from ..alone import alone
+from ...alone import alone
 
 
 class Encoder(torch.nn.Module):

@@ -7,7 +7,7 @@ import torch
 
 from craft.protocol.errors import BitsDiffer
 from craft.snapshots.state.leaves import Leaf
-from craft.worker.loop.repeated_step import REHEARSED, RepeatedStep
+from craft.worker.loop.inner_loop.repeated_step import REHEARSED, RepeatedStep
 
 
 def test_one_attempt_at_one_step_is_taken_back_unless_a_worker_follows() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from craft.decide.step.ledger import Ledger
 from craft.decide.techniques import BUILT_IN
 from craft.decide.techniques.technique import POINTS, Chosen, Hooks, Moment
 from craft.protocol.errors import ConfigError
@@ -36,10 +37,7 @@ class StepHooks:
     """Calls the hooks that are registered for each point. Owned by the main thread."""
 
     def __init__(
-        self,
-        hooks: Sequence[tuple[str, Hooks]],
-        note: Callable[[AnyNote], None],
-        moment: Callable[..., Moment],
+        self, hooks: Sequence[tuple[str, Hooks]], note: Callable[[AnyNote], None], moment: Callable[..., Moment]
     ) -> None:
         self._hooks = list(hooks)
         self._note = note
@@ -79,6 +77,18 @@ class StepHooks:
         for name, hooks in list(self._hooks):
             if name not in _OWN:
                 self._guarded(name, "close", hooks.close)
+
+
+def moment_of(ledger: Ledger, step: int, behind: bool, **more: Any) -> Moment:
+    """Return the moment that hooks get; ``more`` are fields that only some points have."""
+    return Moment(
+        step=step,
+        branch=ledger.branch,
+        generation=ledger.generation or 0,
+        members=ledger.members,
+        behind=behind,
+        **more,
+    )
 
 
 def _overrides(hooks: Hooks, point: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from craft.worker.checkpoint.self_resume import forgotten_start_step
+from craft.worker.checkpoint.resume import forgotten_start_step
 
 
 def trained(kind: type[torch.optim.Optimizer], **more: Any) -> torch.optim.Optimizer:
