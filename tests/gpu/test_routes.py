@@ -16,9 +16,10 @@ from craft.decide.step.plan import plan, share_of
 from craft.decide.step.topology import between_by_host, between_flat, spread_of
 from craft.groups.nccl import NcclGroup
 from craft.protocol.control_word import MicrobatchRecord, Word
-from craft.worker.reduce.accumulator import Flats, GradientAccumulator
+from craft.worker.reduce.accumulator import GradientAccumulator
 from craft.worker.reduce.buckets import BucketLayout
 from craft.worker.reduce.exchange import Attempt
+from craft.worker.reduce.flats import Flats
 from craft.worker.reduce.routes.flat import word_bytes
 from craft.worker.reduce.routes.flat_cuda import FlatCudaRoute, HostRoute, Streamed
 from craft.worker.reduce.routes.hierarchical_cuda import HierarchicalCudaRoute

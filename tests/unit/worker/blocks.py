@@ -9,8 +9,9 @@ import torch
 from craft.decide.step.gradient_memory import Hold
 from craft.decide.step.plan import share_of
 from craft.decide.step.tree import Node, cover, fold
-from craft.worker.reduce.accumulator import Flats, GradientAccumulator
+from craft.worker.reduce.accumulator import GradientAccumulator
 from craft.worker.reduce.buckets import BucketLayout
+from craft.worker.reduce.flats import Flats
 
 
 def no_buffers(_: tuple[int, ...]) -> torch.Tensor:

@@ -17,9 +17,10 @@ from craft.worker.loop.inner_loop.batch_gather import BatchGather
 from craft.worker.loop.trained_state import TrainedState
 from craft.worker.monitor.repeated_microbatch import is_extra
 from craft.worker.reduce import trainable_mask
-from craft.worker.reduce.accumulator import Flats, GradientAccumulator
+from craft.worker.reduce.accumulator import GradientAccumulator
 from craft.worker.reduce.attempt_builder import AttemptBuilder
 from craft.worker.reduce.exchange import Attempt, ExchangeThread
+from craft.worker.reduce.flats import Flats
 from craft.worker.reduce.word_parts import ConsistencyPart, LoopPart
 from craft.worker.state.loop_context import LoopContext
 

@@ -14,9 +14,9 @@ import torch
 from craft.protocol.control_word import Combined
 from craft.protocol.membership import Generation
 from craft.worker.monitor.nonfinite import NonFiniteGuard
-from craft.worker.reduce.accumulator import hand_out
 from craft.worker.reduce.buckets import BucketLayout
 from craft.worker.reduce.exchange import Attempt
+from craft.worker.reduce.flats import hand_out
 from craft.worker.reduce.module_buffers import ModuleBuffers
 from craft.worker.state.carried_state import CarriedState
 

@@ -20,7 +20,7 @@ from craft.snapshots.state.leaves import (
 )
 from craft.worker.monitor.consistency_errors import check_bits, check_newcomer, check_sample, repeated_alone
 from craft.worker.monitor.repeated_microbatch import PROBE, RepeatedMicrobatch, is_repeat
-from craft.worker.reduce.accumulator import Flats
+from craft.worker.reduce.flats import Flats
 from craft.worker.reduce.word_parts import ConsistencyPart
 
 _SAMPLED = 1 << 14

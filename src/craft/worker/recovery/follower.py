@@ -24,10 +24,11 @@ from craft.telemetry.fault_points import reach
 from craft.worker.membership.participant import Participant
 from craft.worker.recovery.state_transfer import donors_of
 from craft.worker.reduce import trainable_mask
-from craft.worker.reduce.accumulator import Flats, GradientAccumulator
+from craft.worker.reduce.accumulator import GradientAccumulator
 from craft.worker.reduce.attempt_builder import AttemptBuilder
 from craft.worker.reduce.buckets import BucketLayout
 from craft.worker.reduce.exchange import Attempt
+from craft.worker.reduce.flats import Flats
 from craft.worker.reduce.user_reduce import Reduced
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 
 from craft.worker.membership.participant import Participant
-from craft.worker.reduce.accumulator import Flats, GradientAccumulator
+from craft.worker.reduce.accumulator import GradientAccumulator
 from craft.worker.reduce.exchange import Attempt
+from craft.worker.reduce.flats import Flats
 from craft.worker.reduce.routes.choice import route_of
 from craft.worker.reduce.routes.flat import FlatRoute
 

@@ -23,7 +23,8 @@ from craft.protocol.control_word import Carried, Combined, Word
 from craft.protocol.errors import GroupError, LeftBehind
 from craft.protocol.membership import Generation
 from craft.telemetry.fault_points import reach
-from craft.worker.reduce.accumulator import Flats, GradientAccumulator
+from craft.worker.reduce.accumulator import GradientAccumulator
+from craft.worker.reduce.flats import Flats
 from craft.worker.reduce.routes.flat import FlatRoute
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -28,9 +28,10 @@ from craft.protocol.errors import ConfigError, GroupError
 from craft.worker.membership.devices import device_of
 from craft.worker.membership.ft_calls import exchange_named
 from craft.worker.membership.participant import Participant
-from craft.worker.reduce.accumulator import Flats, GradientAccumulator, hand_out
+from craft.worker.reduce.accumulator import GradientAccumulator
 from craft.worker.reduce.buckets import BucketLayout, trainable_of
 from craft.worker.reduce.exchange import Attempt
+from craft.worker.reduce.flats import Flats, hand_out
 from craft.worker.reduce.module_buffers import ModuleBuffers
 from craft.worker.reduce.routes.choice import route_of
 from craft.worker.reduce.routes.flat import FlatRoute

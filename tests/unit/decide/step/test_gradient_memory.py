@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from craft.decide.step.gradient_memory import held
 from craft.decide.step.plan import plan, share_of
-from craft.worker.reduce.accumulator import Flats, GradientAccumulator
+from craft.worker.reduce.accumulator import GradientAccumulator
 from craft.worker.reduce.buckets import BucketLayout
+from craft.worker.reduce.flats import Flats
 
 
 class Counted(GradientAccumulator):

@@ -14,8 +14,8 @@ from craft.snapshots.state.leaves import Leaf
 from craft.worker.monitor.consistency import ConsistencyCheck, hash_of, sample_of
 from craft.worker.monitor.consistency_errors import check_bits, check_sample
 from craft.worker.monitor.repeated_microbatch import PROBE
-from craft.worker.reduce.accumulator import Flats
 from craft.worker.reduce.buckets import BucketLayout
+from craft.worker.reduce.flats import Flats
 from craft.worker.reduce.word_parts import ConsistencyPart
 
 OWNER = Ledger(worker_id="w0", members=("w0", "w1"), owners=(0, 1))

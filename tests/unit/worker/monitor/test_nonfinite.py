@@ -9,8 +9,8 @@ from craft.decide.detect.spikes import DivergenceAnswer, SpikeRule
 from craft.decide.techniques.technique import Moment
 from craft.protocol.events import NumbersDiverged
 from craft.worker.monitor.nonfinite import NonFiniteGuard, NotFinite
-from craft.worker.reduce.accumulator import Flats
 from craft.worker.reduce.buckets import BucketLayout
+from craft.worker.reduce.flats import Flats
 from craft.worker.state.metadata import TrainingProgress
 
 MOMENT = Moment(step=0, branch=0, generation=1, members=("w0",))

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from craft.decide.step.tree import Node, cover, fold
 from craft.protocol.errors import ConfigError
-from craft.worker.reduce.accumulator import Flats, GradientAccumulator
+from craft.worker.reduce.accumulator import GradientAccumulator
 from craft.worker.reduce.buckets import BucketLayout
+from craft.worker.reduce.flats import Flats
 
 
 class Model(torch.nn.Module):

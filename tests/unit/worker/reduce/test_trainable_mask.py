@@ -15,9 +15,10 @@ from craft.groups.gloo import GlooGroup
 from craft.groups.group import Pending
 from craft.protocol.control_word import Word
 from craft.worker.reduce import trainable_mask
-from craft.worker.reduce.accumulator import Flats, GradientAccumulator
+from craft.worker.reduce.accumulator import GradientAccumulator
 from craft.worker.reduce.buckets import BucketLayout
 from craft.worker.reduce.exchange import Attempt
+from craft.worker.reduce.flats import Flats
 
 MEMBERS = ("w0", "w1", "w2", "w3")
 

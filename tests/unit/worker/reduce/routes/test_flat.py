@@ -18,9 +18,9 @@ from craft.decide.step.tree import cover
 from craft.groups.gloo import GlooGroup
 from craft.groups.group import P2P, Pending
 from craft.protocol.control_word import MicrobatchRecord, Word
-from craft.worker.reduce.accumulator import Flats
 from craft.worker.reduce.buckets import BucketLayout
 from craft.worker.reduce.exchange import Attempt
+from craft.worker.reduce.flats import Flats
 from craft.worker.reduce.routes.flat import FlatRoute, sum_into, word_bytes
 from craft.worker.reduce.routes.hierarchical import HierarchicalRoute, Move
 
