@@ -50,5 +50,5 @@ for step in job.steps(inputs, global_batch=8, microbatches=4, epochs=5, seed=3, 
         torch.save(state, options.file.with_suffix(".new"))
         os.replace(options.file.with_suffix(".new"), options.file)
     if step.number + 2 == options.stop_after:
-        job.stop("time is up")
+        job.stop("time is up", final=False)
 print(f"ended after {job.step} steps")

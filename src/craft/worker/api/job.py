@@ -203,11 +203,14 @@ class Job:
             if isinstance(event, kind):
                 handler(event)
 
-    def stop(self, reason: str = "the script asked to") -> None:
-        """End the loop on every worker, after the step in flight (outside the inner loop: after the next step)."""
+    def stop(self, reason: str = "the script asked to", *, final: bool = True) -> None:
+        """End the loop on every worker, after the step in flight (outside the inner loop: after the next step).
+
+        A job that resumes from there trains no further. With ``final=False``, as when only its time is up, it goes on.
+        """
         if self._training is None:
             raise ConfigError("job.stop() before job.steps(): there is no loop to end")
-        self._training.lifecycle.stop_reason = reason
+        self._training.lifecycle.ask_to_stop(reason, final)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum ``tensor`` over all workers, in place, outside inner loops; workers lost meanwhile are left out."""

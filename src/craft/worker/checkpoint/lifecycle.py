@@ -46,6 +46,8 @@ class CheckpointLifecycle:
         """The step that the script is in; on a joiner that is catching up, behind that of the others."""
         self.stop_reason: str | None = None
         """Why the script asked the job to stop after the next step; None: it did not, or that step is committed."""
+        self.stop_is_final = True
+        """Whether a job that resumes after that step trains no further."""
         self.stopped_by: str | None = None
         """Why the script ended the loop with the last committed step; None: it did not."""
         self.spoiled = False
@@ -108,6 +110,7 @@ class CheckpointLifecycle:
             self.spoiled,
             recent=self.numbers.recent,
             stop=self.stop_reason,
+            stop_is_final=self.stop_is_final,
             position=self._source.position(self.applied),
             stopped_by=self.stopped_by,
         )
@@ -123,8 +126,13 @@ class CheckpointLifecycle:
         if progress.position is not None:
             self._source.seek(progress.position)
         self.numbers.load(progress)
-        self.stop_reason = progress.stop or self.stop_reason
+        if progress.stop is not None:
+            self.ask_to_stop(progress.stop, progress.stop_is_final)
         self.stopped_by = progress.stopped_by
+
+    def ask_to_stop(self, reason: str, is_final: bool) -> None:
+        """End the loop with the next step that is committed; ``is_final``: also that of a job that resumes after it."""
+        self.stop_reason, self.stop_is_final = reason, is_final
 
     def stopped(self, reason: str, is_final: bool) -> None:
         """Record that the loop ends with the last committed step; ``is_final``: by its script, so that a resumed job ends too."""

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from craft.protocol.errors import BitsDiffer, ConfigError, ScriptLeft, StateLost
+from craft.protocol.errors import BitsDiffer, ConfigError, NewcomerDiffers, Refused, ScriptLeft, StateLost
 from craft.settings.worker import WorkerSettings
 from craft.telemetry.text import logs
 from craft.worker.entry import framework_imports, join, process_setup
@@ -80,8 +80,8 @@ def _exit_code(error: SystemExit) -> int:
 
 def _report(channel: Channel | None, error: BaseException, worker_id: str) -> None:
     real = real_error(error)
-    if isinstance(real, BitsDiffer | StateLost):
-        # The job ends with this message; a traceback would only show where CRAFT found it.
+    if isinstance(real, BitsDiffer | StateLost | NewcomerDiffers) or type(real) is Refused:
+        # This message is the whole reason: the script is fine, and a traceback would only show where CRAFT found it.
         logger.info("%s", real)
     else:
         print(traceback_of(error), file=sys.stderr, end="")

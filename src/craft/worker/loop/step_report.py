@@ -50,7 +50,7 @@ class StepReport:
         """Return what the loop adds to the word of ``step``, of which ``num_computed`` microbatches were computed here."""
         return LoopPart(
             stop=self._lifecycle.stop_reason or self._membership.winding_down,
-            stop_is_final=self._lifecycle.stop_reason is not None,
+            stop_is_final=self._lifecycle.stop_reason is not None and self._lifecycle.stop_is_final,
             busy_us=self._speed.busy_us(num_computed),
             checkpoint=self._lifecycle.word_part(step),
         )

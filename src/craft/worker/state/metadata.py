@@ -97,6 +97,8 @@ class TrainingProgress(msgspec.Struct, frozen=True):
     """Why the script asked the job to stop after the next step, if it did: a job that resumes here stops there too."""
     position: Position | None = None
     """Where reading continues in data whose passes have no known length."""
+    stop_is_final: bool = True
+    """Whether that stop is for good."""
     stopped_by: str | None = None
     """Why the script ended the loop after this step, if it did: a job that resumes here trains no further."""
 
