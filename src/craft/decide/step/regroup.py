@@ -54,6 +54,16 @@ def enter(ledger: Ledger, generation: Generation) -> Ledger:
     )
 
 
+def ends_replica(ledger: Ledger, generation: Generation) -> bool:
+    """Return whether ``generation``, of which this worker just heard, ends the groups of its replica at once.
+
+    It does if it is without a worker of the replica: that one may still run, hear nothing, and never come to a beat. Any other
+    generation waits for the next beat: it must not break the updates of replicas that lost no worker, or one loss could
+    spoil every copy of the state.
+    """
+    return any(generation.rank_of(mate) is None for mate in ledger.mates)
+
+
 def claim(ledger: Ledger) -> Claim:
     """Return what this worker claims to the other members of the generation that it entered."""
     return Claim(
