@@ -283,6 +283,9 @@ def finish(world: ShardedWorld, bounds: ShardedBounds, rules: ShardedRules) -> M
     if not inside or world.job.stopping is not None:
         return
     if all(each.status == "running" and each.number == inside[0].number and _is_done(each, bounds) for each in inside):
+        spoiled = [each.name for each in inside if isinstance(each, ShardedWorker) and each.spoiled]
+        if spoiled:
+            raise Violation(f"P1: {', '.join(spoiled)} ends with a state that was computed from wrong numbers")
         after: World = world
         for each in inside:
             after = after.with_worker(replace(each, status="finished"))

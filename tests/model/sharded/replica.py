@@ -12,7 +12,7 @@ from ..workers import Label, Moves
 from ..world import Violation
 from .members import committed, may_commit, news, shared
 from .rules import ShardedRules
-from .world import COLLECTIVES, UPDATE, ShardedBounds, ShardedWorker, ShardedWorld
+from .world import COLLECTIVES, UPDATE, ShardedBounds, ShardedWorker, ShardedWorld, position_of
 
 NOT_THERE = ("dead", "left", "finished")
 
@@ -30,7 +30,7 @@ def moves(world: ShardedWorld, worker: ShardedWorker, bounds: ShardedBounds, rul
     if worker.phase in ("beat", "commit beat"):
         yield from _take(world, worker, mates[0], bounds, rules)
     if worker.phase == "work":
-        yield from _work(world, worker, mates, together, rules)
+        yield from _work(world, worker, mates, together, bounds, rules)
     yield from _break(world, worker, mates, rules)
 
 
@@ -182,6 +182,7 @@ def _work(
     worker: ShardedWorker,
     mates: Sequence[ShardedWorker | None],
     together: bool,
+    bounds: ShardedBounds,
     rules: ShardedRules,
 ) -> Moves:
     """Come out of the next collective, if every worker of the replica came to it."""
@@ -193,14 +194,30 @@ def _work(
                 after = _with(after, _finished(mate, rules))
             yield _label(worker, "run"), after
         return
-    if len(there) < len(mates) or not all(_has_issued(mate, worker) for mate in there):
-        return
-    wrong = worker.tainted >= 0 or any(0 <= mate.tainted < worker.progress for mate in there)
+    needed = [mates[position] for position in _group(worker, len(mates), bounds)]
+    arrived = [mate for mate in needed if mate is not None and _has_issued(mate, worker)]
+    wrong = worker.tainted >= 0 or any(0 <= mate.tainted < worker.progress for mate in arrived)
     passed = replace(worker, progress=worker.progress + 1, dirty=worker.dirty or wrong)
-    if passed.progress < COLLECTIVES:
+    if len(arrived) < len(needed):
+        gone = any(mate is None or _has_ended(mate, worker, rules) for mate in needed)
+        if bounds.chained and gone and passed.progress < COLLECTIVES:
+            # A device goes on with what an aborted collective left, and tells so later.
+            tainted = worker.progress if worker.tainted < 0 else worker.tainted
+            yield _label(worker, "goes on"), _with(world, replace(passed, tainted=tainted, dirty=True))
+    elif passed.progress < COLLECTIVES:
         yield _label(worker, f"collective={worker.progress}"), _with(world, passed)
     elif passed.tainted < 0:
         yield _label(worker, "ends"), _with(world, _finished(passed, rules))
+
+
+def _group(worker: ShardedWorker, replica_size: int, bounds: ShardedBounds) -> Sequence[int]:
+    """The positions that take part in the collective that it is in; of two groups, the second begins where the first ends."""
+    if not bounds.chained:
+        return range(replica_size)
+    split = (0, replica_size // 2, replica_size - 1)
+    first, last = split[worker.progress], split[worker.progress + 1]
+    mine = position_of(worker)
+    return range(first, last + 1) if first <= mine <= last else (mine,)
 
 
 def _label(worker: ShardedWorker, what: str) -> Label:

@@ -47,6 +47,19 @@ LONG = {
     "any worker is lost, and no two positions move together": ShardedBounds(steps=1, crashes=1, lockstep=False),
 }
 
+LONG |= {
+    "three positions, the first is lost": ShardedBounds(workers=6, replica_size=3, steps=1, crashes=1, victims="a"),
+    "three positions in two groups, the first is lost": ShardedBounds(
+        workers=6, replica_size=3, steps=1, crashes=1, victims="a", chained=True, from_the_first_step=True
+    ),
+    "three positions in two groups, the one in both is lost": ShardedBounds(
+        workers=6, replica_size=3, steps=1, crashes=1, victims="b", chained=True, from_the_first_step=True
+    ),
+    "three replicas": ShardedBounds(
+        workers=6, steps=1, microbatches=3, crashes=1, victims="b", from_the_first_step=True
+    ),
+}
+
 LARGE = {
     "no twin is left": ShardedBounds(steps=1, crashes=2, victims="bd", newcomers=(1,), may_lose_state=True),
     "any worker is lost, a newcomer joins, two steps": ShardedBounds(crashes=1, newcomers=(1,)),
@@ -91,6 +104,20 @@ PLANTED = {
         ),
         "takes its state from b, which is spoiled",
         "BREAK IN THE REPLICA a",
+    ),
+    "takes its own update for that of its replica after a loss, through a group that lost no worker": (
+        planted.CLEAN_WITHOUT_A_BEAT,
+        ShardedBounds(
+            from_the_first_step=True,
+            workers=6,
+            replica_size=3,
+            steps=1,
+            crashes=1,
+            victims="a",
+            chained=True,
+        ),
+        "c ends with a state that was computed from wrong numbers",
+        "goes on b update",
     ),
     "merges a microbatch that others of its replica do not have": (
         planted.MERGES_BEFORE_THE_BEAT,

@@ -53,6 +53,8 @@ class ShardedBounds(Bounds, frozen=True, kw_only=True):
     """Workers in which they may break. By symmetry, one replica's are enough."""
     resends: int = 0
     """Gradients that change after they were sent."""
+    chained: bool = False
+    """Whether a group has two neighbouring positions each, not all; and a worker may notice a break only at the end."""
     one_after_the_other: bool = False
     """Whether a worker is lost, and a newcomer comes, only after a collective broke in an update."""
     may_lose_state: bool = False
