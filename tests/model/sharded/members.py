@@ -43,9 +43,8 @@ def _is_free(worker: ShardedWorker, rules: ShardedRules) -> bool:
     """Whether it can enter a generation without asking its replica."""
     if not worker.acts or not worker.ledger.is_complete or worker.phase in ("wait", "adopt"):
         return True
-    if rules.commits_alone and worker.phase == "exchange":
-        return True
-    return rules.enters_alone and worker.phase in ("ready", "exchange")
+    alone = rules.enters_alone or (rules.commits_alone and worker.phase == "exchange")
+    return alone and worker.phase in ("ready", "exchange")
 
 
 def _hear(world: ShardedWorld, worker: ShardedWorker, rules: ShardedRules) -> Moves:
@@ -58,8 +57,7 @@ def _hear(world: ShardedWorld, worker: ShardedWorker, rules: ShardedRules) -> Mo
 
 
 def _follow(world: ShardedWorld, worker: ShardedWorker, rules: ShardedRules) -> Moves:
-    upcoming = worker.prepared
-    if upcoming is not None and worker.outside and world.claims(upcoming.number):
+    if (upcoming := worker.prepared) is not None and worker.outside and world.claims(upcoming.number):
         yield ("follow", worker.name, f"generation={upcoming.name}"), enter(world, worker, upcoming, rules)
 
 
@@ -102,7 +100,7 @@ def _settle(world: ShardedWorld, worker: ShardedWorker, bounds: ShardedBounds, r
     if commits:
         world = workers.recorded(world, worker)  # type: ignore[assignment]
     ledger = rules.settled(worker.ledger, settlement, generation)
-    ledger = rules.begin(ledger, bounds.size_of(ledger.step))
+    ledger = rules.begin(ledger, bounds.size_of(settlement.step))
     worker = replace(
         worker,
         ledger=ledger,
@@ -298,5 +296,4 @@ def _is_done(worker: object, bounds: ShardedBounds) -> bool:
     if not isinstance(worker, ShardedWorker) or not worker.acts:
         return False
     ledger = worker.ledger
-    is_over = worker.phase == "exchange" or not ledger.is_complete
-    return is_over and ledger.committed == bounds.steps and ledger.clean
+    return ledger.committed == bounds.steps and ledger.clean and (worker.phase == "exchange" or not ledger.is_complete)
