@@ -27,7 +27,6 @@ from craft.protocol.events import (
     WorkerLeft,
     WorkerLost,
 )
-from craft.protocol.membership import Member
 
 from .rules import Rules
 from .workers import Label, Moves
@@ -43,7 +42,7 @@ def first_world(bounds: Bounds, rules: Rules) -> World:
     names = "abcdefgh"[: first + bounds.fresh]
     world = World(
         workers=tuple(Worker(ledger=Ledger(worker_id=name)) for name in names),
-        job=_with_checkpoint(JobState(slots=bounds.workers), bounds),
+        job=_with_checkpoint(bounds.new_job(), bounds),
         crashes=bounds.crashes,
         cuts=bounds.cuts,
         suspicions=bounds.suspicions,
@@ -52,7 +51,7 @@ def first_world(bounds: Bounds, rules: Rules) -> World:
         restarts=bounds.restarts,
     )
     for name in names[:first]:
-        world = handled(world, WorkerJoined(member=Member(worker_id=name)), bounds, rules)
+        world = handled(world, WorkerJoined(member=bounds.member(name)), bounds, rules)
     return world
 
 
@@ -66,7 +65,7 @@ def moves(world: World, bounds: Bounds, rules: Rules) -> Moves:
     if world.job.stopping is not None:
         return
     for worker in world.workers:
-        for label, event in _news(world, worker):
+        for label, event in _news(world, worker, bounds):
             yield label, handled(world, event, bounds, rules)
     former = world.job.former
     if former is not None:
@@ -79,10 +78,10 @@ def moves(world: World, bounds: Bounds, rules: Rules) -> Moves:
         yield ("report", "all", "entered"), _entries(world, bounds, rules)
 
 
-def _news(world: World, worker: Worker) -> Iterator[tuple[Label, AnyEvent]]:
+def _news(world: World, worker: Worker, bounds: Bounds) -> Iterator[tuple[Label, AnyEvent]]:
     view = world.job.view(worker.name)
-    if worker.status == "running" and view is None:
-        yield ("report", worker.name, "joined"), WorkerJoined(member=Member(worker_id=worker.name))
+    if worker.status == "running" and view is None and bounds.may_join(world):
+        yield ("report", worker.name, "joined"), WorkerJoined(member=bounds.member(worker.name))
     elif worker.status == "running" and worker.stateless and world.job.stopping is None:
         yield ("report", worker.name, "no state"), StateGone(generation=worker.number)
     elif worker.status == "finished" and (view is None or view.standing != "finished"):
@@ -131,7 +130,7 @@ def _entry(world: World, worker: Worker, number: int, bounds: Bounds, rules: Rul
 
 def handled(world: World, event: AnyEvent, bounds: Bounds, rules: Rules) -> World:
     """observe, decide, apply; make durable; tell. The same report once more must change nothing."""
-    world = _handled(world, event, bounds, rules)
+    world = answered(world, event, bounds, rules)
     if rules.observe(world.job, event) != world.job:
         raise Violation(f"the repeated report {event} is not ignored")
     again = decide(rules.policies, world.job, event)
@@ -140,7 +139,7 @@ def handled(world: World, event: AnyEvent, bounds: Bounds, rules: Rules) -> Worl
     return world
 
 
-def _handled(world: World, event: AnyEvent, bounds: Bounds, rules: Rules) -> World:
+def answered(world: World, event: AnyEvent, bounds: Bounds, rules: Rules) -> World:
     job = rules.observe(world.job, event)
     durable, highest = world.durable, world.highest
     for action in decide(rules.policies, job, event):
@@ -173,11 +172,9 @@ def _check_stop(world: World, bounds: Bounds) -> None:
     if stop is None:
         return
     members = world.job.members
-    if stop.exit_code != 0 and any(
-        worker.name in members and worker.ledger.committed is not None for worker in world.having("running")
-    ):
+    if stop.exit_code != 0 and bounds.can_go_on(world):
         raise Violation(f"the job is given up though it could go on: {stop.reason}")
-    for worker in world.having("running"):
+    for worker in world.having("running") if stop.exit_code == 0 else ():
         if worker.name in members and worker.ledger.has_state and worker.ledger.step != bounds.steps:
             raise Violation(f"the job is stopped as finished, and {worker.name} has not committed every step")
     if stop.exit_code == 0 and not any(worker.ledger.committed == bounds.steps for worker in world.workers):
@@ -189,12 +186,12 @@ def faults(world: World, bounds: Bounds, rules: Rules) -> Moves:
     if world.job.stopping is not None:
         return
     for worker in world.having("running"):
-        if world.crashes:
+        if world.crashes and bounds.may_crash(world, worker.name):
             after = replace(world, crashes=world.crashes - 1).with_worker(replace(worker, status="dead"))
             if not bounds.late_news:
                 after = handled(after, WorkerLost(worker_id=worker.name, reason="killed"), bounds, rules)
             yield ("CRASH", worker.name), after
-        if world.cuts and world.job.view(worker.name) is not None:
+        if world.cuts and bounds.may_crash(world, worker.name) and world.job.view(worker.name) is not None:
             after = replace(world, cuts=world.cuts - 1).with_worker(replace(worker, status="cut"))
             lost = WorkerLost(worker_id=worker.name, reason="silent", source="heartbeat")
             yield ("CUT OFF", worker.name), handled(after, lost, bounds, rules)
@@ -237,7 +234,7 @@ def _has_state(world: World) -> bool:
 
 def _restarted(world: World, bounds: Bounds, rules: Rules) -> World:
     """A new lighthouse has only what was made durable; every worker reports its whole state again."""
-    fresh = JobState(slots=bounds.workers)
+    fresh = bounds.new_job()
     workers = tuple(
         replace(worker, unreported=(worker.number,)) if worker.status == "running" and worker.number else worker
         for worker in world.workers
@@ -260,5 +257,5 @@ def _broken(world: World, bounds: Bounds, rules: Rules) -> Moves:
         after = replace(world, breaks=world.breaks - 1)
         broken = ExchangeBroken(worker_id=inside[0].name, generation=current.number)
         after = handled(after, broken, bounds, rules)
-        after = _handled(after, GenerationStuck(generation=current.number), bounds, rules)
+        after = answered(after, GenerationStuck(generation=current.number), bounds, rules)
         yield ("BREAK", f"generation={current.name}"), after

@@ -12,7 +12,7 @@ from craft.decide.job.state import JobState
 from craft.decide.policies.loss import LossPolicy
 from craft.decide.policies.policy import Policy
 from craft.decide.policies.stop import StopPolicy
-from craft.decide.step import ledger as ledgers
+from craft.decide.step import regroup
 from craft.decide.step.ledger import Ledger
 from craft.decide.techniques import defaults
 from craft.protocol.actions import AnyAction, Restore
@@ -45,13 +45,13 @@ SKIPS_IDLE_MEMBERS = Rules(may_commit=_idle_members_do_not_count)
 
 
 def _keep_the_old_generation(ledger: Ledger, generation: Generation) -> Ledger:
-    return ledger if ledger.settled else ledgers.enter(ledger, generation)
+    return ledger if ledger.settled else regroup.enter(ledger, generation)
 
 
 def _enter_only_to_settle(ledger: Ledger, settlement: Settlement, generation: Generation) -> Ledger:
     if ledger.generation < generation.number:
-        ledger = ledgers.enter(ledger, generation)
-    return ledgers.settled(ledger, settlement)
+        ledger = regroup.enter(ledger, generation)
+    return regroup.settled(ledger, settlement)
 
 
 CLAIMS_WITHOUT_THE_PROMISE = Rules(enter=_keep_the_old_generation, settled=_enter_only_to_settle)
@@ -72,11 +72,11 @@ STAYS_THOUGH_ALL_WENT_ON = Rules(must_leave=_never)
 
 
 def _claims_before_the_state_is_there(ledger: Ledger, generation: Generation) -> Ledger:
-    return replace(ledgers.enter(ledger, generation), has_state=True)
+    return replace(regroup.enter(ledger, generation), has_state=True)
 
 
 def _remembers_who_was_slow(ledger: Ledger, settlement: Settlement, generation: Generation) -> Ledger:
-    return replace(ledgers.settled(ledger, settlement), pace=ledger.pace)
+    return replace(regroup.settled(ledger, settlement), pace=ledger.pace)
 
 
 REMEMBERS_WHO_WAS_SLOW = Rules(settled=_remembers_who_was_slow)

@@ -17,6 +17,7 @@ from craft.decide.job import observe as observing
 from craft.decide.job.state import JobState
 from craft.decide.policies.policy import Policy
 from craft.decide.step import ledger as ledgers
+from craft.decide.step import regroup
 from craft.decide.step.ledger import Ledger
 from craft.decide.step.settle import LossAnswer, settle
 from craft.decide.techniques import defaults
@@ -45,11 +46,11 @@ def _has_no_place(worker: Worker, target: Target) -> bool:
 class Rules:
     """Every decision that a worker or the lighthouse of the model makes."""
 
-    enter: Callable[[Ledger, Generation], Ledger] = ledgers.enter
-    claim: Callable[[Ledger], Claim] = ledgers.claim
+    enter: Callable[[Ledger, Generation], Ledger] = regroup.enter
+    claim: Callable[[Ledger], Claim] = regroup.claim
     settle: SettleFn = settle
     settled: Callable[[Ledger, Settlement, Generation], Ledger] = lambda ledger, settlement, generation: (
-        ledgers.settled(ledger, settlement)
+        regroup.settled(ledger, settlement)
     )
     """Is given the generation too, for the sake of a planted bug that has not entered it yet."""
     begin: Callable[[Ledger, int], Ledger] = ledgers.begin

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Any, Protocol
 
 import msgspec
 
@@ -61,17 +62,28 @@ class Graph:
         return [((), self.worlds[0]), *reversed(steps)]
 
 
+class AllMoves(Protocol):
+    """Yields (whether it is a fault, (label, world)) for everything that can happen in a world."""
+
+    def __call__(self, world: Any, bounds: Any, rules: Any, /) -> Iterator[tuple[bool, tuple[Label, World]]]: ...
+
+
 def search(bounds: Bounds, rules: Rules | None = None, *, max_worlds: int = 3_000_000) -> Found:
-    """Visit every reachable world; stop at the first violation."""
+    """Visit every reachable world of a job whose replicas are one worker each; stop at the first violation."""
     rules = rules or Rules()
-    graph = Graph(pruned(lighthouse.first_world(bounds, rules), bounds))
+    return explore(lighthouse.first_world(bounds, rules), all_moves, bounds, rules, max_worlds)
+
+
+def explore(first: World, moves: AllMoves, bounds: Bounds, rules: Any, max_worlds: int) -> Found:
+    """Visit every world that ``moves`` leads to; stop at the first violation."""
+    graph = Graph(pruned(first, bounds))
     queue = deque([0])
     while queue:
         origin = queue.popleft()
         world = graph.worlds[origin]
         label: Label = ("?",)
         try:
-            for fault, (label, after) in _all_moves(world, bounds, rules):
+            for fault, (label, after) in moves(world, bounds, rules):
                 number = graph.add(origin, label, pruned(after, bounds), fault=fault)
                 if number is not None:
                     queue.append(number)
@@ -82,7 +94,8 @@ def search(bounds: Bounds, rules: Rules | None = None, *, max_worlds: int = 3_00
     return _check_progress(graph)
 
 
-def _all_moves(world: World, bounds: Bounds, rules: Rules) -> Iterator[tuple[bool, tuple[Label, World]]]:
+def all_moves(world: World, bounds: Bounds, rules: Rules) -> Iterator[tuple[bool, tuple[Label, World]]]:
+    """Everything that workers, the lighthouse and faults can do."""
     for move in workers.moves(world, bounds, rules):
         yield False, move
     for move in lighthouse.moves(world, bounds, rules):

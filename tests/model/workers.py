@@ -37,7 +37,7 @@ Moves = Iterator[tuple[Label, World]]
 
 def moves(world: World, bounds: Bounds, rules: Rules) -> Moves:
     """Everything that some worker can do now without a fault."""
-    yield from _prepare(world)
+    yield from prepare(world)
     for worker in world.having("running"):
         yield from _hear(world, worker, rules)
         yield from _follow(world, worker, rules)
@@ -68,10 +68,10 @@ def _hear(world: World, worker: Worker, rules: Rules) -> Moves:
             yield ("leave", worker.name), world.with_worker(replace(worker, status="left"))
         elif generation is not None and is_news(worker, generation):
             label = ("hear", worker.name, f"generation={generation.name}")
-            yield label, _enter(world, _begins(worker, target), generation, rules)
+            yield label, enter(world, begins(worker, target), generation, rules)
 
 
-def _begins(worker: Worker, target: Target) -> Worker:
+def begins(worker: Worker, target: Target) -> Worker:
     """One that takes part for the first time does so in the branch that began with the job's latest beginning."""
     again = target.restoration
     if worker.number or again is None:
@@ -79,7 +79,7 @@ def _begins(worker: Worker, target: Target) -> Worker:
     return replace(worker, restoration=again.number, ledger=replace(worker.ledger, branch=again.branch))
 
 
-def _prepare(world: World) -> Moves:
+def prepare(world: World) -> Moves:
     """The members of an upcoming generation hear of it and open its group in the background.
 
     Its group opens only when every member is there, and nothing is done with it before: so they may all do it in one move.
@@ -94,12 +94,12 @@ def _prepare(world: World) -> Moves:
             after = world
             for worker in members + leaving:
                 outside = target.generation is None or target.generation.rank_of(worker.name) is None
-                ready = _begins(worker, target)
+                ready = begins(worker, target)
                 after = after.with_worker(replace(ready, prepared=upcoming, outside=outside))
             yield ("prepare", f"upcoming={upcoming.name}"), after
 
 
-def _enter(world: World, worker: Worker, generation: Generation, rules: Rules) -> World:
+def enter(world: World, worker: Worker, generation: Generation, rules: Rules) -> World:
     """Promise, then claim. What it sent under older generations may still arrive."""
     entered = rules.enter(worker.ledger, generation)
     prepared = worker.prepared
@@ -122,7 +122,7 @@ def _follow(world: World, worker: Worker, rules: Rules) -> Moves:
     """A joiner enters the generation it prepared for when the first claim of it arrives."""
     upcoming = worker.prepared
     if upcoming is not None and worker.outside and world.claims(upcoming.number):
-        yield ("follow", worker.name, f"generation={upcoming.name}"), _enter(world, worker, upcoming, rules)
+        yield ("follow", worker.name, f"generation={upcoming.name}"), enter(world, worker, upcoming, rules)
 
 
 def _settle(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves:
@@ -279,7 +279,7 @@ def _commit(world: World, worker: Worker, bounds: Bounds, rules: Rules) -> Moves
         yield (*label, "leaves"), world.with_worker(replace(worker, status="left"))
     elif upcoming is not None and agreed == upcoming.number:
         # All saw the same combined word, so all enter it at this very boundary.
-        yield (*label, f"enters={upcoming.name}"), _enter(world, worker, upcoming, rules)
+        yield (*label, f"enters={upcoming.name}"), enter(world, worker, upcoming, rules)
     elif goes_back(worker, bounds):
         yield label, world.with_worker(worker)
     else:

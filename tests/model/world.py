@@ -27,7 +27,7 @@ from craft.control.core.persistence import Durable
 from craft.decide.job.state import JobState
 from craft.decide.step.ledger import Ledger
 from craft.decide.step.settle import LossAnswer
-from craft.protocol.membership import Claim, Generation
+from craft.protocol.membership import Claim, Generation, Member
 from craft.protocol.messages import Restoration
 
 Status = Literal["running", "cut", "dead", "left", "finished"]
@@ -72,6 +72,25 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
     def size_of(self, step: int) -> int:
         return self.microbatches if step < self.steps else 0
+
+    def member(self, name: str) -> Member:
+        """A worker as it reports itself when it joins."""
+        return Member(worker_id=name)
+
+    def new_job(self) -> JobState:
+        """What a lighthouse knows before any worker has joined."""
+        return JobState(slots=self.workers)
+
+    def may_crash(self, world: World, name: str) -> bool:
+        return True
+
+    def may_join(self, world: World) -> bool:
+        return True
+
+    def can_go_on(self, world: World) -> bool:
+        """Whether the members that run have the training state."""
+        members = world.job.members
+        return any(each.name in members and each.ledger.committed is not None for each in world.having("running"))
 
 
 class Share(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from craft.decide.step import ledger as ledgers
+from craft.decide.step import regroup
 from craft.decide.step.ledger import Ledger
 from craft.decide.step.settle import settle
 from craft.protocol.errors import StateLost
@@ -69,8 +70,8 @@ class Training:
             self._begin()
         self.has_entered = True
         self._group, self._is_broken = group, False
-        self.ledger = ledgers.enter(self.ledger, generation)
-        claim = ledgers.claim(self.ledger)
+        self.ledger = regroup.enter(self.ledger, generation)
+        claim = regroup.claim(self.ledger)
         self._worker.phase(Phase.JOINING)
         group.send(self._worker, Claimed(claim))
         self.take(group, self._worker.worker_id, Claimed(claim))
@@ -125,7 +126,7 @@ class Training:
             return
         if self._worker.worker_id in settlement.commits:
             self._commit_hand()
-        self.ledger = ledgers.settled(self.ledger, settlement)
+        self.ledger = regroup.settled(self.ledger, settlement)
         self._over = self._over or settlement.over
         self._settled(group)
 

@@ -38,6 +38,11 @@ class _Resume(click.Command):
 @click.option("--workers", type=int, help="Workers on this host.  [default: 1]")
 @click.option("--spares", type=int, help="Further workers that wait for a free slot.  [default: 0]")
 @click.option("--min-workers", type=int, help="Give up when fewer are left and no replacement comes.  [default: 1]")
+@click.option(
+    "--workers-per-replica",
+    type=int,
+    help="Workers that hold one copy of the model together; more than 1 is refused: not built yet.  [default: 1]",
+)
 @click.option("--max-restarts", type=int, help="Workers started in the place of lost ones, at most.  [default: 1000]")
 @click.option(
     "--on-loss",

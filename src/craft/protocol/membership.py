@@ -8,6 +8,15 @@ DROPPED = -1
 """The owner of a microbatch that no worker computes (only under ``shrink``)."""
 
 
+class Slot(msgspec.Struct, frozen=True, array_like=True):
+    """A place in the layout of a job whose model is sharded."""
+
+    replica: int
+    """The workers with this number hold one copy of the model together."""
+    position: int
+    """Its part of the model, from 0; decided when the worker starts, and never changed."""
+
+
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """A worker, as the others need to know it."""
 
@@ -28,6 +37,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its loop is not CRAFT's: CRAFT does not settle its steps."""
     since: int = 0
     """The generation since which it is a member without a break; 0: since the first one."""
+    slot: Slot | msgspec.UnsetType = msgspec.UNSET
+    """Its replica and position; unset where every replica is one worker."""
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +48,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     nonce: str
     """Distinguishes this generation from one of the same number that a lost lighthouse may have begun."""
     members: tuple[Member, ...]
+    replica_size: int | msgspec.UnsetType = msgspec.UNSET
+    """Workers of a complete replica; unset: 1."""
 
     @property
     def name(self) -> str:
@@ -102,13 +115,16 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     commits: tuple[str, ...]
     """Members that commit the result they hold."""
     owners: tuple[int, ...]
-    """For each microbatch of step ``step``: the rank that holds or computes it, or DROPPED."""
+    """For each microbatch of step ``step``: the replica that holds or computes it, or DROPPED. A replica of one worker has
+    that worker's rank as its number."""
     given: tuple[int, ...]
     """Microbatches that no member held or had begun; they are computed (again) in this generation."""
     idle: tuple[str, ...] = ()
     """Members that get no microbatches until they report that they are able."""
     joiners: tuple[str, ...] = ()
     """Those of ``idle`` that have no state and need it from the others."""
+    held: tuple[int, ...] = ()
+    """Microbatches that their replica holds; it computes its others."""
     calls: int = 0
     """Collective calls since the last commit that count as completed, by every member at ``step``."""
     branch: int = 0

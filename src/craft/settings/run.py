@@ -58,6 +58,9 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     as_module: bool = False
     workers: Annotated[int, says("Workers of this host.")] = 1
     min_workers: Annotated[int, says("Give up when fewer are left and none can replace them.")] = 1
+    workers_per_replica: Annotated[
+        int, says("Workers that hold one copy of the model together; more than 1 is refused: that is not built yet.")
+    ] = 1
     lease_s: Annotated[
         float,
         msgspec.Meta(gt=0.0, le=1e9),
@@ -180,6 +183,11 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return {**same, "techniques": to_json(self.techniques)}
 
 
+NOT_SHARDED = (
+    "sharded replicas are not built yet, so every worker holds the whole model: leave it at 1, with a model that fits one"
+    " worker. A job that shards its model outside CRAFT can keep its checkpoints with craft.dcp"
+)
+
 _COMMAND = ("script", "arguments", "as_module")
 """Given on the command line only."""
 OWN = tuple(name for name in RunSettings.__struct_fields__ if name not in _COMMAND and name != "techniques")
@@ -225,6 +233,10 @@ def _check(settings: RunSettings, refused: Refuse) -> None:
         raise refused("workers", "a job needs at least 1 worker")
     if not 1 <= settings.min_workers <= settings.workers and settings.lighthouse is None:
         raise refused("min_workers", f"must be between 1 and --workers {settings.workers}")
+    if settings.workers_per_replica < 1:
+        raise refused("workers_per_replica", "a replica has at least 1 worker")
+    if settings.workers_per_replica > 1:
+        raise refused("workers_per_replica", NOT_SHARDED)
     if settings.resume is not None and settings.resume != "auto" and not settings.resume.isdigit():
         raise refused("resume", "give the number of a step, or auto")
     if not settings.host:

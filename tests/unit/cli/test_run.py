@@ -1,4 +1,4 @@
-"""``--resume`` may come with a value or without, before the script; what comes after the script is the script's."""
+"""``craft run`` takes its options up to the script, and refuses what is not built yet."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from craft.cli import run as command
+from craft.protocol.errors import ConfigError
+from craft.settings.run import resolve
 from craft.settings.techniques import Wishes
 
 
@@ -33,11 +35,43 @@ def test_where_it_ends_and_the_script_begins(
 ) -> None:
     seen: list[dict[str, Any]] = []
 
-    def resolve(flags: dict[str, Any], config: Path | None, wishes: Wishes) -> None:
+    def resolved(flags: dict[str, Any], config: Path | None, wishes: Wishes) -> None:
         seen.append(flags)
         raise SystemExit(0)
 
-    monkeypatch.setattr(command, "resolve", resolve)
+    monkeypatch.setattr(command, "resolve", resolved)
     CliRunner().invoke(command.run, arguments)
     (flags,) = seen
     assert (flags["resume"], flags["script"], flags["arguments"]) == (resume, script, rest)
+
+
+@pytest.mark.parametrize("origin", ["flag", "environment", "file"])
+def test_several_workers_per_replica_are_refused_by_name_until_they_are_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, origin: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script, config = tmp_path / "train.py", tmp_path / "craft.toml"
+    script.write_text("")
+    config.write_text("[run]\nworkers_per_replica = 2\n")
+    options = {"flag": ["--workers-per-replica", "2"], "environment": [], "file": ["--config", str(config)]}[origin]
+    if origin == "environment":
+        monkeypatch.setenv("CRAFT_WORKERS_PER_REPLICA", "2")
+    named = {"flag": "--workers-per-replica", "environment": "CRAFT_WORKERS_PER_REPLICA", "file": "workers_per_replica"}
+
+    result = CliRunner().invoke(command.run, ["--workers", "4", *options, str(script)])
+
+    assert result.exit_code == 2
+    assert named[origin] in result.output
+    assert "sharded replicas are not built yet" in result.output and "leave it at 1" in result.output
+    assert not list(tmp_path.glob("craft-run*")), "nothing was begun"
+
+
+def test_one_worker_per_replica_is_what_every_job_has(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+
+    given = {"script": str(script), "arguments": (), "as_module": False, "workers_per_replica": 1}
+
+    assert resolve(given, None).settings.workers_per_replica == 1
+    with pytest.raises(ConfigError, match="a replica has at least 1 worker"):
+        resolve({**given, "workers_per_replica": 0}, None)

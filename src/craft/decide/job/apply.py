@@ -86,12 +86,17 @@ def _make(state: JobState, worker_ids: Iterable[str], nonce: str) -> Generation:
         assert view is not None
         return replace(view.member, since=0 if state.generation is None else number)
 
-    return Generation(number=number, nonce=nonce, members=tuple(map(member, worker_ids)))
+    members = tuple(map(member, worker_ids))
+    if state.replica_size == 1:
+        return Generation(number=number, nonce=nonce, members=members)
+    slots = state.slots_of([each.worker_id for each in members])
+    placed = tuple(replace(each, slot=slot) for each, slot in zip(members, slots, strict=True))
+    return Generation(number=number, nonce=nonce, members=placed, replica_size=state.replica_size)
 
 
 def restarted(state: JobState, durable: Generation | None) -> JobState:
     """Return the state of a restarted lighthouse, which knows only the last durable generation."""
-    fresh = JobState(slots=state.slots, min_workers=state.min_workers)
+    fresh = JobState(slots=state.slots, min_workers=state.min_workers, replica_size=state.replica_size)
     if durable is None:
         return fresh
     workers = tuple(WorkerView(member=member, standing="member") for member in durable.members)

@@ -35,11 +35,15 @@ def holders(state: JobState) -> frozenset[str]:
 
 
 def is_last_copy(state: JobState, suspects: Collection[str], unable: Collection[str] = ()) -> bool:
-    """Return whether the job has no training state without ``suspects``; ``unable``: others that do not answer."""
+    """Return whether the job has no training state without ``suspects``; ``unable``: others that do not answer.
+
+    Where the model is sharded: whether it has none at the position of one of them.
+    """
     if state.generation is None or state.ending or state.having("finished"):
         return False
     known = holders(state)
-    return bool(known.intersection(suspects)) and not known.difference(suspects, unable)
+    left = {state.position_of(worker_id) for worker_id in known.difference(suspects, unable)}
+    return any(state.position_of(worker_id) not in left for worker_id in known.intersection(suspects))
 
 
 def has_checkpoint(state: JobState) -> bool:

@@ -6,12 +6,16 @@ decision can be replayed from the journal.
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Sequence
 
+import msgspec
+from msgspec import UNSET
+
+from craft.decide.job.pairing import Candidate, fitting, num_complete, paired
 from craft.decide.job.roster import Roster, Standing, WorkerView
 from craft.protocol.actions import Stop
 from craft.protocol.events import CheckpointRestored, CheckpointWritten, FaultInjected, TimesMeasured, WorkerFailed
-from craft.protocol.membership import Generation
+from craft.protocol.membership import Generation, Slot
 from craft.protocol.messages import CheckpointWish, PreemptionOrder, Restoration
 
 __all__ = ["GONE", "Awaited", "JobState", "LostAfterLoop", "Standing", "WorkerView"]
@@ -46,6 +50,8 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     """Workers that the first generation waits for; no generation has more."""
     min_workers: int = 1
+    replica_size: int = 1
+    """Workers that hold one copy of the model together."""
     workers: tuple[WorkerView, ...] = ()
     """In the order in which they were first seen; always a ``Roster``."""
     generation: Generation | None = None
@@ -172,6 +178,41 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     def spares(self) -> tuple[str, ...]:
         """Workers without a slot that could take one."""
         return tuple(view.member.worker_id for view in self.having("waiting") if view.draining is None)
+
+    def position_of(self, worker_id: str) -> int:
+        """Return the position of a known worker in its replica."""
+        view = self.view(worker_id)
+        return 0 if view is None or view.member.slot is UNSET else view.member.slot.position
+
+    def fitting(self, staying: Sequence[str]) -> tuple[str, ...]:
+        """Return the spares for which there is a slot beside ``staying``."""
+        if self.replica_size == 1:
+            return self.spares[: max(0, self.slots - len(staying))]
+        positions = (self.position_of(worker_id) for worker_id in staying)
+        arrivals = [(worker_id, self.position_of(worker_id)) for worker_id in self.spares]
+        return fitting(positions, arrivals, self.slots // self.replica_size)
+
+    def slots_of(self, worker_ids: Sequence[str]) -> tuple[Slot, ...]:
+        """Return the slots that these workers would have in a generation."""
+        current = {} if self.generation is None else {each.worker_id: each.slot for each in self.generation.members}
+        candidates = []
+        for worker_id in worker_ids:
+            slot = current.get(worker_id, UNSET)
+            candidates.append(
+                Candidate(
+                    worker_id=worker_id,
+                    position=self.position_of(worker_id),
+                    replica=None if slot is UNSET else slot.replica,
+                    host=self.host_of(worker_id),
+                )
+            )
+        return paired(candidates, replica_size=self.replica_size, num_replicas=self.slots // self.replica_size)
+
+    def can_compute(self, worker_ids: Sequence[str]) -> bool:
+        """Return whether these workers have a complete replica among them."""
+        if self.replica_size == 1:
+            return bool(worker_ids)
+        return num_complete(self.slots_of(worker_ids), self.replica_size) > 0
 
     @property
     def saved(self) -> tuple[int, int] | None:

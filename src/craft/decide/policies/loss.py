@@ -76,10 +76,11 @@ class LossPolicy:
         filled = survivors if ending or (choice is not None and choice.answer == "redo") else _filled(state)
         what = f"{names(gone)} {_verb(state, event)}"
         wanted = self._wanted(state)
-        if len(filled) < wanted and state.replaceable and not ending and state.winding_down is None:
+        enough = len(filled) >= wanted and state.can_compute(filled)
+        if not enough and state.replaceable and not ending and state.winding_down is None:
             reason = f"{what}: {len(survivors)} of {wanted} wanted workers are left, a replacement is waited for"
             return (Hold(generation=state.generation.number, limit_s=self._wait_limit_s, reason=reason),)
-        if len(filled) < state.min_workers and not ending:
+        if (len(filled) < state.min_workers or not state.can_compute(filled)) and not ending:
             return (_too_few(state, len(filled)),)
         why = "" if choice is None else f"; {choice.reason}"
         replacing = None if choice is None else choice.answer != "redo"
@@ -132,12 +133,13 @@ class LossPolicy:
             return ()
         expired = isinstance(event, HoldExpired)
         filled = _filled(state)
-        taken, enough = _taking(state, filled), len(filled) >= self._wanted(state)
+        taken = _taking(state, filled)
+        enough = len(filled) >= self._wanted(state) and state.can_compute(filled)
         if enough and taken:
             return (Reconfigure(members=filled, reason=f"{names(taken)} took the place of those lost"),)
         if not (enough or expired) and state.replaceable:
             return ()
-        if len(filled) < state.min_workers or not state.members:
+        if len(filled) < state.min_workers or not state.members or not state.can_compute(filled):
             return (_too_few(state, len(filled)),)
         why = f"nobody came within {self._wait_limit_s:g} s" if expired else "nobody will come"
         who = "1 worker redoes" if len(filled) == 1 else f"{len(filled)} workers redo"
@@ -199,8 +201,7 @@ def _take(taken: tuple[str, ...]) -> str:
 
 def _filled(state: JobState) -> tuple[str, ...]:
     """Return the survivors, with spares in the free slots."""
-    free = max(0, state.slots - len(state.members))
-    return seated(state.members, state.spares[:free], state.host_of)
+    return seated(state.members, state.fitting(state.members), state.host_of)
 
 
 def _replaced(state: JobState) -> int:

@@ -77,7 +77,7 @@ def proposed(state: JobState) -> tuple[AnyAction, ...]:
     kept = frozenset(staying)
     leaving = tuple(worker_id for worker_id in state.members if worker_id not in kept)
     # Free slots stay empty where filling them costs more than it saves.
-    joining = state.spares[: max(0, state.slots - len(staying))] if state.replacing else ()
+    joining = state.fitting(staying) if state.replacing else ()
     if not staying:
         # One member with the state must stay until another one has it.
         staying, leaving = state.members, ()

@@ -1,8 +1,9 @@
 """One worker's progress: what it holds, what it promised, and when it may commit.
 
 The worker's main thread owns the only copy and replaces it by what these functions return; the exhaustive search drives
-the same functions. The order of calls in a generation is: enter, claim, settled, then begin, hold ... hold, complete,
-acknowledged ... acknowledged, commit.
+the same functions. The order of calls in a generation is: enter, claim, settled (``regroup``), then begin, hold ... hold,
+complete, acknowledged ... acknowledged, commit. In a replica of several workers there is a beat (``beat``) before each
+microbatch, before the exchange and before the commit; ``confirmed`` takes it in.
 
 A joiner makes the same calls while its state is still in transfer: it queues the results. The state as of step s and
 the results from s to t-1 give the state as of step t: ``adopt`` does that.
@@ -17,9 +18,8 @@ from msgspec.structs import replace
 
 from craft.decide.detect.stragglers import EVEN, MemberSpeeds
 from craft.decide.step.plan import DROPPED, plan, share_of
-from craft.decide.step.settle import NO_PART
+from craft.decide.step.replicas import Layout, able_replicas
 from craft.protocol.errors import ProtocolViolation
-from craft.protocol.membership import Claim, Generation, Settlement
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,13 +34,19 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     """The newest generation it entered. Entering is a promise: it never commits under an older one."""
     members: tuple[str, ...] = ()
+    layout: Layout = Layout()
+    """The members by replica and position."""
     idle: frozenset[str] = frozenset()
     """Members that are given no microbatches; all members agree on them."""
     settled: bool = False
     """Whether the claims of this generation are settled. Before that it joins no exchange."""
     owners: tuple[int, ...] = ()
-    """The owner of each microbatch of the step in flight; empty before that step begins here."""
+    """The replica that owns each microbatch of the step in flight; empty before that step begins here."""
     held: frozenset[int] = frozenset()
+    leaf: int | None = None
+    """Of ``held``: the one that was computed since the last beat. It is not merged into a sum yet."""
+    clean: bool = True
+    """Whether the update of the last commit ran whole on every position of its replica. Only clean state is claimed."""
     again: frozenset[int] = frozenset()
     """Of its share: microbatches that it computed, released, and computes again."""
     result: int | None = None
@@ -75,14 +81,30 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
         return self.members.index(self.worker_id)
 
     @property
+    def replica(self) -> int:
+        """This worker's replica; where every replica is one worker, its rank."""
+        return self.layout.replica_of(self.rank)
+
+    @property
+    def mates(self) -> tuple[str, ...]:
+        """The workers of its replica, itself included, in the order of positions."""
+        return tuple(self.members[rank] for rank in self.layout.mates(self.rank))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its replica has a worker at every position; else it computes nothing, and runs no update."""
+        return not self.layout.slots or self.layout.is_complete(self.replica)
+
+    @property
     def share(self) -> tuple[int, ...]:
-        """This worker's microbatches of the step in flight."""
-        return share_of(self.owners, self.rank)
+        """The microbatches of the step in flight that its replica computes."""
+        return share_of(self.owners, self.replica)
 
     @property
     def plan(self) -> tuple[str | None, ...]:
-        """The worker that computes each microbatch of the step in flight; None for one that is dropped."""
-        return tuple(None if owner == DROPPED else self.members[owner] for owner in self.owners)
+        """The worker that computes each microbatch of the step in flight (of a replica, position 0); None if it is dropped."""
+        first = self.layout.ranks_of
+        return tuple(None if owner == DROPPED else self.members[first(owner)[0]] for owner in self.owners)
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -95,109 +117,28 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
         return self.settled and self.result == self.generation and self.acknowledged_by >= frozenset(self.members)
 
 
-def enter(ledger: Ledger, generation: Generation) -> Ledger:
-    """Enter a newer generation; from here on nothing can be committed under an older one."""
-    if generation.number <= ledger.generation:
-        raise ProtocolViolation(f"generation {generation.number} does not follow {ledger.generation}")
-    rank = generation.rank_of(ledger.worker_id)
-    if rank is None:
-        raise ProtocolViolation(f"worker {ledger.worker_id} is not a member of generation {generation.number}")
-    if ledger.generation < generation.members[rank].since:
-        # The others went on without it: what it has is not the state of the job.
-        ledger = replace(ledger, has_state=False, can_compute=False)
-    if not ledger.has_state:
-        # Results without their state are useless in a generation that may begin at another step.
-        ledger = replace(
-            ledger, owners=(), held=frozenset(), again=frozenset(), result=None, calls=0, call_result=None, call=""
-        )
-    # Microbatches given out under the old generation stay this worker's, under its new rank.
-    owners = tuple(rank if owner == ledger.rank else DROPPED for owner in ledger.owners) if ledger.owners else ()
-    return replace(
-        ledger,
-        generation=generation.number,
-        members=generation.worker_ids,
-        settled=False,
-        owners=owners,
-        acknowledged_by=frozenset(),
-    )
-
-
-def claim(ledger: Ledger) -> Claim:
-    """Return what this worker claims to the other members of the generation that it entered."""
-    return Claim(
-        worker_id=ledger.worker_id,
-        branch=ledger.branch,
-        committed=ledger.committed,
-        result=ledger.result,
-        held=tuple(sorted(ledger.held)),
-        pending=ledger.pending if ledger.owners else (),
-        again=tuple(sorted(ledger.again)),
-        size=len(ledger.owners),
-        able=ledger.can_compute,
-        calls=NO_PART if ledger.worker_id in ledger.idle else ledger.calls,
-        call_result=ledger.call_result,
-        call=ledger.call,
-        rewinds=ledger.rewinds,
-        rewind_to=ledger.rewind_to,
-        loop=ledger.loop,
-        over=ledger.over,
-        first_step=ledger.first_step,
-    )
-
-
-def settled(ledger: Ledger, settlement: Settlement) -> Ledger:
-    """Carry out the settlement: commit the result in hand if it says so, then go on with its ``step``."""
-    if ledger.worker_id in settlement.commits:
-        ledger = commit(ledger)
-    if not ledger.has_state:
-        ledger = replace(
-            ledger,
-            step=settlement.step,
-            branch=settlement.branch,
-            rewinds=settlement.rewinds,
-            rewind_to=None,
-            over=settlement.over,
-            first_step=settlement.first_step,
-        )
-    elif ledger.rewinds < settlement.rewinds:
-        # Raises in a joiner that missed the rewind: it must end.
-        ledger = rewound(ledger)
-    elif ledger.worker_id in settlement.idle:
-        # A worker that catches up learns only from this that the others left the loop.
-        ledger = replace(ledger, over=ledger.over or settlement.over)
-    if ledger.step != settlement.step:
-        raise ProtocolViolation(
-            f"worker {ledger.worker_id} stands at step {ledger.step}, the settlement at {settlement.step}"
-        )
-    # A result that is not committed now never will be: the step is computed again.
-    return replace(
-        ledger,
-        settled=True,
-        owners=settlement.owners,
-        again=frozenset(),
-        idle=frozenset(settlement.idle),
-        result=None,
-        acknowledged_by=frozenset(),
-        calls=settlement.calls,
-        call_result=None,
-        call=ledger.call if ledger.calls == settlement.calls else "",
-        # Joiners have not seen the speeds that the others measured: all begin anew.
-        pace=EVEN,
-    )
-
-
 def begin(ledger: Ledger, num_microbatches: int) -> Ledger:
     """Begin the next step in an undisturbed generation."""
     if ledger.owners:
         return ledger
-    able = [rank for rank, member in enumerate(ledger.members) if member not in ledger.idle]
-    owners = tuple(able[owner] for owner in plan(num_microbatches, len(able), ledger.pace.slowness(able)))
+    able = able_replicas(ledger.layout, ledger.members, ledger.idle)
+    slowness = ledger.layout.by_replica(able, ledger.pace.slowness(range(len(ledger.members))))
+    owners = tuple(able[owner] for owner in plan(num_microbatches, len(able), slowness))
     return replace(ledger, owners=owners)
 
 
 def hold(ledger: Ledger, microbatch: int) -> Ledger:
-    """Record that the gradient of ``microbatch`` is in this worker's buffers."""
-    return replace(ledger, held=ledger.held | {microbatch})
+    """Record that the gradient of ``microbatch`` is in this worker's buffers.
+
+    In a replica of several workers it is a leaf until the next beat: they may not all have it.
+    """
+    leaf = microbatch if ledger.layout.replica_size > 1 else None
+    return replace(ledger, held=ledger.held | {microbatch}, leaf=leaf)
+
+
+def confirmed(ledger: Ledger) -> Ledger:
+    """Record a beat by which every position of the replica ran its last microbatch and update whole."""
+    return replace(ledger, leaf=None, clean=True)
 
 
 def let_go(ledger: Ledger, computed: Collection[int] = ()) -> Ledger:
@@ -230,7 +171,11 @@ def commit(ledger: Ledger, able: Collection[str] | None = None, pace: MemberSpee
     if ledger.result is None:
         raise ProtocolViolation(f"worker {ledger.worker_id} has no result to commit")
     idle = ledger.idle if not able else frozenset(ledger.members) - frozenset(able)
-    return replace(_before(ledger, ledger.step + 1), idle=idle, pace=ledger.pace if pace is None else pace)
+    ledger = replace(_before(ledger, ledger.step + 1), idle=idle, pace=ledger.pace if pace is None else pace)
+    if not ledger.is_complete:
+        # It runs no update. Once members follow their twins in that, they keep the state here.
+        return replace(ledger, has_state=False, can_compute=False)
+    return replace(ledger, clean=ledger.layout.replica_size == 1)
 
 
 def _before(ledger: Ledger, step: int) -> Ledger:

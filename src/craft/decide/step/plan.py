@@ -1,4 +1,4 @@
-"""Plan which rank computes which microbatch of a step."""
+"""Plan which rank computes which microbatch of a step. Where models are sharded, replicas stand in the place of ranks."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from craft.decide.step.plan import DROPPED, give_out, plan
+from craft.decide.step.replicas import Layout, fit_replicas, held_by, with_state
 from craft.protocol.errors import CallsDiffer, ProtocolViolation, StateLost
 from craft.protocol.membership import Claim, Settlement
 
@@ -22,29 +23,37 @@ NO_PART = -1
 """In place of a number of collective calls: this member takes no part in them, since it is catching up."""
 
 
-def settle(claims: Sequence[Claim], size_of: Callable[[int], int], on_loss: LossAnswer = "redo") -> Settlement:
+def settle(
+    claims: Sequence[Claim],
+    size_of: Callable[[int], int],
+    on_loss: LossAnswer = "redo",
+    layout: Layout | None = None,
+) -> Settlement:
     """Return the settlement; ``claims`` are in the order of ranks.
 
-    ``size_of(step)`` is the number of microbatches of a step: fewer in a last, partial batch, 0 past the end.
+    ``size_of(step)`` is the number of microbatches of a step: fewer in a last, partial batch, 0 past the end. ``layout``: the
+    members by replica and position; None: every replica is one worker.
     """
+    layout = layout or Layout()
     claims = _without_stragglers(claims)
-    with_state = [claim for claim in claims if claim.committed is not None]
-    if not with_state:
+    stateful = [claim for claim in claims if claim.committed is not None]
+    if not stateful:
         raise StateLost("every worker that had the training state is gone: nothing is left to go on from")
-    if (rewinds := _rewinds(with_state)) > min(claim.rewinds for claim in with_state):
-        return _go_back(claims, rewinds, on_loss)
-    top = max(claim.committed for claim in with_state if claim.committed is not None)
-    behind = [claim for claim in with_state if claim.committed != top]
+    if (rewinds := _rewinds(stateful)) > min(claim.rewinds for claim in stateful):
+        return _go_back(claims, layout, rewinds, on_loss)
+    top = max(claim.committed for claim in stateful if claim.committed is not None)
+    behind = [claim for claim in stateful if claim.committed != top]
     for claim in behind:
         if claim.committed != top - 1 or claim.result is None:
             raise ProtocolViolation(
                 f"worker {claim.worker_id} has committed {claim.committed} steps and another member {top},"
                 " but it does not hold the result in between"
             )
-    if not behind and _all_hold_one_result(with_state):
+    if not behind and _all_hold_one_result(stateful):
         # A worker that is gone may have committed it; and committing a complete result is always right.
-        return _fresh(top + 1, tuple(claim.worker_id for claim in with_state), claims, size_of(top + 1), calls=0)
-    return _resume(top, claims, behind, size_of(top), on_loss)
+        commits = tuple(claim.worker_id for claim in stateful)
+        return _fresh(top + 1, commits, claims, layout, size_of(top + 1), calls=0)
+    return _resume(top, claims, layout, behind, size_of(top), on_loss)
 
 
 def _without_stragglers(claims: Sequence[Claim]) -> Sequence[Claim]:
@@ -69,7 +78,7 @@ def _rewinds(claims: Sequence[Claim]) -> int:
     return max(claim.rewinds for claim in claims) + (1 if all_hold_one else 0)
 
 
-def _go_back(claims: Sequence[Claim], rewinds: int, on_loss: LossAnswer) -> Settlement:
+def _go_back(claims: Sequence[Claim], layout: Layout, rewinds: int, on_loss: LossAnswer) -> Settlement:
     """Let members that have not gone back do so; then resume the step as far as any member began it."""
     back = [
         _at_target(claim, rewinds) if claim.committed is not None and claim.rewinds < rewinds else claim
@@ -77,7 +86,7 @@ def _go_back(claims: Sequence[Claim], rewinds: int, on_loss: LossAnswer) -> Sett
     ]
     step = next(claim.committed for claim in back if claim.committed is not None)
     # If none began it, it is planned when it begins: only the checkpoint, not loaded yet, knows its size.
-    return _resume(step, back, (), max(claim.size for claim in back), on_loss)
+    return _resume(step, back, layout, (), max(claim.size for claim in back), on_loss)
 
 
 def _at_target(claim: Claim, rewinds: int) -> Claim:
@@ -104,18 +113,13 @@ def _all_hold_one_result(claims: Sequence[Claim]) -> bool:
     return claims[0].result is not None and all(claim.result == claims[0].result for claim in claims)
 
 
-def _able(claims: Sequence[Claim]) -> list[int]:
-    """Return the ranks that can compute: those that keep pace, or, if none does, those with the state."""
-    with_state = [rank for rank, claim in enumerate(claims) if claim.committed is not None]
-    return [rank for rank in with_state if claims[rank].able] or with_state
+def _idle(claims: Sequence[Claim], layout: Layout, able: Sequence[int]) -> tuple[str, ...]:
+    computing = frozenset(able)
+    return tuple(claim.worker_id for rank, claim in enumerate(claims) if layout.replica_of(rank) not in computing)
 
 
-def _idle(claims: Sequence[Claim], able: Sequence[int]) -> tuple[str, ...]:
-    return tuple(claim.worker_id for rank, claim in enumerate(claims) if rank not in able)
-
-
-def _joiners(claims: Sequence[Claim]) -> tuple[str, ...]:
-    return tuple(claim.worker_id for claim in claims if claim.committed is None)
+def _joiners(claims: Sequence[Claim], stateful: frozenset[int]) -> tuple[str, ...]:
+    return tuple(claim.worker_id for rank, claim in enumerate(claims) if rank not in stateful)
 
 
 def _history(claims: Sequence[Claim]) -> dict[str, Any]:
@@ -182,25 +186,31 @@ def name_of(call: str) -> str:
 
 
 def _fresh(
-    step: int, commits: tuple[str, ...], claims: Sequence[Claim], num_microbatches: int, calls: int
+    step: int, commits: tuple[str, ...], claims: Sequence[Claim], layout: Layout, num_microbatches: int, calls: int
 ) -> Settlement:
     """Let all begin ``step`` together; none has begun it yet."""
-    able = _able(claims)
+    stateful = with_state(claims, layout, commits)
+    able = fit_replicas(claims, layout, stateful)
     owners = tuple(able[owner] for owner in plan(num_microbatches, len(able)))
     return Settlement(
         step=step,
         commits=commits,
         owners=owners,
         given=(),
-        idle=_idle(claims, able),
-        joiners=_joiners(claims),
+        idle=_idle(claims, layout, able),
+        joiners=_joiners(claims, stateful),
         calls=calls,
         **_history(claims),
     )
 
 
 def _resume(
-    top: int, claims: Sequence[Claim], behind: Sequence[Claim], num_microbatches: int, on_loss: LossAnswer
+    top: int,
+    claims: Sequence[Claim],
+    layout: Layout,
+    behind: Sequence[Claim],
+    num_microbatches: int,
+    on_loss: LossAnswer,
 ) -> Settlement:
     """Resume step ``top``: held and begun microbatches stay, the rest is given out anew."""
     commits = tuple(claim.worker_id for claim in behind)
@@ -208,47 +218,55 @@ def _resume(
     calls = _calls(started)
     _check_calls(started, calls)
     if not any(claim.held or claim.pending for claim in started):
-        return _fresh(top, commits, claims, num_microbatches, calls)
-    owners, loads = _taken(claims, top, num_microbatches)
+        return _fresh(top, commits, claims, layout, num_microbatches, calls)
+    stateful = with_state(claims, layout, commits)
+    able = fit_replicas(claims, layout, stateful)
+    owners, held, loads = _taken(claims, layout, top, num_microbatches)
     missing = tuple(microbatch for microbatch, owner in enumerate(owners) if owner is None)
-    able = _able(claims)
     if on_loss == "shrink" and not behind and len(missing) < num_microbatches:
         kept = tuple(DROPPED if owner is None else owner for owner in owners)
         missing = ()
     else:
         if on_loss == "wait" and missing:
             # The replacement computes the microbatches of the lost worker.
-            able = sorted({*able, *(rank for rank, claim in enumerate(claims) if claim.committed is None)})
-            loads = [
-                load + (0 if claims[rank].committed is None else num_microbatches) for rank, load in enumerate(loads)
-            ]
-        kept = give_out(owners, loads, idle=frozenset(range(len(claims))) - frozenset(able))
+            waiting = [rank not in stateful for rank in range(len(claims))]
+            joining = {
+                replica
+                for replica in layout.complete(len(claims))
+                if any(waiting[rank] for rank in layout.ranks_of(replica))
+            }
+            able = sorted(joining.union(able))
+            loads = [load + (0 if replica in joining else num_microbatches) for replica, load in enumerate(loads)]
+        kept = give_out(owners, loads, idle=frozenset(range(len(loads))).difference(able))
     return Settlement(
         step=top,
         commits=commits,
         owners=kept,
         given=missing,
-        idle=_idle(claims, able),
-        joiners=_joiners(claims),
+        idle=_idle(claims, layout, able),
+        joiners=_joiners(claims, stateful),
+        held=held,
         calls=calls,
         **_history(claims),
     )
 
 
-def _taken(claims: Sequence[Claim], top: int, num_microbatches: int) -> tuple[list[int | None], list[int]]:
-    """Return the owner of each microbatch of step ``top``, and how much each rank still has to compute."""
+def _taken(
+    claims: Sequence[Claim], layout: Layout, top: int, num_microbatches: int
+) -> tuple[list[int | None], tuple[int, ...], list[int]]:
+    """Return the owner of each microbatch of step ``top``, which ones are held, and what each replica still has to compute."""
     owners: list[int | None] = [None] * num_microbatches
-    loads = [0] * len(claims)
-    for rank, claim in enumerate(claims):
-        if claim.committed == top:
-            for microbatch in claim.held:
-                # Held by two only through a late message; both copies have the same bits.
-                if owners[microbatch] is None:
-                    owners[microbatch] = rank
-    for rank, claim in enumerate(claims):
-        if claim.committed == top:
-            for microbatch in claim.pending:
-                if owners[microbatch] is None:
-                    owners[microbatch] = rank
-                    loads[rank] += 1
-    return owners, loads
+    found = {replica: held_by(claims, layout, replica, top) for replica in layout.complete(len(claims))}
+    loads = [0] * (max(found) + 1)
+    for replica, (held, _) in found.items():
+        for microbatch in held:
+            # Held by two only through a late message; both copies have the same bits.
+            if owners[microbatch] is None:
+                owners[microbatch] = replica
+    whole = tuple(microbatch for microbatch, owner in enumerate(owners) if owner is not None)
+    for replica, (_, pending) in found.items():
+        for microbatch in pending:
+            if owners[microbatch] is None:
+                owners[microbatch] = replica
+                loads[replica] += 1
+    return owners, whole, loads

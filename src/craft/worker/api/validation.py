@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,8 +36,21 @@ def check_model(model: torch.nn.Module) -> None:
                 "the model is wrapped in DistributedDataParallel: pass the plain module, CRAFT replaces it"
             )
     for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if _is_sharded(value):
+            raise ConfigError(
+                f"{name} is a DTensor, as fully_shard and parallelize_module make them: each worker has only its shard, and CRAFT"
+                " keeps whole copies of a model equal. Sharded replicas are not built yet: pass the model before it is sharded,"
+                " if it fits one worker; craft.dcp keeps checkpoints of jobs that shard their model outside CRAFT"
+            )
         if torch.nn.parameter.is_lazy(value):
             raise ConfigError(f"{name} has no shape yet: run one batch through the model before job.replicate(model)")
+
+
+def _is_sharded(value: torch.Tensor) -> bool:
+    """Return whether ``value`` is a DTensor."""
+    # Without an import, which takes a while: where the module is not loaded, there are no DTensors.
+    tensors = sys.modules.get("torch.distributed.tensor")
+    return tensors is not None and isinstance(value, tensors.DTensor)
 
 
 def check_registered(name: str, item: Any, registered: Mapping[str, Stateful]) -> None:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from craft.decide.detect import stragglers
 from craft.decide.detect.stragglers import StragglerSettings
 from craft.decide.step import ledger as ledgers
+from craft.decide.step import regroup
 from craft.decide.step.ledger import Ledger
 from craft.decide.step.settle import LossAnswer, settle
 from craft.groups.group import Group
@@ -195,14 +196,14 @@ class Participant:
             if not self.ledger.generation and (restoration := self._membership.restoration) is not None:
                 self._ledger = replace(self.ledger, branch=restoration.branch)
             is_first = not self.ledger.generation
-            self._ledger = ledgers.enter(self.ledger, generation)
+            self._ledger = regroup.enter(self.ledger, generation)
             if is_first and self.recalled and self.ledger.has_state:
                 # The other members of a job that begins anew make these calls again, and would wait for this one.
                 raise LeftBehind(
                     "the job began anew after this worker had taken the results of calls from members that are gone: another"
                     " one will come"
                 )
-            claim = replace(ledgers.claim(self.ledger), started=self.started)
+            claim = replace(regroup.claim(self.ledger), started=self.started)
             try:
                 parts = gather(group, _encode(GenerationEntry(claim, self._links.trainable())))
             except GroupError as error:
@@ -228,7 +229,7 @@ class Participant:
                     f"the job went on to training loop {settlement.loop} of the script while this worker was joining in loop"
                     f" {self.ledger.loop}: another one will come"
                 )
-            self._ledger = ledgers.settled(self.ledger, settlement)
+            self._ledger = regroup.settled(self.ledger, settlement)
             self._advanced()
             if not self.ledger.has_state:
                 self.trained = next(entry.trainable for entry in entries if entry.claim.committed is not None)

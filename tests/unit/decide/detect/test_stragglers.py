@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from craft.decide.detect.stragglers import EVEN, MemberSpeeds, StragglerSettings, observed
-from craft.decide.step.ledger import Ledger, begin, commit, complete, enter, settled
+from craft.decide.step.ledger import Ledger, begin, commit, complete
 from craft.decide.step.plan import plan
+from craft.decide.step.regroup import enter, settled
 from craft.protocol.membership import Generation, Member, Settlement
 
 SETTINGS = StragglerSettings()

@@ -7,14 +7,12 @@ from craft.decide.step.ledger import (
     acknowledged,
     adopt,
     begin,
-    claim,
     commit,
     complete,
-    enter,
     hold,
     let_go,
-    settled,
 )
+from craft.decide.step.regroup import claim, enter, settled
 from craft.decide.step.settle import settle
 from craft.protocol.errors import ProtocolViolation
 from craft.protocol.membership import DROPPED, Generation, Member

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from craft.decide.step import ledger as ledgers
+from craft.decide.step import regroup
 from craft.decide.step.ledger import Ledger
 from craft.decide.step.settle import settle
 from craft.protocol.errors import ProtocolViolation
@@ -50,7 +51,7 @@ def test_one_that_joined_meanwhile_has_nothing_of_use_and_must_end() -> None:
     assert found.joiners == ("b",) and found.step == 400
     missed = Ledger(worker_id="b", step=601, generation=2, members=("a", "b"))
     with pytest.raises(ProtocolViolation, match="no checkpoint to go back to"):
-        ledgers.settled(missed, found)
+        regroup.settled(missed, found)
 
 
 def test_a_member_that_missed_the_one_before_would_be_a_bug() -> None:
@@ -62,7 +63,7 @@ def test_a_joiner_learns_the_branch() -> None:
     found = settle([rewound("a"), Claim(worker_id="j", committed=None)], lambda _: 4)
     assert found.joiners == ("j",) and (found.branch, found.rewinds) == (1, 1)
     joiner = replace(Ledger(worker_id="j", has_state=False), generation=1, members=("a", "j"))
-    after = ledgers.settled(joiner, found)
+    after = regroup.settled(joiner, found)
     assert (after.branch, after.step, after.rewinds) == (1, 400, 1)
 
 
@@ -72,12 +73,12 @@ def test_the_ledger_goes_back_when_the_settlement_says_so() -> None:
         Ledger(worker_id=name, step=601, generation=1, members=("a", "b"), held=frozenset({0}), owners=(0,))
         for name in "ab"
     ]
-    entered = [ledgers.enter(ledgers.verified(ledger, *TARGET), generation) for ledger in entered]
-    found = settle([ledgers.claim(ledger) for ledger in entered], lambda _: 4)
-    after = ledgers.settled(entered[0], found)
+    entered = [regroup.enter(ledgers.verified(ledger, *TARGET), generation) for ledger in entered]
+    found = settle([regroup.claim(ledger) for ledger in entered], lambda _: 4)
+    after = regroup.settled(entered[0], found)
     assert (after.branch, after.step, after.rewinds, after.rewind_to, after.held) == (1, 400, 1, None, frozenset())
 
 
 def test_what_was_in_hand_once_leads_nowhere_later() -> None:
     ledger = ledgers.discarded(ledgers.verified(Ledger(worker_id="a", step=50), *TARGET))
-    assert ledgers.claim(replace(ledger, step=500, members=("a",))).rewind_to is None
+    assert regroup.claim(replace(ledger, step=500, members=("a",))).rewind_to is None

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
+from torch.distributed.fsdp import fully_shard
 
 from craft.protocol.errors import ConfigError
 from craft.worker.api.job import Job
@@ -172,6 +173,24 @@ def test_a_model_whose_forward_exchanges_statistics_is_refused_by_the_name_of_th
     assert str(caught.value) == (
         "1 is a SyncBatchNorm, which exchanges statistics inside the forward pass and so would make a microbatch depend on"
         " who computes the others: use BatchNorm or GroupNorm instead"
+    )
+
+
+def test_a_sharded_parameter_is_refused_by_its_name() -> None:
+    dist: Any = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        sharded = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        fully_shard(sharded[1])
+        with pytest.raises(ConfigError) as caught:
+            alone().replicate(sharded)
+    finally:
+        dist.destroy_process_group()
+
+    assert str(caught.value) == (
+        "1.weight is a DTensor, as fully_shard and parallelize_module make them: each worker has only its shard, and CRAFT keeps"
+        " whole copies of a model equal. Sharded replicas are not built yet: pass the model before it is sharded, if it fits one"
+        " worker; craft.dcp keeps checkpoints of jobs that shard their model outside CRAFT"
     )
 
 

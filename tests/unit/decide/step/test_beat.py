@@ -1,0 +1,29 @@
+"""All positions of a replica get the same answer, and take the same safe point."""
+
+from __future__ import annotations
+
+from craft.decide.step.beat import BeatAnswer, BeatMessage, before_commit, before_microbatch
+
+WELL = BeatMessage()
+
+
+def test_all_go_on_where_all_ran_whole_and_no_generation_waits() -> None:
+    assert before_microbatch([WELL, WELL]) == BeatAnswer(go=True, confirms=True)
+
+
+def test_all_regroup_where_a_generation_waits_for_one_and_what_they_computed_counts() -> None:
+    assert before_microbatch([WELL, BeatMessage(waits=True)]) == BeatAnswer(go=False, confirms=True)
+
+
+def test_nothing_is_confirmed_where_one_did_not_run_whole() -> None:
+    assert before_microbatch([BeatMessage(whole=False), WELL]) == BeatAnswer(go=False, confirms=False)
+
+
+def test_positions_without_data_are_named() -> None:
+    assert before_microbatch([WELL, BeatMessage(data=False), WELL]).without_data == (1,)
+
+
+def test_all_commit_where_one_has_every_acknowledgement() -> None:
+    """P3: it could not have them, if any member did not have the result."""
+    assert before_commit([BeatMessage(waits=True), BeatMessage(may_commit=True)]).go
+    assert not before_commit([BeatMessage(waits=True), BeatMessage(waits=True)]).go
