@@ -174,7 +174,9 @@ def test_a_step_does_not_take_as_long_as_a_slow_disk_and_that_is_said_P4(run: Ru
 
 @pytest.mark.parametrize("last", [b"7", b"[1]", b'{"time": 1.0}', b'{"step": "x"}', b'{"step":9000,"checksum":"00"}'])
 def test_a_damaged_last_line_of_metrics_misleads_no_leader(run: RunDir, last: bytes) -> None:
-    commit(StepLog(run.path, "w0"), 0)
+    lost = StepLog(run.path, "w0")
+    commit(lost, 0)
+    lost.flush()
     with run.metrics.open("ab") as file:
         file.write(last + b"\n")
     heir = StepLog(run.path, "w0")
