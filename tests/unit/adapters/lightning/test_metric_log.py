@@ -10,6 +10,7 @@ import torch
 import torchmetrics
 
 from craft.adapters.lightning.metric_log import MetricRecorder, load, named, save
+from craft.worker.loop.inner_loop.microbatch import ScriptNotes
 
 HOW: dict[str, Any] = {"prog_bar": True, "logger": True, "on_step": True, "on_epoch": True}
 
@@ -19,7 +20,7 @@ class Word:
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
-        self._said: list[str] = []
+        self.notes = ScriptNotes()
 
     def log(self, **scalars: torch.Tensor) -> None:
         self.values |= {name: float(value) for name, value in scalars.items()}
@@ -58,7 +59,7 @@ def test_names_of_crafts_own_travel_with_that_of_the_hook_and_are_logged_as_they
         recorder.log("training_step", name, torch.tensor(3.0), reduce_fx=torch.mean, **HOW)
     recorder.tell(word)  # type: ignore[arg-type]
     assert word.values == {"training_step.step": 3.0, "training_step.time": 3.0, "training_step.branch": 3.0}
-    recorder.put(found, word.values, samples=4, said=word._said)
+    recorder.put(found, word.values, samples=4, said=word.notes.said)
     assert set(found.metrics(on_step=False)["callback"]) >= {"step", "time", "branch"}
     assert named({"step": torch.tensor(2.0), "loss": torch.tensor(1.0)}) == {"callback_metrics.step": 2.0, "loss": 1.0}
 
@@ -67,7 +68,7 @@ def test_names_of_crafts_own_travel_with_that_of_the_hook_and_are_logged_as_they
 def test_means_over_the_global_batch_become_values_of_the_step_and_of_the_epoch(results: Any) -> None:
     recorder, word = recorded(2.0)
     found = results()
-    recorder.put(found, {"loss_a": 1.0, "loss": 7.0}, samples=32, said=word._said)
+    recorder.put(found, {"loss_a": 1.0, "loss": 7.0}, samples=32, said=word.notes.said)
     recorder.put(found, {"loss_a": 4.0}, samples=16)
     assert {name: float(value) for name, value in found.metrics(on_step=True)["log"].items()} == {"loss_a_step": 4.0}
     assert float(found.metrics(on_step=False)["callback"]["loss_a"]) == 2.0, "weighed by samples"
@@ -78,7 +79,7 @@ def test_means_over_the_global_batch_become_values_of_the_step_and_of_the_epoch(
 def test_a_worker_that_joins_has_the_values_of_the_epoch_so_far(results: Any) -> None:
     recorder, word = recorded(2.0)
     theirs, own, joiner = results(), results(), MetricRecorder()
-    recorder.put(theirs, {"loss_a": 1.0}, samples=32, said=word._said)
+    recorder.put(theirs, {"loss_a": 1.0}, samples=32, said=word.notes.said)
     load(own, joiner, save(theirs, recorder))
     assert save(own, joiner) == save(theirs, recorder)
     for each, how in ((theirs, recorder), (own, joiner)):
@@ -93,19 +94,19 @@ def test_what_only_another_worker_s_microbatch_logged_is_logged_here_too(results
     recorder, word = recorded(2.0)
     other, theirs, own = MetricRecorder(), results(), results()
     for who, found in ((recorder, theirs), (other, own)):
-        who.put(found, word.values, samples=32, said=word._said)
+        who.put(found, word.values, samples=32, said=word.notes.said)
     assert own.metrics(on_step=False)["callback"] == theirs.metrics(on_step=False)["callback"]
     assert save(own, other) == save(theirs, recorder) != []
 
 
 def test_how_a_value_is_logged_is_said_until_everybody_knows(results: Any) -> None:
     recorder, first = recorded(2.0)
-    assert len(first._said) == 2
-    recorder.put(results(), first.values, samples=32, said=first._said)
+    assert len(first.notes.said) == 2
+    recorder.put(results(), first.values, samples=32, said=first.notes.said)
     again = Word()
     recorder.log("training_step", "loss_a", torch.tensor(1.0), reduce_fx=torch.mean, **HOW)
     recorder.tell(again)  # type: ignore[arg-type]
-    assert again._said == []
+    assert again.notes.said == []
 
 
 @pytest.mark.parametrize("how", ["called", "updated"])
