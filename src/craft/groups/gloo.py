@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import queue
 import select
 import threading
@@ -15,12 +13,9 @@ import torch
 import torch.distributed
 
 from craft.groups import sockets
-from craft.groups.group import EXIT_NOT_FREED
 from craft.groups.rendezvous import Rendezvous
 from craft.protocol.errors import GroupAborted, GroupBroken, GroupError, GroupTimeout
 from craft.protocol.membership import Generation
-
-logger = logging.getLogger(__name__)
 
 # Names for which torch has no types.
 dist: Any = torch.distributed
@@ -32,9 +27,6 @@ _device_lock = threading.Lock()
 
 # Gloo reports a closed connection within milliseconds, unless it closed in the middle of a message.
 _HALF_DONE_S = 1.0
-
-_FREED_LIMIT_S = 5.0
-"""A thread that an abort does not free from a short wait within this time is never freed."""
 
 THREADS = "craft-group"
 """Prefix of the names of threads that wait in Gloo: one that returns while Python shuts down ends the process."""
@@ -58,8 +50,6 @@ class GlooGroup:
         self._over: GroupError | None = None
         self._connections: list[Any] = []
         self._answers: set[_Answer] = set()
-        self._short_waits = 0
-        """Short waits that began or ended: odd while a thread is in one. Only that thread writes it."""
         self._questions: queue.SimpleQueue[tuple[list[_GlooPending], _Answer] | None] = queue.SimpleQueue()
         store = Rendezvous(generation, rank, key, open_timeout_s)
         try:
@@ -127,27 +117,6 @@ class GlooGroup:
                 # buffers until the garbage collector runs.
                 del error, pending, answer
 
-    def wait_short(self, pending: Sequence[_GlooPending]) -> None:
-        if self.over is not None:
-            raise self._gone()
-        self._short_waits += 1
-        try:
-            for each in pending:
-                error = each.finish()
-                if error is not None:
-                    raise error
-        finally:
-            self._short_waits += 1
-
-    def _check_freed(self, short_wait: int) -> None:
-        """Exit the process if a thread is still in a short wait that began before the group ended."""
-        if self._short_waits == short_wait:
-            logger.critical(
-                "generation %d: a message is still awaited %g s after abort; exiting %d for replacement",
-                self.generation, _FREED_LIMIT_S, EXIT_NOT_FREED,
-            )  # fmt: skip
-            os._exit(EXIT_NOT_FREED)
-
     def _wait_loop(self) -> None:
         """Wait in Gloo on behalf of ``wait_all``.
 
@@ -182,10 +151,6 @@ class GlooGroup:
             answers, self._answers = self._answers, set()
         for answer in answers:
             answer.put(error)
-        if (short_wait := self._short_waits) % 2:
-            check = threading.Timer(_FREED_LIMIT_S, self._check_freed, (short_wait,))
-            check.daemon = True
-            check.start()
 
     def _gone(self) -> GroupAborted:
         return GroupAborted(f"generation {self.generation} was aborted", self.generation)

@@ -49,12 +49,6 @@ class P2P(Protocol):
     def wait_all(self, pending: Sequence[Any]) -> None:
         """Wait for operations of this group; raise the first error among them."""
 
-    def wait_short(self, pending: Sequence[Any]) -> None:
-        """As ``wait_all``, for short messages, and for others that are complete once those before them in the list are.
-
-        It costs two wake-ups of threads less. A long message that ends in the middle would block it.
-        """
-
 
 @runtime_checkable
 class DeviceP2P(P2P, Protocol):

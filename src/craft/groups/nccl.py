@@ -123,9 +123,6 @@ class NcclGroup:
     def wait_all(self, pending: Sequence[Any]) -> None:
         self._gloo.wait_all(pending)
 
-    def wait_short(self, pending: Sequence[Any]) -> None:
-        self._gloo.wait_short(pending)
-
     def cut_one(self) -> bool:
         """As ``GlooGroup.cut_one``."""
         return self._gloo.cut_one()

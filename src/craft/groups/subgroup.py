@@ -39,9 +39,6 @@ class Subgroup:
     def wait_all(self, pending: Sequence[Pending]) -> None:
         self._group.wait_all(pending)
 
-    def wait_short(self, pending: Sequence[Pending]) -> None:
-        self._group.wait_short(pending)
-
 
 class DeviceSubgroup(Subgroup):
     """A subgroup that also transfers between devices, on the group's stream."""

@@ -131,36 +131,6 @@ class Player:
     def finish(self) -> None:
         self._posted.wait()
 
-    def finish_short(self, number: int) -> None:
-        """Wait for it as for a short message."""
-        group: Any = self.groups[number]
-        group.wait_short([self._posted])
-
-    def recv_short(self, number: int, size: int, peer: int, tag: int) -> list[float]:
-        group: Any = self.groups[number]
-        target = torch.full((size,), -1.0)
-        group.wait_short([group.recv(target, peer, tag)])
-        return list(target.tolist())
-
-    def post_with_word(self, number: int, num_bytes: int, peer: int) -> None:
-        """Begin to receive a long message and a short one behind it; ``finish_with_word`` waits for them."""
-        group: Any = self.groups[number]
-        self._block, word = torch.zeros(num_bytes, dtype=torch.uint8), torch.zeros(64, dtype=torch.uint8)
-        self._both = [group.recv(self._block, peer, 5), group.recv(word, peer, 4)]
-
-    def finish_with_word(self, number: int) -> bool:
-        """Return whether all of the long message is there with the short one."""
-        group: Any = self.groups[number]
-        group.wait_short(self._both[1:])
-        here = bool(self._block.all())
-        group.wait_short(self._both)
-        return here
-
-    def send_with_word(self, number: int, num_bytes: int, peer: int) -> None:
-        group: Any = self.groups[number]
-        block, word = torch.ones(num_bytes, dtype=torch.uint8), torch.ones(64, dtype=torch.uint8)
-        group.wait_all([group.send(block, peer, 5), group.send(word, peer, 4)])
-
     def send_much(self, number: int, num_bytes: int, peer: int) -> None:
         self.groups[number].send(torch.zeros(num_bytes, dtype=torch.uint8), peer, 0).wait()
 
@@ -317,12 +287,6 @@ class Actor:
     def pid(self) -> int:
         assert self._process.pid is not None
         return int(self._process.pid)
-
-    def exit_code(self, limit_s: float) -> int | None:
-        """Wait for its end; return its exit code, None if it lives on."""
-        self._process.join(limit_s)
-        code: int | None = self._process.exitcode
-        return code
 
     def _signal(self, number: signal.Signals) -> None:
         os.kill(self._process.pid, number)

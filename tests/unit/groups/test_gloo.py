@@ -53,17 +53,6 @@ def test_tags_keep_messages_apart_and_a_second_wait_returns_at_once(cast: Cast) 
     assert receiver.answer().value == [5.0, 6.0, 7.0]
 
 
-def test_a_short_message_that_is_here_means_that_the_long_one_before_it_is_here_too(cast: Cast) -> None:
-    receiver, sender = cast.actors(2)
-    opened(1, [receiver, sender])
-
-    for _ in range(20):
-        receiver.ask("post_with_word", 1, 1 << 22, 1)
-        receiver.ask("begin", "both", "finish_with_word", 1)
-        assert sender.ask("send_with_word", 1, 1 << 22, 0).error == ""
-        assert receiver.ask("end", "both", LIMIT_S).value is True
-
-
 def test_several_generations_are_open_side_by_side(cast: Cast) -> None:
     actors = cast.actors(2)
     opened(1, actors)
@@ -77,7 +66,6 @@ def test_several_generations_are_open_side_by_side(cast: Cast) -> None:
 
 BLOCKED_CALLS = {
     "recv": ("recv", 1, 4, 1, 0),
-    "recv_short": ("recv_short", 1, 4, 1, 0),
     "all_reduce": ("all_reduce", 1, [1.0]),
     # More than all buffers of a connection hold, and not so much that it takes a busy machine seconds to make it.
     "send": ("send_much", 1, 1 << 26, 1),

@@ -7,8 +7,6 @@ import signal
 import time
 from pathlib import Path
 
-from craft.groups.group import EXIT_NOT_FREED
-
 from .cast import AT_ONCE_S, LIMIT_S, Actor, Cast, open_group
 
 BYTES = 1 << 26
@@ -73,34 +71,3 @@ def test_abort_frees_who_receives_from_a_peer_that_died_half_way_P5(cast: Cast) 
     assert receiver.ask("abort", 1).took_s < AT_ONCE_S
 
     assert receiver.ask("end", "half", AT_ONCE_S).error in ("GroupAborted", "GroupBroken")
-
-
-def test_who_waits_for_a_short_message_behind_a_long_one_is_freed_when_the_sender_dies_half_way_P5(cast: Cast) -> None:
-    receiver, sender = cast.actors(2)
-    assert [outcome.error for outcome in open_group(1, [receiver, sender])] == ["", ""]
-    receiver.ask("post_with_word", 1, BYTES, 1)
-    receiver.ask("begin", "half", "finish_with_word", 1)
-    receiver.stop()
-    sender.ask("begin", "half", "send_with_word", 1, BYTES, 0)
-    wait_for_queue(receiver, 1 << 16)
-    sender.kill()
-    receiver._signal(signal.SIGCONT)
-
-    assert receiver.ask("end", "half", AT_ONCE_S).error == "GroupBroken"
-
-
-def test_a_process_that_an_abort_does_not_free_from_a_short_wait_ends_itself_P5(cast: Cast) -> None:
-    """Messages that are awaited so are short. If one is cut in two all the same, a replacement takes over."""
-    receiver, sender = cast.actors(2)
-    assert [outcome.error for outcome in open_group(1, [receiver, sender])] == ["", ""]
-    receiver.ask("post", 1, BYTES, 1)
-    receiver.ask("begin", "half", "finish_short", 1)
-    receiver.stop()
-    sender.ask("begin", "half", "send_much", 1, BYTES, 0)
-    wait_for_queue(receiver, 1 << 16)
-    sender.kill()
-    receiver._signal(signal.SIGCONT)
-
-    assert receiver.ask("abort", 1).took_s < AT_ONCE_S
-
-    assert receiver.exit_code(LIMIT_S) == EXIT_NOT_FREED

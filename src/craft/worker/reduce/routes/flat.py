@@ -25,8 +25,6 @@ _CARRIED = 62
 """Tag of values that microbatches leave for the next step; below those of buckets."""
 FIRST_BUCKET = 64
 _LENGTH_BYTES = 4
-_SHORT_BYTES = 4096
-"""Words up to this size are awaited as short messages."""
 
 
 def word_bytes(owners: Sequence[int], num_ranks: int, num_params: int) -> int:
@@ -103,14 +101,12 @@ class FlatRoute:
         group = self._group
         if group is None:
             return
-        # Blocks first: messages of one peer arrive in the order in which their receives were posted and their sends called,
-        # so that a word that is here means that the last blocks before it are here, too.
-        self._post_blocks(group, result)
         self._words_due = [group.recv(self._words[peer], peer, _WORD) for peer in self._peers]
         self._signals_due = [
             group.recv(signal, (self._rank - (1 << number)) % self._size, _ROUND + number)
             for number, signal in enumerate(self._signals)
         ]
+        self._post_blocks(group, result)
 
     def _post_blocks(self, group: P2P, result: Sequence[torch.Tensor]) -> None:
         self._blocks_due, self._results_due = [], []
@@ -148,10 +144,8 @@ class FlatRoute:
             due = self._blocks_due[bucket]
             if bucket == len(self._blocks_due) - 1:
                 # The words come right behind the last blocks: one wait for both.
-                due, self._words_due = [*self._words_due, *due], []
-                self._await(due, short=self._word.numel() <= _SHORT_BYTES)
-            else:
-                self._await(due)
+                due, self._words_due = [*due, *self._words_due], []
+            self._await(due)
         self._mean(bucket, gradients, result, self._inbox[bucket])
 
     def _mean(
@@ -174,11 +168,11 @@ class FlatRoute:
         """Return a tree node held here, in memory that it can be sent from."""
         return gradients.find(node).tensors[bucket]
 
-    def _await(self, due: list[Pending], *, short: bool = False) -> None:
+    def _await(self, due: list[Pending]) -> None:
         """Wait for the others' messages, and add to ``waited_s``."""
         assert self._group is not None
         began = monotonic()
-        (self._group.wait_short if short else self._group.wait_all)(due)
+        self._group.wait_all(due)
         self.waited_s += monotonic() - began
 
     def _mean_into(self, out: torch.Tensor, parts: dict[Node, torch.Tensor]) -> None:
@@ -253,7 +247,7 @@ class FlatRoute:
                 sent_first()
             assert self._group is not None
             # After the last signal all have acknowledged, so all sends have arrived: this only completes them.
-            self._group.wait_short([due] if number < len(self._signals_due) - 1 else [due, *self._sent])
+            self._group.wait_all([due] if number < len(self._signals_due) - 1 else [due, *self._sent])
         self._sent = []
 
     def wait_results(self, result: Sequence[torch.Tensor]) -> None:
