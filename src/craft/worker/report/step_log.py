@@ -86,6 +86,8 @@ class StepLog:
         """Write the line of a generation; called by the thread that follows generations."""
         if self._files is not None:
             self._writer.submit(functools.partial(self._files.enter, entered))
+            # The line says where the log ends now: a new leader's output is shown from there.
+            self.flush()
 
     def flush(self) -> None:
         """Wait for the lines written so far, up to a moment: the loop is left."""
