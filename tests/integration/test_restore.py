@@ -86,6 +86,7 @@ def test_a_job_whose_fork_server_is_killed_goes_on_from_another_one_P1_P2_P3(
     first.kill()
     commits(job, 1, 0)
     assert job.helper("craft.agent.linux.forkserver").pid != first.pid
+    job.wait_for_committing(4)
     # What takes the place of a lost worker comes from the new one, too.
     victim = living(job)[-1]
     job.kill(victim)

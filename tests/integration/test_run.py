@@ -355,7 +355,7 @@ def test_a_script_runs_alone_outside_of_craft_run_with_the_same_bits_P1(tmp_path
         from craft.worker.entry.worker_process import process
         sys.argv = ["train.py"]
         runpy.run_path({str(TRAIN)!r}, run_name="__main__")
-        print(digest(process.job._training.leaves()))
+        print(digest(process.job._training.state.leaves()))
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -72,6 +72,14 @@ class Worker(threading.Thread):
         # A process that ends closes its connections.
         self.membership.close()
 
+    def close(self) -> None:
+        """Leave no thread behind, as a process that ends does not; a killed worker has closed nothing itself."""
+        if self.job._training is not None:
+            self.job._training.close()
+        self.donor.close()
+        # In a process the store lasts until its end.
+        self.store._server.close()
+
     @property
     def params(self) -> list[torch.Tensor]:
         return [param.detach().clone() for param in self.net.parameters()]
@@ -107,6 +115,8 @@ class Crew:
         for worker in self.workers.values():
             worker.join(LIMIT_S)
             assert not worker.is_alive(), f"{worker.worker_id} is still blocked"
+        for worker in self.workers.values():
+            worker.close()
 
 
 STEPS, BATCH, MICROBATCHES = 12, 8, 4
