@@ -33,6 +33,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     state_key: str = ""
     """The key, in hexadecimal, by which workers authenticate state transfers."""
     local_rank: int = 0
+    replica_size: int = 1
+    """Workers that hold one copy of the model together."""
+    position: int = 0
+    """This worker's place in its replica, from 0; never changed."""
     late: bool = False
     """A spare or a replacement: it takes part from its first step on, not before."""
     check_bits: bool = True
