@@ -45,8 +45,6 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     held: frozenset[int] = frozenset()
     leaf: int | None = None
     """Of ``held``: the one that was computed since the last beat. It is not merged into a sum yet."""
-    clean: bool = True
-    """Whether the update of the last commit ran whole on every position of its replica. Only clean state is claimed."""
     again: frozenset[int] = frozenset()
     """Of its share: microbatches that it computed, released, and computes again."""
     result: int | None = None
@@ -92,8 +90,13 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether its replica has a worker at every position; else it computes nothing, and runs no update."""
+        """Whether its replica has a worker at every position; else it computes nothing."""
         return not self.layout.slots or self.layout.is_complete(self.replica)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the workers of its replica, of which there are several, compute together: none is missing or behind."""
+        return bool(self.layout.slots) and self.replica in able_replicas(self.layout, self.members, self.idle)
 
     @property
     def share(self) -> tuple[int, ...]:
@@ -137,8 +140,8 @@ def hold(ledger: Ledger, microbatch: int) -> Ledger:
 
 
 def confirmed(ledger: Ledger) -> Ledger:
-    """Record a beat by which every position of the replica ran its last microbatch and update whole."""
-    return replace(ledger, leaf=None, clean=True)
+    """Record a beat by which every position of the replica computed its last microbatch whole."""
+    return replace(ledger, leaf=None)
 
 
 def let_go(ledger: Ledger, computed: Collection[int] = ()) -> Ledger:
@@ -166,16 +169,13 @@ def acknowledged_by_all(ledger: Ledger) -> Ledger:
 def commit(ledger: Ledger, able: Collection[str] | None = None, pace: MemberSpeeds | None = None) -> Ledger:
     """Commit the step in flight; release its gradients.
 
-    ``able``: members that can compute, by its combined word; ``pace``: their speeds after it.
+    The worker has the state from here on, though its update is yet to run: what it cannot compute without its replica, its twins
+    recorded. ``able``: members that can compute, by its combined word; ``pace``: their speeds after it.
     """
     if ledger.result is None:
         raise ProtocolViolation(f"worker {ledger.worker_id} has no result to commit")
     idle = ledger.idle if not able else frozenset(ledger.members) - frozenset(able)
-    ledger = replace(_before(ledger, ledger.step + 1), idle=idle, pace=ledger.pace if pace is None else pace)
-    if not ledger.is_complete:
-        # It runs no update. Once members follow their twins in that, they keep the state here.
-        return replace(ledger, has_state=False, can_compute=False)
-    return replace(ledger, clean=ledger.layout.replica_size == 1)
+    return replace(_before(ledger, ledger.step + 1), idle=idle, pace=ledger.pace if pace is None else pace)
 
 
 def _before(ledger: Ledger, step: int) -> Ledger:

@@ -26,9 +26,9 @@ def enter(ledger: Ledger, generation: Generation) -> Ledger:
         raise ProtocolViolation(f"worker {ledger.worker_id} is not a member of generation {generation.number}")
     layout = layout_of(generation)
     mates = tuple(generation.members[mate].worker_id for mate in layout.mates(rank))
-    if ledger.generation < generation.members[rank].since or not ledger.clean:
-        # The others went on without it, or its replica broke in the update: what it has is not the state of the job.
-        ledger = replace(ledger, has_state=False, can_compute=False, clean=True)
+    if ledger.generation < generation.members[rank].since:
+        # The others went on without it: what it has is not the state of the job.
+        ledger = replace(ledger, has_state=False, can_compute=False)
     if ledger.leaf is not None:
         # No beat told that the others of its replica computed it whole.
         ledger = replace(ledger, held=ledger.held - {ledger.leaf}, leaf=None)
@@ -90,11 +90,7 @@ def claim(ledger: Ledger) -> Claim:
 def settled(ledger: Ledger, settlement: Settlement) -> Ledger:
     """Carry out the settlement: commit the result in hand if it says so, then go on with its ``step``."""
     if ledger.worker_id in settlement.commits:
-        together = ledger.is_complete and all(mate in settlement.commits for mate in ledger.mates)
-        # It runs the update of this commit only with the whole replica: else it needs the state from its twins.
-        ledger = replace(
-            commit(ledger), has_state=ledger.has_state and together, can_compute=ledger.can_compute and together
-        )
+        ledger = commit(ledger)
     if not ledger.has_state:
         ledger = replace(
             ledger,

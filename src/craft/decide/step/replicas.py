@@ -79,30 +79,15 @@ def layout_of(generation: Generation) -> Layout:
     return Layout(generation.replica_size, slots)
 
 
-def with_state(claims: Sequence[Claim], layout: Layout, commits: Collection[str]) -> frozenset[int]:
-    """Return the ranks that have the state once ``commits`` have committed; raise StateLost if a position has none.
-
-    A commit is followed by an update, which the workers of a replica run together: one whose replica cannot, loses it.
-    """
-    found = set()
-    for rank, claim in enumerate(claims):
-        if claim.committed is None:
-            continue
-        if claim.worker_id in commits and not updates_together(claims, layout, rank, commits):
-            continue
-        found.add(rank)
+def with_state(claims: Sequence[Claim], layout: Layout) -> frozenset[int]:
+    """Return the ranks that have the state; raise StateLost if a position has none."""
+    found = frozenset(rank for rank, claim in enumerate(claims) if claim.committed is not None)
     missing = frozenset(range(layout.replica_size)) - {layout.position_of(rank) for rank in found}
     if missing:
         raise StateLost(
             f"every worker that had the training state of position {min(missing)} is gone: no twin is left to go on from"
         )
-    return frozenset(found)
-
-
-def updates_together(claims: Sequence[Claim], layout: Layout, rank: int, commits: Collection[str]) -> bool:
-    """Return whether the whole replica of a member commits, so that it can run the update."""
-    mates = layout.mates(rank)
-    return len(mates) == layout.replica_size and all(claims[mate].worker_id in commits for mate in mates)
+    return found
 
 
 def able_replicas(layout: Layout, members: Sequence[str], idle: Collection[str]) -> list[int]:

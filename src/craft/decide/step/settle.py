@@ -114,8 +114,14 @@ def _all_hold_one_result(claims: Sequence[Claim]) -> bool:
 
 
 def _idle(claims: Sequence[Claim], layout: Layout, able: Sequence[int]) -> tuple[str, ...]:
+    """Return the members that are not current. Others whose replica computes nothing, since it is short, stay current."""
     computing = frozenset(able)
-    return tuple(claim.worker_id for rank, claim in enumerate(claims) if layout.replica_of(rank) not in computing)
+    return tuple(
+        claim.worker_id
+        for rank, claim in enumerate(claims)
+        if layout.replica_of(rank) not in computing
+        and not (layout.slots and claim.committed is not None and claim.able)
+    )
 
 
 def _joiners(claims: Sequence[Claim], stateful: frozenset[int]) -> tuple[str, ...]:
@@ -189,7 +195,7 @@ def _fresh(
     step: int, commits: tuple[str, ...], claims: Sequence[Claim], layout: Layout, num_microbatches: int, calls: int
 ) -> Settlement:
     """Let all begin ``step`` together; none has begun it yet."""
-    stateful = with_state(claims, layout, commits)
+    stateful = with_state(claims, layout)
     able = fit_replicas(claims, layout, stateful)
     owners = tuple(able[owner] for owner in plan(num_microbatches, len(able)))
     return Settlement(
@@ -219,7 +225,7 @@ def _resume(
     _check_calls(started, calls)
     if not any(claim.held or claim.pending for claim in started):
         return _fresh(top, commits, claims, layout, num_microbatches, calls)
-    stateful = with_state(claims, layout, commits)
+    stateful = with_state(claims, layout)
     able = fit_replicas(claims, layout, stateful)
     owners, held, loads = _taken(claims, layout, top, num_microbatches)
     missing = tuple(microbatch for microbatch, owner in enumerate(owners) if owner is None)

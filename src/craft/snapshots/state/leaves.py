@@ -15,6 +15,7 @@ from blake3 import blake3
 
 from craft.protocol.errors import ConfigError
 from craft.snapshots.state.fingerprint import fingerprint
+from craft.snapshots.state.shards import local_of
 from craft.snapshots.store.background import num_hashing
 
 
@@ -47,11 +48,11 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def module_leaves(modules: Mapping[str, torch.nn.Module]) -> list[Leaf]:
-    """Return parameters and buffers, including buffers that are not saved."""
+    """Return parameters and buffers, including buffers that are not saved; of sharded ones, what is here."""
     leaves = []
     for prefix, module in modules.items():
         named = [*module.named_parameters(), *module.named_buffers()]
-        leaves += [Leaf(f"{prefix}.{name}", tensor) for name, tensor in named]
+        leaves += [Leaf(f"{prefix}.{name}", local_of(tensor)) for name, tensor in named]
     return leaves
 
 
@@ -66,7 +67,7 @@ def registered_leaves(registered: Mapping[str, Stateful]) -> list[Leaf]:
 
 def _walk(name: str, value: Any) -> Iterator[Leaf]:
     if isinstance(value, torch.Tensor):
-        yield Leaf(name, value)
+        yield Leaf(name, local_of(value))
     elif isinstance(value, Mapping):
         for key in value:
             yield from _walk(f"{name}.{key}", value[key])

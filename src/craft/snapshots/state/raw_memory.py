@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from craft.protocol.errors import ConfigError
 from craft.snapshots.state.device_copy import PinnedMemory
+from craft.snapshots.state.shards import local_of
 
 DTYPES = {
     str(value).removeprefix("torch."): value
@@ -66,7 +67,8 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Return whether two tensors have the same type, shape and bits, in any memory order."""
+    """Return whether two tensors have the same type, shape and bits, in any memory order; of sharded ones, what is here."""
+    left, right = local_of(left), local_of(right)
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
     if left.data_ptr() == right.data_ptr() and left.stride() == right.stride() and left.device == right.device:

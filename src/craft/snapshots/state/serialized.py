@@ -18,6 +18,7 @@ from craft.snapshots.state.device_copy import Copied, Copies, own_device
 from craft.snapshots.state.index import ByteLayout, TensorEntry, decode_as, entry_bytes
 from craft.snapshots.state.leaves import Stateful, module_leaves
 from craft.snapshots.state.raw_memory import DTYPES, is_dense, memory_of, same_bits
+from craft.snapshots.state.shards import Meshes, local_of
 from craft.snapshots.state.tree import Builder, Items, Node, Packer, Table
 
 STRIPE_ALIGN = 4096
@@ -90,10 +91,11 @@ class State:
     ) -> None:
         packer = Packer()
         steady: set[int] = set()
+        parameters = {f"{prefix}.{name}" for prefix, module in modules.items() for name, _ in module.named_parameters()}
         for leaf in module_leaves(modules):
             assert isinstance(leaf.value, torch.Tensor)
             packer.tensor(leaf.name, leaf.value)
-            if isinstance(leaf.value, torch.nn.Parameter):
+            if leaf.name in parameters:
                 steady.add(len(packer.entries) - 1)
         module_entries = len(packer.entries)
         names = _names(modules)
@@ -158,10 +160,10 @@ def _may_be_left_out(item: Stateful) -> bool:
 def _names(modules: Mapping[str, torch.nn.Module]) -> dict[str, int]:
     numbers = {id(leaf.value): number for number, leaf in enumerate(module_leaves(modules))}
     return {
-        f"{prefix}.{key}": numbers[id(value)]
+        f"{prefix}.{key}": numbers[id(local)]
         for prefix, module in modules.items()
         for key, value in module.state_dict(keep_vars=True).items()
-        if id(value) in numbers
+        if id(local := local_of(value)) in numbers
     }
 
 
@@ -204,7 +206,7 @@ def load(
             f"{', '.join(wanted) or 'nothing'} is registered here, and {', '.join(header.skeleton) or 'nothing'} on the"
             " workers that train: register the same, in the same order"
         )
-    builder = Builder(tensors)
+    builder = Builder(tensors, Meshes(param for module in modules.values() for param in module.parameters()))
     # Optimizers last: changes of their learning rates by other objects' loading must not stay.
     for name in sorted(registered, key=lambda each: isinstance(registered[each], torch.optim.Optimizer)):
         if name in missing:
@@ -284,7 +286,9 @@ def _exact(mine: Any, theirs: Any) -> Any:
     if isinstance(theirs, torch.Tensor):
         if not isinstance(mine, torch.Tensor):
             return theirs
-        return mine if mine.dtype == theirs.dtype and same_bits(mine, theirs) else theirs.to(mine.device)
+        if mine.dtype == theirs.dtype and same_bits(mine, theirs):
+            return mine
+        return theirs if local_of(theirs).device == local_of(mine).device else theirs.to(mine.device)
     if type(theirs) is dict:
         return {key: _exact(mine.get(key) if isinstance(mine, dict) else None, theirs[key]) for key in theirs}
     if type(theirs) in (list, tuple):

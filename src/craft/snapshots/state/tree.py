@@ -20,6 +20,7 @@ from craft.protocol.errors import ConfigError, SnapshotCorrupt
 from craft.snapshots.state.index import TensorEntry
 from craft.snapshots.state.leaves import tensor_bytes
 from craft.snapshots.state.raw_memory import DTYPES, dense, resolved
+from craft.snapshots.state.shards import Meshes, Placement, is_sharded, local_of, placed, placement_of
 
 
 class Nothing(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -72,6 +73,13 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True, tag=True):
     index: int
 
 
+class Sharded(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A sharded tensor: only the local one is sent, between workers of the same position."""
+
+    index: int
+    placement: Placement
+
+
 class Own(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A function or class: the receiver uses its own of this name."""
 
@@ -89,7 +97,7 @@ class Table(msgspec.Struct, frozen=True, array_like=True, tag=True):
     values: tuple[Node, ...]
 
 
-Node = Nothing | Flag | Whole | Real | Complex | Text | Raw | Scalar | Array | Tensor | Own | Items | Table
+Node = Nothing | Flag | Whole | Real | Complex | Text | Raw | Scalar | Array | Tensor | Sharded | Own | Items | Table
 
 _SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "Size": torch.Size, "set": set, "frozenset": frozenset}
 _PLAIN_NUMPY = "biufcmM"
@@ -115,6 +123,8 @@ class Packer:
 
     def pack(self, name: str, value: Any) -> Node:
         """Return ``value`` as a node, or raise ConfigError that names what cannot be sent."""
+        if is_sharded(value):
+            return Sharded(self.tensor(name, local_of(value)), placement_of(value))
         if isinstance(value, torch.Tensor):
             return Tensor(self.tensor(name, value))
         if isinstance(value, Mapping):
@@ -216,8 +226,10 @@ def _qualname(value: Any) -> str:
 class Builder:
     """Builds values from nodes and tensors."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], meshes: Meshes | None = None) -> None:
+        """``meshes``: those of the receiver's model, for sharded tensors."""
         self._tensors = tensors
+        self._meshes = meshes or Meshes(())
 
     def build(self, name: str, node: Node, own: Any) -> Any:
         """Return the value of ``node``; ``own`` is the receiver's counterpart, or None."""
@@ -233,6 +245,9 @@ class Builder:
             found = self._tensors[node.index]
             # On the device of what it replaces.
             return found.to(own.device) if isinstance(own, torch.Tensor) else found
+        if isinstance(node, Sharded):
+            found = self._tensors[node.index]
+            return placed(found, own) if is_sharded(own) else self._meshes.placed(name, found, node.placement)
         if isinstance(node, Array):
             shape = node.shape[::-1] if node.transposed else node.shape
             array = self._tensors[node.index].numpy().view(node.dtype).reshape(shape)

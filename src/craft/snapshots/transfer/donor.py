@@ -10,7 +10,7 @@ import contextlib
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import msgspec
@@ -127,6 +127,12 @@ class Donor:
         with self._change:
             self._kept[key] = data
             self._change.notify_all()
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """Drop permanent results that no worker can need any more."""
+        with self._change:
+            for key in keys:
+                self._kept.pop(key, None)
 
     def forget(self) -> None:
         """Drop all remembered results except permanent ones."""

@@ -2,6 +2,9 @@
 
 Input: a generation from ``MembershipClient``, which decides when one is wanted and when no longer. Output: an open group, or the
 reason for the failure. The opening thread is abandoned if a newer generation comes first: opening may hang when a member dies.
+
+Where a replica has several workers, each complete replica opens a second group, of its workers alone. A newer generation does
+not abort that one, unless it is without a worker of the replica: other workers' losses must not break an update.
 """
 
 from __future__ import annotations
@@ -13,12 +16,13 @@ from collections.abc import Callable
 import torch
 from msgspec.structs import replace
 
+from craft.decide.step.replicas import layout_of
 from craft.groups.gloo import GlooGroup
 from craft.groups.nccl import NcclGroup
 from craft.groups.reachability import unreachable
 from craft.protocol.errors import GroupBroken, GroupError, GroupTimeout
 from craft.protocol.generation_log import Moments
-from craft.protocol.membership import Generation
+from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import Broken
 from craft.telemetry.fault_points import reach
 from craft.worker.membership.devices import connect_devices
@@ -36,6 +40,8 @@ class OpeningGroup:
         self.generation = generation
         self.group: AnyGroup | None = None
         """Not to be used before ``opened``: until then it may lack its devices."""
+        self.inner: GlooGroup | None = None
+        """The group of this worker's replica, if that is complete and has several workers."""
         self.problem: Exception | None = None
         """Why it will never open; the lighthouse does not judge this."""
         self.opened = len(generation.members) == 1
@@ -44,11 +50,16 @@ class OpeningGroup:
         """Members that caused it to break, as far as known."""
         self.moments = replace(moments, met=time.time())
 
-    def abandon(self) -> None:
-        """Abort the group, which unblocks its callers; an opening in progress is abandoned."""
+    def abandon(self, *, inner: bool = True) -> None:
+        """Abort the group, which unblocks its callers; an opening in progress is abandoned.
+
+        ``inner``: also that of the replica.
+        """
         self.abandoned = True
         if self.group is not None:
             self.group.abort()
+        if inner and self.inner is not None:
+            self.inner.abort()
 
     def broke(self, error: Exception) -> None:
         """Record the members that ``error`` blames."""
@@ -109,11 +120,26 @@ class GroupOpener:
     def move(self, generation: Generation) -> None:
         """Make ``generation`` current: every other group is aborted at once."""
         told = time.time()
-        self.abandon()
-        self.upcoming, self.left_behind = None, []
+        old = self._set_aside(generation)
+        self.upcoming, self.left_behind = None, old
         moments = Moments(told=told, aborted=time.time() if self.current is not None else None)
         self.current = self.begin(generation, moments)
         self._change.notify_all()
+
+    def _set_aside(self, generation: Generation) -> list[OpeningGroup]:
+        """Abort every group but the replica's that ``generation`` leaves whole; return its place.
+
+        It is used until this worker enters ``generation``, at a point that all workers of the replica agree on.
+        """
+        kept = []
+        for place in (self.current, self.upcoming, *self.left_behind):
+            if place is None:
+                continue
+            inner = place is self.upcoming or place.inner is None or not _keeps(generation, place.generation, self._worker_id)
+            place.abandon(inner=inner)
+            if not inner:
+                kept.append(place)
+        return kept
 
     def follow(self) -> None:
         """Make the upcoming generation current."""
@@ -159,7 +185,9 @@ class GroupOpener:
         reach("opening", self.step, rank)
         began = time.monotonic()
         try:
-            self._connect(place, GlooGroup(generation, rank, self._address, self._key, _OPEN_LIMIT_S))
+            gloo = GlooGroup(generation, rank, self._address, self._key, _OPEN_LIMIT_S)
+            self._open_inner(place)
+            self._connect(place, gloo)
         except GroupError as error:
             place.broke(error)
             if time.monotonic() - began > _OPEN_LIMIT_S / 2 and not place.abandoned:
@@ -171,6 +199,25 @@ class GroupOpener:
             with self._change:
                 place.problem = error
                 self._change.notify_all()
+
+    def _open_inner(self, place: OpeningGroup) -> None:
+        """Open the group of this worker's replica, if that is complete and has several workers."""
+        mates = mates_of(place.generation, self._worker_id)
+        if len(mates) == 1 or place.abandoned:
+            return
+        # Named like the generation and its replica, whose number no other replica of the generation has.
+        first = mates[0]
+        nonce = f"{place.generation.nonce}-{first.worker_id}"
+        inner = Generation(number=place.generation.number, nonce=nonce, members=mates)
+        rank = inner.rank_of(self._worker_id)
+        assert rank is not None
+        group = GlooGroup(inner, rank, self._address, self._key, _OPEN_LIMIT_S)
+        with self._change:
+            place.inner = group
+            abandoned = place.abandoned
+            self._change.notify_all()
+        if abandoned:
+            group.abort()
 
     def _connect(self, place: OpeningGroup, gloo: GlooGroup) -> None:
         """Connect the members' devices, if tensors are on devices, after the Gloo group is open."""
@@ -198,3 +245,16 @@ class GroupOpener:
             detail = f"no connection to {', '.join(missing)}" if missing else otherwise
             number = place.generation.number
             self._on_broken(Broken(generation=number, detail=detail, unreachable=missing, missed=place.missed))
+
+
+def mates_of(generation: Generation, worker_id: str) -> tuple[Member, ...]:
+    """Return the members of a worker's replica in the order of positions; only itself if the replica is not complete."""
+    layout, rank = layout_of(generation), generation.rank_of(worker_id)
+    assert rank is not None
+    ranks = layout.mates(rank) if layout.is_complete(layout.replica_of(rank)) else (rank,)
+    return tuple(generation.members[each] for each in ranks)
+
+
+def _keeps(new: Generation, old: Generation, worker_id: str) -> bool:
+    """Return whether ``new`` has every worker of the replica that a worker has in ``old``."""
+    return all(new.rank_of(mate.worker_id) is not None for mate in mates_of(old, worker_id))

@@ -8,6 +8,9 @@ A bucket is *flushed* when all its parameters have got as many gradients as in t
 during backward. If that guess was wrong (a second backward, a branch taken for the first time), the leaf is corrected and
 ``late`` shows that the sent data is not the held data.
 
+Where a replica has several workers, a microbatch is a *leaf* until all of them are known to have computed it whole: it is added to
+nothing before ``confirm``.
+
 Sent data is held on the device, in host memory (``host_offload.py``), or not at all and computed again. In the last two cases, on
 a device, the result replaces the last node: the result's buffers are *lent* to the microbatch that completes it.
 """
@@ -21,6 +24,7 @@ import torch
 from craft.decide.step.gradient_memory import Hold
 from craft.decide.step.tree import Node, parent_of
 from craft.protocol.errors import ConfigError, UnsafeScript
+from craft.snapshots.state.shards import is_sharded, local_of
 from craft.worker.reduce.buckets import Bucket, BucketLayout, bitmap
 from craft.worker.reduce.flats import Flats
 from craft.worker.reduce.host_offload import HostOffload
@@ -29,10 +33,12 @@ from craft.worker.reduce.host_offload import HostOffload
 class GradientAccumulator:
     """Holds this worker's part of the step in flight. Owned by the main thread; the exchange thread reads flushed buckets."""
 
-    def __init__(self, layout: BucketLayout, *, hooked: bool = True, hold: Hold = "device") -> None:
+    def __init__(
+        self, layout: BucketLayout, *, hooked: bool = True, hold: Hold = "device", confirms: bool = False
+    ) -> None:
         """``hooked`` is false for an accumulator that takes part in exchanges without computing.
 
-        ``hold``: where sent data is held.
+        ``hold``: where sent data is held. ``confirms``: a microbatch waits for ``confirm`` before it is added to others.
         """
         self.layout = layout
         self.nodes: dict[Node, Flats] = {}
@@ -49,6 +55,8 @@ class GradientAccumulator:
         self._expected = [0] * len(layout.params)
         self._learned = False
         self._active: _Leaf | None = None
+        self._confirms = confirms
+        self._unconfirmed: _Leaf | None = None
         self._hooks = [
             param.register_post_accumulate_grad_hook(self._hook(index))
             for index, param in enumerate(layout.params)
@@ -85,7 +93,7 @@ class GradientAccumulator:
             node, sibling = above
             siblings.append(sibling)
         expected = self._expected if self._learned else None
-        self._active = _Leaf(self, microbatch, node, siblings, expected, flushed, lent)
+        self._active = _Leaf(self, microbatch, node, siblings, expected, flushed, lent, merges=not self._confirms)
 
     def weigh(self, weight: float) -> None:
         """Set the weight of the active microbatch; only before its backward."""
@@ -112,18 +120,38 @@ class GradientAccumulator:
         leaf.close()
         if hasher is not None:
             leaf.digest = hasher(leaf.flats)
-        # In this order: the exchange thread may look for the node at any time, and must find it in one of the two.
-        self.nodes[leaf.node] = leaf.merged
-        self._active = None
+        if self._confirms:
+            self._unconfirmed, self._active = leaf, None
+        else:
+            self._hold(leaf)
         if any(leaf.count):
             # A microbatch without any gradient, as when its stream has ended, predicts nothing for the next.
             self._expected = leaf.count
             self._learned = True
+        return leaf
+
+    def _hold(self, leaf: _Leaf) -> None:
+        # In this order: the exchange thread may look for the node at any time, and must find it in one of the two.
+        self.nodes[leaf.node] = leaf.merged
+        self._active = None
         for sibling in leaf.siblings:
             self.release(self.nodes.pop(sibling))
         if leaf.siblings:
             self.release(leaf.flats)
-        return leaf
+
+    @torch.no_grad()
+    def confirm(self) -> None:
+        """Add the last microbatch to the others: every worker of the replica has computed it whole."""
+        leaf, self._unconfirmed = self._unconfirmed, None
+        if leaf is not None:
+            leaf.merge()
+            self._hold(leaf)
+
+    def reject(self) -> None:
+        """Drop the last microbatch, unless it was confirmed: some worker of the replica may not have it."""
+        leaf, self._unconfirmed = self._unconfirmed, None
+        if leaf is not None:
+            leaf.release()
 
     def discard(self, hasher: Callable[[Flats], bytes] | None) -> bytes:
         """End the active microbatch without holding it; return the digest of its gradient, if wanted."""
@@ -180,7 +208,7 @@ class GradientAccumulator:
 
     def drop(self) -> None:
         """Drop everything held: the step is undone, perhaps in the middle of a microbatch."""
-        self._active = None
+        self._active = self._unconfirmed = None
         self.nodes, self._pool, self._out = {}, [], 0
         if self.aside is not None:
             self.aside.clear()
@@ -209,8 +237,12 @@ class _Leaf:
         expected: list[int] | None,
         flushed: Callable[[int], None] | None,
         lent: Flats | None,
+        *,
+        merges: bool,
     ) -> None:
+        """``merges``: whether each bucket is added to the siblings' as soon as it is flushed."""
         self._gradients = gradients
+        self._merges = merges
         self._layout = gradients.layout
         self.microbatch = microbatch
         self.node = node
@@ -256,21 +288,22 @@ class _Leaf:
     def _add_late(self, index: int, bucket: int) -> None:
         param = self._layout.params[index]
         view = self.flats.views[bucket][self._layout.place[index][1]]
-        assert param.grad is not None
+        grad = _grad_of(param)
+        assert grad is not None
         if self.weight == 0:
             # Weight 0: the flushed zeros are right.
             param.grad = None
             return
         if self.count[index] == 1:
             # Not added to the zeros that stand for an absent gradient: they would turn -0.0 into 0.0.
-            torch.mul(param.grad, self.weight, out=view) if self.weight != 1.0 else view.copy_(param.grad)
+            torch.mul(grad, self.weight, out=view) if self.weight != 1.0 else view.copy_(grad)
         elif self.weight != 1.0:
             raise ConfigError(
                 "a microbatch with step.weight(...) got gradients from more backward() calls than the one before it:"
                 " call backward() once per microbatch, or equally often in each"
             )
         else:
-            view.add_(param.grad)
+            view.add_(grad)
         param.grad = None
         self.late = True
 
@@ -281,8 +314,19 @@ class _Leaf:
         for bucket in range(len(self._done)):
             if not self._done[bucket]:
                 self._flush(bucket)
-            elif self.late:
+            elif self.late and self._merges:
                 self._merge(bucket)
+
+    def merge(self) -> None:
+        """Add all buckets to the siblings'."""
+        for bucket in range(len(self._done)):
+            self._merge(bucket)
+
+    def release(self) -> None:
+        """Return the buffers of a microbatch that is held no longer."""
+        self._gradients.release(self.flats)
+        if self.siblings:
+            self._gradients.release(self.merged)
 
     def _check_untouched(self) -> None:
         """Raise UnsafeScript if the script changed a gradient of the first microbatch; in later ones a change has no effect."""
@@ -301,7 +345,8 @@ class _Leaf:
     def _flush(self, index: int) -> None:
         bucket = self._layout.buckets[index]
         self._fill(bucket, self.flats.views[index])
-        self._merge(index)
+        if self._merges:
+            self._merge(index)
         self._done[index] = True
         if self._flushed is not None:
             self._flushed(index)
@@ -310,15 +355,16 @@ class _Leaf:
         """Move the bucket's gradients into their views; an absent one, or one of weight 0, is always +0.0."""
         sources = []
         for param, view in zip(bucket.params, views, strict=True):
-            if param.grad is not None and param.grad.is_sparse:
+            grad = _grad_of(param)
+            if grad is not None and grad.is_sparse:
                 raise ConfigError("sparse gradients are not supported: build the embedding with sparse=False")
-            if param.grad is None or self.weight == 0:
+            if grad is None or self.weight == 0:
                 # Not multiplied: NaN would stay NaN.
                 view.zero_()
             elif self.weight != 1.0:
-                torch.mul(param.grad, self.weight, out=view)
+                torch.mul(grad, self.weight, out=view)
             else:
-                sources.append((view, param.grad))
+                sources.append((view, grad))
             param.grad = None
         if sources:
             torch._foreach_copy_([view for view, _ in sources], [grad for _, grad in sources])
@@ -330,3 +376,14 @@ class _Leaf:
             other = self._gradients.nodes[sibling].tensors[bucket]
             left, right = (other, part) if sibling[0] < self.microbatch else (part, other)
             part = torch.add(left, right, out=self.merged.tensors[bucket])
+
+
+def _grad_of(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """Return the gradient in ``p.grad``; of a sharded one, what is here, placed like the parameter."""
+    grad = param.grad
+    if grad is None or not is_sharded(grad):
+        return grad
+    if grad.placements != param.placements:  # type: ignore[attr-defined]
+        # Partial sums, as of norms in sequence parallel: the workers of the replica add them up now, each in the same order.
+        grad = grad.redistribute(placements=param.placements)  # type: ignore[attr-defined]
+    return local_of(grad)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from craft.snapshots.state.shards import local_of
+
 _ALIGN = 16
 """Chunk boundaries fall on multiples of this many elements, so that every chunk is well aligned."""
 _FIRST_BUCKET_BYTES = 1 << 20
@@ -20,13 +22,15 @@ class Bucket:
         self.index = index
         self.param_indices = [param_index for param_index, _ in params]
         self.params = [param for _, param in params]
+        self._shapes = [local_of(param).shape for param in self.params]
+        """Of what is here of sharded parameters."""
         self.dtype = self.params[0].dtype
         self.device = self.params[0].device
         self.offsets: list[int] = []
         offset = 0
-        for param in self.params:
+        for shape in self._shapes:
             self.offsets.append(offset)
-            offset += param.numel()
+            offset += shape.numel()
         self.numel = offset
 
     def empty(self) -> torch.Tensor:
@@ -35,8 +39,8 @@ class Bucket:
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return the parameters' views into ``flat``, in their shapes."""
         return [
-            flat[offset : offset + param.numel()].view(param.shape)
-            for offset, param in zip(self.offsets, self.params, strict=True)
+            flat[offset : offset + shape.numel()].view(shape)
+            for offset, shape in zip(self.offsets, self._shapes, strict=True)
         ]
 
     def chunk(self, rank: int, size: int) -> slice:
@@ -59,7 +63,7 @@ class BucketLayout:
         self.place: dict[int, tuple[int, int]] = {}
         """Index of a parameter -> (bucket, position in it)."""
         total = sum(
-            param.numel() * param.element_size() for param, wanted in zip(params, self.trainable, strict=True) if wanted
+            local_of(param).nbytes for param, wanted in zip(params, self.trainable, strict=True) if wanted
         )
         first_bytes = min(bucket_bytes, _FIRST_BUCKET_BYTES if total > _WORTH_OVERLAPPING_BYTES else total)
         open_buckets: dict[tuple[torch.dtype, torch.device], list[tuple[int, torch.nn.Parameter]]] = {}
@@ -70,7 +74,7 @@ class BucketLayout:
                 continue
             kind = (param.dtype, param.device)
             limit = bucket_bytes if self.buckets else first_bytes
-            size = param.numel() * param.element_size()
+            size = local_of(param).nbytes
             if open_buckets.get(kind) and sizes[kind] + size > limit:
                 self._close(open_buckets.pop(kind))
                 sizes[kind] = 0

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from craft.snapshots.state.shards import is_sharded, placed
 from craft.worker.reduce.buckets import BucketLayout
 
 
@@ -26,4 +27,7 @@ def hand_out(layout: BucketLayout, flats: Flats, present: bytes, scale: float) -
         if scale != 1.0:
             flat.mul_(scale)
         for index, param, view in zip(bucket.param_indices, bucket.params, views, strict=True):
-            param.grad = view if bits >> index & 1 else None
+            if not bits >> index & 1:
+                param.grad = None
+            else:
+                param.grad = placed(view, param) if is_sharded(param) else view

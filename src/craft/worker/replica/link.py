@@ -1,0 +1,199 @@
+"""The connections of this worker to the others of its replica, as torch's process groups use them.
+
+A collective is performed while the replica is whole. After the first break, or where the replica is not complete, the answer
+depends on what it is for. In a microbatch it is an *echo*: nothing waits, and the microbatch does not count. In an update, and
+before the first step, it is the output that a twin recorded: the update is then as whole as any.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+import torch
+
+from craft.decide.step.beat import BeatAnswer, BeatMessage
+from craft.groups.gloo import GlooGroup
+from craft.groups.sharded.operation import TAGS, Operation
+from craft.groups.subgroup import Subgroup
+from craft.protocol.errors import GroupBroken, GroupError
+from craft.protocol.membership import Generation, Member
+from craft.worker.membership.client import MembershipClient
+from craft.worker.membership.group_opening import mates_of
+from craft.worker.replica.recorded_outputs import RecordedOutputs
+
+logger = logging.getLogger(__name__)
+
+Phase = Literal["start", "compute", "update"]
+
+_TO_FIRST, _TO_ALL, _FIRST_GROUP = 0, 1, 8
+"""Tags of beats; those of process groups follow."""
+_BEAT_BYTES = 64
+
+_encode = msgspec.msgpack.Encoder().encode
+_message = msgspec.msgpack.Decoder(BeatMessage).decode
+_answer = msgspec.msgpack.Decoder(BeatAnswer).decode
+
+
+class ReplicaLink:
+    """Answers the collectives of one worker, for the life of its process."""
+
+    def __init__(
+        self, worker_id: str, position: int, size: int, membership: MembershipClient, outputs: RecordedOutputs, late: bool
+    ) -> None:
+        """``late``: the others are training already, so that collectives before the first step have been made."""
+        self.position = position
+        self.size = size
+        self.live = not late
+        """Whether the workers of this replica compute and update together."""
+        self.spoiled = False
+        """Whether a collective of a microbatch was answered by an echo since ``compute`` was last called."""
+        self._worker_id = worker_id
+        self._membership = membership
+        self._outputs = outputs
+        self._inner: GlooGroup | None = None
+        self._under: Generation | None = None
+        self._opened = False
+        self._error: GroupError | None = None
+        self._phase: Phase = "start"
+        self._groups: dict[str, int] = {}
+        self._at_ease: Callable[[], bool] = lambda: True
+        # Autograd may call from a thread of its device while the main thread waits. Reentrant: taking an output may regroup.
+        self._lock = threading.RLock()
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing broke in this replica since its group was opened."""
+        return self._error is None
+
+    # What a worker does around its steps.
+
+    def loop_begun(self, at_ease: Callable[[], bool]) -> None:
+        """Begin a training loop; ``at_ease`` is called while this worker waits for a twin, see ``RecordedOutputs.take``."""
+        self._at_ease = at_ease
+
+    def compute(self) -> None:
+        """Begin a microbatch: from here on a broken collective is answered by an echo."""
+        self._phase, self.spoiled = "compute", not self.whole
+
+    def update(self, branch: int, step: int, *, keep: bool) -> None:
+        """Begin the update of ``step``: from here on outputs are recorded, or taken from twins."""
+        self._phase = "update"
+        self._outputs.begin_update(branch, step, keep=keep)
+
+    def leave(self) -> None:
+        """End the group of this replica: this worker enters a generation."""
+        inner, self._inner = self._inner, None
+        self.live = False
+        if inner is not None:
+            inner.abort()
+
+    def enter(self, generation: Generation, inner: GlooGroup | None) -> None:
+        """Use the group of a generation that is settled."""
+        self._inner, self._under, self._error, self._opened = inner, generation, None, True
+
+    def run(self, group: str, ranks: Sequence[int], operation: Operation) -> None:
+        """Answer a collective of the process group ``group``, whose members are at positions ``ranks``."""
+        with self._lock, torch.no_grad():
+            first_tag = _FIRST_GROUP + TAGS * self._groups.setdefault(group, len(self._groups))
+            if self._phase == "compute":
+                if not self._performed(operation, ranks, first_tag):
+                    self.spoiled = True
+                    operation.echo()
+                return
+            name = self._outputs.next_name()
+            if self._performed(operation, ranks, first_tag):
+                self._outputs.record(name, operation)
+            else:
+                self._outputs.take(name, operation, self._twins, self._at_ease)
+
+    def _performed(self, operation: Operation, ranks: Sequence[int], first_tag: int) -> bool:
+        """Perform ``operation``; return False if this replica is not, or no longer, whole."""
+        if not self._opened:
+            self._open()
+        if self._inner is None or not self.live or self._error is not None:
+            return False
+        try:
+            operation.live(Subgroup(self._inner, ranks, first_tag))
+        except GroupError as error:
+            self._broke(error)
+            return False
+        return True
+
+    def _open(self) -> None:
+        """Use the group of the first generation, before this worker enters it: the script builds its model."""
+        self._opened = True
+        if self.live:
+            self._under, self._inner = self._membership.wait_inner()
+
+    def _broke(self, error: GroupError) -> None:
+        """End the group: from here on no collective of this worker succeeds, so that all of the replica notice."""
+        assert self._inner is not None and self._under is not None
+        self._error = error
+        self._inner.abort()
+        mates = mates_of(self._under, self._worker_id)
+        peer = error.peer if isinstance(error, GroupBroken) and 0 <= error.peer < len(mates) else None
+        rank = self._under.rank_of(mates[peer].worker_id) if peer is not None else None
+        logger.info("the replica broke: %s", error)
+        number = self._under.number
+        self._membership.broke(number, GroupBroken(f"replica: {error}", number, -1 if rank is None else rank))
+
+    def _twins(self) -> Sequence[Member]:
+        """Return the other workers of this position, in the newest generation."""
+        generation = self._membership.generation
+        members = generation.members if generation is not None else ()
+        return [
+            each
+            for each in members
+            if each.worker_id != self._worker_id
+            and isinstance(each.slot, msgspec.Struct)
+            and each.slot.position == self.position
+        ]
+
+    # The beat.
+
+    def beat(
+        self, message: BeatMessage, decide: Callable[[Sequence[BeatMessage]], BeatAnswer]
+    ) -> BeatAnswer | None:
+        """Send ``message`` to position 0 and return its answer, the same on all positions; None if the replica broke."""
+        with self._lock:
+            if self._inner is None or self._error is not None:
+                return None
+            try:
+                return self._lead(message, decide) if self.position == 0 else self._follow(message)
+            except GroupError as error:
+                self._broke(error)
+                return None
+
+    def _lead(self, message: BeatMessage, decide: Callable[[Sequence[BeatMessage]], BeatAnswer]) -> BeatAnswer:
+        inner = self._inner
+        assert inner is not None
+        others = range(1, self.size)
+        frames = [torch.empty(_BEAT_BYTES, dtype=torch.uint8) for _ in others]
+        inner.wait_all([inner.recv(frame, peer, _TO_FIRST) for frame, peer in zip(frames, others, strict=True)])
+        answer = decide([message, *(_message(_unframed(frame)) for frame in frames)])
+        frame = _framed(_encode(answer))
+        inner.wait_all([inner.send(frame, peer, _TO_ALL) for peer in others])
+        return answer
+
+    def _follow(self, message: BeatMessage) -> BeatAnswer:
+        inner = self._inner
+        assert inner is not None
+        answer = torch.empty(_BEAT_BYTES, dtype=torch.uint8)
+        due = inner.recv(answer, 0, _TO_ALL)
+        inner.wait_all([inner.send(_framed(_encode(message)), 0, _TO_FIRST), due])
+        return _answer(_unframed(answer))
+
+
+def _framed(data: bytes) -> torch.Tensor:
+    """Return ``data`` behind its length, in a message of fixed size."""
+    frame = bytes([len(data)]) + data
+    return torch.frombuffer(bytearray(frame.ljust(_BEAT_BYTES, b"\0")), dtype=torch.uint8)
+
+
+def _unframed(frame: torch.Tensor) -> bytes:
+    data = frame.numpy().tobytes()
+    return data[1 : 1 + data[0]]
