@@ -60,3 +60,32 @@ class DeviceSubgroup(Subgroup):
 
     def wait_device(self, mark: torch.cuda.Event) -> None:
         self._devices.wait_device(mark)
+
+
+class SummingSubgroup(Subgroup):
+    """A subgroup that also sums small tensors, as a ``Group`` does. Those of the whole group are aborted and closed with it."""
+
+    def all_reduce(self, tensor: torch.Tensor) -> Pending:
+        """Sum a small tensor over the members, in place; done when this returns."""
+        peers = [peer for peer in range(self.size) if peer != self.rank]
+        parts = {peer: torch.empty_like(tensor) for peer in peers}
+        due = [self.recv(part, peer, 0) for peer, part in parts.items()]
+        own = tensor.clone()
+        self.wait_all([*due, *(self.send(own, peer, 0) for peer in peers)])
+        for part in parts.values():
+            tensor.add_(part)
+        return _DONE
+
+    def abort(self) -> None:
+        raise NotImplementedError("the whole group is aborted")
+
+    def close(self) -> None:
+        raise NotImplementedError("the whole group is closed")
+
+
+class _Done:
+    def wait(self) -> None:
+        """Return at once."""
+
+
+_DONE = _Done()

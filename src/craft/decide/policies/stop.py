@@ -87,11 +87,13 @@ def _how_far(state: JobState) -> str:
 
 def _unequal(state: JobState) -> str:
     """Return who finished with a different state, in words; empty if all are equal."""
-    found: dict[str, list[str]] = {}
+    found: dict[tuple[int, str], list[str]] = {}
     for view in state.having("finished"):
         if view.digest is not None:
-            found.setdefault(view.digest, []).append(view.member.worker_id)
-    if len(found) <= 1:
+            # Workers at different positions have different shards.
+            position = state.position_of(view.member.worker_id)
+            found.setdefault((position, view.digest), []).append(view.member.worker_id)
+    if len(found) == len({position for position, _ in found}):
         return ""
     who = " | ".join(names(worker_ids) for worker_ids in found.values())
     return (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from craft.protocol.errors import ConfigError
 from craft.protocol.events import Event
@@ -17,12 +18,14 @@ from craft.snapshots.transfer.donor import Donor
 from craft.worker.api import collectives, evaluation
 from craft.worker.api.attempts import Attempts, numbers
 from craft.worker.api.loop_builder import LoopBuilder
+from craft.worker.api.membership_view import MembershipView
 from craft.worker.api.steps import Epochs, Steps
 from craft.worker.api.validation import check_attempts, check_epochs, check_event, check_model
 from craft.worker.data.sources import Collate
 from craft.worker.loop.pre_loop_calls import PreLoopCalls
 from craft.worker.loop.training_loop import TrainingLoop
 from craft.worker.membership.client import MembershipClient
+from craft.worker.replica.link import ReplicaLink
 from craft.worker.report.activity_page import ActivityPage
 from craft.worker.report.channel import Channel
 from craft.worker.report.reporter import paused
@@ -33,7 +36,7 @@ E = TypeVar("E", bound=Event)
 R = TypeVar("R")
 
 
-class Job:
+class Job(MembershipView):
     """This worker's handle on the training job. Call its methods from the main thread."""
 
     def __init__(
@@ -44,22 +47,32 @@ class Job:
         activity: ActivityPage,
         donor: Donor | None,
         reserve: Reserve | None = None,
+        link: ReplicaLink | None = None,
     ) -> None:
-        self._settings = settings
-        self._membership = membership
+        """``link``: to the other workers of the replica, if it has several."""
         self._activity = activity
         self._handlers: list[tuple[type[Event], Callable[[Any], None]]] = []
-        self._loops = LoopBuilder(settings, membership, channel, activity, donor, reserve, self._emit)
-        self._participant = self._loops.participant
-        self._training: TrainingLoop | None = None
-        """The loop that the script is in, or was in last."""
+        self._loops = LoopBuilder(settings, membership, channel, activity, donor, reserve, self._emit, link)
+        super().__init__(settings, membership, self._loops.participant)
 
     def replicate(self, model: M) -> M:
-        """Keep the parameters and buffers of ``model`` identical on every worker; return ``model``."""
-        check_model(model)
+        """Keep the parameters and buffers of ``model`` identical on every worker; return ``model``.
+
+        A sharded model is kept identical on the workers of the same position: give it here after it is sharded.
+        """
+        check_model(model, sharded=self._loops.replica is not None)
         self._not_training("replicate")
         self._loops.add_model(model)
         return model
+
+    def mesh(self, **dimensions: int) -> DeviceMesh:
+        """Return a mesh over the workers of this replica, such as ``job.mesh(shard=2, tp=2)``, for ``fully_shard`` and others.
+
+        The sizes multiply to ``--workers-per-replica``. The samples of a microbatch are divided over the dimensions named
+        ``shard``, ``dp_shard`` or ``fsdp``, unless ``job.steps(split=...)`` names others.
+        """
+        self._not_training("mesh")
+        return self._loops.mesh(dimensions)
 
     def register(self, **items: Any) -> None:
         """Register stateful objects: CRAFT saves, restores and transfers their state.
@@ -92,13 +105,15 @@ class Job:
         num_workers: int | None = None,
         steps_per_epoch: int | None = None,
         start_step: int = 0,
+        split: Sequence[str] | None = None,
     ) -> Steps:
         """Return the loop over the job's steps. A script may run several loops in sequence; step numbers continue.
 
         ``data`` is a dataset, map-style or iterable, a ``DataLoader`` (CRAFT takes over its collate function, workers, sampler
         and pinning), or ``stream(microbatch, num_microbatches, start_step) -> iterator``. The global batch is divided into
         ``microbatches`` (default: the number of slots), a number that never changes. ``steps_per_epoch`` shortens a pass over a
-        dataset. A script that loads its own file passes ``start_step``, the number of steps that the file includes.
+        dataset. A script that loads its own file passes ``start_step``, the number of steps that the file includes. ``split``
+        names the dimensions of ``job.mesh`` over which the samples of a microbatch are divided.
         """
         self._not_training("steps")
         if not self._loops.modules:
@@ -116,6 +131,7 @@ class Job:
             num_workers=num_workers,
             steps_per_epoch=steps_per_epoch,
             start_step=start_step,
+            split=split,
         )
         return Steps(training)
 
@@ -147,6 +163,7 @@ class Job:
         """
         self._not_training("attempts")
         loops = self._loops
+        loops.refuse_sharded("job.attempts", "use job.steps")
         check_attempts(data, loops.techniques, has_state=bool(loops.modules or loops.registered))
         training = self._begin(
             numbers if data is None else data,
@@ -241,6 +258,7 @@ class Job:
         its batch; ``evaluate`` returns their means over all samples, the same bits on every worker. Gradients are off; the script
         calls ``model.eval()`` and ``train()`` itself.
         """
+        self._loops.refuse_sharded("job.evaluate", "evaluate in the loop's body, on every worker")
         return evaluation.evaluate(self._loop("evaluate"), data, fn, batch_size, collate_fn)
 
     def _loop(self, call: str) -> TrainingLoop:
@@ -264,62 +282,6 @@ class Job:
     def _not_training(self, call: str) -> None:
         if self._training is not None and not (self._training.over or self._training.broken_off):
             raise ConfigError(f"job.{call}() in the loop over job.steps: it belongs before that loop, or after it")
-
-    @property
-    def worker_id(self) -> str:
-        """This worker's name, constant for its lifetime."""
-        return self._settings.worker_id
-
-    @property
-    def _members(self) -> tuple[str, ...]:
-        return self._participant.ledger.members or self._membership.members
-
-    @property
-    def _company(self) -> tuple[int, int] | None:
-        if self._training is None:
-            return None
-        current = self._training.current
-        in_body = current._company if current is not None else None
-        return in_body or self._training.loop_end.rank_and_size
-
-    @property
-    def rank(self) -> int:
-        """This worker's rank in the current generation, which may change with the generation; -1 without a slot.
-
-        In the body of an attempt: its position among the participants.
-        """
-        if (company := self._company) is not None:
-            return company[0]
-        return self._members.index(self.worker_id) if self.worker_id in self._members else -1
-
-    @property
-    def world_size(self) -> int:
-        """Number of members of the current generation; in the body of an attempt, of its participants."""
-        if (company := self._company) is not None:
-            return company[1]
-        if self._training is not None and self._training.exchange.gradients.before_backward:
-            self._training.checks.world_size_read()
-        return len(self._members)
-
-    @property
-    def local_rank(self) -> int:
-        """This worker's number on its host."""
-        return self._settings.local_rank
-
-    @property
-    def replica_rank(self) -> int:
-        """The same as ``rank``."""
-        return self.rank
-
-    @property
-    def num_replicas(self) -> int:
-        """The same as ``world_size``."""
-        return self.world_size
-
-    @property
-    def is_leader(self) -> bool:
-        """True on one worker of the generation: rank 0."""
-        return self.rank == 0
 
     @property
     def device(self) -> torch.device:

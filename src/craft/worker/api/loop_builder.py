@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from craft.decide.techniques import Loss, Stragglers
+from craft.groups.sharded.install import install, mesh
+from craft.groups.sharded.operation import Replica
 from craft.protocol.errors import ConfigError
 from craft.protocol.events import Event
 from craft.settings.worker import WorkerSettings
@@ -25,6 +28,8 @@ from craft.worker.loop.training_loop import TrainingLoop
 from craft.worker.membership.client import MembershipClient
 from craft.worker.membership.devices import between_devices, device_of, make_scales, own_device, warm_up
 from craft.worker.membership.participant import Participant
+from craft.worker.data.data_split import split_of
+from craft.worker.replica.link import ReplicaLink, SoloReplica
 from craft.worker.report.activity_page import ActivityPage
 from craft.worker.report.channel import Channel
 from craft.worker.report.reporter import Reporter
@@ -56,8 +61,9 @@ class LoopBuilder:
         donor: Donor | None,
         reserve: Reserve | None,
         emit: Callable[[Event], None],
+        link: ReplicaLink | None,
     ) -> None:
-        """``emit`` calls the script's handlers of an event."""
+        """``link``: to the other workers of the replica, if it has several. ``emit`` calls the script's handlers of an event."""
         self.modules: dict[str, torch.nn.Module] = {}
         self.registered: dict[str, Stateful] = {}
         self.asked = CheckpointRequest()
@@ -73,7 +79,13 @@ class LoopBuilder:
             loss.settings.answer,
             self.reporter.state_lost,
             stragglers.settings if stragglers is not None else None,
+            **({} if link is None else {"on_entering": link.leave, "on_entered": link.enter}),
         )
+        self._link = link
+        self.replica: Replica | None = link
+        """What torch's process groups run in: the replica; None while nothing is sharded."""
+        self._dimensions: dict[str, int] | None = None
+        """Those of ``job.mesh``."""
         self._settings = settings
         self._membership = membership
         self._activity = activity
@@ -94,6 +106,22 @@ class LoopBuilder:
             # The script is about to build its model there.
             warm_up(device)
         return device
+
+    def mesh(self, dimensions: dict[str, int]) -> DeviceMesh:
+        """Return a mesh over this worker's replica, and divide samples over its data dimensions from here on."""
+        if self.replica is None:
+            self.replica = SoloReplica()
+            install(self.replica)
+        made = mesh(self.replica, self.device, **dimensions)
+        if self._dimensions is not None and self._dimensions != dimensions:
+            raise ConfigError(f"job.mesh({dimensions}) after job.mesh({self._dimensions}): a job has one mesh")
+        self._dimensions = dimensions
+        return made
+
+    def refuse_sharded(self, call: str, instead: str) -> None:
+        """Raise ConfigError if this worker is part of a replica of several: ``call`` is not built for them yet."""
+        if self._link is not None:
+            raise ConfigError(f"{call} in a job with --workers-per-replica {self._link.size} is not built yet: {instead}")
 
     def add_model(self, model: torch.nn.Module) -> None:
         """Have all loops from here on keep ``model`` identical on every worker."""
@@ -143,11 +171,14 @@ class LoopBuilder:
         seed: int,
         whole: bool = False,
         start_step: int = 0,
+        split: Sequence[str] | None = None,
         **more: Any,
     ) -> TrainingLoop:
         """Return a loop over ``data``; ``LoopContext`` explains ``own_loop`` and ``whole``, ``make_source`` the rest."""
-        count = microbatches if microbatches is not None else self._membership.slots
-        source, total_steps, shared = make_source(data, microbatches=count, seed=seed, **more)
+        size = self._settings.replica_size
+        count = microbatches if microbatches is not None else self._membership.slots // size
+        parts = split_of(self._settings.position, size, self._dimensions, split)
+        source, total_steps, shared = make_source(data, microbatches=count, seed=seed, split=parts, **more)
         shared |= {name: True for name, holds in (("own_loop", own_loop), ("all_compute", whole)) if holds}
         if self.participant.loops:
             shared["loop"] = self.participant.loops + 1
@@ -157,6 +188,8 @@ class LoopBuilder:
         self._connect()
         lanes = CarriedState(self.device)
         target = choose_target(self.asked, self.techniques, job_of(self._settings.state_key_bytes))
+        if target is not None:
+            self.refuse_sharded("a checkpoint", "leave job.checkpoints and --checkpoints out")
         context = LoopContext(
             settings=self._settings,
             techniques=self.techniques,
@@ -177,6 +210,8 @@ class LoopBuilder:
             seed=seed,
             conditions=Conditions.here(self.device, shared | self._settings.shared() | self.techniques.shared()),
             target=check_every(target, is_stream(data)),
+            link=self._link,
+            split=parts,
             drops=self._drops,
             own_loop=own_loop,
             whole=whole,
@@ -189,6 +224,8 @@ class LoopBuilder:
 
     def _connect(self) -> None:
         """Say how gradients travel, and make the group and gradient scalers ready for the device."""
+        if self.device.type == "cuda":
+            self.refuse_sharded("a model on a GPU", "leave --workers-per-replica out, or train on the CPU")
         connected = between_devices(self._settings.group, self.device)
         logger.info("trains on %s; gradients travel by %s", self.device, "Gloo" if connected is None else "NCCL")
         self._membership.equip(connected)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,11 +13,12 @@ from craft.decide.techniques.technique import Chosen
 from craft.protocol.errors import ConfigError, Refused
 from craft.protocol.events import Event
 from craft.snapshots.state.leaves import Stateful
+from craft.snapshots.state.shards import is_sharded
 from craft.worker.data.source_args import is_stream
 
 
-def check_model(model: torch.nn.Module) -> None:
-    """Raise ConfigError if CRAFT cannot keep copies of ``model`` identical."""
+def check_model(model: torch.nn.Module, *, sharded: bool = False) -> None:
+    """Raise ConfigError if CRAFT cannot keep copies of ``model`` identical; ``sharded``: in a replica that may shard it."""
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.SyncBatchNorm):
             raise ConfigError(
@@ -36,21 +36,13 @@ def check_model(model: torch.nn.Module) -> None:
                 "the model is wrapped in DistributedDataParallel: pass the plain module, CRAFT replaces it"
             )
     for name, value in (*model.named_parameters(), *model.named_buffers()):
-        if _is_sharded(value):
+        if is_sharded(value) and not sharded:
             raise ConfigError(
-                f"{name} is a DTensor, as fully_shard and parallelize_module make them: each worker has only its shard, and CRAFT"
-                " keeps whole copies of a model equal. Sharded replicas are not built yet: pass the model before it is sharded,"
-                " if it fits one worker; craft.dcp keeps checkpoints of jobs that shard their model outside CRAFT"
+                f"{name} is a DTensor, as fully_shard and parallelize_module make them, on a mesh that CRAFT does not know: start"
+                " the job with --workers-per-replica, and make the mesh with job.mesh(shard=...)"
             )
         if torch.nn.parameter.is_lazy(value):
             raise ConfigError(f"{name} has no shape yet: run one batch through the model before job.replicate(model)")
-
-
-def _is_sharded(value: torch.Tensor) -> bool:
-    """Return whether ``value`` is a DTensor."""
-    # Without an import, which takes a while: where the module is not loaded, there are no DTensors.
-    tensors = sys.modules.get("torch.distributed.tensor")
-    return tensors is not None and isinstance(value, tensors.DTensor)
 
 
 def check_registered(name: str, item: Any, registered: Mapping[str, Stateful]) -> None:

@@ -13,6 +13,7 @@ from craft.worker.data.iterable_source import IterableSource
 from craft.worker.data.loader_settings import LoaderSettings, take_over
 from craft.worker.data.sample_order import SampleOrder
 from craft.worker.data.samplers import BatchOrder, Draws, SampledOrder
+from craft.worker.data.data_split import DataSplit
 from craft.worker.data.sources import Collate, MapSource, Source, StreamSource
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class SourceArgs(NamedTuple):
     steps_per_epoch: int | None = None
     batch: int | None = None
     samples_per_epoch: int | None = None
+    split: DataSplit = DataSplit()
 
 
 Made = tuple[Source, int | None, Settings]
@@ -51,9 +53,10 @@ def make_source(
     steps_per_epoch: int | None = None,
     batch: int | None = None,
     samples_per_epoch: int | None = None,
+    split: DataSplit = DataSplit(),
 ) -> Made:
     """Return the source, the number of steps (None: until the data ends), and the settings all workers must share."""
-    wanted = SourceArgs(microbatches, steps, epochs, seed, steps_per_epoch, batch, samples_per_epoch)
+    wanted = SourceArgs(microbatches, steps, epochs, seed, steps_per_epoch, batch, samples_per_epoch, split)
     _check_numbers(wanted, num_workers)
     settings: Settings = {"microbatches": microbatches, "steps": steps, "epochs": epochs, "seed": seed}
     if steps_per_epoch is not None:
@@ -101,6 +104,7 @@ def _mapped(taken: LoaderSettings, wanted: SourceArgs, settings: Settings) -> Ma
         order = SampledOrder(taken.sampler, **more)
         settings |= {"sampler": type(taken.sampler).__qualname__, "drawn": len(taken.sampler)}
     total = wanted.steps if wanted.steps is not None else (wanted.epochs or 0) * order.steps_per_pass
+    _check_divides(order, total, wanted.split)
     return _map_source(taken, order, wanted, total), total, settings
 
 
@@ -113,6 +117,18 @@ def _batched(taken: LoaderSettings, wanted: SourceArgs, settings: Settings) -> M
     )
     settings |= {"samples": len(taken.data), "sampler": draws.name, "global_batch": taken.global_batch}
     return _map_source(taken, order, wanted, wanted.steps), wanted.steps, settings
+
+
+def _check_divides(order: SampleOrder, total: int, split: DataSplit) -> None:
+    """Raise ConfigError if some microbatch of a pass cannot be divided into equal parts."""
+    for step in {0, min(total, order.steps_per_pass) - 1} if split.parts > 1 else ():
+        for microbatch in range(order.size_of(step)):
+            if (count := order.count(step, microbatch)) % split.parts:
+                raise ConfigError(
+                    f"microbatch {microbatch} of step {step} has {count} samples, which {split.parts} workers of a replica cannot"
+                    f" divide evenly: choose global_batch and microbatches so that each has a multiple of {split.parts} (for the"
+                    " last step of a pass: drop_last=True in a DataLoader, or steps_per_epoch)"
+                )
 
 
 def _passes(wanted: SourceArgs) -> int | None:
@@ -131,6 +147,7 @@ def _map_source(
         collate=taken.collate_fn,
         num_workers=taken.num_workers,
         loader_options=dict(taken.loader_options),
+        split=wanted.split,
     )
 
 
@@ -139,6 +156,11 @@ def _iterable(taken: LoaderSettings, wanted: SourceArgs, settings: Settings) -> 
         raise ConfigError(
             "job.steps(shuffle=True) with an IterableDataset: its samples come in its own order; shuffle in its __iter__,"
             " from a seed that set_epoch(epoch) changes"
+        )
+    if wanted.split.parts > 1:
+        raise ConfigError(
+            "job.steps(IterableDataset) in a sharded replica: the samples of a microbatch cannot be divided between its workers;"
+            " give a map-style dataset, or a function stream(microbatch, num_microbatches, start_step)"
         )
     if not taken.item_is_microbatch and taken.global_batch is None:
         raise ConfigError(_NO_GLOBAL_BATCH)
@@ -239,5 +261,13 @@ def check_start_step(start_step: object, total_steps: int | None) -> int:
 def _stream(stream: Any, wanted: SourceArgs, settings: Settings) -> Made:
     if wanted.epochs is not None:
         raise ConfigError("job.steps(epochs=...) with a stream: a stream has one pass; leave epochs out, or give steps")
+    part, parts = wanted.split
+    if parts > 1:
+        whole = stream
+
+        def stream(microbatch: int, num_microbatches: int, start_step: int) -> Any:
+            """Read this worker's part: each part of a microbatch is a stream."""
+            return whole(microbatch * parts + part, num_microbatches * parts, start_step)
+
     source = StreamSource(stream, microbatches=wanted.microbatches, seed=wanted.seed, total_steps=wanted.steps)
     return source, wanted.steps, settings

@@ -14,6 +14,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from craft.worker.data import rng
+from craft.worker.data.data_split import DataSplit
 from craft.worker.data.sample_order import MicrobatchSamples, Position, SampleOrder
 from craft.worker.data.samplers import BatchOrder
 
@@ -137,7 +138,9 @@ class StreamSource(Source):
 class Fetcher(Dataset[Any]):
     """Fetches a microbatch as one item, so that a loader process can do it, with its seed."""
 
-    def __init__(self, dataset: Any, collate: Collate, seed: int) -> None:
+    def __init__(self, dataset: Any, collate: Collate, seed: int, split: DataSplit = DataSplit()) -> None:
+        """``split``: the part of each microbatch that is fetched."""
+        self._split = split
         self._dataset = dataset
         self._collate = collate
         self._seed = seed
@@ -146,11 +149,12 @@ class Fetcher(Dataset[Any]):
         if wanted.step < 0:
             # Nothing to fetch ahead, see ``Prefetch``.
             return (-1, -1), None
-        rng.seed_all(rng.derive(self._seed, rng.DATA, wanted.step, wanted.microbatch))
+        rng.seed_all(rng.derive(self._seed, rng.DATA, wanted.step, wanted.microbatch, *self._split.lane))
+        indices = self._split.of(wanted.indices)
         if hasattr(self._dataset, "__getitems__"):
-            samples = self._dataset.__getitems__(list(wanted.indices))
+            samples = self._dataset.__getitems__(list(indices))
         else:
-            samples = [self._dataset[index] for index in wanted.indices]
+            samples = [self._dataset[index] for index in indices]
         return (wanted.step, wanted.microbatch), self._collate(samples)
 
 
@@ -224,10 +228,11 @@ class MapSource(Source):
         collate: Collate | None,
         num_workers: int,
         loader_options: dict[str, Any],
+        split: DataSplit = DataSplit(),
     ) -> None:
         super().__init__(order.microbatches, total_steps)
         self._order = order
-        self._fetcher = Fetcher(dataset, collate or default_collate, seed)
+        self._fetcher = Fetcher(dataset, collate or default_collate, seed, split)
         self._fetched: dict[tuple[int, int], Any] = {}
         self._prefetch = Prefetch(order, total_steps)
         self._loader: Iterator[Any] | None = None

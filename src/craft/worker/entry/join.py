@@ -9,6 +9,7 @@ import os
 from msgspec.structs import replace
 
 from craft.groups.rendezvous import RendezvousStore
+from craft.groups.sharded.install import install
 from craft.protocol.errors import ConfigError
 from craft.protocol.membership import Generation, Member
 from craft.protocol.messages import Broken, Directive, WorkerReport
@@ -27,8 +28,11 @@ from craft.worker.entry.worker_process import process
 from craft.worker.external.external_store import ExternalStore
 from craft.worker.external.external_worker import Guest
 from craft.worker.external.generation_follower import Abort
-from craft.worker.loop.inner_loop.injected_faults import InjectedFaults, install
+from craft.worker.loop.inner_loop import injected_faults
+from craft.worker.loop.inner_loop.injected_faults import InjectedFaults
 from craft.worker.membership.client import Left, MembershipClient
+from craft.worker.replica.link import ReplicaLink
+from craft.worker.replica.recorded_outputs import RecordedOutputs
 from craft.worker.report import flight_recorder, stacks
 from craft.worker.report.channel import Channel
 
@@ -90,9 +94,22 @@ def join() -> Job:
         atexit.register(lambda: finish(process.job) if process.job is not None else None)
     else:
         donor = _follow_directives(settings, channel, membership)
-    process.job = Job(settings, membership, channel, process.activity, donor, process.reserve)
+    link = _link(settings, membership, donor)
+    process.job = Job(settings, membership, channel, process.activity, donor, process.reserve, link)
     process.activity.now(Phase.STARTING)
     return process.job
+
+
+def _link(settings: WorkerSettings, membership: MembershipClient, donor: Donor | None) -> ReplicaLink | None:
+    """Make this worker's replica torch's world, if it has several workers."""
+    if settings.replica_size == 1:
+        return None
+    outputs = RecordedOutputs(donor, settings.state_key_bytes)
+    link = ReplicaLink(
+        settings.worker_id, settings.position, settings.replica_size, membership, outputs, settings.late
+    )
+    install(link)
+    return link
 
 
 def join_anew() -> Job:
@@ -130,7 +147,7 @@ def _follow_directives(settings: WorkerSettings, channel: Channel, membership: M
     )
     channel.report(member=member, joined=not settings.late)
     injections = InjectedFaults(settings.worker_id, membership.cut_one)
-    install(injections)
+    injected_faults.install(injections)
 
     def directed(directive: Directive) -> None:
         injections.take(directive)

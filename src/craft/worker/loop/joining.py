@@ -102,6 +102,9 @@ class Joining:
         Queued results come first: they hold memory, and computing can wait until nothing else is left to do.
         """
         follower = self._follower
+        if self._context.link is not None:
+            # It cannot compute without its replica, whose other workers have no microbatch either.
+            return False
         now = follower is not None and not (self._warmed_up or follower.level or follower.has_results)
         self._warmed_up = self._warmed_up or now
         return now

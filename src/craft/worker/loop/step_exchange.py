@@ -6,12 +6,13 @@ drives it on the main thread, and decides what becomes of the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from time import monotonic
 
 import torch
 
 from craft.protocol.control_word import MicrobatchRecord, Word
+from craft.protocol.errors import GroupError
 from craft.telemetry.fault_points import reach
 from craft.worker.loop.inner_loop.batch_gather import BatchGather
 from craft.worker.loop.trained_state import TrainedState
@@ -41,6 +42,7 @@ class StepExchange:
         self.num_computed = 0
         """Microbatches that the script computed here since the last commit."""
         self._participant = context.participant
+        self._broke = context.reporter.broke
         self._thread = ExchangeThread(context.reporter.broke)
         self._buffers = state.buffers
         self._size_of = context.source.size_of
@@ -95,7 +97,7 @@ class StepExchange:
             last = self._participant.ledger.pending == (microbatch,)
             # The result must not overwrite a gradient that is still to be hashed, and no exchange may run while a microbatch
             # is computed once more after the last one.
-            self._overlaps = last and not (self._wait_for_all or (gradients.in_place and hashed))
+            self._overlaps = last and not (self._participant.ledger.layout.slots or self._wait_for_all or (gradients.in_place and hashed))
             flushed = self._overlap if self._overlaps else None
             lent = self._result if gradients.in_place and (last or is_extra(microbatch)) else None
         gradients.start(place, size, flushed, lent)
@@ -140,6 +142,17 @@ class StepExchange:
             self._let_go()
         self._late = False
         self.open()
+
+    def report(self, generation: int, error: GroupError) -> None:
+        """Report that the group of ``generation`` broke."""
+        self._broke(generation, error)
+
+    def hold_only(self, held: Collection[int]) -> None:
+        """Hold ``held`` and nothing else, as settled: what is no longer all of a sum is computed again."""
+        self.gradients.reject()
+        summed = {microbatch for begin, end in self.gradients.nodes for microbatch in range(begin, end)}
+        if summed != set(held):
+            self._let_go()
 
     def leave(self) -> Attempt | None:
         """End the attempt in flight, whose group is aborted, and record what it leaves here; return it."""

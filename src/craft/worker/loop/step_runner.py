@@ -14,6 +14,7 @@ from craft.protocol.control_word import Combined, MicrobatchRecord
 from craft.protocol.errors import BitsDiffer, GroupError
 from craft.protocol.membership import Settlement
 from craft.telemetry.fault_points import reach
+from craft.worker.loop.safe_points import SafePoints
 from craft.worker.loop.step_exchange import StepExchange
 from craft.worker.loop.step_result import StepResult
 from craft.worker.monitor.consistency import ConsistencyCheck
@@ -47,14 +48,15 @@ class StepRunner:
         self.waited_s = 0.0
         """Time this worker waited for the others' microbatches in the exchange of the last committed step."""
         self._participant = context.participant
+        self._modules = tuple(context.modules.values())
         self._exchange = exchange
+        self._points = SafePoints(context.participant, exchange, context.link)
         self._gathering = exchange.gathering
         self._buffers = buffers
         self._consistency = bits
         self._step_result = step_result
         self._size_of = context.source.size_of
         self._on_settled = on_settled
-        self._reporter = context.reporter
         self._on_differs = on_differs
         self._undo = undo
         self._computing: frozenset[str] = frozenset()
@@ -95,7 +97,7 @@ class StepRunner:
             # First: this worker's share is assigned to it and must not count as lost. Unless all workers enter a prepared
             # generation here: then the step is planned anew, and no share is assigned.
             self._participant.begin_step(self._size_of(self.step))
-        if self._participant.moved:
+        if self._points.must_regroup():
             self._regroup()
         self.take_up()
 
@@ -121,7 +123,7 @@ class StepRunner:
         """Return what to compute next (or PROBE), or None once the step is committed. A safe point."""
         step = self.step
         while True:
-            if self._participant.moved:
+            if self._points.must_regroup():
                 self._regroup()
                 if self.step > step:
                     return None
@@ -152,6 +154,7 @@ class StepRunner:
     def start(self, microbatch: int, weight: float) -> None:
         """Begin ``microbatch``: the user's code computes it next."""
         self._gathering.start()
+        self._points.computes()
         self._buffers.restore()
         hasher = self._consistency.hasher(microbatch, self._participant.ledger)
         self._exchange.start(microbatch, weight, hashed=hasher is not None)
@@ -247,10 +250,8 @@ class StepRunner:
     def _exchange_held(self) -> bool:
         """Exchange the held gradients; return True if that committed the step."""
         attempt, participant = self._exchange.finish(), self._participant
-        if attempt.error is not None:
-            if attempt.group is not None:
-                self._reporter.broke(attempt.group.generation, attempt.error)
-            participant.await_move()
+        verdict = self._points.may_commit(attempt)
+        if verdict is False:
             return False
         assert attempt.combined is not None
         if attempt.combined.resend:
@@ -260,12 +261,12 @@ class StepRunner:
             participant.await_move()
             return False
         participant.completed()
-        idle = participant.ledger.idle
+        idle, live = participant.ledger.idle, participant.ledger.is_live
         participant.all_acknowledged(attempt.combined)
         if participant.ledger.idle != idle:
             # A member is current from here on: all check the same slices of the state from the next step on.
             self._consistency.restart(self.step)
-        self._committed(attempt)
+        self._committed(attempt, live=live)
         self.waited_s = self._exchange.waited_s
         return True
 
@@ -278,11 +279,15 @@ class StepRunner:
         settlement = self._participant.regroup(self._size_of)
         self._consistency.regrouped()
         self._gathering.regrouped()
-        commits = self._participant.ledger.worker_id in settlement.commits
+        ledger = self._participant.ledger
+        commits = ledger.worker_id in settlement.commits
         if commits:
             assert attempt is not None
-            self._committed(attempt)
+            # Some of the replica may have committed it before, and be on their way through the update without it.
+            self._committed(attempt, live=ledger.is_complete and set(ledger.mates) <= set(settlement.commits))
         else:
+            self._exchange.hold_only(ledger.held)
+            self._points.restore(self._modules)
             # Between two microbatches the buffers belong to neither.
             self._buffers.restore()
             # Before any joiner gets the state.
@@ -300,9 +305,10 @@ class StepRunner:
             self._on_differs(error, combined.step)
             raise
 
-    def _committed(self, attempt: Attempt) -> None:
-        """Hand the result to the user's update code and clear the step."""
+    def _committed(self, attempt: Attempt, *, live: bool) -> None:
+        """Hand the result to the user's update code and clear the step; ``live``: its replica runs that code together."""
         ledger = self._participant.ledger
+        self._points.updates(attempt.step, live=live)
         self._hand_over(attempt, self._exchange.gradients.layout, ledger.generation, ledger.members)
         self._exchange.clear()
         self._gathering.clear()
@@ -313,6 +319,7 @@ class StepRunner:
     def replay(self, result: CommittedResult) -> None:
         """Hand over the result of a step that was committed while this worker was fetching its state."""
         self._consistency.check_replayed(result.combined)
+        self._points.updates(result.attempt.step, live=False)
         self._hand_over(result.attempt, result.layout, result.generation, result.members)
         reach("replayed", result.attempt.step)
 

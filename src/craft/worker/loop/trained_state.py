@@ -24,6 +24,7 @@ class TrainedState:
         self.buffers = ModuleBuffers(exchanged, list(context.modules))
         self.bucket_bytes = int(context.settings.bucket_mb * (1 << 20))
         self._hold = context.settings.hold
+        self._confirms = context.link is not None
 
     def leaves(self) -> list[Leaf]:
         """Return the whole training state."""
@@ -39,7 +40,8 @@ class TrainedState:
 
     def new_gradients(self) -> GradientAccumulator:
         """Return an accumulator for the parameters that get gradients now."""
-        return GradientAccumulator(BucketLayout(self.params, self.bucket_bytes), hold=self._hold)
+        layout = BucketLayout(self.params, self.bucket_bytes)
+        return GradientAccumulator(layout, hold=self._hold, confirms=self._confirms)
 
     def buffers_now(self) -> ModuleBuffers:
         """Return the current buffers of all modules, including registered ones."""

@@ -29,7 +29,7 @@ from craft.worker.loop.step_runner import StepRunner
 from craft.worker.loop.trained_state import TrainedState
 from craft.worker.membership.client import Left
 from craft.worker.membership.ft_calls import FaultTolerantCalls
-from craft.worker.membership.participant import LoopLinks
+from craft.worker.membership.participant import LoopLinks, column_of
 from craft.worker.monitor import frozen_parameters
 from craft.worker.monitor.repeated_microbatch import PROBE
 from craft.worker.recovery.state_transfer import StateTransfer
@@ -70,7 +70,7 @@ class TrainingLoop:
         own = {**self.lifecycle.hooks, Stragglers.name: self._monitors.speed}
         hooks = hooks_of(context.techniques, own, settings, reporter)
         self.step_hooks = StepHooks(hooks, reporter.note, self._moment)
-        self.inner_loop = InnerLoop(self.source, self.seed, self.activity, self.step_hooks)
+        self.inner_loop = InnerLoop(self.source, self.seed, self.activity, self.step_hooks, context.split.lane)
         self.transfer = StateTransfer(context, self.lifecycle)
         calls = FaultTolerantCalls(participant, context.donor, settings.state_key_bytes, self._regroup_between_steps)
         self.calls = LoopCalls(self, participant, calls, self.activity)
@@ -93,6 +93,7 @@ class TrainingLoop:
         self.joining = Joining(
             context, self.state, self.transfer, self.lifecycle, consistency, self.exchange, self.runner
         )
+        self._link = context.link
         self._links = LoopLinks(
             trainable=self.state.trainable,
             can_serve=self.transfer.can_serve,
@@ -146,6 +147,8 @@ class TrainingLoop:
         """Enter a generation, and ensure that all workers begin from the same state and conditions."""
         participant = self.participant
         participant.loop_begun(self._links)
+        if self._link is not None:
+            self._link.loop_begun(self._enter_while_waiting)
         self.activity.now(Phase.JOINING, participant.step)
         self._reporter.report(joined=True, loop=participant.loops, after_loop=False)
         # The first generation, or a newer one than the previous loop's.
@@ -177,7 +180,8 @@ class TrainingLoop:
         group, members = self.participant.group, self.participant.ledger.members
         check_conditions(group, members, self._conditions, self.participant.start_step)
         self._follow()
-        unequal = make_equal(group, members, self.state.leaves())
+        twins, members = column_of(self.participant)
+        unequal = make_equal(twins, members, self.state.leaves())
         if unequal is not None:
             self._reporter.unequal(unequal)
 
@@ -274,6 +278,16 @@ class TrainingLoop:
     def _regroup_between_steps(self) -> None:
         # The update of the last committed step may be half done: joiners cannot take this state yet.
         self.settled(self._regroup(), level=self.over)
+
+    def _enter_while_waiting(self) -> bool:
+        """Enter a newer generation, if there is one, while this worker waits for a twin in its update; return whether not.
+
+        The twin may wait for this worker's claim, before it can commit the step whose update this is.
+        """
+        if self.joining.is_followed() or not self.participant.moved:
+            return True
+        self._regroup_between_steps()
+        return False
 
     def settled(self, settlement: Settlement, level: bool) -> None:
         """Report a settled generation to the lighthouse, to joiners, and to the script's handlers.

@@ -20,7 +20,9 @@ from craft.decide.step import ledger as ledgers
 from craft.decide.step import regroup
 from craft.decide.step.ledger import Ledger
 from craft.decide.step.settle import LossAnswer, settle
+from craft.groups.gloo import GlooGroup
 from craft.groups.group import Group
+from craft.groups.subgroup import SummingSubgroup
 from craft.protocol.control_word import Combined
 from craft.protocol.errors import ConfigError, GroupError, LeftBehind, StateLost
 from craft.protocol.generation_log import Entered, Moments
@@ -75,8 +77,13 @@ class Participant:
         on_loss: LossAnswer,
         on_state_lost: Callable[[int], None],
         straggling: StragglerSettings | None,
+        on_entering: Callable[[], None] = lambda: None,
+        on_entered: Callable[[Generation, GlooGroup | None], None] = lambda generation, inner: None,
     ) -> None:
-        """``on_state_lost(generation)`` is called before StateLost is raised, even if that is caught.
+        """``on_entering()`` is called before this worker claims anything in a generation, ``on_entered`` when it is settled:
+        with the group of its replica, if that has several workers.
+
+        ``on_state_lost(generation)`` is called before StateLost is raised, even if that is caught.
 
         ``straggling``: when a member counts as slow; None: never.
         """
@@ -100,6 +107,8 @@ class Participant:
         self._links = LoopLinks()
         self._membership = membership
         self._on_loss = on_loss
+        self._on_entering = on_entering
+        self._on_entered = on_entered
         self._on_state_lost = on_state_lost
         self._straggling = straggling
 
@@ -196,6 +205,7 @@ class Participant:
             if not self.ledger.generation and (restoration := self._membership.restoration) is not None:
                 self._ledger = replace(self.ledger, branch=restoration.branch)
             is_first = not self.ledger.generation
+            self._on_entering()
             self._ledger = regroup.enter(self.ledger, generation)
             if is_first and self.recalled and self.ledger.has_state:
                 # The other members of a job that begins anew make these calls again, and would wait for this one.
@@ -220,7 +230,7 @@ class Participant:
                 claims = [self._started_at(claim) for claim in claims]
                 self._take_start_step()
             try:
-                settlement = settle(claims, size_of, self._on_loss)
+                settlement = settle(claims, size_of, self._on_loss, self.ledger.layout)
             except StateLost:
                 self._on_state_lost(generation.number)
                 raise
@@ -236,6 +246,7 @@ class Participant:
             before = self.generation.worker_ids if self.generation is not None else ()
             self.lost = tuple(worker_id for worker_id in before if worker_id not in generation.worker_ids)
             self.generation, self.group = generation, group
+            self._on_entered(generation, self._membership.inner_of(generation.number))
             self._membership.settled(generation.number)
             self._write_down(generation, claims, settlement, moments, came)
             return settlement
@@ -260,7 +271,7 @@ class Participant:
             commits=self.ledger.worker_id in settlement.commits,
             retried=any(claim.held or claim.again for claim in goes_on),
             given=settlement.given,
-            mine=tuple(each for each in settlement.given if settlement.owners[each] == self.ledger.rank),
+            mine=tuple(each for each in settlement.given if settlement.owners[each] == self.ledger.replica),
             dropped=tuple(index for index, owner in enumerate(settlement.owners) if owner == DROPPED),
             again=tuple(sorted({microbatch for claim in goes_on for microbatch in claim.again})),
         )
@@ -285,6 +296,10 @@ class Participant:
     def hold(self, microbatch: int) -> None:
         """Record that this worker's buffers hold the gradient of ``microbatch``."""
         self._ledger = ledgers.hold(self.ledger, microbatch)
+
+    def confirm(self) -> None:
+        """Record a beat by which all workers of the replica computed their last microbatch whole."""
+        self._ledger = ledgers.confirmed(self.ledger)
 
     def release(self, computed: Collection[int] = ()) -> None:
         """Release what was held of the step in flight, or ``computed``: it is computed again."""
@@ -341,3 +356,13 @@ class Participant:
     def _advanced(self) -> None:
         """Publish this worker's progress after a commit, a call, or a settlement."""
         self._membership.progress = (self.ledger.branch, self.ledger.step, self.ledger.calls)
+
+
+def column_of(participant: Participant) -> tuple[Group | None, tuple[str, ...]]:
+    """Return the group of this worker and its twins, which have the same state, and their ids; None if there is no other."""
+    ledger, group = participant.ledger, participant.group
+    if group is None or not ledger.layout.slots:
+        return group, ledger.members
+    ranks = ledger.layout.column(ledger.layout.position_of(ledger.rank), len(ledger.members))
+    twins = tuple(ledger.members[rank] for rank in ranks)
+    return SummingSubgroup(group, ranks, 0) if len(ranks) > 1 else None, twins

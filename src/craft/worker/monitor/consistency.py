@@ -139,9 +139,10 @@ class ConsistencyCheck:
 
     def probe_due(self, ledger: Ledger) -> bool:
         """Whether this worker computes microbatch 0 of the step only to compare it."""
-        alone = len(ledger.members) == 1
+        alone = len(ledger.layout.complete(len(ledger.members))) == 1
         # The owner of microbatch 0 computes it anyway; a retry needs no comparison.
-        return self.probe_wanted and not (self._probe or ledger.held or alone or 0 in ledger.share)
+        cannot = alone or (bool(ledger.layout.slots) and not ledger.is_live)
+        return self.probe_wanted and not (self._probe or ledger.held or cannot or 0 in ledger.share)
 
     def wants(self, extra: int) -> bool:
         """Whether a microbatch that is computed only for comparison is still needed."""

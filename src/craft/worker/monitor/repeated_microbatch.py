@@ -71,17 +71,23 @@ class RepeatedMicrobatch:
 
     def due(self, ledger: Ledger) -> int | None:
         """Return what to compute now for comparison; None: nothing."""
-        if not self.active or self.repeated or ledger.held or ledger.worker_id in ledger.idle:
+        if not self.active or self.repeated or ledger.held or not self._computes(ledger):
             return None
         target = self._target(ledger)
         return None if target is None else repeat_of(target)
 
+    @staticmethod
+    def _computes(ledger: Ledger) -> bool:
+        """Return whether this worker can compute now: it is current, and so is its replica."""
+        return ledger.is_live if ledger.layout.slots else ledger.worker_id not in ledger.idle
+
     def _target(self, ledger: Ledger) -> int | None:
         """Return the first microbatch of the next worker that has one; in every second try, or alone, of this worker."""
-        size = len(ledger.members)
-        if self._tries % 2 == 1:
-            for rank in ((ledger.rank + offset) % size for offset in range(1, size)):
-                if share := share_of(ledger.owners, rank):
+        replicas = ledger.layout.complete(len(ledger.members))
+        if self._tries % 2 == 1 and ledger.replica in replicas:
+            own = replicas.index(ledger.replica)
+            for replica in (*replicas[own + 1 :], *replicas[:own]):
+                if share := share_of(ledger.owners, replica):
                     return share[0]
         return min(ledger.share, default=None)
 

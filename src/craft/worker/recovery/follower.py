@@ -171,7 +171,9 @@ class Follower:
             self._cancelled = threading.Event()
         generation = self._participant.generation
         assert generation is not None
-        args = (generation, donors_of(generation, settlement), self._cancelled)
+        ledger = self._participant.ledger
+        donors = donors_of(generation, settlement, ledger.layout.position_of(ledger.rank))
+        args = (generation, donors, self._cancelled)
         threading.Thread(target=self._get_state, args=args, name="craft-heal", daemon=True).start()
 
     def _get_state(self, generation: Generation, donors: tuple[str, ...], cancelled: threading.Event) -> None:

@@ -12,6 +12,7 @@ import time
 
 import msgspec
 
+from craft.decide.step.replicas import layout_of
 from craft.protocol.errors import ConfigError
 from craft.protocol.membership import Generation, Settlement
 from craft.snapshots.state.reserved_memory import can_wait_there
@@ -84,8 +85,9 @@ class StateTransfer:
         if settlement is None or generation is None or self._donor is None:
             return
         self._due = None
-        donors = donors_of(generation, settlement)
-        worker_id = self._participant.ledger.worker_id
+        ledger = self._participant.ledger
+        worker_id, position = ledger.worker_id, ledger.layout.position_of(ledger.rank)
+        donors = donors_of(generation, settlement, position)
         if worker_id in donors:
             began = time.monotonic()
             state = self._lifecycle.state()
@@ -169,7 +171,9 @@ class StateTransfer:
         return theirs.progress
 
 
-def donors_of(generation: Generation, settlement: Settlement) -> tuple[str, ...]:
-    """Return the donors in stripe order: every current member that has the state."""
+def donors_of(generation: Generation, settlement: Settlement, position: int) -> tuple[str, ...]:
+    """Return the donors in stripe order: every current member that has the state of ``position``."""
     without = frozenset((*settlement.idle, *settlement.joiners))
-    return tuple(worker_id for worker_id in generation.worker_ids if worker_id not in without)
+    twins = layout_of(generation).column(position, len(generation.members))
+    found = (generation.members[rank].worker_id for rank in twins)
+    return tuple(worker_id for worker_id in found if worker_id not in without)

@@ -22,6 +22,8 @@ class AttemptBuilder:
         self._participant = participant
         self._buffers_like = buffers_like
         self._route: FlatRoute | None = None
+        self._owners: tuple[int, ...] = ()
+        """Those of the route's plan."""
 
     @property
     def route(self) -> FlatRoute:
@@ -41,8 +43,11 @@ class AttemptBuilder:
     def build(self, gradients: GradientAccumulator, result: Flats) -> Attempt:
         """Return an attempt at the step in flight, under the current plan."""
         participant, ledger = self._participant, self._participant.ledger
-        if self._route is None or self.group_changed or self._route.owners != ledger.owners:
-            self._route = route_of(participant.group, participant.hosts, gradients.layout, ledger.owners)
+        if self._route is None or self.group_changed or self._owners != ledger.owners:
+            self._owners = ledger.owners
+            self._route = route_of(
+                participant.group, participant.hosts, gradients.layout, ledger.owners, ledger.layout
+            )
         return Attempt(
             participant.step,
             participant.group,

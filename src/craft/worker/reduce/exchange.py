@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 import torch
 
-from craft.decide.step.combine import combine
 from craft.groups.group import P2P, Pending
 from craft.protocol.control_word import Carried, Combined, Word
 from craft.protocol.errors import GroupError, LeftBehind
@@ -122,7 +121,7 @@ class Attempt:
         words = [_decode(frame) for frame in self._route.words(data)]
         if word.rewinds < max(each.rewinds for each in words):
             raise LeftBehind("the job went back to a checkpoint while this worker joined: another one will come")
-        self.combined = combine(words)
+        self.combined = self._route.combine(words)
         if self.combined.buffers and self.group is not None:
             if self.combined.buffers_from != self.group.rank:
                 self.buffers = self._buffers_like(self.combined.buffers)

@@ -29,7 +29,7 @@ def tell(group: P2P | None, ledger: Ledger, layout: BucketLayout) -> list[Pendin
         return [group.recv(torch.empty_like(data), _teller(ledger), _TAG)]
     if _teller(ledger) != group.rank:
         return []
-    return [group.send(data, ledger.members.index(each), _TAG) for each in ledger.idle]
+    return [group.send(data, rank, _TAG) for rank in _twins(ledger) if ledger.members[rank] in ledger.idle]
 
 
 def hear(group: P2P | None, ledger: Ledger, layout: BucketLayout) -> tuple[bool, ...]:
@@ -42,6 +42,11 @@ def hear(group: P2P | None, ledger: Ledger, layout: BucketLayout) -> tuple[bool,
     return tuple(bool(bits >> index & 1) for index in range(len(layout.params)))
 
 
+def _twins(ledger: Ledger) -> tuple[int, ...]:
+    """Return the ranks that have the same parameters."""
+    return ledger.layout.column(ledger.layout.position_of(ledger.rank), len(ledger.members))
+
+
 def _teller(ledger: Ledger) -> int:
-    """Return the rank of the first current member."""
-    return next(rank for rank, each in enumerate(ledger.members) if each not in ledger.idle)
+    """Return the rank of the first current member among them."""
+    return next(rank for rank in _twins(ledger) if ledger.members[rank] not in ledger.idle)

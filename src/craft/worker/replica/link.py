@@ -75,13 +75,14 @@ class ReplicaLink:
         """Begin a training loop; ``at_ease`` is called while this worker waits for a twin, see ``RecordedOutputs.take``."""
         self._at_ease = at_ease
 
-    def compute(self) -> None:
+    def compute(self, *, live: bool) -> None:
         """Begin a microbatch: from here on a broken collective is answered by an echo."""
-        self._phase, self.spoiled = "compute", not self.whole
+        self._phase, self.live = "compute", live
+        self.spoiled = not self.whole
 
-    def update(self, branch: int, step: int, *, keep: bool) -> None:
+    def update(self, branch: int, step: int, *, live: bool, keep: bool) -> None:
         """Begin the update of ``step``: from here on outputs are recorded, or taken from twins."""
-        self._phase = "update"
+        self._phase, self.live = "update", live
         self._outputs.begin_update(branch, step, keep=keep)
 
     def leave(self) -> None:
@@ -186,6 +187,18 @@ class ReplicaLink:
         due = inner.recv(answer, 0, _TO_ALL)
         inner.wait_all([inner.send(_framed(_encode(message)), 0, _TO_FIRST), due])
         return _answer(_unframed(answer))
+
+
+class SoloReplica:
+    """A replica of one worker: the answer to every collective is its own part."""
+
+    position = 0
+    size = 1
+
+    def run(self, group: str, ranks: Sequence[int], operation: Operation) -> None:
+        """Answer a collective."""
+        with torch.no_grad():
+            operation.echo()
 
 
 def _framed(data: bytes) -> torch.Tensor:

@@ -16,6 +16,8 @@ from craft.worker.data.skipping import SkippingSource
 from craft.worker.membership.client import MembershipClient
 from craft.worker.membership.participant import Participant
 from craft.worker.report.activity_page import ActivityPage
+from craft.worker.data.data_split import DataSplit
+from craft.worker.replica.link import ReplicaLink
 from craft.worker.report.reporter import Reporter
 from craft.worker.state.carried_state import CarriedState
 from craft.worker.state.checkpoint_target import CheckpointTarget
@@ -45,6 +47,10 @@ class LoopContext(msgspec.Struct, frozen=True, kw_only=True):
     conditions: Conditions
     target: CheckpointTarget | None
     """Where checkpoints go; None: none are taken."""
+    link: ReplicaLink | None = None
+    """To the other workers of the replica; None: a replica is one worker."""
+    split: DataSplit = DataSplit()
+    """Which part of each microbatch's samples this worker computes."""
     drops: bool = False
     """Whether the microbatches of a lost worker are dropped."""
     own_loop: bool = False

@@ -83,7 +83,11 @@ class MicrobatchWork(Protocol):
 class InnerLoop:
     """Runs inner loops of one training loop. Owned by the main thread."""
 
-    def __init__(self, source: SkippingSource, seed: int, activity: ActivityPage, hooks: StepHooks) -> None:
+    def __init__(
+        self, source: SkippingSource, seed: int, activity: ActivityPage, hooks: StepHooks, lane: tuple[int, ...] = ()
+    ) -> None:
+        """``lane`` tells the random numbers of this worker's part of a microbatch from those of other parts."""
+        self._lane = lane
         self._source = source
         self._seed = seed
         self._activity = activity
@@ -102,7 +106,7 @@ class InnerLoop:
                 work.hold_empty(microbatch)
                 continue
             work.start(microbatch, self._source.weight(number, place))
-            rng.seed_all(rng.derive(self._seed, rng.COMPUTE, number, place, *phase))
+            rng.seed_all(rng.derive(self._seed, rng.COMPUTE, number, place, *phase, *self._lane))
             reach("batch", number)
             self._activity.now(Phase.COMPUTING, number, place)
             strike(number)

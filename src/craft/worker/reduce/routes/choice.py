@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from craft.decide.step.replicas import Layout
 from craft.decide.step.topology import host_first
 from craft.groups.group import P2P, DeviceP2P
 from craft.worker.reduce.buckets import BucketLayout
+from craft.worker.reduce.routes.between_twins import TwinRoute
 from craft.worker.reduce.routes.flat import FlatRoute, word_bytes
 from craft.worker.reduce.routes.flat_cuda import device_route
 from craft.worker.reduce.routes.hierarchical import HierarchicalRoute
@@ -16,9 +18,13 @@ from craft.worker.reduce.routes.hierarchical_cuda import HierarchicalCudaRoute
 logger = logging.getLogger(__name__)
 
 
-def route_of(group: P2P | None, hosts: Sequence[str], layout: BucketLayout, owners: Sequence[int]) -> FlatRoute:
-    """Return the route of one plan through ``group``; ``hosts`` names the host of each rank."""
+def route_of(
+    group: P2P | None, hosts: Sequence[str], layout: BucketLayout, owners: Sequence[int], replicas: Layout
+) -> FlatRoute:
+    """Return the route of one plan through ``group``; ``hosts`` names the host of each rank, ``replicas`` its replica."""
     size = word_bytes(owners, max(1, len(hosts)), len(layout.params))
+    if replicas.slots and group is not None:
+        return TwinRoute(group, replicas, layout, owners, size)
     spread = host_first(hosts, owners)
     if layout.on_device and spread is not None and isinstance(group, DeviceP2P):
         logger.info("gradients travel within %d hosts first, by NCCL", spread.num_hosts)

@@ -12,9 +12,11 @@ from time import monotonic
 
 import torch
 
+from craft.decide.step.combine import combine
 from craft.decide.step.plan import share_of
 from craft.decide.step.tree import Node, cover, fold
 from craft.groups.group import P2P, Pending
+from craft.protocol.control_word import Combined, Word
 from craft.telemetry.fault_points import reach
 from craft.worker.reduce.accumulator import GradientAccumulator
 from craft.worker.reduce.buckets import BucketLayout
@@ -187,6 +189,10 @@ class FlatRoute:
             for peer in self._peers:
                 self._send(result[bucket][chunk], peer, self._result_tag(bucket))
                 reach("result_part", step)
+
+    def combine(self, words: Sequence[Word]) -> Combined:
+        """Combine the words of all members, given in rank order."""
+        return combine(words)
 
     def share_buffers(self, flat: torch.Tensor, source: int) -> None:
         """Send the module buffers from ``source`` to all."""
