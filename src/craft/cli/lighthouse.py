@@ -31,6 +31,13 @@ if TYPE_CHECKING:
     "--min-workers", type=click.IntRange(min=1), default=1, show_default=True, help="Give up below this many."
 )
 @click.option(
+    "--workers-per-replica",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Workers that hold one copy of the model together; the same on every host.",
+)
+@click.option(
     "--on-loss",
     type=click.Choice(["redo", "shrink", "wait", "auto"]),
     help="What becomes of a lost worker's microbatches.  [default: redo]",
@@ -68,6 +75,7 @@ def lighthouse(
     port: int,
     run_dir: Path,
     min_workers: int,
+    workers_per_replica: int,
     on_loss: str | None,
     wait_limit: float | None,
     bind: str,
@@ -99,10 +107,13 @@ def lighthouse(
     # Imported late: 'craft --help' must not wait for aiohttp.
     from craft.control.lighthouse import LighthouseSettings
     from craft.control.process import LighthouseAddress, end_with_parent, serve
+    from craft.settings.run import uneven
     from craft.settings.techniques import Wishes
 
     if min_workers > workers:
         raise click.UsageError(f"--min-workers {min_workers} is more than --workers {workers}")
+    if (trouble := uneven(workers, workers_per_replica)) is not None:
+        raise click.UsageError(f"--workers-per-replica {workers_per_replica}: {trouble}")
     place = LighthouseAddress(bind=bind, port=port, host_address=host_address, tls=_tls(tls_cert, tls_key))
     run, flags = RunDir(run_dir), {"on_loss": on_loss, "wait_limit_s": wait_limit}
 
@@ -110,6 +121,7 @@ def lighthouse(
         settings = LighthouseSettings(
             workers=workers,
             min_workers=min_workers,
+            replica_size=workers_per_replica,
             heartbeat_limit_s=heartbeat_limit,
             chaos=chaos,
             kept=keep,

@@ -41,7 +41,7 @@ class _Resume(click.Command):
 @click.option(
     "--workers-per-replica",
     type=int,
-    help="Workers that hold one copy of the model together; more than 1 is refused: not built yet.  [default: 1]",
+    help="Workers that hold one copy of the model together, each a part of it.  [default: 1]",
 )
 @click.option("--max-restarts", type=int, help="Workers started in the place of lost ones, at most.  [default: 1000]")
 @click.option(

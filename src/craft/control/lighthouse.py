@@ -45,6 +45,8 @@ class LighthouseSettings:
     workers: int
     """Slots of the job: the first generation waits for this many."""
     min_workers: int = 1
+    replica_size: int = 1
+    """Workers that hold one copy of the model together."""
     heartbeat_limit_s: float = DEFAULT_LIMIT_S
     """A host whose agent is silent for longer is lost."""
     grace_s: float = GRACE_S
@@ -111,7 +113,7 @@ class Lighthouse:
         durable_file = DurableFile(run.generation)
         durable = durable_file.load()
         damaged_lines = quarantine(run.journal)
-        fresh = JobState(slots=settings.workers, min_workers=settings.min_workers)
+        fresh = JobState(slots=settings.workers, min_workers=settings.min_workers, replica_size=settings.replica_size)
         replay = JournalReplay(read_lines(run.journal))
         self.checkpoints, self.alerts = replay.checkpoints, replay.alerts
         state = restore(fresh, durable)

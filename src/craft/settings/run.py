@@ -59,7 +59,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     workers: Annotated[int, says("Workers of this host.")] = 1
     min_workers: Annotated[int, says("Give up when fewer are left and none can replace them.")] = 1
     workers_per_replica: Annotated[
-        int, says("Workers that hold one copy of the model together; more than 1 is refused: that is not built yet.")
+        int,
+        says("Workers that hold one copy of the model together; the job's workers are a multiple of it."),
     ] = 1
     lease_s: Annotated[
         float,
@@ -183,11 +184,6 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return {**same, "techniques": to_json(self.techniques)}
 
 
-NOT_SHARDED = (
-    "sharded replicas are not built yet, so every worker holds the whole model: leave it at 1, with a model that fits one"
-    " worker. A job that shards its model outside CRAFT can keep its checkpoints with craft.dcp"
-)
-
 _COMMAND = ("script", "arguments", "as_module")
 """Given on the command line only."""
 OWN = tuple(name for name in RunSettings.__struct_fields__ if name not in _COMMAND and name != "techniques")
@@ -235,8 +231,8 @@ def _check(settings: RunSettings, refused: Refuse) -> None:
         raise refused("min_workers", f"must be between 1 and --workers {settings.workers}")
     if settings.workers_per_replica < 1:
         raise refused("workers_per_replica", "a replica has at least 1 worker")
-    if settings.workers_per_replica > 1:
-        raise refused("workers_per_replica", NOT_SHARDED)
+    if settings.lighthouse is None and (trouble := uneven(settings.workers, settings.workers_per_replica)) is not None:
+        raise refused("workers_per_replica", trouble)
     if settings.resume is not None and settings.resume != "auto" and not settings.resume.isdigit():
         raise refused("resume", "give the number of a step, or auto")
     if not settings.host:
@@ -253,6 +249,19 @@ def _check(settings: RunSettings, refused: Refuse) -> None:
         raise ConfigError("--tls-ca is for a lighthouse at https://: name one with --lighthouse")
     if not settings.as_module and not Path(settings.script).is_file():
         raise ConfigError(f"there is no script {settings.script}: give the path of a Python file (or a module with -m)")
+
+
+def uneven(workers: int, workers_per_replica: int) -> str | None:
+    """Return why the workers of a job cannot be whole replicas, and what to do; None if they can."""
+    rest = workers % workers_per_replica
+    if not rest:
+        return None
+    fewer = workers - rest
+    either = f"{fewer} or " if fewer else ""
+    return (
+        f"{workers} workers are not whole replicas of {workers_per_replica}: give --workers"
+        f" {either}{fewer + workers_per_replica}"
+    )
 
 
 def _not_here(address: str) -> str | None:

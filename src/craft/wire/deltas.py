@@ -72,4 +72,4 @@ def _applied(bases: list[Generation], change: GenerationChange) -> Generation:
     members = [member for member in base.members if member.worker_id not in without]
     for rank, member in change.placed:
         members.insert(rank, member)
-    return Generation(number=change.number, nonce=change.nonce, members=tuple(members))
+    return replace(base, number=change.number, nonce=change.nonce, members=tuple(members))

@@ -46,7 +46,7 @@ def test_where_it_ends_and_the_script_begins(
 
 
 @pytest.mark.parametrize("origin", ["flag", "environment", "file"])
-def test_several_workers_per_replica_are_refused_by_name_until_they_are_built(
+def test_workers_that_are_not_whole_replicas_are_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, origin: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -58,12 +58,37 @@ def test_several_workers_per_replica_are_refused_by_name_until_they_are_built(
         monkeypatch.setenv("CRAFT_WORKERS_PER_REPLICA", "2")
     named = {"flag": "--workers-per-replica", "environment": "CRAFT_WORKERS_PER_REPLICA", "file": "workers_per_replica"}
 
-    result = CliRunner().invoke(command.run, ["--workers", "4", *options, str(script)])
+    result = CliRunner().invoke(command.run, ["--workers", "5", *options, str(script)])
 
     assert result.exit_code == 2
     assert named[origin] in result.output
-    assert "sharded replicas are not built yet" in result.output and "leave it at 1" in result.output
+    assert "5 workers are not whole replicas of 2: give --workers 4 or 6" in result.output
     assert not list(tmp_path.glob("craft-run*")), "nothing was begun"
+
+
+def test_several_workers_per_replica_are_taken_from_every_origin(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script, config = tmp_path / "train.py", tmp_path / "craft.toml"
+    script.write_text("")
+    config.write_text("[run]\nworkers = 4\nworkers_per_replica = 4\n")
+    given = {"script": str(script), "arguments": (), "as_module": False}
+
+    assert resolve(given, config).settings.workers_per_replica == 4
+    monkeypatch.setenv("CRAFT_WORKERS_PER_REPLICA", "2")
+    assert resolve(given, config).settings.workers_per_replica == 2
+    assert resolve({**given, "workers_per_replica": 1}, config).settings.workers_per_replica == 1
+
+
+def test_a_host_of_several_may_hold_a_part_of_a_replica(tmp_path: Path) -> None:
+    script, token = tmp_path / "train.py", tmp_path / "token"
+    script.write_text("")
+    token.write_text("x")
+    given = {"script": str(script), "arguments": (), "as_module": False, "workers": 1, "workers_per_replica": 2}
+
+    given |= {"lighthouse": "http://h1:29400", "token_file": str(token)}
+
+    assert resolve(given, None).settings.workers_per_replica == 2
 
 
 def test_one_worker_per_replica_is_what_every_job_has(tmp_path: Path) -> None:

@@ -95,6 +95,8 @@ class OwnLighthouse:
         command = [sys.executable, "-m", "craft.cli.main", "lighthouse", "--with-parent", "--keep"]
         command += ["--dir", str(self._run_dir.path), "--workers", str(settings.workers)]
         command += ["--min-workers", str(settings.min_workers)]
+        if settings.workers_per_replica > 1:
+            command += ["--workers-per-replica", str(settings.workers_per_replica)]
         # With one host, no other one can go on: silence of a busy machine must not end the job.
         command += ["--port", str(settings.port), "--heartbeat-limit", str(_OWN_HOST_LIMIT_S)]
         # The effective settings: the user's file may change before a restart.

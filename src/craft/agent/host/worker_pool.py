@@ -1,6 +1,7 @@
 """Start the workers of one host, and their replacements, through the fork server.
 
-Every worker has a *place*, its number on this host. A replacement takes over the place; ids are never reused.
+Every worker has a *place*, its number on this host. A replacement takes over the place; ids are never reused. Where the
+model is sharded, the place gives the worker's position in its replica.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class WorkerPool:
         """Ids of all workers ever requested, in that order."""
         self._places: dict[str, int] = {}
         self._next = first_number
+        self._first_position = 0
         self._restarts = Restarts()
         self._living: dict[str, int] = {}
         self._awaited: dict[str, Fork] = {}
@@ -118,8 +120,12 @@ class WorkerPool:
         self._writer = None
         return {**dict.fromkeys(sorted(self._awaited)), **self._living}
 
-    def begin(self, *, late: bool) -> None:
-        """Start all workers and spares of this host; ``late``: the job has begun already."""
+    def begin(self, *, late: bool, first_position: int = 0) -> None:
+        """Start all workers and spares of this host; ``late``: the job has begun already.
+
+        ``first_position``: that of its first worker, if this host does not hold whole replicas.
+        """
+        self._first_position = first_position
         if self._settings.max_restarts == 0:
             self._give_up("--max-restarts is 0")
         for place in range(self._settings.workers + self._settings.spares):
@@ -150,6 +156,8 @@ class WorkerPool:
         worker = WorkerSettings(
             worker_id=worker_id,
             local_rank=place,
+            replica_size=self._settings.workers_per_replica,
+            position=(self._first_position + place) % self._settings.workers_per_replica,
             socket=str(self._sockets / "agent"),
             run_dir=self._run_dir.path,
             activity=self._activity(worker_id),

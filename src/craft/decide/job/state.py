@@ -184,13 +184,20 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
         view = self.view(worker_id)
         return 0 if view is None or view.member.slot is UNSET else view.member.slot.position
 
-    def fitting(self, staying: Sequence[str]) -> tuple[str, ...]:
-        """Return the spares for which there is a slot beside ``staying``."""
+    def fitting(self, staying: Sequence[str], arrivals: Sequence[str] | None = None) -> tuple[str, ...]:
+        """Return those of ``arrivals``, by default the spares, for which there is a slot beside ``staying``."""
+        if arrivals is None:
+            arrivals = self.spares
         if self.replica_size == 1:
-            return self.spares[: max(0, self.slots - len(staying))]
+            return tuple(arrivals[: max(0, self.slots - len(staying))])
         positions = (self.position_of(worker_id) for worker_id in staying)
-        arrivals = [(worker_id, self.position_of(worker_id)) for worker_id in self.spares]
-        return fitting(positions, arrivals, self.slots // self.replica_size)
+        placed = [(worker_id, self.position_of(worker_id)) for worker_id in arrivals]
+        return fitting(positions, placed, self.num_replicas)
+
+    @property
+    def num_replicas(self) -> int:
+        """Replicas that the job is laid out for."""
+        return self.slots // self.replica_size
 
     def slots_of(self, worker_ids: Sequence[str]) -> tuple[Slot, ...]:
         """Return the slots that these workers would have in a generation."""
@@ -206,13 +213,17 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
                     host=self.host_of(worker_id),
                 )
             )
-        return paired(candidates, replica_size=self.replica_size, num_replicas=self.slots // self.replica_size)
+        return paired(candidates, replica_size=self.replica_size, num_replicas=self.num_replicas)
 
     def can_compute(self, worker_ids: Sequence[str]) -> bool:
         """Return whether these workers have a complete replica among them."""
         if self.replica_size == 1:
             return bool(worker_ids)
         return num_complete(self.slots_of(worker_ids), self.replica_size) > 0
+
+    def is_enough(self, worker_ids: Sequence[str]) -> bool:
+        """Return whether the job can go on with these workers: not fewer than allowed, and a complete replica."""
+        return len(worker_ids) >= self.min_workers and self.can_compute(worker_ids)
 
     @property
     def saved(self) -> tuple[int, int] | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from craft.decide.job.pairing import num_complete
 from craft.decide.job.state import JobState
-from craft.decide.policies.policy import EXIT_GIVEN_UP, names, too_few
+from craft.decide.policies.policy import EXIT_GIVEN_UP, names, not_enough
 from craft.decide.step.topology import seated
 from craft.protocol.actions import AnyAction, Propose, Reconfigure, Stop
 from craft.protocol.events import (
@@ -11,6 +14,7 @@ from craft.protocol.events import (
     DrainRequested,
     GenerationEntered,
     HostLost,
+    ReplacementsEnded,
     WorkerFailed,
     WorkerFinished,
     WorkerJoined,
@@ -19,26 +23,40 @@ from craft.protocol.events import (
 )
 from craft.protocol.membership import Member
 
+_CHANGES = WorkerJoined | WorkerLost | WorkerFailed | WorkerFinished | WorkerLeft | HostLost
+
 
 class FormPolicy:
-    """Makes the first generation once every expected worker has joined or is lost."""
+    """Makes the first generation once every expected worker has joined or is lost.
+
+    Where the model is sharded, it waits for the replacement of a worker without which no replica is complete.
+    """
 
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
         if state.generation is not None or state.restoring:
             return ()
-        if not isinstance(event, WorkerJoined | WorkerLost | WorkerFailed | WorkerFinished | WorkerLeft | HostLost):
+        if not isinstance(event, _CHANGES) and not (state.replica_size > 1 and isinstance(event, ReplacementsEnded)):
             return ()
         if len(state.having("waiting")) < state.slots - state.absent:
             return ()
         # Spares replace workers that never come, not those that take longer.
         if sum(not view.member.late for view in state.having("waiting")) < state.slots - state.absent:
             return ()
-        waiting = in_order(state)
-        if len(waiting) < state.min_workers:
-            return (Stop(reason=too_few(len(waiting), state.min_workers), exit_code=EXIT_GIVEN_UP),)
-        chosen = waiting[: state.slots]
+        chosen = state.fitting((), in_order(state))
+        if not state.is_enough(chosen):
+            if state.replica_size > 1 and state.replaceable:
+                return ()
+            return (Stop(reason=not_enough(state, chosen), exit_code=EXIT_GIVEN_UP),)
         reason = f"all {len(chosen)} workers joined" if len(chosen) > 1 else "the only worker joined"
-        return (Reconfigure(members=chosen, reason=reason),)
+        return (Reconfigure(members=chosen, reason=f"{reason}{as_replicas(state, chosen)}"),)
+
+
+def as_replicas(state: JobState, worker_ids: Sequence[str]) -> str:
+    """Return how many replicas these workers are, as the end of a sentence; empty where each is one."""
+    if state.replica_size == 1:
+        return ""
+    number = num_complete(state.slots_of(worker_ids), state.replica_size)
+    return f": {number} {'replica' if number == 1 else 'replicas'} of {state.replica_size}"
 
 
 def in_order(state: JobState) -> tuple[str, ...]:

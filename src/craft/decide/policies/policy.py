@@ -58,6 +58,16 @@ def too_few(num_workers: int, min_workers: int) -> str:
     return f"{left} and --min-workers is {min_workers}"
 
 
+def not_enough(state: JobState, worker_ids: Sequence[str]) -> str:
+    """Return why the job cannot go on with these workers: too few, or none at some position."""
+    if state.replica_size == 1 or len(worker_ids) < max(1, state.min_workers):
+        return too_few(len(worker_ids), state.min_workers)
+    missing = sorted(set(range(state.replica_size)).difference(map(state.position_of, worker_ids)))
+    left = "1 worker is left" if len(worker_ids) == 1 else f"{len(worker_ids)} workers are left"
+    where = f"position {missing[0]}" if len(missing) == 1 else f"positions {names([str(each) for each in missing])}"
+    return f"{left}, none of them at {where} of a replica of {state.replica_size}"
+
+
 def why_no_replacement(state: JobState) -> str:
     """Return why no replacement comes, as the end of a sentence; empty if one may come."""
     if state.replaceable or state.ending or not state.unreplaced:

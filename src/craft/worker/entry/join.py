@@ -6,12 +6,13 @@ import atexit
 import logging
 import os
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from craft.groups.rendezvous import RendezvousStore
 from craft.groups.sharded.install import install
 from craft.protocol.errors import ConfigError
-from craft.protocol.membership import Generation, Member
+from craft.protocol.membership import Generation, Member, Slot
 from craft.protocol.messages import Broken, Directive, WorkerReport
 from craft.protocol.values.activity import Phase
 from craft.protocol.values.inspection import Stacks
@@ -211,4 +212,6 @@ _external_stores: list[ExternalStore] = []
 
 
 def _member(settings: WorkerSettings) -> Member:
-    return Member(worker_id=settings.worker_id, host=settings.host, address=settings.address)
+    # Which replica it belongs to is decided with each generation.
+    slot = Slot(replica=-1, position=settings.position) if settings.replica_size > 1 else UNSET
+    return Member(worker_id=settings.worker_id, host=settings.host, address=settings.address, slot=slot)
