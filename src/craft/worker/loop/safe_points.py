@@ -82,6 +82,7 @@ class SafePoints:
         """Bring sharded modules back to where the step began, after a microbatch that broke in the middle."""
         if self._link is not None and self._link.spoiled:
             fsdp_reset.reset(modules)
+            self._link.spoiled = False
 
     def updates(self, step: int, *, live: bool) -> None:
         """Begin the update of ``step``; ``live``: the workers of the replica run it together."""

@@ -50,7 +50,7 @@ class ReplicaLink:
         self.live = not late
         """Whether the workers of this replica compute and update together."""
         self.spoiled = False
-        """Whether a collective of a microbatch was answered by an echo since ``compute`` was last called."""
+        """Whether a collective of a microbatch was answered by an echo, and its traces are not removed yet."""
         self._worker_id = worker_id
         self._membership = membership
         self._outputs = outputs
@@ -78,7 +78,6 @@ class ReplicaLink:
     def compute(self, *, live: bool) -> None:
         """Begin a microbatch: from here on a broken collective is answered by an echo."""
         self._phase, self.live = "compute", live
-        self.spoiled = not self.whole
 
     def update(self, branch: int, step: int, *, live: bool, keep: bool) -> None:
         """Begin the update of ``step``: from here on outputs are recorded, or taken from twins."""
