@@ -1,1 +1,0 @@
-"""The process groups of torch inside a sharded replica."""
