@@ -71,3 +71,9 @@ def torchft_lighthouse() -> str | None:
 def read_faults() -> str | None:
     """Return the text of ``CRAFT_TEST_FAULTS``; None if it is not set."""
     return os.environ.get(FAULTS) or None
+
+
+def set_world(rank: int, size: int) -> None:
+    """Make the script see its replica as its world."""
+    os.environ["RANK"] = str(rank)
+    os.environ["WORLD_SIZE"] = str(size)
