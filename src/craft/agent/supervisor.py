@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from craft.agent.host.first_position import FirstPosition
 from craft.agent.host.fork_server_keeper import ForkServerKeeper
 from craft.agent.host.injections import AgentInjections
 from craft.agent.host.inspection import WorkerInspector
@@ -99,6 +100,7 @@ class Supervisor:
                 first_number=self._found.get("next_numbers", {}).get(self._settings.worker_prefix, 0),
                 world_size=self._found.get("slots"),
             )
+            self._first_position = FirstPosition(self._settings, self.relay)
             self._ends = WorkerEnds(self.relay, self.pool, self._may_replace, self._worker_gone)
             self._forks = ForkServerKeeper(
                 self._settings, self.pool, is_over=self._over.done, on_ended=self._ends.ended, on_lost=self._ends.take
@@ -200,6 +202,14 @@ class Supervisor:
         except Unauthorized:
             file = self._settings.token_file
             raise Unauthorized(f"the lighthouse at {self.url} does not accept the token in {file}") from None
+        self._check_replica_size()
+
+    def _check_replica_size(self) -> None:
+        ours, theirs = self._settings.workers_per_replica, self._found.get("replica_size", 1)
+        if self._found and ours != theirs:
+            raise ConfigError(
+                f"--workers-per-replica is {ours} here and {theirs} at the lighthouse at {self.url}: give both the same"
+            )
 
     async def _serve_workers(self) -> None:
         """Provide worker processes until the job is over."""
@@ -209,8 +219,9 @@ class Supervisor:
     async def _start_workers(self) -> None:
         assert self._forks is not None
         await first_of(self._forks.ready, self._over)
+        await first_of(self._first_position.known, self._over)
         if not self._over.done():
-            self.pool.begin(late=self._has_begun())
+            self.pool.begin(late=self._has_begun(), first_position=self._first_position.value)
 
     def _has_begun(self) -> bool:
         """Return whether the job has begun; its members then do not wait for workers that start now."""
@@ -232,6 +243,7 @@ class Supervisor:
     def _directed(self, directive: Directive) -> None:
         for worker_id in directive.fenced:
             self._inspector.then(worker_id, functools.partial(self._end_fenced, worker_id))
+        self._first_position.directed(directive)
         self._injections.take(directive.injections)
         self.pool.directed(directive)
         if directive.stopping or directive.winding_down is not None or directive.preempting is not None:

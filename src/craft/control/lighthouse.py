@@ -30,6 +30,7 @@ from craft.decide.job.alerts import AlertSettings
 from craft.decide.job.state import JobState
 from craft.decide.techniques import Alerts, Loss, defaults
 from craft.decide.techniques.technique import Chosen
+from craft.protocol.errors import ConfigError
 from craft.protocol.journal import FileDamaged, LighthouseAlone, LighthouseHeard, LighthouseStarted
 from craft.settings.rundir import RunDir
 from craft.telemetry.records.journal import Journal, read_lines
@@ -116,6 +117,7 @@ class Lighthouse:
         fresh = JobState(slots=settings.workers, min_workers=settings.min_workers, replica_size=settings.replica_size)
         replay = JournalReplay(read_lines(run.journal))
         self.checkpoints, self.alerts = replay.checkpoints, replay.alerts
+        _check_replica_size(run, settings, durable)
         state = restore(fresh, durable)
         if durable is None or durable.checkpoint is msgspec.UNSET:
             # Files of earlier versions lack the checkpoints.
@@ -224,3 +226,16 @@ class Lighthouse:
         """Journal that a host is heard again; the others get time to follow."""
         if self.loop.state.stopping is None:
             self.journal.write("event", LighthouseHeard(host=host, alone_s=round(alone_s, 3)))
+
+
+def _check_replica_size(run: RunDir, settings: LighthouseSettings, durable: Durable | None) -> None:
+    """Refuse to go on with a job whose replicas have another size."""
+    last = (durable.generation or durable.former) if durable is not None else None
+    if last is None:
+        return
+    size = 1 if last.replica_size is msgspec.UNSET else last.replica_size
+    if size != settings.replica_size:
+        raise ConfigError(
+            f"the job in {run.path} has {size} workers per replica, not {settings.replica_size}: give"
+            f" --workers-per-replica {size}"
+        )

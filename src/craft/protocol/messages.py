@@ -159,6 +159,14 @@ class Restoration(msgspec.Struct, frozen=True, kw_only=True):
     """How long to wait for its workers."""
 
 
+class HostPart(msgspec.Struct, frozen=True, kw_only=True):
+    """The workers of a host that holds no whole replicas; their positions follow each other."""
+
+    workers: int
+    first_position: int | None = None
+    """That of its first worker; None: not known yet."""
+
+
 class HostReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The whole state of a host. Agent to lighthouse; also its heartbeat."""
 
@@ -176,6 +184,8 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     drain_deadline_s: float | None = None
     preempting: PreemptionOrder | None = None
     """Why, and until when, the whole job is preempted, if this host was told so."""
+    part: HostPart | msgspec.UnsetType = msgspec.UNSET
+    """Unset where the host holds whole replicas."""
 
 
 class CheckpointWish(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +203,8 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sequence: int
     slots: int = 0
     """Slots of the job; 0: unknown."""
+    first_positions: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    """By host, the position of its first worker; unset where every host holds whole replicas."""
     generation: Generation | None = None
     """The generation to act under; members of an older one abort it at once."""
     upcoming: Generation | None = None

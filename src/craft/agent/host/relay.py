@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from craft.protocol.errors import ConfigError, MalformedMessage, Unauthorized
 from craft.protocol.events import WorkerOverdue
 from craft.protocol.heartbeats import Heartbeat, Pace, Update
-from craft.protocol.messages import Directive, Exited, HostReport, PreemptionOrder, WorkerReport
+from craft.protocol.messages import Directive, Exited, HostPart, HostReport, PreemptionOrder, WorkerReport
 from craft.protocol.values.inspection import Collectives, Look, Looked, Stacks
 from craft.wire import codec
 from craft.wire.auth import bearer
@@ -114,7 +114,7 @@ class Relay:
         """Return how long the lighthouse has been disconnected; 0 while connected."""
         return 0.0 if self._away_since is None else time.monotonic() - self._away_since
 
-    def say(self, **changes: str | float | PreemptionOrder | None) -> None:
+    def say(self, **changes: str | float | PreemptionOrder | HostPart | None) -> None:
         """Change fields of this host's report."""
         self._update(True, **changes)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from craft.decide.job.last_copy import holders
@@ -28,6 +29,7 @@ def directive_of(state: JobState, sequence: int) -> Directive:
     return Directive(
         sequence=sequence,
         slots=state.slots,
+        first_positions=_first_positions(state),
         generation=state.generation,
         upcoming=state.upcoming,
         # Every lost worker must end: one that still runs somewhere has no other way to know.
@@ -49,6 +51,11 @@ def directive_of(state: JobState, sequence: int) -> Directive:
         reason=stop.reason if stop is not None else "",
         traceback=stop.traceback if stop is not None else None,
     )
+
+
+def _first_positions(state: JobState) -> dict[str, int] | UnsetType:
+    found = {host: part.first_position for host, part in state.parts if part.first_position is not None}
+    return found or UNSET
 
 
 class Dispatch:

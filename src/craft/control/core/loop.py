@@ -19,6 +19,7 @@ from craft.control.replay.already_journaled import AlreadyJournaled
 from craft.control.replay.faults import Fault, FaultBook
 from craft.control.replay.timings import LOSSES, Timings
 from craft.decide.job.apply import apply
+from craft.decide.job.host_positions import registered
 from craft.decide.job.last_copy import is_last_copy
 from craft.decide.job.observe import drains, observe
 from craft.decide.job.state import JobState
@@ -172,7 +173,11 @@ class Loop:
 
     def handle_report(self, report: HostReport) -> None:
         """Turn what is new in an agent's report into events. On MalformedMessage nothing is changed."""
-        check(report, self.report_events.index)
+        check(report, self.report_events.index, self._state.replica_size)
+        known = registered(self._state, report)
+        if known is not self._state:
+            self._state = known
+            self._host.tell(known)
         if self._timings is not None:
             self._timings.reported(report, self._state, self._host.now())
         if any(each.host == report.host for each in self._state.awaited):

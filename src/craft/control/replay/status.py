@@ -25,6 +25,10 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     microbatch_s: float | None = None
     """Time to load and compute a microbatch, if known."""
+    replica: int | msgspec.UnsetType | None = msgspec.UNSET
+    """The replica that it is in; None if it holds no slot now; unset where every replica is one worker."""
+    position: int | msgspec.UnsetType = msgspec.UNSET
+    """Its position in a replica; unset where every replica is one worker."""
 
 
 class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +69,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the job was started for fault injection."""
     next_numbers: dict[str, int] = {}
     """By prefix of workers' names, the first unused number."""
+    replica_size: int | msgspec.UnsetType = msgspec.UNSET
+    """Workers that hold one copy of the model together; unset: 1."""
 
 
 def status_of(
@@ -105,6 +111,7 @@ def status_of(
         checkpoints=checkpoints,
         chaos=chaos,
         next_numbers=_next_numbers(worker_ids),
+        replica_size=state.replica_size if state.replica_size > 1 else msgspec.UNSET,
     )
 
 
@@ -145,10 +152,12 @@ def _workers(state: JobState, reports: Mapping[str, WorkerReport]) -> tuple[Work
     members = {view.member.worker_id: view.member for view in state.workers}
     members.update((worker_id, report.member) for worker_id, report in reports.items())
     standings = {view.member.worker_id: view.standing for view in state.workers}
+    seats = {each.worker_id: each.slot for each in state.generation.members} if state.generation else {}
     ranks = {worker_id: rank for rank, worker_id in enumerate(state.generation.worker_ids if state.generation else ())}
     rows = []
     for worker_id, member in members.items():
         report, standing = reports.get(worker_id), standings.get(worker_id, "starting")
+        slot = seats.get(worker_id, msgspec.UNSET) if standing == "member" else msgspec.UNSET
         rows.append(
             WorkerStatus(
                 worker_id=worker_id,
@@ -158,6 +167,8 @@ def _workers(state: JobState, reports: Mapping[str, WorkerReport]) -> tuple[Work
                 state=standing,
                 step=report.step if report is not None else 0,
                 microbatch_s=report.times.microbatch_s if report is not None and report.times is not None else None,
+                replica=msgspec.UNSET if member.slot is msgspec.UNSET else None if not slot else slot.replica,
+                position=msgspec.UNSET if member.slot is msgspec.UNSET else member.slot.position,
             )
         )
     return tuple(rows)

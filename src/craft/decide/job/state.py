@@ -16,7 +16,7 @@ from craft.decide.job.roster import Roster, Standing, WorkerView
 from craft.protocol.actions import Stop
 from craft.protocol.events import CheckpointRestored, CheckpointWritten, FaultInjected, TimesMeasured, WorkerFailed
 from craft.protocol.membership import Generation, Slot
-from craft.protocol.messages import CheckpointWish, PreemptionOrder, Restoration
+from craft.protocol.messages import CheckpointWish, HostPart, PreemptionOrder, Restoration
 
 __all__ = ["GONE", "Awaited", "JobState", "LostAfterLoop", "Standing", "WorkerView"]
 
@@ -52,6 +52,8 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     min_workers: int = 1
     replica_size: int = 1
     """Workers that hold one copy of the model together."""
+    parts: tuple[tuple[str, HostPart], ...] = ()
+    """(host, its workers): hosts that hold parts of replicas."""
     workers: tuple[WorkerView, ...] = ()
     """In the order in which they were first seen; always a ``Roster``."""
     generation: Generation | None = None
