@@ -1,12 +1,12 @@
 """The beat: all positions of a replica take the same safe points.
 
 Position 0 collects one small message from every position, itself included, and sends all the same answer. There is a beat
-before each microbatch, before the exchange (as if it were another microbatch), and before the commit. The last is needed as
-much as the others: a worker that has every acknowledgement and runs the update waits there for the others of its replica,
-which may have been called into a new generation before they had theirs.
+before each microbatch, before the exchange (as if it were another microbatch), and after every attempt at the exchange, before
+the commit. The last is needed as much as the others: a worker that has every acknowledgement commits and begins its update,
+where it waits for the others of its replica, which may have been called into a new generation before they had theirs.
 
-Where a beat breaks, because a worker of the replica is gone, those that are left regroup without an answer: what no beat
-confirmed is discarded (``regroup.enter``).
+Where a beat breaks, because a worker of the replica is gone, those that are left regroup without an answer: a leaf that no beat
+confirmed is discarded (``regroup.enter``), and no position commits. An update needs no beat: none of its numbers are echoes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class BeatMessage(msgspec.Struct, frozen=True, array_like=True):
     """What one position tells position 0."""
 
     whole: bool = True
-    """Whether its last microbatch and its last update ran whole: no collective of theirs broke or was answered by an echo."""
+    """Whether its last microbatch ran whole: no collective broke or was answered by an echo. Before a commit: its exchange."""
     data: bool = True
     """Whether it has data for the next microbatch."""
     waits: bool = False
-    """Whether a newer generation waits for it, or its exchange broke."""
+    """Before a microbatch or the exchange: whether a newer generation waits for it."""
     may_commit: bool = False
     """Before a commit: whether it has the acknowledgements of all members of all replicas."""
 
@@ -33,15 +33,18 @@ class BeatAnswer(msgspec.Struct, frozen=True, array_like=True):
     """What position 0 tells every position."""
 
     go: bool
-    """Go on with the microbatch, the exchange or the update; else regroup: enter the generation that waits."""
+    """Go on with the microbatch or the exchange, or commit."""
     confirms: bool
-    """Whether every position ran its last microbatch and update whole: leaves can be merged, and the state is clean."""
+    """Whether all positions were whole: their leaves can be merged. Before a commit: all have the same combined word."""
     without_data: tuple[int, ...] = ()
     """Positions that have no data for the next microbatch."""
 
 
 def before_microbatch(messages: Sequence[BeatMessage]) -> BeatAnswer:
-    """Answer the beat before a microbatch or the exchange; ``messages`` are in the order of positions."""
+    """Answer the beat before a microbatch or the exchange; ``messages`` are in the order of positions.
+
+    Without "go" all enter the generation that waits, or that follows the break.
+    """
     whole = all(message.whole for message in messages)
     return BeatAnswer(
         go=whole and not any(message.waits for message in messages),
@@ -51,9 +54,11 @@ def before_microbatch(messages: Sequence[BeatMessage]) -> BeatAnswer:
 
 
 def before_commit(messages: Sequence[BeatMessage]) -> BeatAnswer:
-    """Answer the beat before the commit: all positions commit, or none does.
+    """Answer the beat after an attempt at the exchange: all positions commit, or none does.
 
-    One position that has every acknowledgement is enough: then every member has the result.
+    One position that has every acknowledgement is enough to commit: then every member has the result. Else, where the exchange
+    of one broke, all regroup (``confirms`` is False). Else all have the same combined word, and do what it says: send again,
+    or find out who differs.
     """
     return BeatAnswer(
         go=any(message.may_commit for message in messages), confirms=all(message.whole for message in messages)

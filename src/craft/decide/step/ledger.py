@@ -3,7 +3,7 @@
 The worker's main thread owns the only copy and replaces it by what these functions return; the exhaustive search drives
 the same functions. The order of calls in a generation is: enter, claim, settled (``regroup``), then begin, hold ... hold,
 complete, acknowledged ... acknowledged, commit. In a replica of several workers there is a beat (``beat``) before each
-microbatch, before the exchange and before the commit; ``confirmed`` takes it in.
+microbatch, before the exchange and before the commit; ``confirmed`` takes in the first two.
 
 A joiner makes the same calls while its state is still in transfer: it queues the results. The state as of step s and
 the results from s to t-1 give the state as of step t: ``adopt`` does that.
@@ -37,7 +37,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     layout: Layout = Layout()
     """The members by replica and position."""
     idle: frozenset[str] = frozenset()
-    """Members that are given no microbatches; all members agree on them."""
+    """Members that are not current: their replicas are given no microbatches. All members agree on them."""
     settled: bool = False
     """Whether the claims of this generation are settled. Before that it joins no exchange."""
     owners: tuple[int, ...] = ()
@@ -95,7 +95,10 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_live(self) -> bool:
-        """Whether the workers of its replica, of which there are several, compute together: none is missing or behind."""
+        """Whether the workers of its replica, of which there are several, compute together: none is missing or behind.
+
+        Before a commit it says whether they perform the update together; else each takes the outputs that a twin recorded.
+        """
         return bool(self.layout.slots) and self.replica in able_replicas(self.layout, self.members, self.idle)
 
     @property

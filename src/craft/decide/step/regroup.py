@@ -1,7 +1,8 @@
 """A worker's way from one generation into the next: it enters, claims, and carries out what all settle.
 
-Entering is a promise and a cut: nothing is committed under an older generation afterwards, and what no beat confirmed is
-discarded.
+Entering is a promise and a cut: nothing is committed under an older generation afterwards, and a leaf that no beat confirmed
+is discarded. The state is kept: a worker in the middle of an update claims the step after it, and ends the update later, with
+the outputs that its twins recorded.
 """
 
 from __future__ import annotations
@@ -58,10 +59,19 @@ def ends_replica(ledger: Ledger, generation: Generation) -> bool:
     """Return whether ``generation``, of which this worker just heard, ends the groups of its replica at once.
 
     It does if it is without a worker of the replica: that one may still run, hear nothing, and never come to a beat. Any other
-    generation waits for the next beat: it must not break the updates of replicas that lost no worker, or one loss could
-    spoil every copy of the state.
+    generation waits for the next beat: it must not break the updates of replicas that lost no worker, or after one loss there
+    may be no replica left that performs the update, and no output that the others could take.
     """
     return any(generation.rank_of(mate) is None for mate in ledger.mates)
+
+
+def updates_live(ledger: Ledger, settlement: Settlement) -> bool:
+    """Return whether a replica performs the update of a step that it commits by ``settlement``; ``ledger`` has carried it out.
+
+    It does if all its workers commit there. A worker that committed before may be anywhere in its update, on its own: then the
+    others take the outputs of their twins as well.
+    """
+    return ledger.is_live and all(mate in settlement.commits for mate in ledger.mates)
 
 
 def claim(ledger: Ledger) -> Claim:

@@ -25,5 +25,18 @@ def test_positions_without_data_are_named() -> None:
 
 def test_all_commit_where_one_has_every_acknowledgement() -> None:
     """P3: it could not have them, if any member did not have the result."""
-    assert before_commit([BeatMessage(waits=True), BeatMessage(may_commit=True)]).go
-    assert not before_commit([BeatMessage(waits=True), BeatMessage(waits=True)]).go
+    broke = BeatMessage(whole=False)
+
+    assert before_commit([broke, BeatMessage(may_commit=True)]).go
+    assert before_commit([BeatMessage(may_commit=True), BeatMessage(may_commit=True)]) == BeatAnswer(
+        go=True, confirms=True
+    )
+
+
+def test_all_regroup_where_the_exchange_of_one_broke_and_none_has_every_acknowledgement() -> None:
+    assert before_commit([BeatMessage(whole=False), WELL]) == BeatAnswer(go=False, confirms=False)
+
+
+def test_all_do_what_the_combined_word_says_where_no_exchange_broke() -> None:
+    """P3: it says the same to all, for instance to send the gradients again."""
+    assert before_commit([WELL, WELL]) == BeatAnswer(go=False, confirms=True)

@@ -43,7 +43,9 @@ def test_microbatches_are_given_to_complete_replicas_and_not_to_workers() -> Non
     assert [begun(name).share for name in "abcd"] == [(0, 1), (0, 1), (2, 3), (2, 3)]
     short = layout_of(generation(2, "acd"))
     assert settle([claim(name) for name in "acd"], four, "redo", short).owners == (1, 1, 1, 1)
-    assert settle([claim(name) for name in "acd"], four, "redo", short).idle == ("a",)
+    assert settle([claim(name) for name in "acd"], four, "redo", short).idle == (), (
+        "a computes nothing, and stays current"
+    )
 
 
 def test_twins_are_the_members_of_one_position() -> None:
@@ -95,16 +97,23 @@ def test_a_position_without_a_twin_that_has_the_state_is_named() -> None:
         settle([claim("a"), claim("c"), claim("d", committed=None)], four, "redo", layout_of(generation(2, "acd")))
 
 
-def test_a_commit_without_the_whole_replica_costs_the_state_since_no_update_can_run() -> None:
-    """Both positions 0 hold the result; b is lost and d was spoiled, so no replica can run the update."""
-    claims = [claim("a", result=1), claim("c", result=1), claim("d", committed=None)]
-    with pytest.raises(StateLost, match="position 0"):
-        settle(claims, four, "redo", layout_of(generation(2, "acd")))
-    whole = [claim("a", result=1), claim("c", result=1), claim("d", result=1)]
+def test_a_worker_commits_and_keeps_its_state_without_its_replica() -> None:
+    """b is lost: a runs the update with the outputs that c records."""
+    claims = [claim("a", result=1), claim("c", result=1), claim("d", result=1)]
 
-    settlement = settle(whole, four, "redo", layout_of(generation(2, "acd")))
+    settlement = settle(claims, four, "redo", layout_of(generation(2, "acd")))
 
-    assert (settlement.step, settlement.commits, settlement.joiners) == (1, ("a", "c", "d"), ("a",))
+    assert (settlement.step, settlement.commits) == (1, ("a", "c", "d"))
+    assert (settlement.idle, settlement.joiners) == ((), ())
+
+
+def test_those_that_catch_up_are_idle_and_their_mates_stay_current() -> None:
+    layout = layout_of(generation(2, "aecd"))
+    claims = [claim("a"), claim("e", committed=None, able=False), claim("c"), claim("d")]
+
+    settlement = settle(claims, four, "redo", layout)
+
+    assert (settlement.owners, settlement.idle, settlement.joiners) == ((1, 1, 1, 1), ("e",), ("e",))
 
 
 def test_two_incomplete_replicas_go_on_as_one_with_the_state_of_both() -> None:
@@ -142,22 +151,44 @@ def test_what_no_beat_confirmed_is_discarded_when_a_generation_is_entered() -> N
     assert (regroup.claim(entered).held, regroup.claim(entered).pending) == ((0,), (1,))
 
 
-def test_only_clean_state_is_claimed() -> None:
+def test_a_worker_in_the_middle_of_an_update_claims_the_step_after_it_and_nothing_of_that() -> None:
+    """It can end the update later, with what its twins recorded; they may need its claim to commit the same step."""
     committed = ledgers.commit(ledgers.complete(begun("a")))
-    assert not committed.clean and ledgers.confirmed(committed).clean
 
-    assert regroup.claim(regroup.enter(committed, generation(2, "abcd"))).committed is None
-    assert regroup.claim(regroup.enter(ledgers.confirmed(committed), generation(2, "abcd"))).committed == 1
+    claimed = regroup.claim(regroup.enter(committed, generation(2, "acd")))
+
+    assert (claimed.committed, claimed.result, claimed.held, claimed.pending) == (1, None, (), ())
 
 
-def test_a_member_of_a_short_replica_has_no_state_after_the_next_commit() -> None:
+def test_a_member_of_a_short_replica_stays_current_but_performs_no_collective() -> None:
     ledger = regroup.enter(begun("a"), generation(2, "acd"))
     ledger = regroup.settled(ledger, settle([claim(name) for name in "acd"], four, "redo", ledger.layout))
-    assert ledger.has_state and not ledger.is_complete and ledger.share == ()
+    assert ledger.has_state and not ledger.is_complete and not ledger.is_live and ledger.share == ()
 
     after = ledgers.commit(ledgers.complete(ledger))
 
-    assert (after.step, after.committed) == (1, None)
+    assert (after.step, after.committed) == (1, 1)
+
+
+def test_a_replica_is_live_once_all_its_workers_keep_pace() -> None:
+    assert begun("a").is_live
+    behind = ledgers.commit(ledgers.complete(begun("a")), able=("a", "c", "d"))
+    assert not behind.is_live, "b catches up"
+    assert ledgers.commit(ledgers.complete(behind), able=("a", "b", "c", "d")).is_live
+    assert not Ledger(worker_id="a", members=("a", "b")).is_live, "a worker that is a replica has no collectives"
+
+
+def test_an_update_after_a_settlement_is_performed_by_replicas_that_commit_there_with_all_workers() -> None:
+    """a committed before the new generation, and is somewhere in its update: b must not begin it with a."""
+    held = {name: ledgers.complete(begun(name)) for name in "abcd"}
+    held["a"] = ledgers.commit(held["a"])
+    entered = {name: regroup.enter(held[name], generation(2, "abcd")) for name in "abcd"}
+    settlement = settle([regroup.claim(each) for each in entered.values()], four, "redo", entered["a"].layout)
+    assert settlement.commits == ("b", "c", "d")
+
+    live = {name: regroup.updates_live(regroup.settled(entered[name], settlement), settlement) for name in "bcd"}
+
+    assert live == {"b": False, "c": True, "d": True}
 
 
 def test_a_worker_of_another_replica_takes_the_others_out_of_the_plan_while_one_of_it_is_idle() -> None:
