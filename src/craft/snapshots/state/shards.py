@@ -37,7 +37,7 @@ def is_sharded(value: object) -> bool:
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the local tensor of a DTensor, which shares its memory; any other tensor itself."""
-    return tensor._local_tensor if is_sharded(tensor) else tensor  # type: ignore[attr-defined,no-any-return]
+    return tensor._local_tensor if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def placement_of(tensor: Any) -> Placement:

@@ -21,6 +21,7 @@ from craft.snapshots.store.owner import job_of
 from craft.snapshots.transfer.donor import Donor
 from craft.worker.api.validation import check_optimizers, check_registered
 from craft.worker.checks.script import ignored_sampler
+from craft.worker.data.data_split import split_of
 from craft.worker.data.skipping import SkippingSource
 from craft.worker.data.source_args import check_start_step, is_stream, make_source
 from craft.worker.loop.pre_loop_calls import PreLoopCalls
@@ -28,7 +29,6 @@ from craft.worker.loop.training_loop import TrainingLoop
 from craft.worker.membership.client import MembershipClient
 from craft.worker.membership.devices import between_devices, device_of, make_scales, own_device, warm_up
 from craft.worker.membership.participant import Participant
-from craft.worker.data.data_split import split_of
 from craft.worker.replica.link import ReplicaLink, SoloReplica
 from craft.worker.report.activity_page import ActivityPage
 from craft.worker.report.channel import Channel
@@ -79,7 +79,7 @@ class LoopBuilder:
             loss.settings.answer,
             self.reporter.state_lost,
             stragglers.settings if stragglers is not None else None,
-            **({} if link is None else {"on_entering": link.leave, "on_entered": link.enter}),
+            link,
         )
         self._link = link
         self.replica: Replica | None = link
@@ -121,7 +121,9 @@ class LoopBuilder:
     def refuse_sharded(self, call: str, instead: str) -> None:
         """Raise ConfigError if this worker is part of a replica of several: ``call`` is not built for them yet."""
         if self._link is not None:
-            raise ConfigError(f"{call} in a job with --workers-per-replica {self._link.size} is not built yet: {instead}")
+            raise ConfigError(
+                f"{call} in a job with --workers-per-replica {self._link.size} is not built yet: {instead}"
+            )
 
     def add_model(self, model: torch.nn.Module) -> None:
         """Have all loops from here on keep ``model`` identical on every worker."""

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from craft.protocol.errors import ConfigError
+from craft.worker.data.data_split import DataSplit
 from craft.worker.data.iterable_reading import Maker, Plan
 from craft.worker.data.iterable_source import IterableSource
 from craft.worker.data.loader_settings import LoaderSettings, take_over
 from craft.worker.data.sample_order import SampleOrder
 from craft.worker.data.samplers import BatchOrder, Draws, SampledOrder
-from craft.worker.data.data_split import DataSplit
 from craft.worker.data.sources import Collate, MapSource, Source, StreamSource
 
 logger = logging.getLogger(__name__)

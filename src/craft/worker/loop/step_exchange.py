@@ -97,7 +97,9 @@ class StepExchange:
             last = self._participant.ledger.pending == (microbatch,)
             # The result must not overwrite a gradient that is still to be hashed, and no exchange may run while a microbatch
             # is computed once more after the last one.
-            self._overlaps = last and not (self._participant.ledger.layout.slots or self._wait_for_all or (gradients.in_place and hashed))
+            self._overlaps = last and not (
+                self._participant.ledger.layout.slots or self._wait_for_all or (gradients.in_place and hashed)
+            )
             flushed = self._overlap if self._overlaps else None
             lent = self._result if gradients.in_place and (last or is_extra(microbatch)) else None
         gradients.start(place, size, flushed, lent)

@@ -135,7 +135,11 @@ class GroupOpener:
         for place in (self.current, self.upcoming, *self.left_behind):
             if place is None:
                 continue
-            inner = place is self.upcoming or place.inner is None or not _keeps(generation, place.generation, self._worker_id)
+            inner = (
+                place is self.upcoming
+                or place.inner is None
+                or not _keeps(generation, place.generation, self._worker_id)
+            )
             place.abandon(inner=inner)
             if not inner:
                 kept.append(place)

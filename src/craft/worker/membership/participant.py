@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -67,6 +68,16 @@ class LoopLinks:
     """Records how this worker entered a generation."""
 
 
+class ReplicaMember(Protocol):
+    """A worker's part in its replica."""
+
+    def leave(self) -> None:
+        """End the group of the replica: the worker enters a generation, before it claims anything there."""
+
+    def enter(self, generation: Generation, inner: GlooGroup | None) -> None:
+        """Use the group of a generation that is settled; None: the replica is not complete."""
+
+
 class Participant:
     """This worker as a member. The only writer of its ledger: one method for each transition."""
 
@@ -77,11 +88,9 @@ class Participant:
         on_loss: LossAnswer,
         on_state_lost: Callable[[int], None],
         straggling: StragglerSettings | None,
-        on_entering: Callable[[], None] = lambda: None,
-        on_entered: Callable[[Generation, GlooGroup | None], None] = lambda generation, inner: None,
+        replica: ReplicaMember | None = None,
     ) -> None:
-        """``on_entering()`` is called before this worker claims anything in a generation, ``on_entered`` when it is settled:
-        with the group of its replica, if that has several workers.
+        """``replica``: the replica that this worker is in, if it has several workers.
 
         ``on_state_lost(generation)`` is called before StateLost is raised, even if that is caught.
 
@@ -107,8 +116,7 @@ class Participant:
         self._links = LoopLinks()
         self._membership = membership
         self._on_loss = on_loss
-        self._on_entering = on_entering
-        self._on_entered = on_entered
+        self._replica = replica
         self._on_state_lost = on_state_lost
         self._straggling = straggling
 
@@ -205,7 +213,8 @@ class Participant:
             if not self.ledger.generation and (restoration := self._membership.restoration) is not None:
                 self._ledger = replace(self.ledger, branch=restoration.branch)
             is_first = not self.ledger.generation
-            self._on_entering()
+            if self._replica is not None:
+                self._replica.leave()
             self._ledger = regroup.enter(self.ledger, generation)
             if is_first and self.recalled and self.ledger.has_state:
                 # The other members of a job that begins anew make these calls again, and would wait for this one.
@@ -246,7 +255,8 @@ class Participant:
             before = self.generation.worker_ids if self.generation is not None else ()
             self.lost = tuple(worker_id for worker_id in before if worker_id not in generation.worker_ids)
             self.generation, self.group = generation, group
-            self._on_entered(generation, self._membership.inner_of(generation.number))
+            if self._replica is not None:
+                self._replica.enter(generation, self._membership.inner_of(generation.number))
             self._membership.settled(generation.number)
             self._write_down(generation, claims, settlement, moments, came)
             return settlement

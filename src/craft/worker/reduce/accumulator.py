@@ -17,15 +17,15 @@ a device, the result replaces the last node: the result's buffers are *lent* to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
 from craft.decide.step.gradient_memory import Hold
 from craft.decide.step.tree import Node, parent_of
-from craft.protocol.errors import ConfigError, UnsafeScript
-from craft.snapshots.state.shards import is_sharded, local_of
-from craft.worker.reduce.buckets import Bucket, BucketLayout, bitmap
+from craft.protocol.errors import ConfigError
+from craft.worker.reduce.backward import Leaf
+from craft.worker.reduce.buckets import BucketLayout
 from craft.worker.reduce.flats import Flats
 from craft.worker.reduce.host_offload import HostOffload
 
@@ -54,9 +54,9 @@ class GradientAccumulator:
         """Buffers of the pool in use, and their maximum in this step."""
         self._expected = [0] * len(layout.params)
         self._learned = False
-        self._active: _Leaf | None = None
+        self._active: Leaf | None = None
         self._confirms = confirms
-        self._unconfirmed: _Leaf | None = None
+        self._unconfirmed: Leaf | None = None
         self._hooks = [
             param.register_post_accumulate_grad_hook(self._hook(index))
             for index, param in enumerate(layout.params)
@@ -93,7 +93,7 @@ class GradientAccumulator:
             node, sibling = above
             siblings.append(sibling)
         expected = self._expected if self._learned else None
-        self._active = _Leaf(self, microbatch, node, siblings, expected, flushed, lent, merges=not self._confirms)
+        self._active = Leaf(self, microbatch, node, siblings, expected, flushed, lent, merges=not self._confirms)
 
     def weigh(self, weight: float) -> None:
         """Set the weight of the active microbatch; only before its backward."""
@@ -114,7 +114,7 @@ class GradientAccumulator:
         """Weight of the active microbatch."""
         return self._leaf().weight
 
-    def finish(self, hasher: Callable[[Flats], bytes] | None = None) -> _Leaf:
+    def finish(self, hasher: Callable[[Flats], bytes] | None = None) -> Leaf:
         """End the active microbatch: flush the rest and hold its node; ``hasher`` computes a digest of its gradient."""
         leaf = self._leaf()
         leaf.close()
@@ -130,7 +130,7 @@ class GradientAccumulator:
             self._learned = True
         return leaf
 
-    def _hold(self, leaf: _Leaf) -> None:
+    def _hold(self, leaf: Leaf) -> None:
         # In this order: the exchange thread may look for the node at any time, and must find it in one of the two.
         self.nodes[leaf.node] = leaf.merged
         self._active = None
@@ -177,12 +177,12 @@ class GradientAccumulator:
                 bucket, place = self.layout.place[index]
                 param.grad = leaf.flats.views[bucket][place].clone()
 
-    def hold_empty(self, microbatch: int, size: int) -> _Leaf:
+    def hold_empty(self, microbatch: int, size: int) -> Leaf:
         """Hold a microbatch without data: every gradient is absent."""
         self.start(microbatch, size, None)
         return self.finish()
 
-    def _leaf(self) -> _Leaf:
+    def _leaf(self) -> Leaf:
         assert self._active is not None, "no microbatch is active"
         return self._active
 
@@ -223,167 +223,3 @@ class GradientAccumulator:
         self._out = self._most_out = 0
         if self.aside is not None:
             self.aside.clear()
-
-
-class _Leaf:
-    """The microbatch whose backward is in progress."""
-
-    def __init__(
-        self,
-        gradients: GradientAccumulator,
-        microbatch: int,
-        node: Node,
-        siblings: Sequence[Node],
-        expected: list[int] | None,
-        flushed: Callable[[int], None] | None,
-        lent: Flats | None,
-        *,
-        merges: bool,
-    ) -> None:
-        """``merges``: whether each bucket is added to the siblings' as soon as it is flushed."""
-        self._gradients = gradients
-        self._merges = merges
-        self._layout = gradients.layout
-        self.microbatch = microbatch
-        self.node = node
-        """The node that this microbatch completes: itself, or an ancestor whose other leaves are held."""
-        self.siblings = siblings
-        self.weight = 1.0
-        self.digest = b""
-        self.count = [0] * len(self._layout.params)
-        self.late = False
-        """Whether a gradient came after its bucket was flushed."""
-        self.flats = gradients.take() if siblings or lent is None else lent
-        self.merged = (lent or gradients.take()) if siblings else self.flats
-        self._expected = expected
-        self._flushed = flushed
-        self._left: dict[int, tuple[torch.Tensor, int]] = {}
-        """In the first microbatch: the gradients as autograd left them, with torch's version counters."""
-        self._done = [False] * len(self._layout.buckets)
-        self._missing = [
-            sum(expected[index] for index in bucket.param_indices) if expected is not None else -1
-            for bucket in self._layout.buckets
-        ]
-
-    @property
-    def present(self) -> bytes:
-        """Bitmap of the parameters that got a gradient."""
-        return bitmap(self.count)
-
-    def arrived(self, index: int, bucket: int) -> None:
-        """Count a gradient that autograd put into a parameter; flush its bucket if that is complete."""
-        self.count[index] += 1
-        if self._expected is None:
-            grad = self._layout.params[index].grad
-            assert grad is not None
-            self._left[index] = (grad, grad._version)
-        if self._done[bucket]:
-            self._add_late(index, bucket)
-        elif self._expected is not None and self.count[index] <= self._expected[index]:
-            self._missing[bucket] -= 1
-            if self._missing[bucket] == 0:
-                self._flush(bucket)
-
-    @torch.no_grad()
-    def _add_late(self, index: int, bucket: int) -> None:
-        param = self._layout.params[index]
-        view = self.flats.views[bucket][self._layout.place[index][1]]
-        grad = _grad_of(param)
-        assert grad is not None
-        if self.weight == 0:
-            # Weight 0: the flushed zeros are right.
-            param.grad = None
-            return
-        if self.count[index] == 1:
-            # Not added to the zeros that stand for an absent gradient: they would turn -0.0 into 0.0.
-            torch.mul(grad, self.weight, out=view) if self.weight != 1.0 else view.copy_(grad)
-        elif self.weight != 1.0:
-            raise ConfigError(
-                "a microbatch with step.weight(...) got gradients from more backward() calls than the one before it:"
-                " call backward() once per microbatch, or equally often in each"
-            )
-        else:
-            view.add_(grad)
-        param.grad = None
-        self.late = True
-
-    @torch.no_grad()
-    def close(self) -> None:
-        """Flush the rest; sum a flushed bucket again if it changed since, from inputs that are intact."""
-        self._check_untouched()
-        for bucket in range(len(self._done)):
-            if not self._done[bucket]:
-                self._flush(bucket)
-            elif self.late and self._merges:
-                self._merge(bucket)
-
-    def merge(self) -> None:
-        """Add all buckets to the siblings'."""
-        for bucket in range(len(self._done)):
-            self._merge(bucket)
-
-    def release(self) -> None:
-        """Return the buffers of a microbatch that is held no longer."""
-        self._gradients.release(self.flats)
-        if self.siblings:
-            self._gradients.release(self.merged)
-
-    def _check_untouched(self) -> None:
-        """Raise UnsafeScript if the script changed a gradient of the first microbatch; in later ones a change has no effect."""
-        for index, (grad, version) in self._left.items():
-            now = self._layout.params[index].grad
-            if now is None or now is not grad or now._version != version:
-                raise UnsafeScript(
-                    f"a gradient of shape {tuple(grad.shape)} was changed, replaced or cleared inside the loop over"
-                    " microbatches, after backward(): gradient clipping, scaler.unscale_ and zero_grad have no place there,"
-                    " since gradients are taken out of p.grad while backward() goes on. Do it once per step, after the loop:"
-                    " there p.grad is the mean over the global batch (a hook by p.register_hook works on each microbatch)"
-                )
-        self._left = {}
-
-    @torch.no_grad()
-    def _flush(self, index: int) -> None:
-        bucket = self._layout.buckets[index]
-        self._fill(bucket, self.flats.views[index])
-        if self._merges:
-            self._merge(index)
-        self._done[index] = True
-        if self._flushed is not None:
-            self._flushed(index)
-
-    def _fill(self, bucket: Bucket, views: list[torch.Tensor]) -> None:
-        """Move the bucket's gradients into their views; an absent one, or one of weight 0, is always +0.0."""
-        sources = []
-        for param, view in zip(bucket.params, views, strict=True):
-            grad = _grad_of(param)
-            if grad is not None and grad.is_sparse:
-                raise ConfigError("sparse gradients are not supported: build the embedding with sparse=False")
-            if grad is None or self.weight == 0:
-                # Not multiplied: NaN would stay NaN.
-                view.zero_()
-            elif self.weight != 1.0:
-                torch.mul(grad, self.weight, out=view)
-            else:
-                sources.append((view, grad))
-            param.grad = None
-        if sources:
-            torch._foreach_copy_([view for view, _ in sources], [grad for _, grad in sources])
-
-    def _merge(self, bucket: int) -> None:
-        """Add the bucket to the siblings' up the tree, always left + right, into separate buffers."""
-        part = self.flats.tensors[bucket]
-        for sibling in self.siblings:
-            other = self._gradients.nodes[sibling].tensors[bucket]
-            left, right = (other, part) if sibling[0] < self.microbatch else (part, other)
-            part = torch.add(left, right, out=self.merged.tensors[bucket])
-
-
-def _grad_of(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """Return the gradient in ``p.grad``; of a sharded one, what is here, placed like the parameter."""
-    grad = param.grad
-    if grad is None or not is_sharded(grad):
-        return grad
-    if grad.placements != param.placements:  # type: ignore[attr-defined]
-        # Partial sums, as of norms in sequence parallel: the workers of the replica add them up now, each in the same order.
-        grad = grad.redistribute(placements=param.placements)  # type: ignore[attr-defined]
-    return local_of(grad)

@@ -45,9 +45,7 @@ class AttemptBuilder:
         participant, ledger = self._participant, self._participant.ledger
         if self._route is None or self.group_changed or self._owners != ledger.owners:
             self._owners = ledger.owners
-            self._route = route_of(
-                participant.group, participant.hosts, gradients.layout, ledger.owners, ledger.layout
-            )
+            self._route = route_of(participant.group, participant.hosts, gradients.layout, ledger.owners, ledger.layout)
         return Attempt(
             participant.step,
             participant.group,

@@ -62,9 +62,7 @@ class BucketLayout:
         self.buckets: list[Bucket] = []
         self.place: dict[int, tuple[int, int]] = {}
         """Index of a parameter -> (bucket, position in it)."""
-        total = sum(
-            local_of(param).nbytes for param, wanted in zip(params, self.trainable, strict=True) if wanted
-        )
+        total = sum(local_of(param).nbytes for param, wanted in zip(params, self.trainable, strict=True) if wanted)
         first_bytes = min(bucket_bytes, _FIRST_BUCKET_BYTES if total > _WORTH_OVERLAPPING_BYTES else total)
         open_buckets: dict[tuple[torch.dtype, torch.device], list[tuple[int, torch.nn.Parameter]]] = {}
         sizes: dict[tuple[torch.dtype, torch.device], int] = {}

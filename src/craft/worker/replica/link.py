@@ -42,7 +42,13 @@ class ReplicaLink:
     """Answers the collectives of one worker, for the life of its process."""
 
     def __init__(
-        self, worker_id: str, position: int, size: int, membership: MembershipClient, outputs: RecordedOutputs, late: bool
+        self,
+        worker_id: str,
+        position: int,
+        size: int,
+        membership: MembershipClient,
+        outputs: RecordedOutputs,
+        late: bool,
     ) -> None:
         """``late``: the others are training already, so that collectives before the first step have been made."""
         self.position = position
@@ -155,9 +161,7 @@ class ReplicaLink:
 
     # The beat.
 
-    def beat(
-        self, message: BeatMessage, decide: Callable[[Sequence[BeatMessage]], BeatAnswer]
-    ) -> BeatAnswer | None:
+    def beat(self, message: BeatMessage, decide: Callable[[Sequence[BeatMessage]], BeatAnswer]) -> BeatAnswer | None:
         """Send ``message`` to position 0 and return its answer, the same on all positions; None if the replica broke."""
         with self._lock:
             if self._inner is None or self._error is not None:

@@ -12,12 +12,12 @@ from craft.settings.worker import WorkerSettings
 from craft.snapshots.state.leaves import Stateful
 from craft.snapshots.state.reserved_memory import Reserve
 from craft.snapshots.transfer.donor import Donor
+from craft.worker.data.data_split import DataSplit
 from craft.worker.data.skipping import SkippingSource
 from craft.worker.membership.client import MembershipClient
 from craft.worker.membership.participant import Participant
-from craft.worker.report.activity_page import ActivityPage
-from craft.worker.data.data_split import DataSplit
 from craft.worker.replica.link import ReplicaLink
+from craft.worker.report.activity_page import ActivityPage
 from craft.worker.report.reporter import Reporter
 from craft.worker.state.carried_state import CarriedState
 from craft.worker.state.checkpoint_target import CheckpointTarget

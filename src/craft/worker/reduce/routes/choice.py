@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def route_of(
-    group: P2P | None, hosts: Sequence[str], layout: BucketLayout, owners: Sequence[int], replicas: Layout
+    group: P2P | None, hosts: Sequence[str], layout: BucketLayout, owners: Sequence[int], replicas: Layout = Layout()
 ) -> FlatRoute:
     """Return the route of one plan through ``group``; ``hosts`` names the host of each rank, ``replicas`` its replica."""
     size = word_bytes(owners, max(1, len(hosts)), len(layout.params))
