@@ -44,7 +44,7 @@ class WorkerFailed(Event, frozen=True, kw_only=True, tag=True):
     everywhere: bool = False
     """Whether every member finds the same: no other worker would do better."""
     hardware: bool = False
-    """Whether a device failed: the script is not to blame."""
+    """Whether a device failed, or another worker of its replica: the script is not to blame."""
     time: float = 0.0
 
 

@@ -23,6 +23,11 @@ def place_of(job: Job) -> tuple[int | None, int | None]:
     return (None, None) if current is None else current._place
 
 
+def replica_broke(job: Job) -> bool:
+    """Return whether the script's last numbers mean nothing: another worker of its replica was lost meanwhile."""
+    return job._loops.link is not None and job._loops.link.spoiled
+
+
 def slots_of(job: Job) -> int:
     """Return the number of workers in a full job; losses do not change it."""
     return job._membership.slots

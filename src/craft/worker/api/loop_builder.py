@@ -81,7 +81,7 @@ class LoopBuilder:
             stragglers.settings if stragglers is not None else None,
             link,
         )
-        self._link = link
+        self.link = link
         self.replica: Replica | None = link
         """What torch's process groups run in: the replica; None while nothing is sharded."""
         self._dimensions: dict[str, int] | None = None
@@ -120,9 +120,9 @@ class LoopBuilder:
 
     def refuse_sharded(self, call: str, instead: str) -> None:
         """Raise ConfigError if this worker is part of a replica of several: ``call`` is not built for them yet."""
-        if self._link is not None:
+        if self.link is not None:
             raise ConfigError(
-                f"{call} in a job with --workers-per-replica {self._link.size} is not built yet: {instead}"
+                f"{call} in a job with --workers-per-replica {self.link.size} is not built yet: {instead}"
             )
 
     def add_model(self, model: torch.nn.Module) -> None:
@@ -212,7 +212,7 @@ class LoopBuilder:
             seed=seed,
             conditions=Conditions.here(self.device, shared | self._settings.shared() | self.techniques.shared()),
             target=check_every(target, is_stream(data)),
-            link=self._link,
+            link=self.link,
             split=parts,
             drops=self._drops,
             own_loop=own_loop,

@@ -60,6 +60,7 @@ class CheckpointLifecycle:
             parts.registered.values(),
             self._announce,
             divergence.settings.spikes if divergence is not None else None,
+            is_sharded=parts.link is not None,
         )
         self.scheduler: CheckpointScheduler | None = None
         self._rollback: Rollback | None = None

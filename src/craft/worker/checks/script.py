@@ -12,6 +12,7 @@ import torch
 import torch.distributed
 from torch.utils.data.distributed import DistributedSampler
 
+from craft.groups.sharded.process_group import BACKEND
 from craft.protocol.worker_events import ScriptWarned
 from craft.snapshots.state.leaves import Leaf, Stateful, digest, registered_leaves
 from craft.worker.checks.losses import LossChecks
@@ -194,6 +195,9 @@ def script_group_warning() -> str:
     """Return a warning of a process group that the script opened over several workers; empty without one."""
     dist = torch.distributed
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return ""
+    if dist.get_backend() == BACKEND:
+        # The replica's, which CRAFT opened.
         return ""
     return (
         f"the script called torch.distributed.init_process_group for {dist.get_world_size()} workers: calls on that group"

@@ -35,6 +35,10 @@ class DataSplit(NamedTuple):
         return (self.part,) if self.parts > 1 else ()
 
 
+WHOLE = DataSplit()
+"""All samples: a replica is one worker, or its workers see the same ones."""
+
+
 def split_of(
     position: int, size: int, dimensions: Mapping[str, int] | None, names: Collection[str] | None
 ) -> DataSplit:
@@ -44,7 +48,7 @@ def split_of(
     are divided, or None for those with the usual names.
     """
     if size == 1:
-        return DataSplit()
+        return WHOLE
     if dimensions is None:
         raise ConfigError(
             "job.steps() in a sharded replica before job.mesh(...): make the mesh of the model with job.mesh(shard=...), so that"

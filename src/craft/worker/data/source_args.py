@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from craft.protocol.errors import ConfigError
-from craft.worker.data.data_split import DataSplit
+from craft.worker.data.data_split import WHOLE, DataSplit
 from craft.worker.data.iterable_reading import Maker, Plan
 from craft.worker.data.iterable_source import IterableSource
 from craft.worker.data.loader_settings import LoaderSettings, take_over
@@ -33,7 +33,7 @@ class SourceArgs(NamedTuple):
     steps_per_epoch: int | None = None
     batch: int | None = None
     samples_per_epoch: int | None = None
-    split: DataSplit = DataSplit()
+    split: DataSplit = WHOLE
 
 
 Made = tuple[Source, int | None, Settings]
@@ -53,7 +53,7 @@ def make_source(
     steps_per_epoch: int | None = None,
     batch: int | None = None,
     samples_per_epoch: int | None = None,
-    split: DataSplit = DataSplit(),
+    split: DataSplit = WHOLE,
 ) -> Made:
     """Return the source, the number of steps (None: until the data ends), and the settings all workers must share."""
     wanted = SourceArgs(microbatches, steps, epochs, seed, steps_per_epoch, batch, samples_per_epoch, split)

@@ -14,7 +14,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from craft.worker.data import rng
-from craft.worker.data.data_split import DataSplit
+from craft.worker.data.data_split import WHOLE, DataSplit
 from craft.worker.data.sample_order import MicrobatchSamples, Position, SampleOrder
 from craft.worker.data.samplers import BatchOrder
 
@@ -138,7 +138,7 @@ class StreamSource(Source):
 class Fetcher(Dataset[Any]):
     """Fetches a microbatch as one item, so that a loader process can do it, with its seed."""
 
-    def __init__(self, dataset: Any, collate: Collate, seed: int, split: DataSplit = DataSplit()) -> None:
+    def __init__(self, dataset: Any, collate: Collate, seed: int, split: DataSplit = WHOLE) -> None:
         """``split``: the part of each microbatch that is fetched."""
         self._split = split
         self._dataset = dataset
@@ -228,7 +228,7 @@ class MapSource(Source):
         collate: Collate | None,
         num_workers: int,
         loader_options: dict[str, Any],
-        split: DataSplit = DataSplit(),
+        split: DataSplit = WHOLE,
     ) -> None:
         super().__init__(order.microbatches, total_steps)
         self._order = order

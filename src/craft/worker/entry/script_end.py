@@ -17,11 +17,11 @@ from types import TracebackType
 from typing import NoReturn
 
 from craft.groups.gloo import THREADS
-from craft.protocol.errors import BitsDiffer, CallsDiffer, NewcomerDiffers, Refused, ScriptLeft, StateLost
+from craft.protocol.errors import BitsDiffer, CallsDiffer, LeftBehind, NewcomerDiffers, Refused, ScriptLeft, StateLost
 from craft.protocol.events import WorkerFailed
 from craft.settings.worker import WorkerSettings
 from craft.worker.api.adapter_access import finish as finish_job
-from craft.worker.api.adapter_access import left_in_step, place_of
+from craft.worker.api.adapter_access import left_in_step, place_of, replica_broke
 from craft.worker.entry.worker_process import process
 from craft.worker.membership.devices import is_hardware_fault
 from craft.worker.report.channel import Channel
@@ -137,7 +137,9 @@ def report_failure(channel: Channel | None, error: BaseException, worker_id: str
             late=WorkerSettings.from_environment().late or isinstance(real, NewcomerDiffers),
             refused=isinstance(real, Refused),
             everywhere=isinstance(real, CallsDiffer),
-            hardware=is_hardware_fault(real),
+            hardware=is_hardware_fault(real)
+            or isinstance(real, LeftBehind)
+            or (job is not None and replica_broke(job)),
             time=time.time(),
         )
     )

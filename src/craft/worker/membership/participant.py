@@ -71,8 +71,11 @@ class LoopLinks:
 class ReplicaMember(Protocol):
     """A worker's part in its replica."""
 
-    def leave(self) -> None:
-        """End the group of the replica: the worker enters a generation, before it claims anything there."""
+    def leave(self, number: int) -> None:
+        """End the group of the replica, unless it is that of generation ``number``, which the worker enters.
+
+        Called before it claims anything there.
+        """
 
     def enter(self, generation: Generation, inner: GlooGroup | None) -> None:
         """Use the group of a generation that is settled; None: the replica is not complete."""
@@ -214,7 +217,7 @@ class Participant:
                 self._ledger = replace(self.ledger, branch=restoration.branch)
             is_first = not self.ledger.generation
             if self._replica is not None:
-                self._replica.leave()
+                self._replica.leave(generation.number)
             self._ledger = regroup.enter(self.ledger, generation)
             if is_first and self.recalled and self.ledger.has_state:
                 # The other members of a job that begins anew make these calls again, and would wait for this one.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed
 
 from craft.decide.detect.spikes import DivergenceAnswer, SpikeRule, find_spike, remember
 from craft.decide.techniques.technique import Hooks, Moment
@@ -48,8 +49,14 @@ class NonFiniteGuard(Hooks):
         registered: Iterable[Any],
         report: Callable[[NumbersDiverged], None],
         spikes: SpikeRule | None = None,
+        *,
+        is_sharded: bool = False,
     ) -> None:
-        """Without an answer, no number is checked. ``spikes``: which finite numbers count, too."""
+        """Without an answer, no number is checked. ``spikes``: which finite numbers count, too.
+
+        ``is_sharded``: each worker of a replica has a part of the gradients, and all have to find the same.
+        """
+        self._is_sharded = is_sharded
         self._report = report
         self._spikes = spikes
         self._warned = False
@@ -103,6 +110,11 @@ class NonFiniteGuard(Hooks):
                 return f"{name} is {value}"
         if self._scales:
             return None
+        found = self._found_here(layout, flats)
+        return found if not self._is_sharded else _found_anywhere(found)
+
+    @staticmethod
+    def _found_here(layout: BucketLayout, flats: Sequence[torch.Tensor]) -> str | None:
         # First all sums, read at once since reading waits for the device: they are fast, and finite unless something is wrong.
         # An infinite sum may be an overflow: then check each element.
         sums = torch.stack([_parts(flat).sum().double() for flat in flats]).tolist() if flats else []
@@ -170,6 +182,13 @@ class NonFiniteGuard(Hooks):
         if self._rates:
             for group, rate in zip(optimizer.param_groups, self._rates.pop(), strict=True):
                 group["lr"] = rate
+
+
+def _found_anywhere(found: str | None) -> str | None:
+    """Return what any worker of the replica found; a worker without its replica takes that from a twin."""
+    flag = torch.tensor([found is not None], dtype=torch.uint8)
+    torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
+    return found or ("a gradient is not finite (at another position of the replica)" if flag.item() else None)
 
 
 def _parts(values: torch.Tensor) -> torch.Tensor:

@@ -8,8 +8,8 @@ A bucket is *flushed* when all its parameters have got as many gradients as in t
 during backward. If that guess was wrong (a second backward, a branch taken for the first time), the leaf is corrected and
 ``late`` shows that the sent data is not the held data.
 
-Where a replica has several workers, a microbatch is a *leaf* until all of them are known to have computed it whole: it is added to
-nothing before ``confirm``.
+Where a replica has several workers, a microbatch is a *leaf* until all of them are known to have computed it whole: before
+``confirm`` it is added to nothing.
 
 Sent data is held on the device, in host memory (``host_offload.py``), or not at all and computed again. In the last two cases, on
 a device, the result replaces the last node: the result's buffers are *lent* to the microbatch that completes it.

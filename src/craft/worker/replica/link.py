@@ -90,16 +90,18 @@ class ReplicaLink:
         self._phase, self.live = "update", live
         self._outputs.begin_update(branch, step, keep=keep)
 
-    def leave(self) -> None:
-        """End the group of this replica: this worker enters a generation."""
-        inner, self._inner = self._inner, None
+    def leave(self, number: int) -> None:
+        """End the group of this replica, unless it is that of generation ``number``, which this worker enters."""
         self.live = False
-        if inner is not None:
-            inner.abort()
+        if self._inner is not None and self._inner.generation != number:
+            self._inner.abort()
+            self._inner = None
 
     def enter(self, generation: Generation, inner: GlooGroup | None) -> None:
         """Use the group of a generation that is settled."""
-        self._inner, self._under, self._error, self._opened = inner, generation, None, True
+        if inner is None or inner is not self._inner:
+            self._error = None
+        self._inner, self._under, self._opened = inner, generation, True
 
     def run(self, group: str, ranks: Sequence[int], operation: Operation) -> None:
         """Answer a collective of the process group ``group``, whose members are at positions ``ranks``."""

@@ -12,7 +12,7 @@ from craft.settings.worker import WorkerSettings
 from craft.snapshots.state.leaves import Stateful
 from craft.snapshots.state.reserved_memory import Reserve
 from craft.snapshots.transfer.donor import Donor
-from craft.worker.data.data_split import DataSplit
+from craft.worker.data.data_split import WHOLE, DataSplit
 from craft.worker.data.skipping import SkippingSource
 from craft.worker.membership.client import MembershipClient
 from craft.worker.membership.participant import Participant
@@ -49,7 +49,7 @@ class LoopContext(msgspec.Struct, frozen=True, kw_only=True):
     """Where checkpoints go; None: none are taken."""
     link: ReplicaLink | None = None
     """To the other workers of the replica; None: a replica is one worker."""
-    split: DataSplit = DataSplit()
+    split: DataSplit = WHOLE
     """Which part of each microbatch's samples this worker computes."""
     drops: bool = False
     """Whether the microbatches of a lost worker are dropped."""

@@ -17,9 +17,12 @@ from craft.worker.reduce.routes.hierarchical_cuda import HierarchicalCudaRoute
 
 logger = logging.getLogger(__name__)
 
+ALONE = Layout()
+"""Every replica is one worker."""
+
 
 def route_of(
-    group: P2P | None, hosts: Sequence[str], layout: BucketLayout, owners: Sequence[int], replicas: Layout = Layout()
+    group: P2P | None, hosts: Sequence[str], layout: BucketLayout, owners: Sequence[int], replicas: Layout = ALONE
 ) -> FlatRoute:
     """Return the route of one plan through ``group``; ``hosts`` names the host of each rank, ``replicas`` its replica."""
     size = word_bytes(owners, max(1, len(hosts)), len(layout.params))
