@@ -92,6 +92,16 @@ class ActivityPage:
             else:
                 self.now(phase, step, None if microbatch == NONE else microbatch)
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Wait for other workers in the block, as in an exchange. Afterwards the phase before begins anew."""
+        phase, step, microbatch = self._phase, self._step, self._microbatch
+        self.now(Phase.EXCHANGING, step)
+        try:
+            yield
+        finally:
+            self.now(phase, step, None if microbatch == NONE else microbatch)
+
     def _pause(self, reason: str, step: int) -> None:
         self._reason = reason
         if self._map is not None:
