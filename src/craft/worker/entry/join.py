@@ -106,7 +106,7 @@ def _link(settings: WorkerSettings, membership: MembershipClient, donor: Donor |
     if settings.replica_size == 1:
         return None
     outputs = RecordedOutputs(donor, settings.state_key_bytes)
-    link = ReplicaLink(settings.worker_id, settings.position, settings.replica_size, membership, outputs, settings.late)
+    link = ReplicaLink(settings, membership, outputs, process.activity.waiting)
     install(link)
     return link
 

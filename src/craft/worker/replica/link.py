@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import zlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Literal
 
 import msgspec
@@ -19,8 +21,9 @@ from craft.decide.step.beat import BeatAnswer, BeatMessage
 from craft.groups.gloo import GlooGroup
 from craft.groups.sharded.operation import TAGS, Operation
 from craft.groups.subgroup import Subgroup
-from craft.protocol.errors import GroupBroken, GroupError
+from craft.protocol.errors import ConfigError, GroupBroken, GroupError
 from craft.protocol.membership import Generation, Member
+from craft.settings.worker import WorkerSettings
 from craft.worker.membership.client import MembershipClient
 from craft.worker.membership.group_opening import mates_of
 from craft.worker.replica.recorded_outputs import RecordedOutputs
@@ -31,6 +34,7 @@ Phase = Literal["start", "compute", "update"]
 
 _TO_FIRST, _TO_ALL, _FIRST_GROUP = 0, 1, 8
 """Tags of beats; those of process groups follow."""
+_MOST_GROUPS = 1 << 24
 _BEAT_BYTES = 64
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -43,21 +47,21 @@ class ReplicaLink:
 
     def __init__(
         self,
-        worker_id: str,
-        position: int,
-        size: int,
+        settings: WorkerSettings,
         membership: MembershipClient,
         outputs: RecordedOutputs,
-        late: bool,
+        waiting: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """``late``: the others are training already, so that collectives before the first step have been made."""
-        self.position = position
-        self.size = size
-        self.live = not late
+        """``waiting()`` is entered while this worker waits for others: only one that others wait for can be overdue."""
+        self.position = settings.position
+        self.size = settings.replica_size
+        # If late, the others are training already: collectives before the first step have been made.
+        self.live = not settings.late
         """Whether the workers of this replica compute and update together."""
         self.spoiled = False
         """Whether a collective of a microbatch was answered by an echo, and its traces are not removed yet."""
-        self._worker_id = worker_id
+        self._worker_id = settings.worker_id
+        self._waiting = waiting
         self._membership = membership
         self._outputs = outputs
         self._inner: GlooGroup | None = None
@@ -65,7 +69,8 @@ class ReplicaLink:
         self._opened = False
         self._error: GroupError | None = None
         self._phase: Phase = "start"
-        self._groups: dict[str, int] = {}
+        self._tags: dict[int, str] = {}
+        """The process group to which a range of tags belongs."""
         self._at_ease: Callable[[], bool] = lambda: True
         # Autograd may call from a thread of its device while the main thread waits. Reentrant: taking an output may regroup.
         self._lock = threading.RLock()
@@ -105,8 +110,8 @@ class ReplicaLink:
 
     def run(self, group: str, ranks: Sequence[int], operation: Operation) -> None:
         """Answer a collective of the process group ``group``, whose members are at positions ``ranks``."""
-        with self._lock, torch.no_grad():
-            first_tag = _FIRST_GROUP + TAGS * self._groups.setdefault(group, len(self._groups))
+        with self._lock, torch.no_grad(), self._waiting():
+            first_tag = self._first_tag(group)
             if self._phase == "compute":
                 if not self._performed(operation, ranks, first_tag):
                     self.spoiled = True
@@ -117,6 +122,16 @@ class ReplicaLink:
                 self._outputs.record(name, operation)
             else:
                 self._outputs.take(name, operation, self._twins, self._at_ease)
+
+    def _first_tag(self, group: str) -> int:
+        """Return the first tag of a process group: the same on all its members, in whatever order each first used it."""
+        number = zlib.crc32(group.encode()) % _MOST_GROUPS
+        if self._tags.setdefault(number, group) != group:
+            raise ConfigError(
+                f"the process groups {group} and {self._tags[number]} cannot be told apart by their tags: make them in another"
+                " order, so that torch gives them other names"
+            )
+        return _FIRST_GROUP + TAGS * number
 
     def _performed(self, operation: Operation, ranks: Sequence[int], first_tag: int) -> bool:
         """Perform ``operation``; return False if this replica is not, or no longer, whole."""
