@@ -41,7 +41,9 @@ def news(world: ShardedWorld, worker: ShardedWorker) -> Iterator[Generation]:
 
 def _is_free(worker: ShardedWorker, rules: ShardedRules) -> bool:
     """Whether it can enter a generation without asking its replica."""
-    if not worker.acts or not worker.ledger.is_complete or worker.phase in ("wait", "adopt"):
+    if worker.updating:
+        return worker.waits_for_twins and not rules.waits_aside
+    if not worker.acts or not worker.ledger.is_live or worker.phase in ("wait", "adopt"):
         return True
     alone = rules.enters_alone or (rules.commits_alone and worker.phase == "exchange")
     return alone and worker.phase in ("ready", "exchange")
@@ -62,14 +64,15 @@ def _follow(world: ShardedWorld, worker: ShardedWorker, rules: ShardedRules) -> 
 
 
 def enter(world: ShardedWorld, worker: ShardedWorker, generation: Generation, rules: ShardedRules) -> ShardedWorld:
-    """Promise, discard what no beat confirmed, claim."""
+    """Promise, discard what no beat confirmed, claim; an update that it is in goes on afterwards, without its replica."""
     worker = replace(
         worker,
         phase="out",
         beats=0,
         message=None,
         activity=UPDATE,
-        progress=0,
+        progress=worker.progress if worker.updating else 0,
+        alone=worker.updating,
         broken=False,
         due=False,
         attempt=0,
@@ -111,12 +114,23 @@ def _settle(world: ShardedWorld, worker: ShardedWorker, bounds: ShardedBounds, r
         spoiled=worker.spoiled and ledger.has_state,
     )
     label = ("settle", worker.name, f"level={settlement.step}")
-    if not ledger.is_complete:
-        yield label, shared(world, worker)
+    if commits:
+        # One that committed it before runs the update without this one.
+        together = ledger.is_complete and set(ledger.mates) <= set(settlement.commits)
+        yield label, world.with_worker(replace(worker, phase="work", updating=True, progress=0, alone=not together))
+    elif worker.updating:
+        yield label, world.with_worker(replace(worker, phase="work"))
     elif not ledger.has_state:
         yield label, world.with_worker(replace(worker, phase="adopt"))
     else:
-        yield label, world.with_worker(replace(worker, phase="work" if commits else "ready"))
+        yield label, begun(world, worker)
+
+
+def begun(world: ShardedWorld, worker: ShardedWorker) -> ShardedWorld:
+    """Begin a step: with its replica, or only with its share of the exchange."""
+    if worker.ledger.is_live:
+        return world.with_worker(replace(worker, phase="ready"))  # type: ignore[return-value]
+    return shared(world, replace(worker, phase="out"))
 
 
 def _check_settlement(world: ShardedWorld, worker: ShardedWorker, settlement: Settlement) -> None:
@@ -157,8 +171,8 @@ def shared(world: ShardedWorld, worker: ShardedWorker, *, resend: bool = False) 
 
 
 def is_ready(worker: ShardedWorker) -> bool:
-    """Whether it says that it is ready for the upcoming generation; one of a short replica has no state to wait for."""
-    return worker.ledger.has_state or not worker.ledger.is_complete
+    """Whether it says that it is ready for the upcoming generation."""
+    return worker.ledger.has_state
 
 
 def shares_of(world: ShardedWorld, worker: ShardedWorker) -> dict[str, ShardShare]:
@@ -174,7 +188,7 @@ def shares_of(world: ShardedWorld, worker: ShardedWorker) -> dict[str, ShardShar
 
 def _complete(world: ShardedWorld, worker: ShardedWorker, rules: ShardedRules) -> Moves:
     ledger, layout = worker.ledger, worker.ledger.layout
-    is_sent = worker.phase == "exchange" or not ledger.is_complete
+    is_sent = worker.phase == "exchange" or not ledger.is_live
     if not is_sent or ledger.result is not None or not ledger.owners:
         return
     shares = shares_of(world, worker)
@@ -221,7 +235,8 @@ def may_commit(world: ShardedWorld, worker: ShardedWorker, rules: ShardedRules) 
 
 
 def committed(world: ShardedWorld, worker: ShardedWorker, bounds: ShardedBounds, rules: ShardedRules) -> ShardedWorld:
-    """Commit; a complete replica then runs the update, one that is short goes on without the state."""
+    """Commit, and begin the update: with the replica, if it computed the step, else with what twins record."""
+    live = worker.ledger.is_live
     after: ShardedWorld = workers.recorded(world, worker)  # type: ignore[assignment]
     upcoming, agreed = worker.prepared, worker.agreed
     ledger = rules.commit(worker.ledger, worker.able, None)
@@ -237,45 +252,55 @@ def committed(world: ShardedWorld, worker: ShardedWorker, bounds: ShardedBounds,
         spoiled=worker.spoiled and ledger.has_state,
         due=upcoming is not None and agreed == upcoming.number,
     )
-    if ledger.is_complete:
-        worker = replace(worker, phase="work", activity=UPDATE, progress=0, dirty=False, tainted=-1)
-        return after.with_worker(worker)  # type: ignore[return-value]
-    if worker.due and upcoming is not None:
-        return enter(after, worker, upcoming, rules)
-    return shared(after, replace(worker, due=False))
+    worker = replace(
+        worker, phase="work", activity=UPDATE, progress=0, dirty=False, tainted=-1, updating=True, alone=not live
+    )
+    return after.with_worker(worker)  # type: ignore[return-value]
+
+
+def updated(world: ShardedWorld, worker: ShardedWorker, rules: ShardedRules) -> ShardedWorld:
+    """End the update; the state is whole from here on."""
+    worker = replace(
+        worker, updating=False, alone=False, progress=0, spoiled=worker.spoiled or worker.dirty, dirty=False
+    )
+    if worker.ledger.is_live and not worker.broken:
+        return world.with_worker(replace(worker, phase="ready"))  # type: ignore[return-value]
+    if worker.broken:
+        return world.with_worker(replace(worker, phase="wait"))  # type: ignore[return-value]
+    if worker.due and worker.prepared is not None:
+        return enter(world, worker, worker.prepared, rules)
+    return shared(world, replace(worker, phase="out", due=False))
 
 
 def _commit_alone(world: ShardedWorld, worker: ShardedWorker, bounds: ShardedBounds, rules: ShardedRules) -> Moves:
-    """One of a short replica asks no other."""
-    if worker.ledger.is_complete and not (rules.commits_alone and worker.phase == "exchange"):
+    """One of a replica that does not compute asks no other."""
+    if worker.ledger.is_live and not (rules.commits_alone and worker.phase == "exchange"):
         return
     if may_commit(world, worker, rules):
         yield ("commit", worker.name, f"step={worker.ledger.step}"), committed(world, worker, bounds, rules)
 
 
 def _adopt(world: ShardedWorld, worker: ShardedWorker, bounds: ShardedBounds, rules: ShardedRules) -> Moves:
-    """Take the state from a twin: all wait for that at the boundary. One of a short replica does so at the end only."""
+    """Take the state from a twin whose update is at its end; the others wait for the newcomer in the exchange."""
     ledger = worker.ledger
-    at_end = ledger.step == bounds.steps and not ledger.is_complete and not ledger.has_state
-    if worker.phase != "adopt" and not at_end:
+    if worker.phase != "adopt":
         return
     column = ledger.layout.column(position_of(worker), len(ledger.members))
     for name in (ledger.members[rank] for rank in column):
         donor = world.worker(name)
         if not isinstance(donor, ShardedWorker) or not donor.acts or donor.number != worker.number:
             continue
-        if donor.ledger.has_state and donor.ledger.clean and donor.ledger.step == ledger.step:
+        if donor.ledger.has_state and not donor.updating and donor.ledger.step == ledger.step:
             if donor.spoiled:
                 raise Violation(f"P3: {worker.name} takes its state from {name}, which is spoiled")
             adopted = ledgers.keeps_pace(rules.adopt(ledger))
-            phase = "out" if at_end else "ready"
             label = ("adopt", worker.name, f"from={name}", f"level={ledger.step}")
-            yield label, world.with_worker(replace(worker, ledger=adopted, phase=phase, spoiled=False))
+            yield label, begun(world, replace(worker, ledger=adopted, spoiled=False))
             return
 
 
 def finish(world: ShardedWorld, bounds: ShardedBounds, rules: ShardedRules) -> Moves:
-    """All scripts end, once every member has the clean state after the last step; how they end is searched elsewhere."""
+    """All scripts end, once every member has the state after the last step; how they end is searched elsewhere."""
     current = world.job.generation
     inside = [world.worker(name) for name in current.worker_ids] if current is not None else []
     if not inside or world.job.stopping is not None:
@@ -296,4 +321,5 @@ def _is_done(worker: object, bounds: ShardedBounds) -> bool:
     if not isinstance(worker, ShardedWorker) or not worker.acts:
         return False
     ledger = worker.ledger
-    return ledger.committed == bounds.steps and ledger.clean and (worker.phase == "exchange" or not ledger.is_complete)
+    done = ledger.committed == bounds.steps and not worker.updating
+    return done and (worker.phase == "exchange" or not ledger.is_live)

@@ -16,11 +16,9 @@ from craft.protocol.membership import Claim, Generation, Settlement, Slot
 from .rules import ShardedRules, SizeOf, combined
 
 
-def _own_update_is_enough(ledger: Ledger) -> Ledger:
-    return replace(ledger, clean=True)
-
-
-CLEAN_WITHOUT_A_BEAT = ShardedRules(updated=_own_update_is_enough)
+ECHOES_IN_UPDATES = ShardedRules(echoes_updates=True)
+WAITS_FOR_A_TWIN_ASIDE = ShardedRules(waits_aside=True)
+TAKES_OUTPUTS_OF_ANY_STEP = ShardedRules(takes_any_step=True)
 
 
 def _merged_at_once(ledger: Ledger, microbatch: int) -> Ledger:
@@ -63,7 +61,7 @@ def _resend_of_one_column(words: tuple[Word, ...], layout: Layout, position: int
 
 COLUMNS_RESEND_ALONE = ShardedRules(combine=_resend_of_one_column)
 ACKNOWLEDGES_WHAT_IS_SENT_AGAIN = ShardedRules(combine=_resend_of_one_column, acknowledges_first=True)
-POSITIONS_ENTER_ALONE = ShardedRules(enters_alone=True)
+POSITIONS_ENTER_ALONE = ShardedRules(enters_alone=True, ends_groups=False)
 POSITIONS_LEAVE_THE_EXCHANGE_ALONE = ShardedRules(commits_alone=True, ends_groups=False)
 
 

@@ -10,7 +10,7 @@ from craft.decide.step.beat import BeatAnswer, BeatMessage
 
 from ..workers import Label, Moves
 from ..world import Violation
-from .members import committed, may_commit, news, shared
+from .members import committed, may_commit, news, shared, updated
 from .rules import ShardedRules
 from .world import COLLECTIVES, UPDATE, ShardedBounds, ShardedWorker, ShardedWorld, position_of
 
@@ -18,7 +18,10 @@ NOT_THERE = ("dead", "left", "finished")
 
 
 def moves(world: ShardedWorld, worker: ShardedWorker, bounds: ShardedBounds, rules: ShardedRules) -> Moves:
-    """Everything that a worker of a complete replica can do with the others of it."""
+    """Everything that a worker of a replica that computes, or runs an update, can do with the others of it."""
+    if worker.waits_for_twins and worker.phase == "work":
+        yield from _take_output(world, worker, bounds, rules)
+        return
     mates = mates_of(world, worker)
     together = is_steady(world, mates, bounds)
     if rules.commits_alone and worker.phase == "exchange":
@@ -168,7 +171,7 @@ def taken(
 
 
 def confirmed(worker: ShardedWorker, rules: ShardedRules) -> ShardedWorker:
-    """All positions ran whole: merge the leaf, and take the state for clean."""
+    """All positions ran whole: merge the leaf."""
     leaf = worker.ledger.leaf
     if leaf is not None:
         if worker.dirty:
@@ -191,7 +194,8 @@ def _work(
         if worker.is_leader:
             after = world
             for mate in there:
-                after = _with(after, _finished(mate, rules))
+                whole = frozenset((mate.ledger.step - 1, each) for each in range(mate.progress, COLLECTIVES))
+                after = _finished(after, replace(mate, records=mate.records | whole), rules)
             yield _label(worker, "run"), after
         return
     needed = [mates[position] for position in _group(worker, len(mates), bounds)]
@@ -200,14 +204,46 @@ def _work(
     passed = replace(worker, progress=worker.progress + 1, dirty=worker.dirty or wrong)
     if len(arrived) < len(needed):
         gone = any(mate is None or _has_ended(mate, worker, rules) for mate in needed)
-        if bounds.chained and gone and passed.progress < COLLECTIVES:
+        tainted = worker.progress if worker.tainted < 0 else worker.tainted
+        if worker.updating and rules.echoes_updates and gone:
+            echoed = replace(passed, tainted=tainted, dirty=True)
+            is_last = echoed.progress == COLLECTIVES
+            yield _label(worker, "goes on"), _finished(world, echoed, rules) if is_last else _with(world, echoed)
+        elif bounds.chained and not worker.updating and gone and passed.progress < COLLECTIVES:
             # A device goes on with what an aborted collective left, and tells so later.
-            tainted = worker.progress if worker.tainted < 0 else worker.tainted
             yield _label(worker, "goes on"), _with(world, replace(passed, tainted=tainted, dirty=True))
-    elif passed.progress < COLLECTIVES:
+        return
+    passed = recorded(passed, worker.progress)
+    if passed.progress < COLLECTIVES:
         yield _label(worker, f"collective={worker.progress}"), _with(world, passed)
-    elif passed.tainted < 0:
-        yield _label(worker, "ends"), _with(world, _finished(passed, rules))
+    elif passed.tainted < 0 or passed.updating:
+        yield _label(worker, "ends"), _finished(world, passed, rules)
+
+
+def recorded(worker: ShardedWorker, collective: int) -> ShardedWorker:
+    """Record what a collective of the update gave."""
+    if not worker.updating:
+        return worker
+    return replace(worker, records=worker.records | {(worker.ledger.step - 1, collective)})
+
+
+def _take_output(world: ShardedWorld, worker: ShardedWorker, bounds: ShardedBounds, rules: ShardedRules) -> Moves:
+    """Take the output of the next collective of the update from a twin that recorded it."""
+    if worker.progress == COLLECTIVES:
+        yield _label(worker, "ends"), _finished(world, worker, rules)
+        return
+    wanted = (worker.ledger.step - 1, worker.progress)
+    for twin in world.having("running"):
+        if not isinstance(twin, ShardedWorker) or twin.name == worker.name:
+            continue
+        if bounds.slot(twin.name).position != bounds.slot(worker.name).position:
+            continue
+        found = [each for each in twin.records if each == wanted or (rules.takes_any_step and each[1] == wanted[1])]
+        if found:
+            wrong = worker.dirty or twin.dirty or twin.spoiled or wanted not in found
+            taken_over = recorded(replace(worker, progress=worker.progress + 1, dirty=wrong), worker.progress)
+            yield (*_label(worker, f"takes={worker.progress}"), f"from={twin.name}"), _with(world, taken_over)
+            return
 
 
 def _group(worker: ShardedWorker, replica_size: int, bounds: ShardedBounds) -> Sequence[int]:
@@ -237,15 +273,14 @@ def _has_issued(mate: ShardedWorker, worker: ShardedWorker) -> bool:
     return mate.phase in ("ready", "beat", "exchange", "commit beat")
 
 
-def _finished(worker: ShardedWorker, rules: ShardedRules) -> ShardedWorker:
+def _finished(world: ShardedWorld, worker: ShardedWorker, rules: ShardedRules) -> ShardedWorld:
     """It computed the microbatch or ran the update, as far as it knows."""
     if worker.activity == UPDATE:
-        spoiled = worker.spoiled or worker.dirty
-        return replace(worker, ledger=rules.updated(worker.ledger), phase="ready", spoiled=spoiled, dirty=False)
+        return updated(world, worker, rules)
     worker = replace(worker, dirty=worker.dirty or worker.spoiled, phase="ready")
     ledger = rules.hold(worker.ledger, worker.activity)
     added = worker.added if ledger.leaf is not None else tuple(sorted((*worker.added, worker.activity)))
-    return replace(worker, ledger=ledger, added=added)
+    return _with(world, replace(worker, ledger=ledger, added=added))
 
 
 def _break(
@@ -264,10 +299,13 @@ def _break(
         asks = worker.phase != "exchange" or worker.ledger.result is not None or any(news(world, worker))
         lost = asks and any(mate is None or _has_ended(mate, worker, rules) for mate in mates)
     lost = lost or any(rules.ends_replica(worker.ledger, generation) for generation in news(world, worker))
+    if worker.updating and rules.echoes_updates:
+        return
     if lost or (worker.tainted >= 0 and worker.phase == "work"):
+        phase = worker.phase if worker.updating else "wait"
         yield (
             ("break", worker.name, worker.phase),
-            _with(world, replace(worker, phase="wait", broken=True, message=None)),
+            _with(world, replace(worker, phase=phase, broken=True, message=None, tainted=-1)),
         )
 
 

@@ -31,10 +31,6 @@ def combined(words: tuple[Word, ...], layout: Layout, position: int) -> Combined
     return combine_columns(words, layout, position)
 
 
-def _as_it_was(ledger: Ledger) -> Ledger:
-    return ledger
-
-
 @dataclass(frozen=True)
 class ShardedRules(Rules):
     """Every decision about replicas."""
@@ -44,8 +40,12 @@ class ShardedRules(Rules):
     before_microbatch: Callable[[Sequence[BeatMessage]], BeatAnswer] = beat.before_microbatch
     before_commit: Callable[[Sequence[BeatMessage]], BeatAnswer] = beat.before_commit
     confirmed: Callable[[Ledger], Ledger] = ledgers.confirmed
-    updated: Callable[[Ledger], Ledger] = _as_it_was
-    """After the update ran whole here, and before a beat says so of all positions."""
+    echoes_updates: bool = False
+    """Whether a broken collective of an update is echoed, like one of a microbatch."""
+    waits_aside: bool = False
+    """Whether a worker that waits for a twin's output enters no generation meanwhile."""
+    takes_any_step: bool = False
+    """Whether a worker takes an output of any step from its twins."""
     acknowledges_first: bool = False
     """Whether a member acknowledges before it looks whether its gradients are sent again."""
     enters_alone: bool = False

@@ -70,7 +70,7 @@ def _of_workers(world: ShardedWorld, bounds: ShardedBounds, rules: ShardedRules)
     for worker in world.having("running", "cut"):
         assert isinstance(worker, ShardedWorker)
         yield from members.moves(world, worker, bounds, rules)
-        if worker.acts and worker.ledger.is_complete:
+        if worker.acts and (worker.ledger.is_live or worker.updating):
             yield from replica.moves(world, worker, bounds, rules)
 
 
@@ -91,7 +91,9 @@ def _faults(world: ShardedWorld, bounds: ShardedBounds, rules: ShardedRules) -> 
 def _broken(world: ShardedWorld, worker: ShardedWorker, bounds: ShardedBounds, rules: ShardedRules) -> Moves:
     """A collective of its replica breaks here; on a device, that may show only later."""
     after: World = replace(world, replica_breaks=world.replica_breaks - 1)
-    if worker.phase == "work":
+    if worker.updating and not rules.echoes_updates:
+        after = after.with_worker(replace(worker, broken=True))
+    elif worker.phase == "work":
         after = after.with_worker(replace(worker, tainted=worker.progress))
     else:
         after = after.with_worker(replace(worker, phase="wait", broken=True, message=None))

@@ -8,6 +8,8 @@ left out, and why nothing is lost by it:
 * In a replica that cannot lose a worker any more (``is_steady``) all positions move together. That one of them is late
   looks, to the others, like its messages taking their time, and they may.
 * Data never runs out, and all weights are 1.
+
+In an update a worker whose replica is not whole takes the outputs of collectives from a twin that recorded them.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ UPDATE = -1
 
 Phase = Literal["out", "adopt", "ready", "beat", "work", "exchange", "commit beat", "wait"]
 """
-* ``out``: in no settled generation, or in a replica that is short, which takes part in the exchange only
+* ``out``: in no settled generation, or in a replica that does not compute, which takes part in the exchange only
 * ``adopt``: waits for the state from a twin
 * ``ready``: came to a beat before a microbatch, the exchange or the end
 * ``beat``, ``commit beat``: told position 0, and waits for the answer
@@ -58,7 +60,7 @@ class ShardedBounds(Bounds, frozen=True, kw_only=True):
     one_after_the_other: bool = False
     """Whether a worker is lost, and a newcomer comes, only after a collective broke in an update."""
     may_lose_state: bool = False
-    """Whether so much goes wrong that no clean state may be left at some position."""
+    """Whether so much goes wrong that no state may be left at some position."""
     from_the_first_step: bool = False
     """Whether the search begins where all have settled the first generation, and not where it is made."""
     lockstep: bool = True
@@ -89,14 +91,14 @@ class ShardedBounds(Bounds, frozen=True, kw_only=True):
         return not (self.one_after_the_other and still_to_break)
 
     def can_go_on(self, world: World) -> bool:
-        """Whether a running member at every position has clean state; not checked where it may be of different steps."""
+        """Whether a running member at every position has the state; not checked where it may be of different steps."""
         if self.may_lose_state:
             return False
         members = world.job.members
         found = {
             self.slot(each.name).position
             for each in world.having("running")
-            if each.name in members and each.ledger.has_state and each.ledger.clean
+            if each.name in members and each.ledger.has_state
         }
         return len(found) == self.replica_size
 
@@ -117,6 +119,12 @@ class ShardedWorker(Worker, frozen=True, kw_only=True):
     """Collectives of it that it came out of."""
     broken: bool = False
     """Whether it ended the groups of its replica."""
+    updating: bool = False
+    """Whether it has committed a step whose update is not at its end."""
+    alone: bool = False
+    """Whether it runs that update without its replica."""
+    records: frozenset[tuple[int, int]] = frozenset()
+    """(step, collective) of the outputs that it recorded."""
     due: bool = False
     """Whether all agreed to enter the upcoming generation at this boundary."""
     attempt: int = 0
@@ -129,6 +137,11 @@ class ShardedWorker(Worker, frozen=True, kw_only=True):
     """In truth: its state is wrong."""
     added: tuple[int, ...] = ()
     """In truth: the microbatches in the sum that it holds, each as often as it was added."""
+
+    @property
+    def waits_for_twins(self) -> bool:
+        """Whether it runs an update with the outputs of its twins."""
+        return self.updating and (self.alone or self.broken)
 
     @property
     def is_leader(self) -> bool:
