@@ -64,7 +64,7 @@ def check(run_dir: Path, reference: Path | str | None = None, hosts: Sequence[Pa
     ]
     return HistoryReport(
         steps=_num_steps(run),
-        digest=next(iter(digests.values())) if len(set(digests.values())) == 1 else None,
+        digest=_one_digest(run, digests),
         dropped=dropped,
         violations=tuple(violations),
     )
@@ -107,24 +107,50 @@ def _bits(run: Run, digests: Mapping[str, str | None], reference: Path | str | N
     """P1: the final state is that of the undisturbed run, on every worker that finished."""
     if not digests:
         yield "P1: no worker finished"
-    for digest in sorted(set(map(str, digests.values()))):
-        if len(set(digests.values())) > 1:
-            holders = ", ".join(worker_id for worker_id, other in digests.items() if str(other) == digest)
-            yield f"P1: workers finished with different states: {holders} with {digest}"
-    expected = _digest_of(reference) if isinstance(reference, Path) else reference
-    if expected is not None:
-        for worker_id, digest in digests.items():  # type: ignore[assignment]
-            if digest != expected:
-                yield f"P1: {worker_id} finished with the state {digest}, the reference with {expected}"
+    wanted = (_digest_of(reference) if isinstance(reference, Path) else reference or "").split(_BETWEEN)
+    for position, own in _by_position(run, digests).items():
+        for digest in sorted(set(map(str, own.values()))):
+            if len(set(own.values())) > 1:
+                holders = ", ".join(worker_id for worker_id, other in own.items() if str(other) == digest)
+                yield f"P1: workers finished with different states: {holders} with {digest}"
+        expected = wanted[position] if position < len(wanted) else ""
+        for worker_id, found in own.items() if reference is not None else ():
+            if found != expected:
+                yield f"P1: {worker_id} finished with the state {found}, the reference with {expected}"
     for line in events(run, "StateDiverged"):
         yield f"P1: the state diverged at step {line['step']}: {line['detail']}"
 
 
+_BETWEEN = "+"
+"""Between the digests of positions, where a model is spread over several workers."""
+
+
+def _by_position(run: Run, digests: Mapping[str, str | None]) -> dict[int, dict[str, str | None]]:
+    """Return the digests of the workers of each position; all are at position 0 unless the model is sharded."""
+    slots = {line["member"]["worker_id"]: line["member"].get("slot") for line in events(run, "WorkerJoined")}
+    found: dict[int, dict[str, str | None]] = {}
+    for worker_id, digest in digests.items():
+        slot = slots.get(worker_id)
+        found.setdefault(slot[1] if slot else 0, {})[worker_id] = digest
+    return dict(sorted(found.items()))
+
+
+def _one_digest(run: Run, digests: Mapping[str, str | None]) -> str | None:
+    """Return the digest of the final state, of all positions one after the other; None if workers differ."""
+    found = [set(own.values()) for own in _by_position(run, digests).values()]
+    if not found or any(len(own) != 1 or None in own for own in found):
+        return None
+    return _BETWEEN.join(str(own.pop()) for own in found)
+
+
 def _digest_of(reference: Path) -> str:
-    found = set(final_digests(read_job(reference)).values())
-    if len(found) != 1 or None in found:
-        raise ConfigError(f"{reference} is not a reference: its workers finished with {len(found)} different states")
-    return str(found.pop())
+    run = read_job(reference)
+    digests = final_digests(run)
+    found = _one_digest(run, digests)
+    if found is None:
+        different = len(set(digests.values()))
+        raise ConfigError(f"{reference} is not a reference: its workers finished with {different} different states")
+    return found
 
 
 def _coverage(run: Run) -> Iterator[str]:

@@ -15,7 +15,6 @@ from craft.protocol.membership import Claim, Generation, Settlement, Slot
 
 from .rules import ShardedRules, SizeOf, combined
 
-
 ECHOES_IN_UPDATES = ShardedRules(echoes_updates=True)
 WAITS_FOR_A_TWIN_ASIDE = ShardedRules(waits_aside=True)
 TAKES_OUTPUTS_OF_ANY_STEP = ShardedRules(takes_any_step=True)

@@ -23,8 +23,6 @@ from craft.protocol.events import (
 )
 from craft.protocol.membership import Member
 
-_CHANGES = WorkerJoined | WorkerLost | WorkerFailed | WorkerFinished | WorkerLeft | HostLost
-
 
 class FormPolicy:
     """Makes the first generation once every expected worker has joined or is lost.
@@ -35,7 +33,10 @@ class FormPolicy:
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
         if state.generation is not None or state.restoring:
             return ()
-        if not isinstance(event, _CHANGES) and not (state.replica_size > 1 and isinstance(event, ReplacementsEnded)):
+        if isinstance(event, ReplacementsEnded):
+            if state.replica_size == 1:
+                return ()
+        elif not isinstance(event, WorkerJoined | WorkerLost | WorkerFailed | WorkerFinished | WorkerLeft | HostLost):
             return ()
         if len(state.having("waiting")) < state.slots - state.absent:
             return ()

@@ -188,9 +188,8 @@ def test_a_sharded_parameter_is_refused_by_its_name() -> None:
         dist.destroy_process_group()
 
     assert str(caught.value) == (
-        "1.weight is a DTensor, as fully_shard and parallelize_module make them: each worker has only its shard, and CRAFT keeps"
-        " whole copies of a model equal. Sharded replicas are not built yet: pass the model before it is sharded, if it fits one"
-        " worker; craft.dcp keeps checkpoints of jobs that shard their model outside CRAFT"
+        "1.weight is a DTensor, as fully_shard and parallelize_module make them, on a mesh that CRAFT does not know: start the"
+        " job with --workers-per-replica, and make the mesh with job.mesh(shard=...)"
     )
 
 

@@ -1,0 +1,76 @@
+"""Train a small model that is spread over the workers of a replica: ``train_sharded.py KIND [--steps N] [--slow S]``.
+
+KIND: ``fsdp`` (FSDP2), ``tp`` (tensor parallel), or ``both`` (FSDP2 over one half of the mesh, tensor parallel over the other).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.data import TensorDataset
+
+import craft
+from craft import testing
+
+WIDTH = 32
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
+        return out
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("kind", choices=["fsdp", "tp", "both"])
+parser.add_argument("--steps", type=int, default=20)
+parser.add_argument("--slow", type=float, default=0.0)
+args = parser.parse_args()
+
+testing.arm()
+job = craft.join()
+torch.manual_seed(0)
+size = job.replica_size
+mesh = job.mesh(**{"fsdp": {"shard": size}, "tp": {"tp": size}, "both": {"shard": size // 2, "tp": 2}}[args.kind])
+model = nn.Sequential(*[Block() for _ in range(3)], nn.Linear(WIDTH, 10))
+if args.kind != "fsdp":
+    for block in model[:3]:
+        parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+if args.kind != "tp":
+    for block in model[:3]:
+        fully_shard(block, mesh=mesh["shard"])
+    fully_shard(model, mesh=mesh["shard"])
+model = job.replicate(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=args.kind == "fsdp")
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+job.register(optimizer=optimizer, scheduler=scheduler)
+generator = torch.Generator().manual_seed(1)
+samples = torch.randn(256, WIDTH, generator=generator)
+data = TensorDataset(samples, torch.randint(0, 10, (256,), generator=generator))
+for step in job.steps(data, global_batch=32, microbatches=4, steps=args.steps, seed=0):
+    optimizer.zero_grad()
+    for x, y in step:
+        loss = F.cross_entropy(model(x), y)
+        testing.reach("forward", step.number)
+        loss.backward()
+        step.log(loss=loss)
+        time.sleep(args.slow)
+    testing.reach("before_clip", step.number)
+    if args.kind == "fsdp":
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    testing.reach("after_clip", step.number)
+    optimizer.step()
+    scheduler.step()
