@@ -47,10 +47,10 @@ size = job.replica_size
 mesh = job.mesh(**{"fsdp": {"shard": size}, "tp": {"tp": size}, "both": {"shard": size // 2, "tp": 2}}[args.kind])
 model = nn.Sequential(*[Block() for _ in range(3)], nn.Linear(WIDTH, 10))
 if args.kind != "fsdp":
-    for block in model[:3]:
+    for block in list(model.children())[:3]:
         parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
 if args.kind != "tp":
-    for block in model[:3]:
+    for block in list(model.children())[:3]:
         fully_shard(block, mesh=mesh["shard"])
     fully_shard(model, mesh=mesh["shard"])
 model = job.replicate(model)
