@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from craft.protocol.errors import ConfigError
+from craft.worker.api.step_work import StepWork
 from craft.worker.data import rng
 from craft.worker.loop.inner_loop.microbatch import ScriptNotes
-from craft.worker.loop.step_work import StepWork
 from craft.worker.report.metrics import checked
 from craft.worker.state.carried_state import CarriedLane, carry
 

@@ -29,7 +29,8 @@ from craft.worker.loop.step_runner import StepRunner
 from craft.worker.loop.trained_state import TrainedState
 from craft.worker.membership.client import Left
 from craft.worker.membership.ft_calls import FaultTolerantCalls
-from craft.worker.membership.participant import LoopLinks, column_of
+from craft.worker.membership.participant import column_of
+from craft.worker.membership.participant_links import LoopLinks
 from craft.worker.monitor import frozen_parameters
 from craft.worker.monitor.repeated_microbatch import PROBE
 from craft.worker.recovery.state_transfer import StateTransfer

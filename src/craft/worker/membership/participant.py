@@ -9,10 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
-import msgspec
 from msgspec.structs import replace
 
 from craft.decide.detect import stragglers
@@ -21,7 +18,6 @@ from craft.decide.step import ledger as ledgers
 from craft.decide.step import regroup
 from craft.decide.step.ledger import Ledger
 from craft.decide.step.settle import LossAnswer, settle
-from craft.groups.gloo import GlooGroup
 from craft.groups.group import Group
 from craft.groups.subgroup import SummingSubgroup
 from craft.protocol.control_word import Combined
@@ -31,54 +27,10 @@ from craft.protocol.membership import DROPPED, Claim, Generation, Settlement
 from craft.telemetry.fault_points import reach
 from craft.worker.membership.all_gather import gather
 from craft.worker.membership.client import MembershipClient
-from craft.worker.membership.devices import DIFFERENT_DEVICES
+from craft.worker.membership.generation_entry import GenerationEntry, decode_entry, encode_entry
+from craft.worker.membership.participant_links import LoopLinks, ReplicaMember
 
 logger = logging.getLogger(__name__)
-
-
-class GenerationEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One member's message to the others when a generation begins."""
-
-    claim: Claim
-    trainable: bytes
-    """Bitmap of the parameters that get gradients now. A joiner, whose script is not there yet, follows it."""
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(GenerationEntry).decode
-
-
-def decode_entry(data: bytes) -> GenerationEntry:
-    """Decode a member's entry; another member may have sent something else."""
-    try:
-        return _decode(data)
-    except msgspec.DecodeError:
-        raise ConfigError(DIFFERENT_DEVICES) from None
-
-
-@dataclass(frozen=True)
-class LoopLinks:
-    """What the current training loop gives to the participant."""
-
-    trainable: Callable[[], bytes] = bytes
-    """Returns the bitmap of this worker's trainable parameters."""
-    can_serve: Callable[[], bool] = lambda: True
-    """Returns whether this worker has memory for the state that it gives to joiners."""
-    record: Callable[[Entered], None] = lambda _: None
-    """Records how this worker entered a generation."""
-
-
-class ReplicaMember(Protocol):
-    """A worker's part in its replica."""
-
-    def leave(self, number: int) -> None:
-        """End the group of the replica, unless it is that of generation ``number``, which the worker enters.
-
-        Called before it claims anything there.
-        """
-
-    def enter(self, generation: Generation, inner: GlooGroup | None) -> None:
-        """Use the group of a generation that is settled; None: the replica is not complete."""
 
 
 class Participant:
@@ -227,7 +179,7 @@ class Participant:
                 )
             claim = replace(regroup.claim(self.ledger), started=self.started)
             try:
-                parts = gather(group, _encode(GenerationEntry(claim, self._links.trainable())))
+                parts = gather(group, encode_entry(GenerationEntry(claim, self._links.trainable())))
             except GroupError as error:
                 logger.info("generation %d broke while it settled: %s", generation.number, error)
                 self._membership.broke(generation.number, error)

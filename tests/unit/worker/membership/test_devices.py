@@ -11,7 +11,7 @@ from craft.groups import nccl_calls
 from craft.protocol.errors import ConfigError
 from craft.worker.membership import devices
 from craft.worker.membership.devices import between_devices, device_of, is_hardware_fault, make_scales, own_device
-from craft.worker.membership.participant import decode_entry
+from craft.worker.membership.generation_entry import decode_entry
 
 
 def on(device: str) -> tuple[str, torch.Tensor]:

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from craft.protocol.errors import ConfigError
 from craft.protocol.membership import Claim, Settlement
 from craft.worker.membership.client import MembershipClient
-from craft.worker.membership.participant import LoopLinks, Participant
+from craft.worker.membership.participant import Participant
+from craft.worker.membership.participant_links import LoopLinks
 
 from ..alone import alone, dataset, model, train
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from craft.worker.loop.inner_loop.microbatch import ScriptNotes
+from craft.worker.loop.training_loop import TrainingLoop
 from craft.worker.monitor.repeated_microbatch import is_extra, is_repeat, place_of
 from craft.worker.state.carried_state import copy_of
-
-if TYPE_CHECKING:
-    from craft.worker.loop.training_loop import TrainingLoop
 
 
 class StepWork:
