@@ -5,11 +5,15 @@ NCCL's messages have no tags, so that two subgroups must not use the devices at 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import torch
 
 from craft.groups.group import P2P, DeviceP2P, Pending, Transfers
+
+_TRANSFERS_AHEAD = 8
+"""Most transfers that the device may lag behind the host; with more, NCCL would block the host where no abort can free it."""
 
 
 def part_of(group: P2P, ranks: Sequence[int], first_tag: int) -> P2P:
@@ -60,6 +64,21 @@ class DeviceSubgroup(Subgroup):
 
     def wait_device(self, mark: torch.cuda.Event) -> None:
         self._devices.wait_device(mark)
+
+
+class StreamedSubgroup(DeviceSubgroup):
+    """A subgroup whose transfers the caller's stream waits for, and not the host: whether they arrived shows later."""
+
+    def __init__(self, group: DeviceP2P, ranks: Sequence[int], first_tag: int, marks: deque[torch.cuda.Event]) -> None:
+        """``marks``: events behind what was transferred; the caller waits for the last one before it relies on the data."""
+        super().__init__(group, ranks, first_tag)
+        self._marks = marks
+
+    def wait_device(self, mark: torch.cuda.Event) -> None:
+        torch.cuda.current_stream(self.device).wait_event(mark)
+        self._marks.append(mark)
+        while len(self._marks) > _TRANSFERS_AHEAD:
+            super().wait_device(self._marks.popleft())
 
 
 class SummingSubgroup(Subgroup):

@@ -45,7 +45,7 @@ job = craft.join()
 torch.manual_seed(0)
 size = job.replica_size
 mesh = job.mesh(**{"fsdp": {"shard": size}, "tp": {"tp": size}, "both": {"shard": size // 2, "tp": 2}}[args.kind])
-model = nn.Sequential(*[Block() for _ in range(3)], nn.Linear(WIDTH, 10))
+model = nn.Sequential(*[Block() for _ in range(3)], nn.Linear(WIDTH, 10)).to(job.device)
 if args.kind != "fsdp":
     for block in list(model.children())[:3]:
         parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
@@ -63,7 +63,7 @@ data = TensorDataset(samples, torch.randint(0, 10, (256,), generator=generator))
 for step in job.steps(data, global_batch=32, microbatches=4, steps=args.steps, seed=0):
     optimizer.zero_grad()
     for x, y in step:
-        loss = F.cross_entropy(model(x), y)
+        loss = F.cross_entropy(model(x.to(job.device)), y.to(job.device))
         testing.reach("forward", step.number)
         loss.backward()
         step.log(loss=loss)

@@ -119,4 +119,8 @@ def mesh(replica: Replica, device: torch.device, /, **dimensions: int) -> Device
             f"mesh(dp_replicate={dimensions['dp_replicate']}): CRAFT itself keeps the replicas; leave dp_replicate out, "
             "or give it size 1, and start more workers"
         )
+    if device.type == "cuda":
+        # Else torch chooses one by LOCAL_RANK, which a host with more workers than GPUs does not have.
+        torch.cuda.init()  # type: ignore[no-untyped-call,unused-ignore]
+        torch.cuda.set_device(device)
     return init_device_mesh(device.type, tuple(dimensions.values()), mesh_dim_names=tuple(dimensions))

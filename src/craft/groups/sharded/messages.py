@@ -33,9 +33,9 @@ class Message:
     def post(self, peers: P2P) -> None:
         """Start it; return at once."""
         if self.outputs:
-            self._posted = Posted(peers, (), self._transfers, self._tag)
+            self._posted = Posted(peers, (), self._transfers, self._tag, in_order=False)
         else:
-            self._posted = Posted(peers, self._transfers, (), self._tag)
+            self._posted = Posted(peers, self._transfers, (), self._tag, in_order=False)
 
     def live(self, peers: P2P) -> None:
         if self._posted is None or self._posted.generation != peers.generation:

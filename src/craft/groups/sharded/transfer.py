@@ -14,7 +14,11 @@ from craft.groups.group import P2P, DeviceP2P, Pending, Transfers
 class Posted:
     """Messages under way."""
 
-    def __init__(self, peers: P2P, sends: Transfers, receives: Transfers, tag: int) -> None:
+    def __init__(self, peers: P2P, sends: Transfers, receives: Transfers, tag: int, *, in_order: bool = True) -> None:
+        """``in_order``: all members post at the same point of their order; if not, tensors go through host memory.
+
+        NCCL's messages have no tags, and wait for each other in the order in which they are enqueued.
+        """
         self.generation = peers.generation
         self._late: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._pending: list[Pending] = []
@@ -22,7 +26,7 @@ class Posted:
         sends = [(tensor, peer) for tensor, peer in sends if tensor.numel()]
         receives = [(tensor, peer) for tensor, peer in receives if tensor.numel()]
         on_device = [tensor for tensor, _ in (*sends, *receives) if tensor.is_cuda]
-        if on_device and isinstance(peers, DeviceP2P):
+        if on_device and in_order and isinstance(peers, DeviceP2P):
             self._swap(peers, sends, receives)
             return
         self._pending = [peers.recv(self._landing(tensor, "cpu"), peer, tag) for tensor, peer in receives]
@@ -31,6 +35,10 @@ class Posted:
     def _swap(self, peers: DeviceP2P, sends: Transfers, receives: Transfers) -> None:
         ready = [(tensor.contiguous(), peer) for tensor, peer in sends]
         landings = [(self._landing(tensor, tensor.device), peer) for tensor, peer in receives]
+        for landing, _ in landings:
+            if not landing.is_floating_point():
+                # An abort lets the stream go on with what is here: kernels that use it as an index must find a valid one.
+                landing.zero_()
         peers.stream.wait_stream(torch.cuda.current_stream(peers.device))
         peers.swap(ready, landings)
         self._mark = peers.mark()
@@ -44,7 +52,7 @@ class Posted:
         return landing
 
     def finish(self, peers: P2P) -> None:
-        """Wait until all are sent and received; raise GroupError if the group breaks."""
+        """Wait until all are sent and received, for tensors on a device as ``peers`` does; raise GroupError on a break."""
         peers.wait_all(self._pending)
         if self._mark is not None:
             assert isinstance(peers, DeviceP2P)

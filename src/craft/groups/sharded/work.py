@@ -15,13 +15,20 @@ _NO_LIMIT = timedelta(0)
 
 
 class Done(dist.Work):  # type: ignore[misc]
-    """An operation that is complete."""
+    """An operation that is complete, or enqueued on the stream that was current when it was issued."""
 
     def __init__(self, outputs: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self._outputs = list(outputs)
+        self._device = next((output.device for output in outputs if output.is_cuda), None)
+        self._event: Any = None
+        if self._device is not None:
+            self._event = torch.cuda.current_stream(self._device).record_event()
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+        """Make the current stream wait for the operation; on the CPU it is complete."""
+        if self._event is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._event)
         return True
 
     def is_completed(self) -> bool:
@@ -62,6 +69,7 @@ class UnderWay(Done):
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
         finish, self._finish = self._finish, None
         if finish is not None:
+            # What arrives is copied to its place on the stream of now.
             finish()
         return True
 

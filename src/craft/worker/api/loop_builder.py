@@ -226,8 +226,10 @@ class LoopBuilder:
 
     def _connect(self) -> None:
         """Say how gradients travel, and make the group and gradient scalers ready for the device."""
-        if self.device.type == "cuda":
-            self.refuse_sharded("a model on a GPU", "leave --workers-per-replica out, or train on the CPU")
+        if self.device.type == "cuda" and self._settings.hold != "device":
+            self.refuse_sharded(
+                f"hold = {self._settings.hold}", "leave it out, so that gradients are held on the device"
+            )
         connected = between_devices(self._settings.group, self.device)
         logger.info("trains on %s; gradients travel by %s", self.device, "Gloo" if connected is None else "NCCL")
         self._membership.equip(connected)

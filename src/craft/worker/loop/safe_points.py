@@ -35,7 +35,7 @@ class SafePoints:
         if link is None or not participant.ledger.is_live:
             return participant.moved
         reach("beat", participant.step)
-        message = BeatMessage(whole=link.whole and not link.spoiled, waits=participant.moved)
+        message = BeatMessage(whole=link.computed(), waits=participant.moved)
         answer = link.beat(message, before_microbatch)
         if answer is not None and answer.confirms:
             participant.confirm()

@@ -15,7 +15,6 @@ from typing import NoReturn
 
 import torch
 
-from craft.groups.gloo import GlooGroup
 from craft.protocol.errors import Fenced
 from craft.protocol.generation_log import Moments
 from craft.protocol.membership import Generation
@@ -262,13 +261,13 @@ class MembershipClient:
             self._entered = True
             return place.generation, place.group, place.moments
 
-    def inner_of(self, number: int) -> GlooGroup | None:
+    def inner_of(self, number: int) -> AnyGroup | None:
         """Return the group of this worker's replica in generation ``number``, if it is complete and the current one."""
         with self._change:
             place = self._places.current
             return place.inner if place is not None and place.generation.number == number else None
 
-    def wait_inner(self) -> tuple[Generation, GlooGroup | None]:
+    def wait_inner(self) -> tuple[Generation, AnyGroup | None]:
         """Return the first generation, and the group of this worker's replica in it once it is open, if it opens."""
         with self._change:
             self._change.wait_for(lambda: self._gone or self._places.current is not None)

@@ -40,8 +40,8 @@ class OpeningGroup:
         self.generation = generation
         self.group: AnyGroup | None = None
         """Not to be used before ``opened``: until then it may lack its devices."""
-        self.inner: GlooGroup | None = None
-        """The group of this worker's replica, if that is complete and has several workers."""
+        self.inner: AnyGroup | None = None
+        """The group of this worker's replica, if that is complete and has several workers; without devices at first."""
         self.problem: Exception | None = None
         """Why it will never open; the lighthouse does not judge this."""
         self.opened = len(generation.members) == 1
@@ -233,15 +233,21 @@ class GroupOpener:
             self._change.wait_for(lambda: self.equipped or place.abandoned)
             device = self._device
         group: AnyGroup = gloo
+        inner = place.inner
         if device is not None and not place.abandoned:
             group = connect_devices(gloo, device)
+            if isinstance(inner, GlooGroup):
+                inner = connect_devices(inner, device)
         with self._change:
+            place.inner = inner
             if not place.abandoned:
                 place.group = group
                 place.opened = True
                 self._change.notify_all()
                 return
         group.abort()
+        if inner is not None:
+            inner.abort()
 
     def _look(self, place: OpeningGroup, otherwise: str) -> None:
         missing = unreachable(place.generation, self._worker_id)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from craft.groups.gloo import GlooGroup
 from craft.protocol.generation_log import Entered
 from craft.protocol.membership import Generation
+from craft.worker.membership.group_opening import AnyGroup
 
 
 @dataclass(frozen=True)
@@ -32,5 +32,5 @@ class ReplicaMember(Protocol):
         Called before it claims anything there.
         """
 
-    def enter(self, generation: Generation, inner: GlooGroup | None) -> None:
+    def enter(self, generation: Generation, inner: AnyGroup | None) -> None:
         """Use the group of a generation that is settled; None: the replica is not complete."""

@@ -61,6 +61,8 @@ class Leaf:
         self._flushed = flushed
         self._left: dict[int, tuple[torch.Tensor, int]] = {}
         """In the first microbatch: the gradients as autograd left them, with torch's version counters."""
+        self._streams: set[torch.cuda.Stream] | None = set() if not merges and self._layout.on_device else None
+        """Streams that gradients were computed on, where there may be several: FSDP2 reduces on a separate one."""
         self._done = [False] * len(self._layout.buckets)
         self._missing = [
             sum(expected[index] for index in bucket.param_indices) if expected is not None else -1
@@ -75,6 +77,8 @@ class Leaf:
     def arrived(self, index: int, bucket: int) -> None:
         """Count a gradient that autograd put into a parameter; flush its bucket if that is complete."""
         self.count[index] += 1
+        if self._streams is not None:
+            self._streams.add(torch.cuda.current_stream(self._layout.params[index].device))
         if self._expected is None:
             grad = self._layout.params[index].grad
             assert grad is not None
@@ -113,6 +117,7 @@ class Leaf:
     def close(self) -> None:
         """Flush the rest; sum a flushed bucket again if it changed since, from inputs that are intact."""
         self._check_untouched()
+        self._await_streams()
         for bucket in range(len(self._done)):
             if not self._done[bucket]:
                 self._flush(bucket)
@@ -146,12 +151,20 @@ class Leaf:
     @torch.no_grad()
     def _flush(self, index: int) -> None:
         bucket = self._layout.buckets[index]
+        self._await_streams()
         self._fill(bucket, self.flats.views[index])
         if self._merges:
             self._merge(index)
         self._done[index] = True
         if self._flushed is not None:
             self._flushed(index)
+
+    def _await_streams(self) -> None:
+        """Make the current stream wait for the gradients that were computed on other streams."""
+        for stream in self._streams or ():
+            current = torch.cuda.current_stream(stream.device)
+            if stream != current:
+                current.wait_stream(stream)
 
     def _fill(self, bucket: Bucket, views: list[torch.Tensor]) -> None:
         """Move the bucket's gradients into their views; an absent one, or one of weight 0, is always +0.0."""

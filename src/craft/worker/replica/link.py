@@ -10,22 +10,23 @@ from __future__ import annotations
 import logging
 import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import torch
 
 from craft.decide.step.beat import BeatAnswer, BeatMessage
-from craft.groups.gloo import GlooGroup
+from craft.groups.group import DeviceP2P
 from craft.groups.sharded.operation import TAGS, Operation
-from craft.groups.subgroup import Subgroup
+from craft.groups.subgroup import StreamedSubgroup, Subgroup
 from craft.protocol.errors import ConfigError, GroupBroken, GroupError
 from craft.protocol.membership import Generation, Member
 from craft.settings.worker import WorkerSettings
 from craft.worker.membership.client import MembershipClient
-from craft.worker.membership.group_opening import mates_of
+from craft.worker.membership.group_opening import AnyGroup, mates_of
 from craft.worker.replica.recorded_outputs import RecordedOutputs
 
 logger = logging.getLogger(__name__)
@@ -64,11 +65,13 @@ class ReplicaLink:
         self._waiting = waiting
         self._membership = membership
         self._outputs = outputs
-        self._inner: GlooGroup | None = None
+        self._inner: AnyGroup | None = None
         self._under: Generation | None = None
         self._opened = False
         self._error: GroupError | None = None
         self._phase: Phase = "start"
+        self._marks: deque[torch.cuda.Event] = deque()
+        """Behind transfers between devices that the host has not waited for."""
         self._tags: dict[int, str] = {}
         """The process group to which a range of tags belongs."""
         self._at_ease: Callable[[], bool] = lambda: True
@@ -102,10 +105,11 @@ class ReplicaLink:
             self._inner.abort()
             self._inner = None
 
-    def enter(self, generation: Generation, inner: GlooGroup | None) -> None:
+    def enter(self, generation: Generation, inner: AnyGroup | None) -> None:
         """Use the group of a generation that is settled."""
         if inner is None or inner is not self._inner:
             self._error = None
+            self._marks.clear()
         self._inner, self._under, self._opened = inner, generation, True
 
     def run(self, group: str, ranks: Sequence[int], operation: Operation) -> None:
@@ -140,11 +144,37 @@ class ReplicaLink:
         if self._inner is None or not self.live or self._error is not None:
             return False
         try:
-            operation.live(Subgroup(self._inner, ranks, first_tag))
+            operation.live(self._peers(self._inner, ranks, first_tag))
+            if self._phase != "compute":
+                # What an update computes from here on must be right, or come from a twin.
+                self._await_device(self._inner)
         except GroupError as error:
             self._broke(error)
             return False
         return True
+
+    def _peers(self, inner: AnyGroup, ranks: Sequence[int], first_tag: int) -> Subgroup:
+        if isinstance(inner, DeviceP2P):
+            return StreamedSubgroup(inner, ranks, first_tag, self._marks)
+        return Subgroup(inner, ranks, first_tag)
+
+    def _await_device(self, inner: AnyGroup) -> None:
+        """Wait until the device has finished all transfers; raise GroupError if it never will, or did so by an abort."""
+        if self._marks and isinstance(inner, DeviceP2P):
+            mark = self._marks[-1]
+            self._marks.clear()
+            inner.wait_device(mark)
+
+    def computed(self) -> bool:
+        """Return whether all collectives of the last microbatch were performed; wait for the device to know."""
+        with self._lock, self._waiting():
+            if self._inner is not None and self._error is None:
+                try:
+                    self._await_device(self._inner)
+                except GroupError as error:
+                    self._broke(error)
+                    self.spoiled = True
+            return self.whole and not self.spoiled
 
     def _open(self) -> None:
         """Use the group of the first generation, before this worker enters it: the script builds its model."""
@@ -194,18 +224,21 @@ class ReplicaLink:
         assert inner is not None
         others = range(1, self.size)
         frames = [torch.empty(_BEAT_BYTES, dtype=torch.uint8) for _ in others]
-        inner.wait_all([inner.recv(frame, peer, _TO_FIRST) for frame, peer in zip(frames, others, strict=True)])
+        due: list[Any] = [inner.recv(frame, peer, _TO_FIRST) for frame, peer in zip(frames, others, strict=True)]
+        inner.wait_all(due)
         answer = decide([message, *(_message(_unframed(frame)) for frame in frames)])
         frame = _framed(_encode(answer))
-        inner.wait_all([inner.send(frame, peer, _TO_ALL) for peer in others])
+        due = [inner.send(frame, peer, _TO_ALL) for peer in others]
+        inner.wait_all(due)
         return answer
 
     def _follow(self, message: BeatMessage) -> BeatAnswer:
         inner = self._inner
         assert inner is not None
         answer = torch.empty(_BEAT_BYTES, dtype=torch.uint8)
-        due = inner.recv(answer, 0, _TO_ALL)
-        inner.wait_all([inner.send(_framed(_encode(message)), 0, _TO_FIRST), due])
+        due: list[Any] = [inner.recv(answer, 0, _TO_ALL)]
+        due.append(inner.send(_framed(_encode(message)), 0, _TO_FIRST))
+        inner.wait_all(due)
         return _answer(_unframed(answer))
 
 

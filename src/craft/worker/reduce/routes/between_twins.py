@@ -12,16 +12,17 @@ import torch
 
 from craft.decide.step.columns import combine_columns
 from craft.decide.step.replicas import Layout
-from craft.groups.group import P2P
-from craft.groups.subgroup import Subgroup
+from craft.groups.group import P2P, DeviceP2P
+from craft.groups.subgroup import part_of
 from craft.protocol.control_word import Combined, Word
 from craft.protocol.membership import DROPPED
 from craft.worker.reduce.buckets import BucketLayout
 from craft.worker.reduce.routes.flat import FlatRoute
+from craft.worker.reduce.routes.flat_cuda import FlatCudaRoute, HostRoute
 
 
 class TwinRoute(FlatRoute):
-    """The route of one plan, for one worker of a sharded replica."""
+    """The route of one plan, for one worker of a sharded replica. Subclasses carry blocks of devices."""
 
     def __init__(
         self, group: P2P, replicas: Layout, layout: BucketLayout, owners: Sequence[int], word_bytes: int
@@ -30,7 +31,7 @@ class TwinRoute(FlatRoute):
         self._replicas = replicas
         self._position = replicas.position_of(group.rank)
         self._twins = replicas.column(self._position, group.size)
-        column = Subgroup(group, self._twins, 0) if len(self._twins) > 1 else None
+        column = part_of(group, self._twins, 0) if len(self._twins) > 1 else None
         super().__init__(column, layout, [self._twin_of(owner) for owner in owners], word_bytes)
         self._all = FlatRoute(group, BucketLayout([], 0), (), word_bytes)
         """Carries words and acknowledgements, and no blocks."""
@@ -51,8 +52,10 @@ class TwinRoute(FlatRoute):
 
     def post(self, result: Sequence[torch.Tensor]) -> None:
         self._all.post(())
-        if self._group is not None:
-            self._post_blocks(self._group, result)
+        super().post(result)
+
+    def _post_words(self, group: P2P) -> None:
+        """Post nothing between twins: words travel between all."""
 
     def send_word(self, data: bytes) -> None:
         self._all.send_word(data)
@@ -80,3 +83,19 @@ class TwinRoute(FlatRoute):
             # All have acknowledged, so all sends have arrived: this only completes them.
             self._group.wait_all(self._sent)
         self._sent = []
+
+
+class TwinCudaRoute(TwinRoute, FlatCudaRoute):
+    """Carries blocks between the devices of twins, by NCCL."""
+
+
+class TwinHostRoute(TwinRoute, HostRoute):
+    """Carries blocks of devices through host memory."""
+
+
+def twin_route(group: P2P, replicas: Layout, layout: BucketLayout, owners: Sequence[int], word_bytes: int) -> TwinRoute:
+    """Return the route of a sharded replica that the group and the layout need."""
+    if not layout.on_device:
+        return TwinRoute(group, replicas, layout, owners, word_bytes)
+    kind = TwinCudaRoute if isinstance(group, DeviceP2P) else TwinHostRoute
+    return kind(group, replicas, layout, owners, word_bytes)

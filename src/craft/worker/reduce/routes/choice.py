@@ -9,7 +9,7 @@ from craft.decide.step.replicas import Layout
 from craft.decide.step.topology import host_first
 from craft.groups.group import P2P, DeviceP2P
 from craft.worker.reduce.buckets import BucketLayout
-from craft.worker.reduce.routes.between_twins import TwinRoute
+from craft.worker.reduce.routes.between_twins import twin_route
 from craft.worker.reduce.routes.flat import FlatRoute, word_bytes
 from craft.worker.reduce.routes.flat_cuda import device_route
 from craft.worker.reduce.routes.hierarchical import HierarchicalRoute
@@ -27,7 +27,7 @@ def route_of(
     """Return the route of one plan through ``group``; ``hosts`` names the host of each rank, ``replicas`` its replica."""
     size = word_bytes(owners, max(1, len(hosts)), len(layout.params))
     if replicas.slots and group is not None:
-        return TwinRoute(group, replicas, layout, owners, size)
+        return twin_route(group, replicas, layout, owners, size)
     spread = host_first(hosts, owners)
     if layout.on_device and spread is not None and isinstance(group, DeviceP2P):
         logger.info("gradients travel within %d hosts first, by NCCL", spread.num_hosts)

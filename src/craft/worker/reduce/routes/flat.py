@@ -101,14 +101,16 @@ class FlatRoute:
     def post(self, result: Sequence[torch.Tensor]) -> None:
         """Post every receive of the step before any send: early messages go straight to their place."""
         group = self._group
-        if group is None:
-            return
+        if group is not None:
+            self._post_words(group)
+            self._post_blocks(group, result)
+
+    def _post_words(self, group: P2P) -> None:
         self._words_due = [group.recv(self._words[peer], peer, _WORD) for peer in self._peers]
         self._signals_due = [
             group.recv(signal, (self._rank - (1 << number)) % self._size, _ROUND + number)
             for number, signal in enumerate(self._signals)
         ]
-        self._post_blocks(group, result)
 
     def _post_blocks(self, group: P2P, result: Sequence[torch.Tensor]) -> None:
         self._blocks_due, self._results_due = [], []
