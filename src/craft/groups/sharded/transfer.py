@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from craft.groups.group import P2P, DeviceP2P, Pending, Transfers
+from craft.groups.group import P2P, Pending, Transfers
+from craft.groups.subgroup import DeviceSubgroup
 
 
 class Posted:
@@ -26,13 +27,13 @@ class Posted:
         sends = [(tensor, peer) for tensor, peer in sends if tensor.numel()]
         receives = [(tensor, peer) for tensor, peer in receives if tensor.numel()]
         on_device = [tensor for tensor, _ in (*sends, *receives) if tensor.is_cuda]
-        if on_device and in_order and isinstance(peers, DeviceP2P):
+        if on_device and in_order and isinstance(peers, DeviceSubgroup):
             self._swap(peers, sends, receives)
             return
         self._pending = [peers.recv(self._landing(tensor, "cpu"), peer, tag) for tensor, peer in receives]
         self._pending += [peers.send(tensor.cpu().contiguous(), peer, tag) for tensor, peer in sends]
 
-    def _swap(self, peers: DeviceP2P, sends: Transfers, receives: Transfers) -> None:
+    def _swap(self, peers: DeviceSubgroup, sends: Transfers, receives: Transfers) -> None:
         ready = [(tensor.contiguous(), peer) for tensor, peer in sends]
         landings = [(self._landing(tensor, tensor.device), peer) for tensor, peer in receives]
         for landing, _ in landings:
@@ -55,7 +56,7 @@ class Posted:
         """Wait until all are sent and received, for tensors on a device as ``peers`` does; raise GroupError on a break."""
         peers.wait_all(self._pending)
         if self._mark is not None:
-            assert isinstance(peers, DeviceP2P)
+            assert isinstance(peers, DeviceSubgroup)
             peers.wait_device(self._mark)
         for tensor, landing in self._late:
             tensor.copy_(landing)

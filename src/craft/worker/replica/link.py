@@ -19,7 +19,7 @@ import msgspec
 import torch
 
 from craft.decide.step.beat import BeatAnswer, BeatMessage
-from craft.groups.group import DeviceP2P
+from craft.groups.nccl import NcclGroup
 from craft.groups.sharded.operation import TAGS, Operation
 from craft.groups.subgroup import StreamedSubgroup, Subgroup
 from craft.protocol.errors import ConfigError, GroupBroken, GroupError
@@ -154,13 +154,13 @@ class ReplicaLink:
         return True
 
     def _peers(self, inner: AnyGroup, ranks: Sequence[int], first_tag: int) -> Subgroup:
-        if isinstance(inner, DeviceP2P):
+        if isinstance(inner, NcclGroup):
             return StreamedSubgroup(inner, ranks, first_tag, self._marks)
         return Subgroup(inner, ranks, first_tag)
 
     def _await_device(self, inner: AnyGroup) -> None:
         """Wait until the device has finished all transfers; raise GroupError if it never will, or did so by an abort."""
-        if self._marks and isinstance(inner, DeviceP2P):
+        if self._marks and isinstance(inner, NcclGroup):
             mark = self._marks[-1]
             self._marks.clear()
             inner.wait_device(mark)
