@@ -109,7 +109,7 @@ class LossPolicy:
         then = self._survivors(state)
         if not taken:
             return then
-        if self._on_loss == "wait":
+        if self._on_loss == "wait" and state.replica_size == 1:
             return f"{names(taken)} {_take(taken)} and {'computes' if len(taken) == 1 else 'compute'} its microbatches"
         return f"{names(taken)} {_take(taken)}, {then}"
 

@@ -233,16 +233,12 @@ def _resume(
         kept = tuple(DROPPED if owner is None else owner for owner in owners)
         missing = ()
     else:
-        if on_loss == "wait" and missing:
-            # The replacement computes the microbatches of the lost worker.
-            waiting = [rank not in stateful for rank in range(len(claims))]
-            joining = {
-                replica
-                for replica in layout.complete(len(claims))
-                if any(waiting[rank] for rank in layout.ranks_of(replica))
-            }
+        if on_loss == "wait" and missing and not layout.slots:
+            # The replacement computes the microbatches of the lost worker. Not in a replica: its other workers are in the middle
+            # of the step, and take no beat for which it would wait at the step's beginning.
+            joining = set(range(len(claims))).difference(stateful)
             able = sorted(joining.union(able))
-            loads = [load + (0 if replica in joining else num_microbatches) for replica, load in enumerate(loads)]
+            loads = [load + (0 if rank in joining else num_microbatches) for rank, load in enumerate(loads)]
         kept = give_out(owners, loads, idle=frozenset(range(len(loads))).difference(able))
     return Settlement(
         step=top,

@@ -83,13 +83,14 @@ def test_a_replica_that_lost_a_worker_holds_nothing() -> None:
     assert (settlement.owners, settlement.held, settlement.given) == ((1, 1, 1, 1), (2,), (0, 1))
 
 
-def test_with_wait_the_replacement_computes_what_its_replica_lost() -> None:
+def test_with_wait_other_replicas_compute_what_the_replica_of_the_replacement_lost() -> None:
+    """Its mates are in the middle of the step: they take no beat for which a joiner would wait at its beginning."""
     layout = layout_of(generation(2, "aecd"))
     claims = [claim("a"), claim("e", committed=None, able=False), claim("c", held=(2, 3)), claim("d", held=(2, 3))]
 
     settlement = settle(claims, four, "wait", layout)
 
-    assert (settlement.owners, settlement.idle, settlement.joiners) == ((0, 0, 1, 1), (), ("e",))
+    assert (settlement.owners, settlement.idle, settlement.joiners) == ((1, 1, 1, 1), ("e",), ("e",))
 
 
 def test_a_position_without_a_twin_that_has_the_state_is_named() -> None:
