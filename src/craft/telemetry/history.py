@@ -35,6 +35,15 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     microbatches: tuple[int, ...]
     plan: dict[int, str | None]
+    replica: int | None = None
+    position: int | None = None
+    mates: tuple[str, ...] = ()
+    """The workers of its replica in the order of positions; empty where every replica is one worker."""
+
+    def planned_for(self, worker_id: str) -> tuple[int, ...]:
+        """Return the microbatches that the plan gives to ``worker_id``, which wrote this line: all of its replica."""
+        own = self.mates[0] if self.mates else worker_id
+        return tuple(sorted(microbatch for microbatch, owner in self.plan.items() if owner == own))
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -187,7 +187,7 @@ def _ownership(run: Run) -> Iterator[str]:
             for microbatch, owner in commit.plan.items():
                 if owner is not None and owner not in known:
                     yield f"P2: step {step}: microbatch {microbatch} belongs to {owner}, which is not a worker of the job"
-            planned = tuple(sorted(microbatch for microbatch, owner in commit.plan.items() if owner == worker_id))
+            planned = commit.planned_for(worker_id)
             if planned != commit.microbatches:
                 yield (
                     f"P2: step {step}: {worker_id} wrote down microbatches {list(commit.microbatches)} as its own,"

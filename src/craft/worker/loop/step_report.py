@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
 from craft.protocol.errors import ConfigError
 from craft.protocol.events import StopRequested
+from craft.protocol.membership import Generation, Slot
 from craft.protocol.values.activity import Phase
 from craft.snapshots.state.device_copy import hold_back
 from craft.snapshots.state.leaves import STATE_IS_BUILT
 from craft.worker.checkpoint.lifecycle import CheckpointLifecycle
 from craft.worker.loop.inner_loop.hooks import StepHooks
 from craft.worker.loop.step_result import StepOutcome
+from craft.worker.membership.group_opening import mates_of
 from craft.worker.monitor.stragglers import SpeedTracker
 from craft.worker.recovery.state_transfer import StateTransfer
 from craft.worker.reduce.word_parts import LoopPart
@@ -86,6 +90,7 @@ class StepReport:
 
     def _record(self, outcome: StepOutcome, metrics: dict[str, float]) -> None:
         number, ledger = outcome.combined.step, self._participant.ledger
+        slot, mates = _replica_of(outcome.under, ledger.worker_id)
         self.account.committed(
             Committed(
                 step=number,
@@ -94,10 +99,21 @@ class StepReport:
                 members=outcome.members,
                 plan=outcome.plan,
                 metrics=metrics,
+                slot=slot,
+                mates=mates,
             )
         )
         self._activity.committed()
         self._activity.now(Phase.UPDATING, number)
-        self._transfer.committed(computed=ledger.worker_id in outcome.plan)
+        self._transfer.committed(computed=(mates[0] if mates else ledger.worker_id) in outcome.plan)
         if number == STATE_IS_BUILT and self._reporter.is_heard:
             self._reporter.report(urgent=False, carried_bytes=self._transfer.measure())
+
+
+def _replica_of(generation: Generation, worker_id: str) -> tuple[Slot | None, tuple[str, ...]]:
+    """Return a member's slot and the workers of its replica; (None, ()) where every replica is one worker."""
+    rank = generation.rank_of(worker_id)
+    slot = UNSET if rank is None else generation.members[rank].slot
+    if slot is UNSET:
+        return None, ()
+    return slot, tuple(mate.worker_id for mate in mates_of(generation, worker_id))

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from craft.protocol.events import Recovered
 from craft.protocol.generation_log import Entered
+from craft.protocol.membership import Slot
 from craft.settings.rundir import RunDir
 from craft.telemetry.records import metric_lines
 from craft.telemetry.records.background_writer import PATIENCE_S, BackgroundWriter
@@ -42,8 +43,19 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[str, ...]
     """Members of that generation, in the order of their ranks."""
     plan: tuple[str | None, ...]
-    """The worker that computed each microbatch; None for one that was dropped."""
+    """The worker that computed each microbatch, of a replica the one at position 0; None for one that was dropped."""
     metrics: Mapping[str, float]
+    slot: Slot | None = None
+    """This worker's replica and position, where the model is sharded."""
+    mates: tuple[str, ...] = ()
+    """The workers of its replica in the order of positions, where the model is sharded."""
+
+    @property
+    def of_replica(self) -> dict[str, object]:
+        """What the line of a commit has besides, where the model is sharded."""
+        if self.slot is None:
+            return {}
+        return {"replica": self.slot.replica, "position": self.slot.position, "mates": self.mates}
 
 
 class StepLog:
@@ -67,14 +79,17 @@ class StepLog:
         if self._files is None:
             return
         step, branch = committed.step, committed.branch
+        # All workers of a replica compute its microbatches; the plan names the first of them.
+        own = committed.mates[0] if committed.mates else self._worker_id
         line = {
             "step": step,
             "branch": branch,
             "time": time.time(),
             "generation": committed.generation,
             "world_size": len(committed.members),
-            "microbatches": [each for each, owner in enumerate(committed.plan) if owner == self._worker_id],
+            "microbatches": [each for each, owner in enumerate(committed.plan) if owner == own],
             "plan": dict(enumerate(committed.plan)),
+            **committed.of_replica,
         }
         values = {"step": step, **({"branch": branch} if branch else {}), "time": line["time"], **committed.metrics}
         self._files.metrics.add((branch, step), metric_lines.encode(values))
