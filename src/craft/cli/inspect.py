@@ -236,9 +236,12 @@ def _print_status(found: dict[str, Any]) -> None:
         echo(found["reason"])
     if found["metrics"]:
         echo("  ".join(f"{name} {value:.6g}" for name, value in found["metrics"].items()))
-    table = Table("worker", "state", "rank", "step", "host", "pid", box=None, header_style="bold")
+    # A spare has a position, at which it was started, and no replica.
+    slot = ("replica", "position") if found.get("replica_size", 1) > 1 else ()
+    columns = ("worker_id", "state", "rank", *slot, "step", "host", "pid")
+    table = Table("worker", *columns[1:], box=None, header_style="bold")
     for worker in found["workers"]:
-        row = (worker[name] for name in ("worker_id", "state", "rank", "step", "host", "pid"))
+        row = (worker.get(name) for name in columns)
         table.add_row(*(Text("-" if cell is None else one_line(cell)) for cell in row))
     Console(highlight=False, soft_wrap=True).print(table)
     echo(f"faults: {found['faults']}")

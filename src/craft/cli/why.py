@@ -102,6 +102,13 @@ def _print_json(chosen: list[Timeline], everything: bool) -> None:
     echo_json(values if everything else values[0] if values else None)
 
 
+def _replicas(found: Timeline) -> list[str]:
+    if not isinstance(found.replicas, dict):
+        return []
+    each = "; ".join(f"{number}: {', '.join(workers)}" for number, workers in found.replicas.items())
+    return [f"replicas in generation {found.generation}: {each}"]
+
+
 def _print_story(found: Timeline, number: int, *, first: bool) -> None:
     from craft.telemetry.explain.amounts import precise_clock
 
@@ -109,6 +116,7 @@ def _print_story(found: Timeline, number: int, *, first: bool) -> None:
     lines = [
         *(() if first else ("",)),
         f"fault {found.number} of {number}, at {precise_clock(found.began)}, in generation {found.generation}: {found.title}",
+        *_replicas(found),
         "",
         *(_line(each, width) for each in found.moments),
         "",

@@ -6,6 +6,7 @@ import msgspec
 
 from craft.protocol.actions import AnyAction
 from craft.protocol.events import AnyEvent
+from craft.protocol.membership import Slot
 from craft.protocol.values.event import Event
 
 
@@ -78,6 +79,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag=
     """Set if the whole host was lost."""
     cost: Cost | None = None
     """What it cost, once a step is committed again."""
+    slots: tuple[Slot | None, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Replica and position of each of ``worker_ids``; None for a spare; unset where every replica is one worker."""
 
 
 LighthouseEvent = LighthouseStarted | LighthouseAlone | LighthouseHeard | FileDamaged

@@ -191,6 +191,7 @@ class WorkerInspector:
             recent_steps=_recent([each for each in commits if each.time <= question.time]),
             stacks=text,
             collectives=told if told is not None and told.rank is not None else None,
+            **_slot(commits),
         )
 
 
@@ -199,6 +200,14 @@ async def _text(waiting: asyncio.Future[Stacks]) -> str | None:
         return (await asyncio.wait_for(waiting, _OWN_S)).text
     except asyncio.TimeoutError:
         return None
+
+
+def _slot(commits: list[Commit]) -> dict[str, Any]:
+    """Return the replica and position that a worker wrote with its last commit."""
+    if not commits or commits[-1].replica is None:
+        return {}
+    last = commits[-1]
+    return {"replica": last.replica, "position": last.position, "mates": last.mates}
 
 
 def _elapsed_s(earlier: Commit | None, commit: Commit) -> float | None:

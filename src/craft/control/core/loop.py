@@ -42,6 +42,7 @@ from craft.protocol.actions import (
     Watch,
     WindDown,
 )
+from craft.protocol.membership import Generation
 from craft.protocol.messages import HostReport, WorkerReport
 
 GRACE_S = 0.25
@@ -242,7 +243,7 @@ class Loop:
         self._state = changed
         self._set_timer(action)
         if made is not None:
-            self._journal.write("action", action, generation=made.number, name=made.name)
+            self._journal.write("action", action, generation=made.number, name=made.name, **_slots(made))
         else:
             self._journal.write("action", action)
 
@@ -319,3 +320,10 @@ class Loop:
             restoration = self._state.restoration
             cost = self._faults.recovered(event, restoration.after if restoration is not None else 0)
             self._journal.write("outcome", cost)
+
+
+def _slots(generation: Generation) -> dict[str, Any]:
+    """Return what the journal says of the members' replicas and positions; nothing where every replica is one worker."""
+    if generation.replica_size is msgspec.UNSET:
+        return {}
+    return {"slots": [each.slot for each in generation.members]}

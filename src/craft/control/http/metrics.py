@@ -64,6 +64,8 @@ def _labelled(status: Status, journaled: Mapping[tuple[str, str], int]) -> Itera
     for state, count in sorted(Counter(worker.state for worker in status.workers).items()):
         workers.add_metric([state], count)
     yield workers
+    if isinstance(status.replica_size, int):
+        yield _slots(status)
     job = GaugeMetricFamily("craft_job_state", "1 for the state that the job is in.", labels=["state"])
     job.add_metric([status.state], 1)
     yield job
@@ -75,6 +77,18 @@ def _labelled(status: Status, journaled: Mapping[tuple[str, str], int]) -> Itera
     for (kind, name), count in sorted(journaled.items()):
         lines.add_metric([kind, name], count)
     yield lines
+
+
+def _slots(status: Status) -> Metric:
+    slots = GaugeMetricFamily(
+        "craft_worker_slot",
+        "1 for the replica and the position of each member.",
+        labels=["worker_id", "replica", "position"],
+    )
+    for worker in status.workers:
+        if isinstance(worker.replica, int):
+            slots.add_metric([worker.worker_id, str(worker.replica), str(worker.position)], 1)
+    return slots
 
 
 def _times(by_member: Mapping[str, StepTimes | None]) -> Iterator[Metric]:

@@ -12,6 +12,7 @@ from craft.decide.job.state import JobState
 from craft.protocol.events import AnyEvent, HostLost, Recovered, WorkerFailed, WorkerFinished, WorkerLost
 from craft.protocol.journal import Cost as Cost
 from craft.protocol.journal import Fault as Fault
+from craft.protocol.membership import Slot
 
 
 class FaultBook:
@@ -69,14 +70,23 @@ def fault_of(
     following = after.generation.number if after.generation is not None else 0
     if isinstance(event, WorkerFinished) and (event.complete or following == number):
         return None
+    worker_ids = tuple(sorted(lost))
     return Fault(
-        worker_ids=tuple(sorted(lost)),
+        worker_ids=worker_ids,
         reason=_reason(event),
         generation=number,
         next_generation=following if following > number else None,
         seen=getattr(event, "time", 0.0) or now,
         host=event.host if isinstance(event, HostLost) else None,
+        slots=_slots(before, worker_ids),
     )
+
+
+def _slots(state: JobState, worker_ids: Sequence[str]) -> tuple[Slot | None, ...] | msgspec.UnsetType:
+    if state.replica_size == 1:
+        return msgspec.UNSET
+    found = {} if state.generation is None else {each.worker_id: each.slot for each in state.generation.members}
+    return tuple(found[each] or None if each in found else None for each in worker_ids)
 
 
 def costed(faults: Sequence[Fault], event: Recovered, after: int = 0) -> tuple[tuple[Fault, ...], Cost]:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from craft.decide.job.loss_costs import CheapestAnswer, CostSettings, choose
 from craft.decide.job.state import JobState
-from craft.decide.policies.policy import EXIT_FINISHED, EXIT_GIVEN_UP, names, subjects, too_few, why_no_replacement
+from craft.decide.policies.policy import (
+    EXIT_FINISHED,
+    EXIT_GIVEN_UP,
+    names,
+    placed_names,
+    subjects,
+    too_few,
+    why_no_replacement,
+)
 from craft.decide.step.settle import LossAnswer
 from craft.decide.step.topology import seated
 from craft.protocol.actions import AnyAction, Fence, Hold, Reconfigure, Stop
@@ -74,7 +82,7 @@ class LossPolicy:
         ending = bool(state.having("finished")) or state.preempting is not None
         choice = self._choice(state) if not ending else None
         filled = survivors if ending or (choice is not None and choice.answer == "redo") else _filled(state)
-        what = f"{names(gone)} {_verb(state, event)}"
+        what = f"{placed_names(state, gone)} {_verb(state, event)}"
         wanted = self._wanted(state)
         enough = len(filled) >= wanted and state.can_compute(filled)
         if not enough and state.replaceable and not ending and state.winding_down is None:

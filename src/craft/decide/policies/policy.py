@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from msgspec import UNSET
+
 from craft.decide.job.last_copy import keep_last_copy
 from craft.decide.job.state import JobState
 from craft.protocol.actions import AnyAction
@@ -49,6 +51,18 @@ def subjects(state: JobState, event: AnyEvent) -> tuple[str, ...]:
 
 def names(worker_ids: Sequence[str]) -> str:
     return ", ".join(worker_ids)
+
+
+def placed_names(state: JobState, worker_ids: Sequence[str]) -> str:
+    """Return the names of workers, with replica and position where the model is sharded."""
+    members = state.generation.members if state.generation is not None else ()
+    slots = {each.worker_id: each.slot for each in members if each.slot is not UNSET}
+    return names(
+        [
+            f"{each} (replica {slots[each].replica}, position {slots[each].position})" if each in slots else each
+            for each in worker_ids
+        ]
+    )
 
 
 def too_few(num_workers: int, min_workers: int) -> str:

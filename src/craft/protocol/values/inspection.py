@@ -103,6 +103,11 @@ class CloseUp(msgspec.Struct, frozen=True, kw_only=True):
     """Of its Python threads; the kernel's view where it could not answer."""
     collectives: Collectives | None = None
     """None if its script started no collective, or if it did not answer."""
+    replica: int | msgspec.UnsetType = msgspec.UNSET
+    position: int | msgspec.UnsetType = msgspec.UNSET
+    """Its slot, as of its last commit; unset where every replica is one worker."""
+    mates: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """The workers of its replica then, in the order of positions."""
 
 
 class Looked(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -69,6 +69,7 @@ def text(worker: CloseUp) -> str:
         sentence(worker),
         f"process {worker.pid} of host {worker.host}, inspected at {precise_clock(worker.time)}",
         f"generation {worker.generation}, {rank} of {', '.join(worker.members) or 'no group'}",
+        *_slot(worker),
         "",
         "Last committed steps:",
         *(_step(each) for each in worker.recent_steps),
@@ -77,10 +78,21 @@ def text(worker: CloseUp) -> str:
         "Stacks:",
         *worker.stacks.rstrip("\n").split("\n"),
     ]
-    if worker.collectives is not None:
+    if isinstance(worker.replica, int):
+        lines += [
+            "",
+            "Collectives of its replica are not in torch's flight recorder: the stack shows in which one it is.",
+        ]
+    elif worker.collectives is not None:
         lines += ["", f"Collectives of its script (rank {worker.collectives.rank} there), the latest last:"]
         lines += [_collective(each) for each in worker.collectives.entries[-20:]] or ["  none"]
     return _joined(lines)
+
+
+def _slot(worker: CloseUp) -> list[str]:
+    if not isinstance(worker.replica, int) or not worker.mates:
+        return []
+    return [f"position {worker.position} of replica {worker.replica}: {', '.join(worker.mates)}"]
 
 
 def _joined(lines: Sequence[str]) -> str:

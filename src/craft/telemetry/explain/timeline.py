@@ -51,6 +51,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """What it cost, in a sentence."""
     places: dict[str, str]
     """The replacement of each lost worker."""
+    replicas: dict[int, tuple[str, ...]] | msgspec.UnsetType = msgspec.UNSET
+    """The replicas of the generation that it hit, in the order of positions; unset where each is one worker."""
 
 
 def timeline(run: Run, incident: Incident, number: int) -> Timeline:
@@ -69,6 +71,26 @@ def timeline(run: Run, incident: Incident, number: int) -> Timeline:
         cost=None if cost is None else {name: cost[name] for name in _COSTS},
         outcome=_outcome(incident, cost),
         places=builder.places(),
+        replicas=_replicas(run, incident.generation),
+    )
+
+
+def _replicas(run: Run, generation: int) -> dict[int, tuple[str, ...]] | msgspec.UnsetType:
+    made = next((line for line in run.journal if line.get("slots") and line.get("generation") == generation), None)
+    if made is None or "members" not in made:
+        return msgspec.UNSET
+    found: dict[int, dict[int, str]] = {}
+    for worker_id, (replica, position) in zip(made["members"], made["slots"], strict=True):
+        found.setdefault(replica, {})[position] = worker_id
+    return {replica: tuple(there[each] for each in sorted(there)) for replica, there in sorted(found.items())}
+
+
+def _named(fault: Line) -> str:
+    """Return the workers of a fault, with replica and position where the model is sharded."""
+    slots = fault.get("slots") or [None] * len(fault["worker_ids"])
+    return ", ".join(
+        worker_id if slot is None else f"{worker_id} (replica {slot[0]}, position {slot[1]})"
+        for worker_id, slot in zip(fault["worker_ids"], slots, strict=True)
     )
 
 
@@ -88,7 +110,7 @@ def _title(incident: Incident) -> str:
     if not incident.faults:
         return "an exchange broke without a loss"
     return "; ".join(
-        (f"host {fault['host']} with {', '.join(fault['worker_ids'])}" if fault.get("host") else fault["worker_ids"][0])
+        (f"host {fault['host']} with {_named(fault)}" if fault.get("host") else _named(fault))
         + f" was lost: {fault['reason']}"
         for fault in incident.faults
     )
