@@ -39,6 +39,13 @@ class Release(Action, frozen=True, kw_only=True, tag=True):
     worker_id: str
 
 
+class MoveSpare(Action, frozen=True, kw_only=True, tag=True):
+    """End a spare of a job whose model is sharded, and start it again at another position."""
+
+    worker_id: str
+    position: int
+
+
 class DeclareLost(Action, frozen=True, kw_only=True, tag=True):
     """Treat a worker that may still run as lost: a ``WorkerLost`` of this source follows."""
 
@@ -144,6 +151,7 @@ AnyAction = (
     | Propose
     | Fence
     | Release
+    | MoveSpare
     | DeclareLost
     | DeclareHostLost
     | Await

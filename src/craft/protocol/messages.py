@@ -213,6 +213,8 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Workers that must end."""
     released: tuple[str, ...] = ()
     """Workers without a slot that may end."""
+    spare_positions: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    """Spares that end now: their agents start them again at this position. Unset: none."""
     holders: tuple[str, ...] = ()
     """Members that are known to have the training state."""
     probe: int = 0

@@ -66,6 +66,10 @@ class WorkerPool:
         self._places: dict[str, int] = {}
         self._next = first_number
         self._first_position = 0
+        self._positions: dict[int, int] = {}
+        """Places of spares that were started again at another position than that of their place."""
+        self._moves: dict[str, int] = {}
+        """Spares that are to end and to be started again at this position."""
         self._restarts = Restarts()
         self._living: dict[str, int] = {}
         self._awaited: dict[str, Fork] = {}
@@ -157,7 +161,7 @@ class WorkerPool:
             worker_id=worker_id,
             local_rank=place,
             replica_size=self._settings.workers_per_replica,
-            position=(self._first_position + place) % self._settings.workers_per_replica,
+            position=self._positions.get(place, (self._first_position + place) % self._settings.workers_per_replica),
             socket=str(self._sockets / "agent"),
             run_dir=self._run_dir.path,
             activity=self._activity(worker_id),
@@ -236,7 +240,11 @@ class WorkerPool:
         self._activity(message.worker_id).unlink(missing_ok=True)
         shutil.rmtree(multiprocessing_folder(self._activity(message.worker_id)), ignore_errors=True)
         place = self._places.pop(message.worker_id)
-        if replace and not self._closed:
+        if (position := self._moves.pop(message.worker_id, None)) is not None:
+            # Not a loss: it does not count as a restart.
+            self._positions[place] = position
+            self._start(place, late=True)
+        elif replace and not self._closed:
             self._replace(message.worker_id, place, worked=worked, waited=waited)
         self._look_for_end()
 
@@ -265,6 +273,8 @@ class WorkerPool:
     def directed(self, directive: Directive) -> None:
         """Take a directive, which may allow replacements that wait for it."""
         self._directive = directive
+        if directive.spare_positions is not msgspec.UNSET:
+            self._moves.update((each, at) for each, at in directive.spare_positions.items() if each in self._places)
         self._fill()
 
     def _fill(self) -> None:

@@ -35,6 +35,7 @@ def directive_of(state: JobState, sequence: int) -> Directive:
         # Every lost worker must end: one that still runs somewhere has no other way to know.
         fenced=tuple(view.member.worker_id for view in state.having("lost") if not view.ended),
         released=tuple(view.member.worker_id for view in state.having("left") if view.entered == 0),
+        spare_positions=dict(state.moving) if state.moving else UNSET,
         holders=tuple(sorted(holders(state))),
         probe=state.probing,
         winding_down=state.winding_down,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
+from msgspec.structs import astuple
 
 from craft.control.core.persistence import DurableStore, durable_of, history_of
 from craft.control.core.report_checks import check
@@ -326,4 +327,4 @@ def _slots(generation: Generation) -> dict[str, Any]:
     """Return what the journal says of the members' replicas and positions; nothing where every replica is one worker."""
     if generation.replica_size is msgspec.UNSET:
         return {}
-    return {"slots": [each.slot for each in generation.members]}
+    return {"slots": [list(astuple(each.slot)) for each in generation.members if each.slot is not msgspec.UNSET]}

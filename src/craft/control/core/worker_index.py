@@ -55,9 +55,9 @@ class WorkerIndex:
 
     @property
     def all_leave(self) -> bool:
-        """Whether the job has begun and every live worker is draining."""
+        """Whether the job has begun and cannot go on with the live workers that are not draining."""
         state = self._state()
-        return state.generation is not None and not state.staying and not state.spares
+        return state.generation is not None and not state.can_compute((*state.staying, *state.fitting(state.staying)))
 
     def staying(self, host: str) -> bool:
         """Return whether a live worker of ``host`` is not draining yet."""

@@ -39,6 +39,9 @@ def apply(state: JobState, action: actions.AnyAction, nonce: str, now: float = 0
         return gone(state, action.worker_id, "lost")
     if isinstance(action, actions.Release):
         return gone(state, action.worker_id, "left")
+    if isinstance(action, actions.MoveSpare):
+        state = gone(state, action.worker_id, "left")
+        return replace(state, moving=(*state.moving, (action.worker_id, action.position)))
     if isinstance(action, actions.Await):
         return replace(state, awaited=(*state.awaited, _awaited(action)))
     if isinstance(action, actions.Hold):

@@ -63,7 +63,8 @@ def _host_lost(state: JobState, event: events.HostLost) -> JobState:
             state = reached(state, view.member.worker_id, event.step)
             state = _note_loss_after_loop(state, view.member.worker_id, event.reason, replaceable=False)
             state = gone(state, view.member.worker_id, "lost")
-    return _answered(state, None, event.host)
+    known = tuple(each for each in state.moving if state.host_of(each[0]) != event.host)
+    return _answered(replace(state, moving=known), None, event.host)
 
 
 def _loop_begun(state: JobState, event: events.LoopBegun) -> JobState:
@@ -142,7 +143,17 @@ def _joined(state: JobState, member: Member) -> JobState:
         forgotten = frozenset(view.member.worker_id for view in former[: len(former) - _KEPT_GONE] if view.ended)
         if forgotten:
             workers = Roster(view for view in workers if view.member.worker_id not in forgotten)
+    state = _moved(state, member)
     return replace(state, workers=workers.with_appended(WorkerView(member=member, fresh=True)))
+
+
+def _moved(state: JobState, member: Member) -> JobState:
+    """Forget the move of a spare that is there again: it has the place of the one that ended."""
+    if not state.moving:
+        return state
+    place = (member.host, member.local_rank)
+    places = {view.member.worker_id: (view.member.host, view.member.local_rank) for view in state.having("left")}
+    return replace(state, moving=tuple(each for each in state.moving if places.get(each[0], place) != place))
 
 
 def changed(state: JobState, worker_id: str, **changes: Any) -> JobState:
@@ -156,6 +167,8 @@ def gone(state: JobState, worker_id: str, standing: Standing, ended: bool = Fals
         # It ended before it joined. Remember it: the first generation must not wait for it.
         # Without a host: a host counts as able to start replacements.
         unknown = WorkerView(member=Member(worker_id=worker_id, host=""), standing=standing, ended=ended)
+        # It may be a spare that was started again: nothing waits for that one any longer.
+        state = replace(state, moving=())
         return _absent(replace(state, workers=state.roster.with_appended(unknown)), standing)
     state = _answered(state, worker_id, None)
     if view.standing in GONE:

@@ -82,6 +82,8 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     """The generation whose members probe whom they can reach; 0: none."""
     holding: int = 0
     """The generation that waits for replacements of its lost members; 0: none."""
+    moving: tuple[tuple[str, int], ...] = ()
+    """(spare, position): spares that were told to end, and that their agents start again at another position."""
     awaited: tuple[Awaited, ...] = ()
     """Workers and hosts that do not answer and have the last copy of the training state."""
     unreplaced: tuple[tuple[str, str], ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from craft.decide.job.last_copy import holders, is_last_copy
 from craft.decide.job.observe import PEERS
@@ -42,7 +42,7 @@ class BrokenPolicy:
             return ()
         if event.generation != current.number:
             return self._does_not_open(state, event.generation)
-        cut_off = blame(state.members, state.complaints, holders(state))
+        cut_off = blame(state.members, state.complaints, holders(state), state.position_of)
         if cut_off:
             return tuple(
                 DeclareLost(worker_id=worker_id, source=PEERS, reason=_complaint(worker_id, state.complaints))
@@ -112,20 +112,26 @@ def _who_missed_whom(state: JobState) -> str:
 
 
 def blame(
-    members: Sequence[str], complaints: Iterable[tuple[str, str]], having_state: Collection[str] = ()
+    members: Sequence[str],
+    complaints: Iterable[tuple[str, str]],
+    having_state: Collection[str] = (),
+    position_of: Callable[[str], int] = lambda worker_id: 0,
 ) -> tuple[str, ...]:
     """Return a small set of members without which all others reach each other.
 
     Greedy: the member with the most broken links goes; on a tie the highest rank, so that a full host goes rather than
-    half of each. One member that has the training state stays.
+    half of each. At each position of a replica, one member that has the training state stays.
     """
     rank = {worker_id: number for number, worker_id in enumerate(members)}
     links = {frozenset(pair) for pair in complaints if pair[0] in rank and pair[1] in rank and pair[0] != pair[1]}
     gone: list[str] = []
     while links:
         degree = Counter(worker_id for link in links for worker_id in link)
-        last = frozenset(having_state).difference(gone)
-        candidates = [worker_id for worker_id in degree if last != {worker_id}]
+        left = frozenset(having_state).difference(gone)
+        copies = Counter(map(position_of, left))
+        candidates = [each for each in degree if each not in left or copies[position_of(each)] > 1]
+        if not candidates:
+            break
         worst = max(candidates, key=lambda worker_id: (degree[worker_id], rank[worker_id]))
         gone.append(worst)
         links = {link for link in links if worst not in link}

@@ -60,9 +60,12 @@ class HangPolicy:
         return (Probe(generation=current.number, reason="every member waits in the exchange for another"),)
 
 
-def _can_spare_one(state: JobState) -> bool:
-    """Whether enough workers stay if one leaves: better a slow worker or GPU than too few."""
-    return len(state.staying) + len(state.spares) - 1 >= max(1, state.min_workers)
+def _can_spare(state: JobState, worker_id: str) -> bool:
+    """Whether enough workers stay if this one leaves: better a slow worker or GPU than too few."""
+    if state.replica_size == 1:
+        return len(state.staying) + len(state.spares) - 1 >= max(1, state.min_workers)
+    others = tuple(each for each in state.staying if each != worker_id)
+    return state.is_enough((*others, *state.fitting(others)))
 
 
 class StragglerPolicy:
@@ -72,7 +75,7 @@ class StragglerPolicy:
         if not isinstance(event, StragglerFound) or event.answer != "drain" or state.ending:
             return ()
         view = state.view(event.worker_id)
-        if view is None or view.standing != "member" or not _can_spare_one(state):
+        if view is None or view.standing != "member" or not _can_spare(state, event.worker_id):
             return ()
         reason = f"is slow: a microbatch takes {event.ratio:g} times as long there as elsewhere"
         return drain(state, DrainRequested(worker_id=event.worker_id, reason=reason))
@@ -100,6 +103,6 @@ class HealthPolicy:
         answer = self._answers.get(event.what, "report")
         if answer == "replace":
             return (DeclareLost(worker_id=event.worker_id, source="health", reason=event.detail),)
-        if answer == "drain" and _can_spare_one(state):
+        if answer == "drain" and _can_spare(state, event.worker_id):
             return (RequestDrain(worker_id=event.worker_id, deadline_s=self._settings.drain_s, reason=event.detail),)
         return ()

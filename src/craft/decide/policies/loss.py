@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from craft.decide.job.loss_costs import CheapestAnswer, CostSettings, choose
+from craft.decide.job.spare_positions import spare_moves
 from craft.decide.job.state import JobState
 from craft.decide.policies.policy import (
     EXIT_FINISHED,
@@ -85,9 +86,10 @@ class LossPolicy:
         what = f"{placed_names(state, gone)} {_verb(state, event)}"
         wanted = self._wanted(state)
         enough = len(filled) >= wanted and state.can_compute(filled)
-        if not enough and state.replaceable and not ending and state.winding_down is None:
+        moves = () if ending else spare_moves(state)
+        if not enough and (state.replaceable or moves) and not ending and state.winding_down is None:
             reason = f"{what}: {len(survivors)} of {wanted} wanted workers are left, a replacement is waited for"
-            return (Hold(generation=state.generation.number, limit_s=self._wait_limit_s, reason=reason),)
+            return (Hold(generation=state.generation.number, limit_s=self._wait_limit_s, reason=reason), *moves)
         if (len(filled) < state.min_workers or not state.can_compute(filled)) and not ending:
             return (_too_few(state, len(filled)),)
         why = "" if choice is None else f"; {choice.reason}"
@@ -145,8 +147,8 @@ class LossPolicy:
         enough = len(filled) >= self._wanted(state) and state.can_compute(filled)
         if enough and taken:
             return (Reconfigure(members=filled, reason=f"{names(taken)} took the place of those lost"),)
-        if not (enough or expired) and state.replaceable:
-            return ()
+        if not (enough or expired) and (state.replaceable or state.moving or spare_moves(state)):
+            return spare_moves(state)
         if len(filled) < state.min_workers or not state.members or not state.can_compute(filled):
             return (_too_few(state, len(filled)),)
         why = f"nobody came within {self._wait_limit_s:g} s" if expired else "nobody will come"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from craft.decide.job.last_copy import holders
 from craft.decide.job.pairing import num_complete
+from craft.decide.job.spare_positions import spare_moves
 from craft.decide.job.state import JobState
 from craft.decide.policies.policy import EXIT_GIVEN_UP, names, not_enough
 from craft.decide.step.topology import seated
@@ -15,6 +17,7 @@ from craft.protocol.events import (
     GenerationEntered,
     HostLost,
     ReplacementsEnded,
+    WorkerCaughtUp,
     WorkerFailed,
     WorkerFinished,
     WorkerJoined,
@@ -74,9 +77,11 @@ class JoinPolicy:
     """Proposes a generation with workers that wait for a free slot, and without draining ones."""
 
     def decide(self, state: JobState, event: AnyEvent) -> tuple[AnyAction, ...]:
-        if not isinstance(event, WorkerJoined | GenerationEntered | DrainRequested):
-            return ()
-        return proposed(state)
+        if isinstance(event, WorkerJoined | GenerationEntered | DrainRequested):
+            return proposed(state)
+        # A spare at another position may be needed now, or a member that drains has a twin with its state.
+        sharded = state.replica_size > 1 and isinstance(event, ReplacementsEnded | WorkerCaughtUp | WorkerLost)
+        return proposed(state) if sharded else ()
 
 
 def proposed(state: JobState) -> tuple[AnyAction, ...]:
@@ -97,15 +102,29 @@ def proposed(state: JobState) -> tuple[AnyAction, ...]:
     leaving = tuple(worker_id for worker_id in state.members if worker_id not in kept)
     # Free slots stay empty where filling them costs more than it saves.
     joining = state.fitting(staying) if state.replacing else ()
-    if not staying:
+    moves = spare_moves(state)
+    kept_on = _kept_on(state, staying, leaving)
+    if kept_on:
         # One member with the state must stay until another one has it.
-        staying, leaving = state.members, ()
+        staying = tuple(each for each in state.members if each in kept or each in kept_on)
+        leaving = tuple(each for each in leaving if each not in kept_on)
     wanted = seated(staying, joining, state.host_of)
     if not (joining or leaving) or (leaving and len(wanted) < state.min_workers):
-        return ()
+        return moves
     parts = [f"{names(joining)} {'joins' if len(joining) == 1 else 'join'}"] if joining else []
     parts += [f"{names(leaving)} {'leaves' if len(leaving) == 1 else 'leave'}"] if leaving else []
-    return (Propose(members=wanted, reason=f"{' and '.join(parts)} at the next step boundary"),)
+    return (Propose(members=wanted, reason=f"{' and '.join(parts)} at the next step boundary"), *moves)
+
+
+def _kept_on(state: JobState, staying: Sequence[str], leaving: Sequence[str]) -> frozenset[str]:
+    """Return those of ``leaving`` that stay for now: no other member has the state of their position, or a spare comes for it."""
+    if state.replica_size == 1:
+        return frozenset(leaving) if not staying else frozenset()
+    known = holders(state)
+    there = {state.position_of(each) for each in staying if each in known}
+    coming = {position for _, position in state.moving}.union(each.position for each in spare_moves(state))
+    positions = frozenset(range(state.replica_size)).difference(there).union(coming)
+    return frozenset(each for each in leaving if state.position_of(each) in positions)
 
 
 class RecoverPolicy:

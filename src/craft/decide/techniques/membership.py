@@ -86,7 +86,9 @@ class Joining(Technique[NoSettings]):
     optional = False
     before = ()
     emits = (WorkerLeft,)
-    answers = (GenerationEntered, DrainRequested, DrainExpired, WorkerJoined, WorkerLeft)
+    answers = (
+        GenerationEntered, DrainRequested, DrainExpired, WorkerJoined, WorkerLeft, ReplacementsEnded, WorkerCaughtUp, WorkerLost,
+    )  # fmt: skip
 
     def policies(self) -> Sequence[Policy]:
         return (RecoverPolicy(), DrainPolicy(), JoinPolicy())

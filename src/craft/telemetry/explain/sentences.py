@@ -315,6 +315,7 @@ WORDINGS: dict[str, Wording] = {
     "LighthouseHeard": Wording("host {host} is heard again, after {alone_s:g} s"),
     "Fault": Wording(_fault),
     "Fence": Wording("{worker_id} is to be ended: {reason}", deed=("lighthouse", "ends {worker_id}: {reason}")),
+    "MoveSpare": Wording("{worker_id} ends and is started again at position {position}: {reason}", shown=True),
     "Release": Wording("{worker_id} may leave: {reason}"),
     "DeclareLost": Wording("{worker_id} is declared lost: {reason}"),
     "DeclareHostLost": Wording("host {host} is declared lost: {reason}"),

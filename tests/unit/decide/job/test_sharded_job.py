@@ -28,7 +28,8 @@ def told(state: JobState, *events: AnyEvent) -> tuple[JobState, list[AnyAction]]
 
 
 def joined(name: str, replica: int, position: int) -> WorkerJoined:
-    return WorkerJoined(member=Member(worker_id=name, host="h", slot=Slot(replica, position)))
+    place = ord(name) - ord("a")
+    return WorkerJoined(member=Member(worker_id=name, host="h", slot=Slot(replica, position), local_rank=place))
 
 
 def lost(name: str) -> WorkerLost:
