@@ -6,6 +6,8 @@ KIND: ``fsdp`` (FSDP2), ``tp`` (tensor parallel), or ``both`` (FSDP2 over one ha
 from __future__ import annotations
 
 import argparse
+import faulthandler
+import signal
 import time
 
 import torch
@@ -40,6 +42,8 @@ parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--slow", type=float, default=0.0)
 args = parser.parse_args()
 
+# A test whose job hangs asks for the stacks of all threads.
+faulthandler.register(signal.SIGUSR1, all_threads=True)
 testing.arm()
 job = craft.join()
 torch.manual_seed(0)
@@ -66,6 +70,7 @@ for step in job.steps(data, global_batch=32, microbatches=4, steps=args.steps, s
         loss = F.cross_entropy(model(x.to(job.device)), y.to(job.device))
         testing.reach("forward", step.number)
         loss.backward()
+        testing.reach("backward", step.number)
         step.log(loss=loss)
         time.sleep(args.slow)
     testing.reach("before_clip", step.number)
@@ -73,4 +78,5 @@ for step in job.steps(data, global_batch=32, microbatches=4, steps=args.steps, s
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     testing.reach("after_clip", step.number)
     optimizer.step()
+    testing.reach("after_update", step.number)
     scheduler.step()
