@@ -87,8 +87,16 @@ class Leaf:
             self._add_late(index, bucket)
         elif self._expected is not None and self.count[index] <= self._expected[index]:
             self._missing[bucket] -= 1
-            if self._missing[bucket] == 0:
+            if self._missing[bucket] == 0 and (self._merges or not self._has_partial_sums(bucket)):
                 self._flush(bucket)
+
+    def _has_partial_sums(self, bucket: int) -> bool:
+        """Return whether the workers of the replica add gradients of this bucket up when it is flushed.
+
+        That waits for the end of the backward: a worker that has just joined does not know yet how many gradients to expect, and
+        flushes all buckets there. The workers of a replica have to add in the same order.
+        """
+        return any(_is_partial(self._layout.params[index]) for index in self._layout.buckets[bucket].param_indices)
 
     @torch.no_grad()
     def _add_late(self, index: int, bucket: int) -> None:
@@ -198,7 +206,13 @@ def _grad_of(param: torch.nn.Parameter) -> torch.Tensor | None:
     grad = param.grad
     if grad is None or not is_sharded(grad):
         return grad
-    if grad.placements != param.placements:  # type: ignore[attr-defined]
+    if _is_partial(param):
         # Partial sums, as of norms in sequence parallel: the workers of the replica add them up now, each in the same order.
         grad = grad.redistribute(placements=param.placements)  # type: ignore[attr-defined]
     return local_of(grad)
+
+
+def _is_partial(param: torch.nn.Parameter) -> bool:
+    """Return whether the gradient is placed in another way than the parameter: each worker has a part of a sum."""
+    grad = param.grad
+    return grad is not None and is_sharded(grad) and grad.placements != param.placements  # type: ignore[attr-defined]
