@@ -26,6 +26,7 @@ from tests.integration.jobs import SCRIPTS, Job, Jobs, Result, describe, wait_fo
 
 from craft.protocol.errors import Unreachable
 from craft.settings.rundir import RunDir
+from craft.telemetry.history import read_run
 from craft.testing import Fault
 from craft.testing.faults import struck
 from craft.testing.history import check
@@ -47,6 +48,8 @@ POINTS_OF_JOINERS = ("join", "fetched", "loaded")
 LIMIT_S = 120.0
 _STEP_S = 0.12
 _LOOK_S = 0.05
+_SHOWN = 25
+"""Lines of a problem that are printed."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class Torment:
         kind, replicas, size = LAYOUTS[layout]
         self._kills = kills
         self._steps = steps
-        self._workers = replicas * size
+        self._replicas, self._workers = replicas, replicas * size
         self.outcome = Outcome(layout, seed, steps)
         self._lost: set[str] = set()
         self._pids: dict[str, int] = {}
@@ -169,10 +172,18 @@ class Torment:
             if status is None or not status["settled"] or status["upcoming"] is not None:
                 return None
             members = {each["worker_id"] for each in status["workers"] if each["state"] == "member"}
-            # A joiner commits once it has its whole state.
-            return "whole" if len(members) == self._workers and self.job.committing() >= members else None
+            everyone = len(members) == self._workers and not members & self._lost
+            return "whole" if everyone and self._all_compute(status["generation"]) else None
 
         return self._wait(whole, "full strength") == "whole"
+
+    def _all_compute(self, generation: int) -> bool:
+        """Whether every replica has computed in a step of this generation: before that, a newcomer depends on its twin."""
+        commits = [commit for each in read_run(self.job.run_dir).commits.values() for commit in each[-1:]]
+        newest = max(commits, key=lambda commit: commit.step, default=None)
+        if newest is None or newest.generation != generation:
+            return False
+        return len(set(newest.plan.values())) == self._replicas
 
     def _wait(self, condition: Any, what: str) -> Any:
         try:
@@ -200,6 +211,9 @@ class Torment:
             self._wait(lambda: number in struck(self.job.run_dir) or self._is_over(), "the replacement ends too")
             self._lost |= {struck(self.job.run_dir)[number]} if number in struck(self.job.run_dir) else set()
         elif kill.moment == "meanwhile":
+            # Two losses in one update can take the state of a position with them.
+            reached = self.job.steps()
+            self._wait(lambda: self.job.steps() > reached + 1 or self._is_over(), "the others go on")
             time.sleep(kill.after_s)
             # Of its position there may be one more worker with the state: that one has to stay.
             others = [each for each in members if each["position"] != victim["position"]]
@@ -274,6 +288,12 @@ def run_one(folder: Path, references: References, layout: str, seed: int, kills:
     return outcome
 
 
+def _first_lines(text: str) -> str:
+    """Return the beginning of a problem: the rest is in the files that stay."""
+    lines = text.splitlines()
+    return "\n".join(["  " + line[:200] for line in lines[:_SHOWN]] + ["  ..."] * (len(lines) > _SHOWN))
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.sharded_kills", description="Kill sharded workers.")
     parser.add_argument("--runs", type=int, default=5, help="how many jobs; layouts take turns")
@@ -292,7 +312,7 @@ def main(arguments: list[str]) -> int:
         outcome = run_one(folder / f"seed{seed}", references, layout, seed, options.kills, options.steps)
         exact += not outcome.problems
         kills += len(outcome.kills)
-        print("\n".join([outcome.row, *outcome.problems]), flush=True)
+        print("\n".join([outcome.row, *(_first_lines(each) for each in outcome.problems)]), flush=True)
     print(f"{exact} of {options.runs} jobs are exact, after {kills} kills; other processes stayed the same in those")
     return 0 if exact == options.runs else 1
 
