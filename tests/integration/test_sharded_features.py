@@ -73,3 +73,20 @@ def test_a_feature_of_torch_survives_a_loss_with_the_same_bits_P1(jobs: Jobs, ca
     assert check(result.run_dir, alone.run_dir).violations == (), describe(result)
     lost = {worker for line in result.run.journal if line.get("outcome") == "Fault" for worker in line["worker_ids"]}
     assert lost == set(result.struck.values()), describe(result)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("offload", "Cannot access accelerator device when none is available"),
+        ("copy", "FSDP does not support deepcopy"),
+        ("adafactor", "in-place operations that require placement changes are not supported"),
+    ],
+)
+def test_what_torch_has_not_for_fsdp2_ends_the_job_with_its_sentence(jobs: Jobs, kind: str, sentence: str) -> None:
+    """If a newer torch has it, the page about sharded models can say so."""
+    result = jobs.run(FOLDER / "unusual.py", kind, workers=2, options=["--workers-per-replica", "2"])
+
+    assert result.exit_code not in (0, None), describe(result)
+    assert sentence in result.output + result.errors, describe(result)
