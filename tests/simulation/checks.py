@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from craft.agent.host.outcome import JobOutcome
+from craft.agent.outcome import JobOutcome
 from craft.control.lighthouse import Lighthouse
 from craft.decide.policies.policy import EXIT_BUG, EXIT_FINISHED, EXIT_GIVEN_UP, EXIT_PREEMPTED
 from craft.protocol.errors import ConfigError

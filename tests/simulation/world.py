@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from craft.agent.host.outcome import JobOutcome
 from craft.agent.linux.host_access import HostAccess
 from craft.agent.linux.scratch import Scratch
+from craft.agent.outcome import JobOutcome
 from craft.agent.supervisor import Supervisor
 from craft.control.lighthouse import LighthouseSettings
 from craft.decide.detect.hangs import HangLimits

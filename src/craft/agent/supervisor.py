@@ -17,7 +17,6 @@ from craft.agent.host.fork_server_keeper import ForkServerKeeper
 from craft.agent.host.injections import AgentInjections
 from craft.agent.host.inspection import WorkerInspector
 from craft.agent.host.lease import WorkerLease
-from craft.agent.host.outcome import JobOutcome, after_training, with_status
 from craft.agent.host.own_lighthouse import OwnLighthouse
 from craft.agent.host.preemption import LEAVE_S, HostPreemption, PreemptFile
 from craft.agent.host.relay import Relay
@@ -26,6 +25,7 @@ from craft.agent.host.watchdog_reports import WatchdogReports
 from craft.agent.host.worker_ends import RemainingWorkers, WorkerEnds
 from craft.agent.host.worker_pool import WorkerPool
 from craft.agent.linux.host_access import HostAccess
+from craft.agent.outcome import JobOutcome, after_training, with_status
 from craft.agent.watchdog.watchdog import Watchdog
 from craft.decide.policies.policy import EXIT_PREEMPTED
 from craft.protocol.errors import ConfigError, CraftError, Unauthorized, Unreachable

@@ -22,10 +22,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from craft.agent.host.outcome import JobOutcome
 from craft.agent.host.retry import first_of
 from craft.agent.linux.forkserver import Ended
 from craft.agent.linux.syscalls import how_it_ended
+from craft.agent.outcome import JobOutcome
 from craft.agent.supervisor import Supervisor
 from craft.protocol.errors import CraftError
 from craft.protocol.values.attach import Adopt, Adopted

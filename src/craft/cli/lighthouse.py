@@ -107,13 +107,9 @@ def lighthouse(
     # Imported late: 'craft --help' must not wait for aiohttp.
     from craft.control.lighthouse import LighthouseSettings
     from craft.control.process import LighthouseAddress, end_with_parent, serve
-    from craft.settings.run import uneven
     from craft.settings.techniques import Wishes
 
-    if min_workers > workers:
-        raise click.UsageError(f"--min-workers {min_workers} is more than --workers {workers}")
-    if (trouble := uneven(workers, workers_per_replica)) is not None:
-        raise click.UsageError(f"--workers-per-replica {workers_per_replica}: {trouble}")
+    _check_numbers(workers, min_workers, workers_per_replica)
     place = LighthouseAddress(bind=bind, port=port, host_address=host_address, tls=_tls(tls_cert, tls_key))
     run, flags = RunDir(run_dir), {"on_loss": on_loss, "wait_limit_s": wait_limit}
 
@@ -129,12 +125,20 @@ def lighthouse(
         )
         if with_parent:
             end_with_parent(parent_pid)
-        if keep:
-            return _keep(run, settings, place, token_file)
-        serve(run, settings, place, token_file, echo)
-        return 0
+        if not keep:
+            serve(run, settings, place, token_file, echo)
+        return _keep(run, settings, place, token_file) if keep else 0
 
     raise SystemExit(_guarded(begin))
+
+
+def _check_numbers(workers: int, min_workers: int, workers_per_replica: int) -> None:
+    from craft.settings.run import uneven
+
+    if min_workers > workers:
+        raise click.UsageError(f"--min-workers {min_workers} is more than --workers {workers}")
+    if (trouble := uneven(workers, workers_per_replica)) is not None:
+        raise click.UsageError(f"--workers-per-replica {workers_per_replica}: {trouble}")
 
 
 def _tls(certificate: Path | None, key: Path | None) -> tuple[Path, Path] | None:

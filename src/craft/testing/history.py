@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,8 @@ from craft.settings.rundir import RunDir
 from craft.telemetry.history import Commit, Run, read_run
 from craft.telemetry.records.metric_lines import read_metrics
 from craft.telemetry.text.plain_text import indented, one_line
-from craft.testing.branches import Place, begun_again, branch_of, by_place, check_branches, events, first_step, place_of
+from craft.testing.branches import by_place, check_branches, events, first_step, place_of
+from craft.testing.metrics_files import check_metrics
 
 
 class HistoryReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +60,9 @@ def check(run_dir: Path, reference: Path | str | None = None, hosts: Sequence[Pa
         *_one_history(run),
         *_generations(run),
         *check_branches(run),
-        *_metrics(run, {path: list(read_metrics(RunDir(path).metrics)) for path in [*hosts] or [run_dir]}),
+        *check_metrics(
+            run, dropped, {path: list(read_metrics(RunDir(path).metrics)) for path in [*hosts] or [run_dir]}
+        ),
     ]
     return HistoryReport(
         steps=_num_steps(run),
@@ -277,59 +279,6 @@ def _generations(run: Run) -> Iterator[str]:
                 )
             if worker_id not in members[number]:
                 yield f"P3: {worker_id} committed step {commit.step} under generation {number}, in which it is not"
-
-
-def _metrics(run: Run, files: Mapping[Path, list[dict[str, Any]]]) -> Iterator[str]:
-    """P3: every step is in ``metrics.jsonl``, in each file at most once and in order, with the same values in all.
-
-    A job of several hosts has several files: a new leader writes on its host what the old one may not have written.
-    """
-    committed = {place_of(commit) for commits in run.commits.values() for commit in commits}
-    written = {_metrics_place(line) for lines in files.values() for line in lines}
-    again = begun_again(run)
-    for branch, step in sorted(committed - written):
-        if any(branch < other and step >= begin for other, begin in again.items()):
-            # No worker was left to write it; it was computed again, and is there under the other branch.
-            continue
-        yield f"P3: step {step} is in metrics.jsonl 0 times{f', in branch {branch}' if branch else ''}"
-    for _, step in sorted(written - committed):
-        yield f"P3: step {step} is in metrics.jsonl, but was not committed"
-    for path, lines in files.items():
-        where = f" of {path}" if len(files) > 1 else ""
-        counts = Counter(map(_metrics_place, lines))
-        for place in sorted(place for place, count in counts.items() if count > 1 and place in committed):
-            yield f"P3: step {place[1]} is in metrics.jsonl{where} {counts[place]} times"
-        for before, after in itertools.pairwise(map(_metrics_place, lines)):
-            if after < before:
-                yield f"P3: metrics.jsonl{where} has step {after[1]} after step {before[1]}"
-    yield from _same_metrics(files)
-    if again and not events(run, "RolledBack") and not _dropped(run):
-        yield from _same_again(files)
-
-
-def _metrics_place(line: Mapping[str, Any]) -> Place:
-    return branch_of(line), int(line["step"])
-
-
-def _same_metrics(files: Mapping[Path, list[dict[str, Any]]]) -> Iterator[str]:
-    first: dict[Place, tuple[Path, dict[str, Any]]] = {}
-    for path, lines in files.items():
-        for line in lines:
-            # Only the time of writing differs between workers.
-            values = {name: value for name, value in line.items() if name != "time"}
-            other, expected = first.setdefault(_metrics_place(line), (path, values))
-            if other != path and values != expected:
-                yield f"P3: step {line['step']}: metrics.jsonl of {other} has {expected}, that of {path} {values}"
-
-
-def _same_again(files: Mapping[Path, list[dict[str, Any]]]) -> Iterator[str]:
-    """P1: steps that were computed again after the loss of all workers gave the same numbers."""
-    first: dict[int, dict[str, Any]] = {}
-    for line in itertools.chain.from_iterable(files.values()):
-        values = {name: value for name, value in line.items() if name not in ("time", "branch")}
-        expected = first.setdefault(int(line["step"]), values)
-        if values != expected:
-            yield f"P1: step {line['step']} was computed twice, and gave {expected} and then {values}"
 
 
 def main(arguments: list[str]) -> int:

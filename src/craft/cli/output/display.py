@@ -33,7 +33,7 @@ from craft.telemetry.records.journal_reader import as_record
 from craft.telemetry.text.plain_text import indented, one_line
 
 if TYPE_CHECKING:
-    from craft.agent.host.outcome import JobOutcome
+    from craft.agent.outcome import JobOutcome
     from craft.agent.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)

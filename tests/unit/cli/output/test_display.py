@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from craft.agent.host.outcome import JobOutcome
+from craft.agent.outcome import JobOutcome
 from craft.cli.output.display import Display
 from craft.settings.run import RunSettings
 from craft.settings.rundir import RunDir
