@@ -23,6 +23,8 @@ class Commit:
     world_size: int
     computed: bool = True
     """Whether this worker computed some of it; one that catches up does not."""
+    owners: int = 0
+    """How many workers the plan names: in a sharded job, the replicas that compute. 0: the line has no plan."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,14 @@ def read_commits(path: Path) -> list[Commit]:
     complete, _, _ = path.read_text().rpartition("\n")
     rows = [json.loads(line) for line in complete.splitlines() if line]
     return [
-        Commit(row["step"], row["time"], row["generation"], row["world_size"], bool(row.get("microbatches", True)))
+        Commit(
+            row["step"],
+            row["time"],
+            row["generation"],
+            row["world_size"],
+            bool(row.get("microbatches", True)),
+            len(set(row.get("plan", {}).values())),
+        )
         for row in rows
     ]
 

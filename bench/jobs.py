@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from bench.commits import Commit, read_commits
@@ -28,6 +28,8 @@ BENCH = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
 CRAFT = (sys.executable, "-m", "craft.cli.main")
 GRACE_S = 5.0
+
+Some = TypeVar("Some", bound="Job")
 
 
 class JobFailed(Exception):
@@ -105,7 +107,7 @@ class Job(ABC):
             if status != 0:
                 raise JobFailed(f"{process.args!r} ended with status {status}\n{self.log_tail()}")
 
-    def __enter__(self) -> Job:
+    def __enter__(self: Some) -> Some:
         return self
 
     def __exit__(

@@ -72,7 +72,7 @@ def update(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def endless_batches(dataset: Samples, batch_size: int, rank: int, world_size: int) -> Iterator[Batch]:
+def endless_batches(dataset: Dataset[Batch], batch_size: int, rank: int, world_size: int) -> Iterator[Batch]:
     """Yield this rank's batches in the way a plain script gets them: ``DistributedSampler`` and ``DataLoader``."""
     sampler: DistributedSampler[Batch] = DistributedSampler(dataset, world_size, rank, drop_last=True)
     loader = DataLoader(dataset, batch_size, sampler=sampler, drop_last=True)

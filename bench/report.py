@@ -26,6 +26,7 @@ from bench.fuzz_report import summarize_fuzz
 from bench.healing_report import summarize_healing
 from bench.lightning_report import summarize_lightning
 from bench.poster_report import summarize_poster
+from bench.sharded_report import summarize_sharded_overhead, summarize_sharded_recovery
 from bench.stats import Estimate, paired_ratio, ratio_of_means, ratio_of_medians, trimmed_ratio
 from bench.stragglers_report import summarize_stragglers
 from bench.techniques_report import summarize_techniques
@@ -39,6 +40,7 @@ MAX_OVERHEAD = 1.04
 MAX_OVERHEAD_OF_TRAINERS = 1.03
 MIN_TRANSFER_GB_S = 1.0
 MIN_TRANSFER_RATIO = 2.5
+CHARTS = ("recovery", "overhead", "poster", "completion")
 
 
 def environment() -> dict[str, Any]:
@@ -270,12 +272,14 @@ def finish(result: dict[str, Any], out: Path) -> int:
         "stragglers": summarize_stragglers,
         "lightning_overhead": summarize_lightning,
         "poster": summarize_poster,
+        "sharded_recovery": summarize_sharded_recovery,
+        "sharded_overhead": summarize_sharded_overhead,
     }
     summary = summarize[name](result)
     summary = replace(summary, checks=(*summary.checks, *_failure_checks(result)))
     out.mkdir(parents=True, exist_ok=True)
     whole = {**result, "summary": summary.figures, "checks": [asdict(check) for check in summary.checks]}
-    (out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
+    (out / f"{name}.json").write_text(json.dumps(whole, indent=1, default=str) + "\n")
     machine = ", ".join(f"{key} {value}" for key, value in result["environment"].items())
     text = "\n".join(
         [
@@ -289,12 +293,11 @@ def finish(result: dict[str, Any], out: Path) -> int:
         ]
     )
     (out / f"{name}.txt").write_text(text + "\n")
-    # Only now: what draws need not be there for those without a chart.
-    from bench.charts import draw_overhead, draw_poster, draw_recovery
+    if name in CHARTS:
+        # Only now: what draws need not be there for those without a chart.
+        from bench import charts
 
-    draw = {"recovery": draw_recovery, "overhead": draw_overhead, "poster": draw_poster}.get(name)
-    if draw is not None:
-        draw(result, summary.figures, out / f"{name}.png")
+        getattr(charts, f"draw_{name}")(result, summary.figures, out / f"{name}.png")
     print(text)
     return 0 if all(check.passed for check in summary.checks) else 1
 
