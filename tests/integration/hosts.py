@@ -41,9 +41,16 @@ class Hosts:
     """The hosts of one job, and its lighthouse."""
 
     def __init__(
-        self, folder: Path, names: Sequence[str], workers: int = 1, network: Any = None, port: int = PORT
+        self,
+        folder: Path,
+        names: Sequence[str],
+        workers: int = 1,
+        network: Any = None,
+        port: int = PORT,
+        script: Path = TRAIN,
     ) -> None:
         """``network``: where the hosts are, if not in namespaces of their own; then ``port`` is not theirs alone."""
+        self._script = script
         self.network = network or Network((LIGHTHOUSE, *names))
         self._port = port
         self.names = tuple(names)
@@ -102,7 +109,7 @@ class Hosts:
         options = ("--lighthouse", self.url, "--token-file", str(RunDir(self.run_dir).token))
         environment = {"CRAFT_HOST": host or name, "CRAFT_ADDRESS": self.network.address(name)}
         job = self._jobs.start(
-            TRAIN,
+            self._script,
             *arguments,
             workers=self.workers,
             options=(*options, *more.pop("options", ())),
@@ -215,7 +222,7 @@ class Hosts:
 
     # Judging.
 
-    def check(self, reference: str | None = None) -> HistoryReport:
+    def check(self, reference: str | Path | None = None) -> HistoryReport:
         """P1 to P3 on the files of all hosts, lost ones included."""
         return check(self.run_dir, reference, self._run_dirs)
 

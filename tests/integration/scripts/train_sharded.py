@@ -1,5 +1,7 @@
 """Train a small model that is spread over the workers of a replica: ``train_sharded.py KIND [--steps N] [--slow S]``.
 
+``--slow-until FILE`` sleeps in every microbatch until the file exists; ``--slow-worker ID`` makes it sleep in that worker only.
+
 KIND: ``fsdp`` (FSDP2), ``tp`` (tensor parallel), or ``both`` (FSDP2 over one half of the mesh, tensor parallel over the other).
 """
 
@@ -9,6 +11,7 @@ import argparse
 import faulthandler
 import signal
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +43,10 @@ parser = argparse.ArgumentParser()
 parser.add_argument("kind", choices=["fsdp", "tp", "both"])
 parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--slow", type=float, default=0.0)
+parser.add_argument("--slow-until", type=Path)
+parser.add_argument("--slow-worker")
 args = parser.parse_args()
+faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 # A test whose job hangs asks for the stacks of all threads.
 faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -72,7 +78,8 @@ for step in job.steps(data, global_batch=32, microbatches=4, steps=args.steps, s
         loss.backward()
         testing.reach("backward", step.number)
         step.log(loss=loss)
-        time.sleep(args.slow)
+        if args.slow_worker in (None, job.worker_id) and not (args.slow_until and args.slow_until.exists()):
+            time.sleep(args.slow)
     testing.reach("before_clip", step.number)
     if args.kind == "fsdp":
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
