@@ -1,4 +1,4 @@
-"""Sharded jobs in operation: spares, drains, hangs, slow workers, hosts, a lighthouse that dies; always with the same bits (P1 to P3)."""
+"""Sharded jobs in operation: spares, drains, hangs, slow workers, hosts, a lost lighthouse; always the same bits (P1 to P3)."""
 
 from __future__ import annotations
 
