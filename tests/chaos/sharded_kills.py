@@ -175,7 +175,7 @@ class Torment:
             everyone = len(members) == self._workers and not members & self._lost
             return "whole" if everyone and self._all_compute(status["generation"]) else None
 
-        return self._wait(whole, "full strength") == "whole"
+        return bool(self._wait(whole, "full strength") == "whole")
 
     def _all_compute(self, generation: int) -> bool:
         """Whether every replica has computed in a step of this generation: before that, a newcomer depends on its twin."""

@@ -11,7 +11,7 @@ from craft.testing.history import check
 
 from .jobs import SCRIPTS, Jobs, describe
 
-FOLDER = SCRIPTS / "sharded"
+FOLDER = SCRIPTS / "sharded_features"
 STEPS = ("--steps", "30")
 
 

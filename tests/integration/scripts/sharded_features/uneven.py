@@ -3,7 +3,7 @@
 import torch
 from setting import Tower, join, loss_of, parser, pause, text
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from craft import testing
 
@@ -12,13 +12,13 @@ args = parser.parse_args()
 job = join()
 mesh = job.mesh(shard=job.replica_size)
 model = Tower(blocks=3, width=27, hidden=41)
-model.scale = nn.Parameter(torch.ones(1))
+model.register_parameter("scale", nn.Parameter(torch.ones(1)))
 reshard = args.reshard or True
 for block in model.blocks:
     fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
 fully_shard([model.norm, model.head], mesh=mesh)
 fully_shard(model, mesh=mesh)
-first, second, third = model.blocks
+first, second, third = (each for each in model.blocks if isinstance(each, FSDPModule))
 first.set_modules_to_forward_prefetch([second, third])
 third.set_modules_to_backward_prefetch([second, first])
 model = job.replicate(model)
@@ -28,7 +28,7 @@ job.register(optimizer=optimizer, scaler=scaler)
 for step in job.steps(text(), global_batch=32, microbatches=4, steps=args.steps, seed=0):
     optimizer.zero_grad()
     for (tokens,) in step:
-        scaler.scale(loss_of(model, tokens) * model.scale.sum()).backward()
+        scaler.scale(loss_of(model, tokens) * model.get_parameter("scale").sum()).backward()
         pause(args.slow)
     testing.reach("before_clip", step.number)
     scaler.unscale_(optimizer)

@@ -31,7 +31,8 @@ def build() -> Tower:
     model = Tower()
     for block in model.blocks:
         block.requires_grad_(False)
-        block.up, block.down = Adapted(block.up), Adapted(block.down)
+        for name in ("up", "down"):
+            setattr(block, name, Adapted(getattr(block, name)))
     model.head.weight = model.embedding.weight
     return model
 
