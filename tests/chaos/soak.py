@@ -12,6 +12,8 @@ import signal
 import subprocess
 import time
 import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,10 +29,34 @@ from craft.wire.client import Client
 from .outside import Outside
 from .resources import Resources
 
-SCRIPT = Path(__file__).parent / "scripts" / "endless.py"
-SLOTS = 4
-HOSTS = {"a": ("--spares", "1"), "b": ()}
-"""Two workers on each, and a spare on one."""
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a job is made of."""
+
+    script: Path
+    hosts: Mapping[str, tuple[int, tuple[str, ...]]]
+    """By name, its workers, and other options of its ``craft run``."""
+    replica_size: int = 1
+    checkpoints: bool = True
+    """Without them, not everything is lost at once."""
+
+    @property
+    def workers(self) -> int:
+        """Of all hosts, without spares."""
+        return sum(workers for workers, _ in self.hosts.values())
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What agents and lighthouse have to agree on."""
+        return ("--workers-per-replica", str(self.replica_size)) if self.replica_size > 1 else ()
+
+
+WHOLE = Shape(SCRIPTS / "endless.py", {"a": (2, ("--spares", "1")), "b": (2, ())})
+SHARDED = Shape(SCRIPTS / "endless_sharded.py", {"a": (4, ()), "b": (2, ())}, replica_size=2)
+"""Three replicas of two workers, of which one host has two."""
 # Whoever is drained is not replaced, so that the job would dwindle if that came as often as the rest.
 KINDS = ",".join([*(kind for kind in injections.KINDS if kind != "drain"), *injections.KINDS])
 CHECKPOINTS_S = 2
@@ -51,8 +77,9 @@ _IDLE_S = 20.0
 class Soak:
     """One job, from its start to its end."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, shape: Shape = WHOLE) -> None:
         self.folder = folder
+        self.shape = shape
         self.run_dir = folder / "lighthouse"
         self.outside = folder / "outside.jsonl"
         self.resources = Resources()
@@ -83,8 +110,8 @@ class Soak:
             )
 
     def _start_lighthouse(self, port: int) -> subprocess.Popen[bytes]:
-        options = ("--keep", "--chaos", "--workers", str(SLOTS), "--heartbeat-limit", "2", "--port", str(port))
-        return self._start("lighthouse", *options)
+        options = ("--keep", "--chaos", "--workers", str(self.shape.workers), "--heartbeat-limit", "2")
+        return self._start("lighthouse", *options, "--port", str(port), *self.shape.options)
 
     def restart_lighthouse(self) -> None:
         """SIGKILL to the lighthouse and its keeper, and start both again under the same address."""
@@ -103,15 +130,23 @@ class Soak:
     def begin(self) -> None:
         """Start both hosts, and wait until the job trains."""
         wait_for(lambda: RunDir(self.run_dir).address.exists(), "the lighthouse listens", 20)
-        for host in HOSTS:
+        for host in self.shape.hosts:
             self._start_agent(host)
         wait_for(lambda: self.status()["step"] >= 5, "the job trains", 60)
 
     def _start_agent(self, host: str) -> None:
-        options = ("--lighthouse", self.client.url, "--token-file", str(RunDir(self.run_dir).token), *HOSTS[host])
-        options += ("--checkpoints", str(self.folder / "store"), "--checkpoint-every", f"{CHECKPOINTS_S} s")
+        shape = self.shape
+        workers, more = shape.hosts[host]
+        options = ("--lighthouse", self.client.url, "--token-file", str(RunDir(self.run_dir).token), *shape.options)
+        if shape.checkpoints:
+            options += ("--checkpoints", str(self.folder / "store"), "--checkpoint-every", f"{CHECKPOINTS_S} s")
         job = self._jobs.start(
-            SCRIPT, "--pause-ms", "10", workers=2, options=options, environment={**QUICK, "CRAFT_HOST": host}
+            shape.script,
+            "--pause-ms",
+            "10",
+            workers=workers,
+            options=(*options, *more),
+            environment={**QUICK, "CRAFT_HOST": host},
         )
         self.agents[host] = job
         self.run_dirs.append(job.run_dir)
@@ -207,7 +242,7 @@ class Soak:
             self._revive()
             status = self.status()
             members = [worker for worker in status["workers"] if worker["state"] == "member"]
-            everybody = sum(agent["connected"] for agent in status["agents"]) == len(HOSTS)
+            everybody = sum(agent["connected"] for agent in status["agents"]) == len(self.shape.hosts)
             leaving = any(job.process.pid in self._asked for job in self.agents.values())
             complete = everybody and not leaving and len(members) >= 2
             return bool(status["settled"] and complete and status["upcoming"] is None)

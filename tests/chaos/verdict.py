@@ -15,7 +15,7 @@ from tests.integration.jobs import Jobs, describe
 from craft.telemetry.records.journal import read_lines
 from craft.testing import history, liveness
 
-from .soak import SCRIPT, Soak
+from .soak import WHOLE, Shape, Soak
 
 _REFERENCE_S = 1200.0
 
@@ -27,7 +27,7 @@ class Verdict:
     seed: int
     steps: int
     exact: bool
-    """Whether it kept P1 to P3, and ended with the bits of an undisturbed job of one worker."""
+    """Whether it kept P1 to P3, and ended with the bits of an undisturbed job of one replica."""
     faults: Counter[str]
     """How many of each kind."""
     longest: liveness.Pause | None
@@ -46,10 +46,10 @@ class Verdict:
         )
 
 
-def soak_once(folder: Path, seed: int, length_s: float, every_s: float) -> Verdict:
+def soak_once(folder: Path, seed: int, length_s: float, every_s: float, shape: Shape = WHOLE) -> Verdict:
     """Run one soak; AssertionError if it does not come to its end."""
     folder.mkdir(parents=True)
-    soak = Soak(folder)
+    soak = Soak(folder, shape)
     try:
         soak.begin()
         print(soak.torment(seed, length_s, every_s), flush=True)
@@ -73,13 +73,15 @@ def soak_once(folder: Path, seed: int, length_s: float, every_s: float) -> Verdi
 
 
 def _reference(soak: Soak, report: history.HistoryReport) -> list[str]:
-    """Compute the same steps undisturbed, on one worker, and say how the end of the soak differs from that."""
-    jobs = Jobs(soak.folder / "reference")
-    reference = jobs.run(SCRIPT, "--steps", str(report.steps), workers=1, limit_s=_REFERENCE_S)
-    assert reference.exit_code == 0, describe(reference)
-    if report.digest == reference.digest:
+    """Compute the same steps undisturbed, on one replica, and say how the end of the soak differs from that."""
+    jobs, shape = Jobs(soak.folder / "reference"), soak.shape
+    steps = ("--steps", str(report.steps))
+    alone = jobs.run(shape.script, *steps, workers=shape.replica_size, options=shape.options, limit_s=_REFERENCE_S)
+    assert alone.exit_code == 0, describe(alone)
+    wanted = history.check(alone.run_dir).digest
+    if report.digest == wanted:
         return []
-    return [f"P1: after {report.steps} steps the state is {report.digest}, and undisturbed {reference.digest}"]
+    return [f"P1: after {report.steps} steps the state is {report.digest}, and undisturbed {wanted}"]
 
 
 def faults_of(soak: Soak) -> Counter[str]:
