@@ -2,8 +2,8 @@
 
     SOAK_MINUTES=30 SOAK_SEED=1 SOAK_EVERY_S=5 pytest tests/chaos -s
 
-With ``SOAK_SHARDED=1`` the job has three replicas of two workers. With ``SOAK_DIR`` the files stay there; ``resources.json`` has what every process used, second by second. For several seeds
-there is ``python -m tests.chaos``.
+With ``SOAK_SHARDED=1`` the job has three replicas of two workers. With ``SOAK_DIR`` the files stay there; ``resources.json``
+has what every process used, second by second. For several seeds there is ``python -m tests.chaos``.
 """
 
 from __future__ import annotations
