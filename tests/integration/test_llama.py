@@ -54,5 +54,9 @@ def test_a_sharded_llama_loses_a_worker_and_not_a_bit_P1(jobs: Jobs) -> None:
 
     assert result.exit_code == 0, describe(result)
     assert check(result.run_dir, alone.run_dir).violations == (), describe(result)
+    assert (
+        "4 microbatches over 2 replicas: after the loss of a worker, a step computes 2.00 times as long"
+        in result.output
+    )
     logs = "".join(path.read_text() for path in result.run_dir.glob("workers/*/log"))
     assert logs.count("step 40 loss") == 1, logs

@@ -181,12 +181,13 @@ class Display:
             self._print("\n".join(shown))
 
     def _explain_cost(self, leader: WorkerReport) -> None:
-        microbatches, workers = leader.microbatches, self._settings.workers
-        if microbatches is not None and workers > 1 and self._settings.lighthouse is None:
-            cost = cost_of_loss(microbatches, workers)
+        microbatches, size = leader.microbatches, self._settings.workers_per_replica
+        computing = self._settings.workers // size
+        if microbatches is not None and computing > 1 and self._settings.lighthouse is None:
+            cost = cost_of_loss(microbatches, computing)
             self.say(
-                f"{counted(microbatches, None)} over {workers} workers: after the loss of one, a step computes"
-                f" {cost:.2f} times as long"
+                f"{counted(microbatches, None)} over {computing} {'workers' if size == 1 else 'replicas'}: after the loss of"
+                f" {'one' if size == 1 else 'a worker'}, a step computes {cost:.2f} times as long"
             )
 
     def _line(self, leader: WorkerReport, workers: int) -> str:
