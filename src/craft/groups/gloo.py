@@ -13,6 +13,7 @@ import torch
 import torch.distributed
 
 from craft.groups import sockets
+from craft.groups.direct import DirectConnection, DirectOpening
 from craft.groups.rendezvous import Rendezvous
 from craft.protocol.errors import GroupAborted, GroupBroken, GroupError, GroupTimeout
 from craft.protocol.membership import Generation
@@ -22,7 +23,7 @@ dist: Any = torch.distributed
 
 # Waiting for a peer has no limit: a slow step is not a fault, and the lighthouse detects lost workers.
 _NO_LIMIT = timedelta(days=30)
-# Creating a device and finding its port among this process's sockets must not overlap with another group's.
+# Creating a device and finding its port among this process's sockets must not overlap with another group's opening.
 _device_lock = threading.Lock()
 
 # Gloo reports a closed connection within milliseconds, unless it closed in the middle of a message.
@@ -38,12 +39,23 @@ class GlooGroup:
     """One generation's Gloo connections, with an abort that works."""
 
     def __init__(
-        self, generation: Generation, rank: int, address: str, key: bytes, open_timeout_s: float = 30.0
+        self,
+        generation: Generation,
+        rank: int,
+        address: str,
+        key: bytes,
+        open_timeout_s: float = 30.0,
+        *,
+        directly: bool = False,
     ) -> None:
-        """Connect to the other members, which have the same ``key``; raise GroupTimeout if they do not all arrive in time."""
+        """Connect to the other members, which have the same ``key``; raise GroupTimeout if they do not all arrive in time.
+
+        ``directly``, the same on all members: if they are two, they also get a direct connection.
+        """
         self.generation = generation.number
         self.rank = rank
         self.size = len(generation.members)
+        self.direct: DirectConnection | None = None
         self._aborted = threading.Event()
         # Guards the next three: any thread may call abort(), also while _open() runs.
         self._lock = threading.Lock()
@@ -52,16 +64,25 @@ class GlooGroup:
         self._answers: set[_Answer] = set()
         self._questions: queue.SimpleQueue[tuple[list[_GlooPending], _Answer] | None] = queue.SimpleQueue()
         store = Rendezvous(generation, rank, key, open_timeout_s)
+        opening = DirectOpening(generation, rank, key, open_timeout_s) if directly and self.size == 2 else None
         try:
-            self._open(store, address, timedelta(seconds=open_timeout_s))
+            self._open(store, address, timedelta(seconds=open_timeout_s), opening)
         except (RuntimeError, OSError) as error:
+            # The others must not wait for a member that failed when it was half connected.
+            self.abort()
             missed = tuple(generation.members[each].worker_id for each in store.missed if each < self.size)
             message = f"generation {generation.number} did not meet: {error}"
             raise GroupTimeout(message, self.generation, missed) from error
+        finally:
+            if opening is not None:
+                opening.close()
 
-    def _open(self, store: Rendezvous, address: str, limit: timedelta) -> None:
+    def _open(self, store: Rendezvous, address: str, limit: timedelta, opening: DirectOpening | None) -> None:
         device, (host, port) = _device(address)
         store.set(f"address/{self.rank}", f"{host} {port}".encode())
+        if opening is not None:
+            with _device_lock:
+                store.set(f"direct/{self.rank}", opening.listen(host).encode())
         options = dist.ProcessGroupGloo._Options()
         options._devices = [device]
         options._timeout = limit
@@ -74,8 +95,19 @@ class GlooGroup:
             self._connections = found
         for loop, name in ((self._wait_loop, THREADS), (self._watch_loop, "craft-watch")):
             threading.Thread(target=loop, name=f"{name}-{self.generation}", daemon=True).start()
+        if opening is not None:
+            self._connect(store, opening)
         if self._aborted.is_set():
             self.abort()
+
+    def _connect(self, store: Rendezvous, opening: DirectOpening) -> None:
+        peer = 1 - self.rank
+        try:
+            connection = opening.connect(store.get("direct/0").decode())
+        except OSError:
+            store.missed = (peer,)
+            raise
+        self.direct = DirectConnection(connection, lambda error: self.error(error, peer))
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> _GlooPending:
         return self._start(lambda gloo: gloo.send([tensor], peer, tag), peer)
@@ -151,12 +183,14 @@ class GlooGroup:
             answers, self._answers = self._answers, set()
         for answer in answers:
             answer.put(error)
+        if self.direct is not None:
+            self.direct.end()
 
     def _gone(self) -> GroupAborted:
         return GroupAborted(f"generation {self.generation} was aborted", self.generation)
 
-    def error(self, error: RuntimeError, peer: int) -> GroupAborted | GroupBroken:
-        """Map an error of torch to CRAFT's error tree."""
+    def error(self, error: RuntimeError | OSError, peer: int) -> GroupAborted | GroupBroken:
+        """Map an error of torch, or of the direct connection, to CRAFT's error tree."""
         if self._aborted.is_set():
             return self._gone()
         first_line = str(error).partition("\n")[0]
@@ -191,7 +225,10 @@ class GlooGroup:
                 return False
             # Not closed: the watching thread polls it, and abort() closes it with the others.
             sockets.shut(self._connections[-1])
-            return True
+        if self.direct is not None:
+            # It leads to the same peer.
+            self.direct.end()
+        return True
 
     def close(self) -> None:
         self.abort()

@@ -12,7 +12,7 @@ exchanged), called (all parts have arrived), scored (a batch of an evaluation). 
 is copied, about to be written), verified (the checkpoint that all restore is verified on every worker).
 
 System calls that a test makes fail (``Fault(kind="error")``), each reached just before the call, on any thread:
-store.accept, donor.accept.
+store.accept, donor.accept, opener.accept.
 """
 
 from __future__ import annotations

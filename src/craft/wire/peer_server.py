@@ -90,6 +90,12 @@ class PeerServer:
         for thread in threads.values():
             thread.join()
 
+    def release(self, peer: Peer) -> None:
+        """Leave an authenticated connection to the caller, who closes it; to be called by ``serve``."""
+        with self._lock:
+            del self._threads[peer.connection]
+            self._peers.discard(peer.connection)
+
     def _accept_loop(self) -> None:
         failing = False
         while True:
@@ -143,9 +149,9 @@ class PeerServer:
             with self._lock:
                 self._strangers.pop(connection, None)
                 self._peers.discard(connection)
-                del self._threads[connection]
-                # Under the lock: another thread may be about to shut it down, and its descriptor may be reused.
-                connection.close()
+                if self._threads.pop(connection, None) is not None:
+                    # Under the lock: another thread may be about to shut it down, and its descriptor may be reused.
+                    connection.close()
 
     def _welcome(self, connection: socket.socket) -> Peer | None:
         """Return the authenticated peer with its request; None, after telling it why, if it is not served."""

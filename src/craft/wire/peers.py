@@ -194,6 +194,12 @@ def limit(connection: socket.socket, silence_s: float) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
 
+def unlimit(connection: socket.socket) -> None:
+    """Let blocking calls wait without a limit again."""
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connection.setsockopt(socket.SOL_SOCKET, option, _TIME.pack(0, 0))
+
+
 def prepare(connection: socket.socket) -> None:
     """Set the socket options that both ends share."""
     connection.setblocking(True)

@@ -65,8 +65,8 @@ class Player:
     def store_port(self) -> int:
         return self.store.port
 
-    def open(self, generation: Generation, rank: int, address: str, limit_s: float) -> int:
-        gloo = GlooGroup(generation, rank, address, KEY, limit_s)
+    def open(self, generation: Generation, rank: int, address: str, limit_s: float, directly: bool = True) -> int:
+        gloo = GlooGroup(generation, rank, address, KEY, limit_s, directly=directly)
         if self._device is not None:
             self.groups[generation.number] = connect_devices(gloo, self._device)
         else:

@@ -189,7 +189,8 @@ class GroupOpener:
         reach("opening", self.step, rank)
         began = time.monotonic()
         try:
-            gloo = GlooGroup(generation, rank, self._address, self._key, _OPEN_LIMIT_S)
+            whole_models = not layout_of(generation).slots
+            gloo = GlooGroup(generation, rank, self._address, self._key, _OPEN_LIMIT_S, directly=whole_models)
             self._open_inner(place)
             self._connect(place, gloo)
         except GroupError as error:

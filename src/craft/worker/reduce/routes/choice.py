@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 from craft.decide.step.replicas import Layout
 from craft.decide.step.topology import host_first
+from craft.groups.gloo import GlooGroup
 from craft.groups.group import P2P, DeviceP2P
 from craft.worker.reduce.buckets import BucketLayout
 from craft.worker.reduce.routes.between_twins import twin_route
+from craft.worker.reduce.routes.direct import DirectRoute
 from craft.worker.reduce.routes.flat import FlatRoute, word_bytes
 from craft.worker.reduce.routes.flat_cuda import device_route
 from craft.worker.reduce.routes.hierarchical import HierarchicalRoute
@@ -35,6 +37,8 @@ def route_of(
     if layout.on_device:
         # Through host memory, blocks go straight to their owners on any host.
         return device_route(group, layout, owners, size)
+    if isinstance(group, GlooGroup) and group.direct is not None:
+        return DirectRoute(group, group.direct, layout, owners)
     if group is None or spread is None:
         return FlatRoute(group, layout, owners, size)
     return HierarchicalRoute(group, layout, owners, size, spread)

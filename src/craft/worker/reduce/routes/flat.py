@@ -115,20 +115,21 @@ class FlatRoute:
     def _post_blocks(self, group: P2P, result: Sequence[torch.Tensor]) -> None:
         self._blocks_due, self._results_due = [], []
         for bucket, chunks in enumerate(self._chunks):
-            inbox = self._inbox[bucket]
-            self._blocks_due.append(
-                [
-                    group.recv(inbox[node], peer, self._block_tag(bucket, position))
-                    for peer in self._peers
-                    for position, node in enumerate(self._blocks[peer])
-                    if inbox[node].numel()
-                ]
-            )
+            self._blocks_due.append(self._recv_blocks(group, bucket))
             self._results_due += [
                 group.recv(result[bucket][chunks[peer]], peer, self._result_tag(bucket))
                 for peer in self._peers
                 if chunks[peer].stop > chunks[peer].start and not self._sums_all
             ]
+
+    def _recv_blocks(self, group: P2P, bucket: int) -> list[Pending]:
+        inbox = self._inbox[bucket]
+        return [
+            group.recv(inbox[node], peer, self._block_tag(bucket, position))
+            for peer in self._peers
+            for position, node in enumerate(self._blocks[peer])
+            if inbox[node].numel()
+        ]
 
     def flushed(self, bucket: int) -> None:
         """Record that a bucket is ready, on the thread that filled it; a sending thread must know from when on."""

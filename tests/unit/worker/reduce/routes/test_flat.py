@@ -21,6 +21,7 @@ from craft.protocol.control_word import MicrobatchRecord, Word
 from craft.worker.reduce.buckets import BucketLayout
 from craft.worker.reduce.exchange import Attempt
 from craft.worker.reduce.flats import Flats
+from craft.worker.reduce.routes.direct import DirectRoute
 from craft.worker.reduce.routes.flat import FlatRoute, sum_into, word_bytes
 from craft.worker.reduce.routes.hierarchical import HierarchicalRoute, Move
 
@@ -67,6 +68,7 @@ def exchanged(
     bucket_bytes: int = 300,
     *,
     by_host: bool,
+    direct: bool = False,
     steps: int = 2,
 ) -> Counter[str]:
     """Exchange some steps between real members, and check what each of them got; returns the bytes between hosts per step."""
@@ -75,6 +77,9 @@ def exchanged(
         layout = layout_of(sizes, bucket_bytes)
         counting = Counting(group, hosts)
         route = route_for(counting, layout, owners, hosts, by_host)
+        if direct:
+            assert group.direct is not None
+            route = DirectRoute(counting, group.direct, layout, owners)
         gradients, result = held(layout, owners, group.rank), Flats(layout)
         before = {node: [flat.clone() for flat in flats.tensors] for node, flats in gradients.nodes.items()}
         first = owners[0] if owners else -1
@@ -133,6 +138,18 @@ def test_within_hosts_first_every_rank_gets_the_bits_of_the_tree_P1(
 @given(job=jobs())
 def test_straight_to_the_owners_every_rank_gets_the_bits_of_the_tree_P1(job: tuple[list[str], list[int]]) -> None:
     exchanged(*job, by_host=False)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    owners=st.lists(st.integers(-1, 1), min_size=1, max_size=9),
+    sizes=st.lists(st.integers(1, 150), min_size=0, max_size=4),
+    bucket_bytes=st.sampled_from([1, 400, 1 << 20]),
+)
+def test_by_the_direct_connection_both_get_the_bits_of_the_tree_P1(
+    owners: list[int], sizes: list[int], bucket_bytes: int
+) -> None:
+    exchanged("ab", owners, sizes, bucket_bytes, by_host=False, direct=True)
 
 
 @settings(deadline=None)
