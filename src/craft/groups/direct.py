@@ -35,7 +35,7 @@ _AT_ONCE = 512
 """Parts per system call; the kernel's limit is 1024."""
 _MAX_STRANGERS = 64
 _LEAST_S = 0.05
-"""Limit of a call when no time is left: 0 would mean none."""
+"""Limit of a call when no time is left, since 0 would mean none; and the pause before a retry."""
 
 
 class DirectConnection:
@@ -179,7 +179,7 @@ class DirectOpening:
     def connect(self, place: str) -> socket.socket:
         """Return the connection, given what ``listen`` returned on rank 0; raise OSError if there is none in time."""
         try:
-            connection = self._accept() if self._listens else self._visit(place)
+            connection = self._accept() if self._listens else self._visit_again(place)
         except (OSError, EOFError, SnapshotCorrupt, msgspec.MsgspecError) as error:
             why = "it did not answer in time" if isinstance(error, BlockingIOError) else error
             raise ConnectionError(f"no direct connection to {self._peer}: {why}") from None
@@ -211,6 +211,16 @@ class DirectOpening:
         assert self._server is not None
         self._server.release(peer)
         self._found.put(peer.connection)
+
+    def _visit_again(self, place: str) -> socket.socket:
+        """Visit rank 0; retry if it sends this member away to make room for other connections."""
+        while True:
+            try:
+                return self._visit(place)
+            except (EOFError, ConnectionResetError, BrokenPipeError):
+                if self._left_s <= _LEAST_S:
+                    raise
+                time.sleep(_LEAST_S)
 
     def _visit(self, place: str) -> socket.socket:
         host, _, port = place.rpartition(" ")

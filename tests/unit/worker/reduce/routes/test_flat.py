@@ -152,6 +152,12 @@ def test_by_the_direct_connection_both_get_the_bits_of_the_tree_P1(
     exchanged("ab", owners, sizes, bucket_bytes, by_host=False, direct=True)
 
 
+@pytest.mark.parametrize("sizes", [(1 << 19,), (600_000,), (5, 600_000)], ids=["2 MiB", "more", "more, in two buckets"])
+def test_large_blocks_and_their_words_both_arrive_P1(sizes: tuple[int, ...]) -> None:
+    """Blocks above a limit leave the direct connection to the words."""
+    exchanged("ab", plan(4, 2), sizes, 1 << 22 if len(sizes) == 1 else 1, by_host=False, direct=True)
+
+
 @settings(deadline=None)
 @given(owners=st.lists(st.integers(0, 4), min_size=1, max_size=12), place=st.integers(0, 11))
 def test_a_sum_over_one_of_its_parts_has_the_bits_of_a_sum_beside_them_P1(owners: list[int], place: int) -> None:
