@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from craft.decide.detect.conflicting_words import outcasts
 from craft.decide.step.combine import combine
 from craft.decide.step.replicas import Layout
 from craft.protocol.control_word import Carried, Combined, Groups, MicrobatchRecord, Word
@@ -22,6 +23,7 @@ def combine_columns(words: Sequence[Word], layout: Layout, position: int) -> Com
     parts = [combine([words[rank] for rank in column]) for column in columns]
     mine, ranks = parts[position], columns[position]
     differing = [(part, column) for part, column in zip(parts, columns, strict=True) if part.differs]
+    probes = _probes_by_replica(words, layout) if any(part.unequal_probes for part in parts) else ()
     return replace(
         combine(counted_once(words)),
         present=mine.present,
@@ -30,7 +32,7 @@ def combine_columns(words: Sequence[Word], layout: Layout, position: int) -> Com
         carried=tuple(Carried(each.microbatch, ranks[each.rank], each.nbytes) for each in mine.carried),
         sample=mine.sample,
         unequal_digests=_first([(part.unequal_digests, column) for part, column in differing]),
-        unequal_probes=_first([(part.unequal_probes, column) for part, column in differing]),
+        unequal_probes=probes,
         unequal_states=_first([(part.unequal_states, column) for part, column in differing]),
         unequal_wholes=_first([(part.unequal_wholes, column) for part, column in differing]),
         unequal_buffer=next(
@@ -46,7 +48,7 @@ def combine_columns(words: Sequence[Word], layout: Layout, position: int) -> Com
             for part, column in zip(parts, columns, strict=True)
             for each in part.repeated
         ),
-        outcasts=_outcasts(differing),
+        outcasts=_outcasts(words, layout, differing, probes),
     )
 
 
@@ -99,8 +101,49 @@ def _first(found: Sequence[tuple[Groups, Sequence[int]]]) -> Groups:
     return next((_of_members(groups, column) for groups, column in found if groups), ())
 
 
-def _outcasts(differing: Sequence[tuple[Combined, Sequence[int]]]) -> tuple[int, ...]:
-    """Return the newcomers that leave; () if in some column it is not known who is wrong."""
-    if not all(part.outcasts for part, _ in differing):
-        return ()
-    return tuple(sorted(column[rank] for part, column in differing for rank in part.outcasts))
+def _probes_by_replica(words: Sequence[Word], layout: Layout) -> Groups:
+    """Return the members grouped by what their replicas computed; those that compared nothing are in no group.
+
+    Whichever position is wrong, its numbers reach the others in the collectives of the replica: all of them may differ from
+    their twins.
+    """
+    groups: list[tuple[dict[int, bytes], list[int]]] = []
+    for replica in layout.complete(len(words)):
+        ranks = layout.ranks_of(replica)
+        found = {layout.position_of(rank): words[rank].probe for rank in ranks if words[rank].probe}
+        if not found:
+            continue
+        # A position may lack its digest, if a worker was lost while it computed.
+        same = next(
+            (each for each in groups if all(each[0].get(at, digest) == digest for at, digest in found.items())), None
+        )
+        if same is None:
+            groups.append((found, list(ranks)))
+        else:
+            same[0].update(found)
+            same[1].extend(ranks)
+    ordered = sorted((ranks for _, ranks in groups), key=lambda ranks: (-len(ranks), ranks))
+    return tuple(tuple(ranks) for ranks in ordered) if len(ordered) > 1 else ()
+
+
+def _outcasts(
+    words: Sequence[Word], layout: Layout, differing: Sequence[tuple[Combined, Sequence[int]]], probes: Groups
+) -> tuple[int, ...]:
+    """Return the newcomers that leave; () if it is not known who is wrong."""
+    leaving: set[int] = set()
+    if probes:
+        replicas = [{layout.replica_of(rank) for rank in group} for group in probes]
+        fresh = {layout.replica_of(rank) for rank, word in enumerate(words) if word.newcomer}
+        others = [each for each in replicas if not fresh.issuperset(each)]
+        if len(others) != 1:
+            return ()
+        wrong = fresh - others[0]
+        leaving.update(rank for rank, word in enumerate(words) if word.newcomer and layout.replica_of(rank) in wrong)
+    for part, column in differing:
+        buffer = part.unequal_buffer.groups if part.unequal_buffer is not None else ()
+        unequal = (part.unequal_digests, part.unequal_states, part.unequal_wholes, buffer)
+        found = outcasts([words[rank] for rank in column], unequal)
+        if any(unequal) and not found:
+            return ()
+        leaving.update(column[rank] for rank in found)
+    return tuple(sorted(leaving))

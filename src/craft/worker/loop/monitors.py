@@ -38,8 +38,7 @@ class LoopMonitors:
             alone = len(context.participant.ledger.members) == 1
             return on_device and alone and not context.conditions.deterministic
 
-        # Workers of a replica would have to agree on what they compute twice: there only states are compared.
-        compares = settings.check_bits and state.is_exchanged and context.link is None
+        compares = settings.check_bits and state.is_exchanged
         self.consistency = ConsistencyCheck(compares, settings.digest_bytes, state.leaves, self.checks.warn, may_vary)
         self.speed = SpeedTracker(
             context.techniques, context.activity, lambda: context.participant.ledger, reporter.note, reporter.emit

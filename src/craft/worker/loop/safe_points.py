@@ -6,7 +6,7 @@ that none of them waits in a collective for another one that has left.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -28,22 +28,49 @@ class SafePoints:
         self._participant = participant
         self._exchange = exchange
         self._link = link
+        self._extra = 0
 
-    def must_regroup(self) -> bool:
-        """Return whether to enter a newer generation now: then there is one. All workers of a replica get the same answer."""
+    @property
+    def are_shared(self) -> bool:
+        """Whether the workers of a replica decide together here."""
+        return self._link is not None and self._participant.ledger.is_live
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether the microbatch that was computed last has numbers that stand in for those of a lost worker."""
+        return self._link is not None and self._link.spoiled
+
+    def must_regroup_alone(self) -> bool:
+        """Return whether to enter a newer generation now, before the inner loop.
+
+        Workers of a replica wait for their next beat: each generation has one row of beats, and one worker of a replica may enter
+        it here while another is in the middle of the step.
+        """
+        return not self.are_shared and self._participant.moved
+
+    def must_regroup(self, extra: Callable[[], int | None]) -> bool:
+        """Return whether to enter a newer generation now: then there is one. All workers of a replica get the same answer.
+
+        ``extra``: what this worker would compute now only for comparison.
+        """
         participant, link = self._participant, self._link
-        if link is None or not participant.ledger.is_live:
+        if link is None or not self.are_shared:
             return participant.moved
         reach("beat", participant.step)
-        message = BeatMessage(whole=link.computed(), waits=participant.moved)
+        message = BeatMessage(whole=link.computed(), waits=participant.moved, extra=extra() or 0)
         answer = link.beat(message, before_microbatch)
         if answer is not None and answer.confirms:
             participant.confirm()
             self._exchange.gradients.confirm()
             if answer.go:
+                self._extra = answer.extra
                 return False
         participant.await_move()
         return True
+
+    def extra(self, alone: Callable[[], int | None]) -> int | None:
+        """Return what to compute now only for comparison: as the last beat said, or ``alone()`` where there is none."""
+        return (self._extra or None) if self.are_shared else alone()
 
     def may_commit(self, attempt: Attempt) -> bool | None:
         """Return whether the step is committed; None: the combined word decides what comes instead.

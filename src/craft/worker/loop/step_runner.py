@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 
+from craft.decide.step.replicas import able_replicas
 from craft.protocol.control_word import Combined, MicrobatchRecord
 from craft.protocol.errors import BitsDiffer, GroupError
 from craft.protocol.membership import Settlement
@@ -18,7 +19,7 @@ from craft.worker.loop.safe_points import SafePoints
 from craft.worker.loop.step_exchange import StepExchange
 from craft.worker.loop.step_result import StepResult
 from craft.worker.monitor.consistency import ConsistencyCheck
-from craft.worker.monitor.repeated_microbatch import PROBE, is_extra
+from craft.worker.monitor.repeated_microbatch import PROBE, is_extra, probes_for
 from craft.worker.recovery.follower import CommittedResult
 from craft.worker.reduce.buckets import BucketLayout
 from craft.worker.reduce.exchange import Attempt
@@ -97,7 +98,7 @@ class StepRunner:
             # First: this worker's share is assigned to it and must not count as lost. Unless all workers enter a prepared
             # generation here: then the step is planned anew, and no share is assigned.
             self._participant.begin_step(self._size_of(self.step))
-        if self._points.must_regroup():
+        if self._points.must_regroup_alone():
             self._regroup()
         self.take_up()
 
@@ -112,29 +113,36 @@ class StepRunner:
         """Have the whole state compared if a member computes in this step that did not before.
 
         Before it computes, such a member has compared a microbatch with the others. In steps that gather it compared only its
-        rows: there all compute that microbatch in this step.
+        rows: there all compute that microbatch in this step. One of a replica could not compute it without the others: there
+        its replica and one other do.
         """
         ledger = self._participant.ledger
-        self._computing = frozenset(ledger.members) - ledger.idle
-        if self._consistency.newcomer or (self._counted and not self._computing <= self._counted):
-            self._consistency.sample_state(self._gathering.expected)
+        able = able_replicas(ledger.layout, ledger.members, ledger.idle)
+        self._computing = frozenset(ledger.members[rank] for each in able for rank in ledger.layout.ranks_of(each))
+        fresh = self._computing - self._counted if self._counted else frozenset()
+        if self._consistency.newcomer:
+            fresh |= {ledger.worker_id}
+        if fresh:
+            sharded = bool(ledger.layout.slots)
+            self._consistency.sample_state(
+                self._gathering.expected or sharded, not sharded or probes_for(ledger, able, fresh)
+            )
 
     def next_microbatch(self) -> int | None:
         """Return what to compute next (or PROBE), or None once the step is committed. A safe point."""
         step = self.step
         while True:
-            if self._points.must_regroup():
+            if self._points.must_regroup(self._extra):
                 self._regroup()
                 if self.step > step:
                     return None
                 self._exchange.open()
-            ledger, waits = self._participant.ledger, self._gathering.in_use and not self._gathering.complete
-            if not waits and self._consistency.probe_due(ledger):
-                return PROBE
-            repeat = None if waits else self._consistency.repeats.due(ledger)
-            if repeat is not None:
-                return repeat
-            if waits:
+                if self._points.are_shared:
+                    continue
+            if (extra := self._points.extra(self._extra)) is not None:
+                return extra
+            ledger = self._participant.ledger
+            if self._rows_missing:
                 if missing := self._gathering.missing(ledger.pending):
                     return missing[0]
                 self._gather()
@@ -142,6 +150,18 @@ class StepRunner:
                 return ledger.pending[0]
             elif self._exchange_held():
                 return None
+
+    @property
+    def _rows_missing(self) -> bool:
+        """Whether the first pass of a step that gathers is not over."""
+        return self._gathering.in_use and not self._gathering.complete
+
+    def _extra(self) -> int | None:
+        """Return what to compute now only for comparison; None: nothing."""
+        if self._rows_missing:
+            return None
+        ledger = self._participant.ledger
+        return PROBE if self._consistency.probe_due(ledger) else self._consistency.repeats.due(ledger)
 
     def _gather(self) -> None:
         """Exchange the rows of all microbatches among their owners; after a loss, wait for a generation."""
@@ -175,7 +195,8 @@ class StepRunner:
         hasher = self._consistency.hasher(microbatch, self._participant.ledger)
         leaf = None if is_extra(microbatch) else self._exchange.gradients.finish(hasher)
         digest = leaf.digest if leaf is not None else self._exchange.gradients.discard(hasher)
-        self._consistency.found(microbatch, hasher, digest)
+        if not self._points.spoiled:
+            self._consistency.found(microbatch, hasher, digest)
         if microbatch == 0 and self._gathering.in_use and self._participant.ledger.idle:
             self._consistency.found_rows(self._gathering.digest_of(0))
         if leaf is None:

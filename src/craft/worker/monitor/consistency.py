@@ -81,7 +81,9 @@ class ConsistencyCheck:
         self._warn = warn
         self._is_lenient = is_lenient
         self.probe_wanted = compares
-        """Whether every worker computes microbatch 0 of this step."""
+        """Whether microbatch 0 of this step is compared."""
+        self._probes = compares
+        """Whether this worker computes it for that."""
         self.repeats = RepeatedMicrobatch(compares)
         self.newcomer = False
         """Whether this worker joined, and has not yet committed a step in which it computed."""
@@ -123,12 +125,14 @@ class ConsistencyCheck:
         if self._rotating.refresh(self._leaves()):
             self.agreement.interrupt()
 
-    def sample_state(self, gathers: bool = False) -> None:
+    def sample_state(self, gradients: bool = False, probes: bool = True) -> None:
         """Compare a sample of the whole state: a worker computes for the first time in this step.
 
-        ``gathers``: compare the gradient of microbatch 0, too.
+        ``gradients``: compare the gradient of microbatch 0, too; ``probes``: this worker computes it for that.
         """
-        self.probe_wanted = self.probe_wanted or (gathers and self._compares)
+        if gradients and self._compares:
+            self._probes = probes or (self.probe_wanted and self._probes)
+            self.probe_wanted = True
         if self._rotating.is_on and not self._sampled:
             self._sampled = sample_digest(self._leaves())
 
@@ -142,7 +146,7 @@ class ConsistencyCheck:
         alone = len(ledger.layout.complete(len(ledger.members))) == 1
         # The owner of microbatch 0 computes it anyway; a retry needs no comparison.
         cannot = alone or (bool(ledger.layout.slots) and not ledger.is_live)
-        return self.probe_wanted and not (self._probe or ledger.held or cannot or 0 in ledger.share)
+        return self.probe_wanted and self._probes and not (self._probe or ledger.held or cannot or 0 in ledger.share)
 
     def wants(self, extra: int) -> bool:
         """Whether a microbatch that is computed only for comparison is still needed."""

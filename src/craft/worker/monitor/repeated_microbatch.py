@@ -7,6 +7,8 @@ no extra memory. Both digests travel in the words of that step. If the step is d
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from craft.decide.step.ledger import Ledger
 from craft.decide.step.plan import share_of
 from craft.protocol.control_word import Combined
@@ -38,6 +40,21 @@ def place_of(microbatch: int) -> int:
 def repeat_of(microbatch: int) -> int:
     """Return the number that stands for ``microbatch``, computed a second time."""
     return -microbatch - 2
+
+
+def probes_for(ledger: Ledger, able: Sequence[int], fresh: Collection[str]) -> bool:
+    """Return whether this worker's replica computes microbatch 0 to compare it with that of ``fresh`` workers, or is theirs.
+
+    The owner of microbatch 0 computes it anyway. If there are fresh workers in that replica, the next one does it as well.
+    """
+    if ledger.replica not in able:
+        return False
+    layout, members = ledger.layout, ledger.members
+    with_fresh = [each for each in able if any(members[rank] in fresh for rank in layout.ranks_of(each))]
+    owner = ledger.owners[0] if ledger.owners else able[0]
+    if owner in with_fresh:
+        with_fresh.append(able[(able.index(owner) + 1) % len(able)])
+    return ledger.replica in with_fresh
 
 
 class RepeatedMicrobatch:

@@ -19,6 +19,17 @@ def test_nothing_is_confirmed_where_one_did_not_run_whole() -> None:
     assert before_microbatch([BeatMessage(whole=False), WELL]) == BeatAnswer(go=False, confirms=False)
 
 
+def test_all_compute_for_comparison_what_position_0_says_whatever_the_others_would() -> None:
+    said = [BeatMessage(extra=-1), WELL, BeatMessage(extra=-4)]
+
+    assert before_microbatch(said) == BeatAnswer(go=True, confirms=True, extra=-1)
+    assert before_microbatch([WELL, BeatMessage(extra=-1)]).extra == 0
+
+
+def test_nothing_is_computed_for_comparison_before_all_have_entered_the_generation_that_waits() -> None:
+    assert before_microbatch([BeatMessage(extra=-1), BeatMessage(waits=True)]).extra == 0
+
+
 def test_positions_without_data_are_named() -> None:
     assert before_microbatch([WELL, BeatMessage(data=False), WELL]).without_data == (1,)
 

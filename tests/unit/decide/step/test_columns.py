@@ -75,6 +75,38 @@ def test_no_newcomer_leaves_where_in_another_column_it_is_not_known_who_is_wrong
     assert combine_columns(sent, FOUR, 1).outcasts == ()
 
 
+def probed(*probes: bytes, newcomers: tuple[int, ...] = ()) -> list[Word]:
+    return [words(probe=probe, newcomer=rank in newcomers) for rank, probe in enumerate(probes)]
+
+
+def test_replicas_that_compute_other_bits_are_named_whole_whichever_position_is_wrong() -> None:
+    """P1: the wrong numbers of one position reach the others of its replica, so that its column says nothing about it."""
+    for sent in (probed(b"a", b"b", b"x", b"y"), probed(b"a", b"b", b"a", b"y"), probed(b"a", b"b", b"x", b"b")):
+        combined = combine_columns(sent, FOUR, 0)
+
+        assert combined.differs and combined.unequal_probes == ((0, 1), (2, 3))
+        assert combined.outcasts == ()
+
+
+def test_a_replica_in_which_a_digest_is_missing_is_compared_by_the_others() -> None:
+    assert not combine_columns(probed(b"a", b"b", b"a", b""), FOUR, 0).differs
+    assert combine_columns(probed(b"a", b"b", b"", b"y"), FOUR, 1).unequal_probes == ((0, 1), (2, 3))
+
+
+def test_only_the_newcomer_leaves_a_replica_that_computes_other_bits_with_it() -> None:
+    sent = probed(b"a", b"b", b"x", b"y", newcomers=(3,))
+
+    assert [combine_columns(sent, FOUR, position).outcasts for position in (0, 1)] == [(3,), (3,)]
+
+
+def test_no_newcomer_leaves_where_replicas_differ_that_have_none() -> None:
+    six = Layout(2, (*FOUR.slots, Slot(2, 0), Slot(2, 1)))
+    sent = probed(b"a", b"b", b"x", b"y", b"p", b"q", newcomers=(3,))
+
+    assert combine_columns(sent, six, 0).outcasts == ()
+    assert combine_columns(probed(b"a", b"b", b"x", b"y", b"a", b"b", newcomers=(3,)), six, 0).outcasts == (3,)
+
+
 def test_different_weights_of_one_microbatch_are_refused_by_its_number() -> None:
     sent = [words(record(0, 2.0)), words(record(0, 3.0)), words(), words()]
 
