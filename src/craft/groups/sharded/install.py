@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from craft.groups.sharded.operation import Replica
 from craft.groups.sharded.process_group import BACKEND, ReplicaGroup
+from craft.groups.sharded.refusals import refuse_calls
 from craft.protocol.errors import ConfigError
 from craft.settings.environ import set_world
 
@@ -46,6 +47,7 @@ def install(replica: Replica) -> None:
     _replace(c10d.init_process_group, _agree(replica))
     _replace(c10d.destroy_process_group, _keep_default)
     _replace(c10d._new_group_with_tag, _new_group_here)
+    refuse_calls()
 
 
 def _replace(original: Callable[..., Any], make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

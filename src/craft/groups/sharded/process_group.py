@@ -17,6 +17,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from craft.groups.sharded import collectives, reductions
 from craft.groups.sharded.messages import Message, Posting
 from craft.groups.sharded.operation import Operation, Replica
+from craft.groups.sharded.refusals import check_even
 from craft.groups.sharded.work import Done, UnderWay
 from craft.protocol.errors import ConfigError
 
@@ -177,6 +178,7 @@ class ReplicaGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def alltoall(self, outputs: Tensors, tensors: Tensors, opts: Any = None) -> Done:
         parts = [_data(each) for each in tensors]
+        check_even("all_to_all", [each.numel() for each in (*tensors, *outputs)])
         return self._run(collectives.AllToAll(_plain(outputs), parts, self._position))
 
     def alltoall_base(
@@ -184,6 +186,7 @@ class ReplicaGroup(dist.ProcessGroup):  # type: ignore[misc]
     ) -> Done:
         received = received or [output.shape[0] // self.size()] * self.size()
         sent = sent or [tensor.shape[0] // self.size()] * self.size()
+        check_even("all_to_all_single", [*received, *sent])
         operation = collectives.AllToAllSingle(_data(output), _data(tensor), received, sent, self._position)
         return self._run(operation)
 

@@ -21,6 +21,7 @@ from craft.snapshots.store.owner import job_of
 from craft.snapshots.transfer.donor import Donor
 from craft.worker.api.validation import check_optimizers, check_registered
 from craft.worker.checks.script import ignored_sampler
+from craft.worker.checks.sharding import check_sharding
 from craft.worker.data.data_split import split_of
 from craft.worker.data.skipping import SkippingSource
 from craft.worker.data.source_args import check_start_step, is_stream, make_source
@@ -180,6 +181,8 @@ class LoopBuilder:
         size = self._settings.replica_size
         count = microbatches if microbatches is not None else self._membership.slots // size
         parts = split_of(self._settings.position, size, self._dimensions, split)
+        if self.link is not None:
+            check_sharding(self.modules, parts)
         source, total_steps, shared = make_source(data, microbatches=count, seed=seed, split=parts, **more)
         shared |= {name: True for name, holds in (("own_loop", own_loop), ("all_compute", whole)) if holds}
         if self.participant.loops:

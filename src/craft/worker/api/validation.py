@@ -35,6 +35,11 @@ def check_model(model: torch.nn.Module, *, sharded: bool = False) -> None:
             raise ConfigError(
                 "the model is wrapped in DistributedDataParallel: pass the plain module, CRAFT replaces it"
             )
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise ConfigError(
+                f"{name or 'the model'} is wrapped in FullyShardedDataParallel, the older FSDP: shard the plain module with"
+                " torch.distributed.fsdp.fully_shard, over a mesh of job.mesh(shard=...)"
+            )
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         if is_sharded(value) and not sharded:
             raise ConfigError(
@@ -69,7 +74,8 @@ def check_optimizers(registered: Mapping[str, Stateful], modules: Mapping[str, t
             if param.requires_grad and id(param) not in known:
                 raise ConfigError(
                     f"the optimizer registered as {name} has a parameter of shape {tuple(param.shape)} that is in no module"
-                    " given to job.replicate: every worker would train its own. Replicate the module that it is of"
+                    " given to job.replicate: every worker would train its own. Replicate the module that it is of; make the"
+                    " optimizer after fully_shard and parallelize_module, which put other parameters in the place of these"
                 )
 
 

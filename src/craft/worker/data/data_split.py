@@ -18,6 +18,8 @@ class DataSplit(NamedTuple):
 
     part: int = 0
     parts: int = 1
+    mates: tuple[int, ...] = (0,)
+    """The positions of a replica that have the parts of one copy of the samples, in the order of parts."""
 
     def of(self, samples: Sequence[T]) -> Sequence[T]:
         """Return this part of ``samples``; raise ConfigError if they cannot be divided evenly."""
@@ -59,10 +61,12 @@ def split_of(
         raise ConfigError(
             f"job.steps(split=...) names {', '.join(unknown)}, but job.mesh has the dimensions {', '.join(dimensions)}"
         )
-    part, parts, rest, left = 0, 1, position, size
+    part, parts, mates, rest, left = 0, 1, (0,), position, size
     for name, extent in dimensions.items():
         left //= extent
         coordinate, rest = divmod(rest, left)
         if name in chosen:
             part, parts = part * extent + coordinate, parts * extent
-    return DataSplit(part, parts)
+        steps = range(extent) if name in chosen else (coordinate,)
+        mates = tuple(mate + left * each for mate in mates for each in steps)
+    return DataSplit(part, parts, mates)

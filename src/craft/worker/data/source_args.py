@@ -261,7 +261,7 @@ def check_start_step(start_step: object, total_steps: int | None) -> int:
 def _stream(stream: Any, wanted: SourceArgs, settings: Settings) -> Made:
     if wanted.epochs is not None:
         raise ConfigError("job.steps(epochs=...) with a stream: a stream has one pass; leave epochs out, or give steps")
-    part, parts = wanted.split
+    part, parts, _ = wanted.split
     if parts > 1:
         whole = stream
 
