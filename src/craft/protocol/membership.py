@@ -68,6 +68,16 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
         return next((rank for rank, member in enumerate(self.members) if member.worker_id == worker_id), None)
 
 
+class GroupProgress(msgspec.Struct, frozen=True, array_like=True):
+    """How many collectives of an update a worker has the outputs of, in one process group of its replica."""
+
+    group: int
+    """A number for the group, the same on all its members."""
+    positions: tuple[int, ...]
+    """Of the members of the group."""
+    count: int
+
+
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """What a member brings into a new generation, after it promised not to commit under an older one."""
 
@@ -105,6 +115,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it knows that every member reached the end of that loop."""
     first_step: int = 0
     """The number of that loop's first step."""
+    collectives: tuple[GroupProgress, ...] | msgspec.UnsetType = msgspec.UNSET
+    """In a sharded replica, after the inner loop of its last committed step: how far its update has come, group by group."""
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):

@@ -88,7 +88,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "other tensors": tensors_of_another_kind,
     "optimizer first": optimizer_first,
     "unsynced": lambda: whole().set_requires_gradient_sync(False),  # type: ignore[operator]
-    "symmetric": lambda: _symmetric_memory.enable_symm_mem_for_group(dist.group.WORLD.group_name),
+    "symmetric": lambda: _symmetric_memory.enable_symm_mem_for_group(
+        dist.distributed_c10d._get_default_group().group_name
+    ),
     "compiler": compiler,
     "experts": experts,
     "replicate": lambda: job.mesh(dp_replicate=2, shard=1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from msgspec.structs import replace
 
@@ -10,11 +11,11 @@ from craft.decide.step import ledger as ledgers
 from craft.protocol.control_word import MicrobatchRecord, Word
 from craft.protocol.errors import StateLost
 from craft.protocol.events import WorkerFinished
-from craft.protocol.membership import Generation, Settlement
+from craft.protocol.membership import Generation, GroupProgress, Settlement
 
 from .. import lighthouse, workers
 from ..workers import Moves
-from ..world import Ack, Violation, World, is_news
+from ..world import Ack, Claimed, Violation, World, is_news
 from .rules import ShardedRules
 from .world import UPDATE, ShardedBounds, ShardedWorker, ShardedWorld, ShardShare, position_of
 
@@ -79,7 +80,26 @@ def enter(world: ShardedWorld, worker: ShardedWorker, generation: Generation, ru
         tainted=-1,
         dirty=False,
     )
-    return workers.enter(world, worker, generation, rules)  # type: ignore[return-value]
+    entered = workers.enter(world, worker, generation, rules)
+    if not worker.updating:
+        return entered  # type: ignore[return-value]
+    claimed = next(each for each in entered.wire - world.wire if isinstance(each, Claimed))
+    claim = replace(claimed.claim, collectives=_progress(world, worker))
+    return replace(entered, wire=entered.wire - {claimed} | {replace(claimed, claim=claim)})  # type: ignore[return-value]
+
+
+def _progress(world: ShardedWorld, worker: ShardedWorker) -> tuple[GroupProgress, ...]:
+    """How far it is in its update, by group: all collectives are in one, or each in its own."""
+    size, mine = worker.ledger.layout.replica_size, position_of(worker)
+    if not world.chained:
+        return (GroupProgress(0, tuple(range(size)), worker.progress),)
+    split = (0, size // 2, size - 1)
+    groups = [tuple(range(first, last + 1)) for first, last in pairwise(split)]
+    return tuple(
+        GroupProgress(number, group, int(worker.progress > number))
+        for number, group in enumerate(groups)
+        if mine in group
+    )
 
 
 def _settle(world: ShardedWorld, worker: ShardedWorker, bounds: ShardedBounds, rules: ShardedRules) -> Moves:
@@ -114,12 +134,11 @@ def _settle(world: ShardedWorld, worker: ShardedWorker, bounds: ShardedBounds, r
         spoiled=worker.spoiled and ledger.has_state,
     )
     label = ("settle", worker.name, f"level={settlement.step}")
+    alone = not rules.updates_together(ledger, claims, settlement)
     if commits:
-        # One that committed it before runs the update without this one.
-        together = ledger.is_complete and set(ledger.mates) <= set(settlement.commits)
-        yield label, world.with_worker(replace(worker, phase="work", updating=True, progress=0, alone=not together))
+        yield label, world.with_worker(replace(worker, phase="work", updating=True, progress=0, alone=alone))
     elif worker.updating:
-        yield label, world.with_worker(replace(worker, phase="work"))
+        yield label, world.with_worker(replace(worker, phase="work", alone=alone))
     elif not ledger.has_state:
         yield label, world.with_worker(replace(worker, phase="adopt"))
     else:

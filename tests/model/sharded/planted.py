@@ -74,3 +74,15 @@ def _never(ledger: Ledger, generation: Generation) -> bool:
 
 DIRECTIVES_BREAK_REPLICAS = ShardedRules(ends_replica=_always)
 WAITS_FOR_ONE_THAT_IS_CUT_OFF = ShardedRules(ends_replica=_never)
+
+
+def _whenever_complete(ledger: Ledger, claims: Sequence[Claim], settlement: Settlement) -> bool:
+    return ledger.is_live
+
+
+def _only_at_the_beginning(ledger: Ledger, claims: Sequence[Claim], settlement: Settlement) -> bool:
+    return ledger.is_live and all(mate in settlement.commits for mate in ledger.mates)
+
+
+UPDATES_TOGETHER_FROM_DIFFERENT_PLACES = ShardedRules(updates_together=_whenever_complete)
+NEVER_RESUMES_UPDATES = ShardedRules(updates_together=_only_at_the_beginning)

@@ -55,3 +55,4 @@ class ShardedRules(Rules):
     ends_groups: bool = True
     """Whether a worker that enters a generation ends the groups of its replica at once, not when all have settled."""
     ends_replica: Callable[[Ledger, Generation], bool] = regroup.ends_replica
+    updates_together: Callable[[Ledger, Sequence[Claim], Settlement], bool] = regroup.updates_together

@@ -29,6 +29,7 @@ def _first_world(bounds: ShardedBounds, rules: ShardedRules) -> World:
     world: World = ShardedWorld(
         workers=tuple(ShardedWorker(ledger=Ledger(worker_id=name)) for name in bounds.names),
         job=bounds.new_job(),
+        chained=bounds.chained,
         crashes=bounds.crashes,
         cuts=bounds.cuts,
         restarts=bounds.restarts,

@@ -173,6 +173,18 @@ PLANTED = {
         "the job never finishes",
         "CUT OFF a",
     ),
+    "performs the rest of an update with workers that are elsewhere in it": (
+        planted.UPDATES_TOGETHER_FROM_DIFFERENT_PLACES,
+        ShardedBounds(from_the_first_step=True, steps=1, replica_breaks=1),
+        "the job never finishes",
+        "BREAK IN THE REPLICA",
+    ),
+    "waits for twins, of which none can perform the update": (
+        planted.NEVER_RESUMES_UPDATES,
+        ShardedBounds(from_the_first_step=True, steps=1, crashes=2, victims="bc", may_lose_state=True),
+        "the job never finishes",
+        "CRASH c",
+    ),
     "breaks replicas that lost no worker": (
         planted.DIRECTIVES_BREAK_REPLICAS,
         ShardedBounds(from_the_first_step=True, steps=1, crashes=1, victims="b"),

@@ -158,6 +158,8 @@ class ShardShare(Share, frozen=True):
 
 
 class ShardedWorld(World, frozen=True, kw_only=True):
+    chained: bool = False
+    """Whether the collectives of a replica are in two groups that share a worker."""
     replica_breaks: int = 0
     resends: int = 0
 

@@ -7,6 +7,9 @@ the outputs that its twins recorded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from craft.decide.detect.stragglers import EVEN
@@ -65,13 +68,27 @@ def ends_replica(ledger: Ledger, generation: Generation) -> bool:
     return any(generation.rank_of(mate) is None for mate in ledger.mates)
 
 
-def updates_live(ledger: Ledger, settlement: Settlement) -> bool:
-    """Return whether a replica performs the update of a step that it commits by ``settlement``; ``ledger`` has carried it out.
+def updates_together(ledger: Ledger, claims: Sequence[Claim], settlement: Settlement) -> bool:
+    """Return whether the workers of this worker's replica perform the update that they are in, or what is left of it, together.
 
-    It does if all its workers commit there. A worker that committed before may be anywhere in its update, on its own: then the
-    others take the outputs of their twins as well.
+    ``ledger`` has carried out ``settlement``. They do if all are in it, and in each of their process groups all its members have
+    the outputs of as many collectives: then each comes to the next one. One that has more does not make it again, and the
+    others take the outputs that a twin recorded.
     """
-    return ledger.is_live and all(mate in settlement.commits for mate in ledger.mates)
+    if not ledger.is_live:
+        return False
+    found: dict[tuple[int, tuple[int, ...]], dict[int, int]] = {}
+    for position, rank in enumerate(ledger.layout.mates(ledger.rank)):
+        claim = claims[rank]
+        # One that commits in this settlement stands at the beginning of its update.
+        progress = () if claim.worker_id in settlement.commits else claim.collectives
+        if progress is UNSET:
+            return False
+        for each in progress:
+            found.setdefault((each.group, each.positions), {})[position] = each.count
+    return all(
+        len({counts.get(position, 0) for position in positions}) == 1 for (_, positions), counts in found.items()
+    )
 
 
 def claim(ledger: Ledger) -> Claim:

@@ -159,6 +159,8 @@ def _calls(claims: Sequence[Claim]) -> int:
     return done + 1 if all_hold_one else done
 
 
+IN_UPDATE = "the update of a step"
+"""In place of a call: this worker of a sharded replica waits in its update, before the calls that the script makes there."""
 LOOP_END = "steps: its end"
 """The call in which workers meet at the end of a loop."""
 

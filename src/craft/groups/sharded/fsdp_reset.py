@@ -32,6 +32,17 @@ def reset(modules: Iterable[nn.Module]) -> None:
                 _clear(group)
 
 
+def reshard(modules: Iterable[nn.Module]) -> None:
+    """Free gathered parameters: their modules show the sharded ones again, as the state is read from them.
+
+    A forward without a backward, as in an evaluation, leaves those of the root module gathered. Nothing is communicated.
+    """
+    for module in modules:
+        for part in module.modules():
+            if isinstance(part, FSDPModule) and any(each.is_unsharded for each in _groups(part._get_fsdp_state())):
+                part.reshard()
+
+
 def _reset_root(states: list[Any]) -> None:
     root = next((state for state in states if state._is_root), None)
     if root is None:

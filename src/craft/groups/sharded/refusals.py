@@ -17,7 +17,7 @@ _NOT_SYNCED = (
     " make microbatches larger, or accumulate inside one microbatch"
 )
 _SYMMETRIC = (
-    "symmetric memory maps the memory of other workers, which cannot be taken back when one of them is lost: leave it out"
+    "symmetric memory maps the memory of other workers, which nothing takes back when one of them is lost: leave it out"
 )
 _SETTINGS = (
     ("torch._dynamo.config", "skip_fsdp_hooks", (True,)),

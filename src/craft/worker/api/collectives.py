@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ from craft.snapshots.state.raw_memory import DTYPES, memory_of
 from craft.worker.loop.pre_loop_calls import PreLoopCalls
 from craft.worker.loop.training_loop import TrainingLoop
 from craft.worker.membership.ft_calls import taking_part
+from craft.worker.replica.link import ReplicaLink
 from craft.worker.report.activity_page import ActivityPage
 
 R = TypeVar("R")
@@ -34,14 +36,21 @@ def gather(place: TrainingLoop | PreLoopCalls, call: str, data: bytes) -> list[b
     return parts
 
 
-def once(place: TrainingLoop | PreLoopCalls, activity: ActivityPage, name: str, fn: Callable[[], R]) -> R:
+def once(
+    place: TrainingLoop | PreLoopCalls,
+    activity: ActivityPage,
+    name: str,
+    fn: Callable[[], R],
+    link: ReplicaLink | None = None,
+) -> R:
     """Call ``fn`` on one worker, on the next if that one is lost; return the result on every worker."""
     if not isinstance(name, str) or not callable(fn):
         raise ConfigError("job.once(name, fn) takes a name and a function")
     while True:
         own = b""
         if _runs_first(place):
-            with activity.paused(f"job.once({name!r})"):
+            call = f"job.once({name!r})"
+            with activity.paused(call), link.by_one_worker(call) if link is not None else nullcontext():
                 own = _encode_result(name, fn())
         found = next((part for part in gather(place, f"once({name!r})", own) if part), None)
         if found is not None:

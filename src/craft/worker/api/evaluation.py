@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -11,11 +12,14 @@ from blake3 import blake3
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Subset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
+from craft.decide.step.replicas import able_replicas
+from craft.groups.sharded import fsdp_reset
 from craft.protocol.errors import ConfigError, UnsafeScript
 from craft.protocol.values.activity import Phase
 from craft.telemetry.fault_points import reach
 from craft.worker.api.collectives import gather
 from craft.worker.data import rng
+from craft.worker.data.data_split import WHOLE, DataSplit
 from craft.worker.data.samplers import reseeded
 from craft.worker.data.sources import Collate
 from craft.worker.loop.training_loop import TrainingLoop
@@ -25,11 +29,16 @@ Score = Callable[[Any], Mapping[str, Any]]
 
 
 class _Scored(msgspec.Struct, frozen=True, array_like=True):
-    """The scores of one batch."""
+    """The scores of one batch, or of one of its parts."""
 
     batch: int
     size: int
     values: dict[str, float]
+    part: int = 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.batch, self.part
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):
@@ -43,7 +52,9 @@ class _Part(msgspec.Struct, frozen=True, array_like=True):
 class Batches:
     """The batches of an evaluation, by number; each has a seed, the same in any process."""
 
-    def __init__(self, data: Any, batch_size: int | None, collate: Collate | None) -> None:
+    def __init__(self, data: Any, batch_size: int | None, collate: Collate | None, split: DataSplit = WHOLE) -> None:
+        """``split``: the part of each batch that is fetched, where a batch can be divided evenly."""
+        self._split = split
         self._num_workers = 0
         if isinstance(data, DataLoader):
             data, self._indices, collate, self._num_workers = _take_over(data, batch_size, collate)
@@ -58,6 +69,10 @@ class Batches:
 
     def size(self, batch: int) -> int:
         return len(self._indices[batch])
+
+    def split(self, batch: int) -> DataSplit:
+        """Return which part of a batch is fetched here; all of it, if its parts would have different sizes."""
+        return WHOLE if len(self._indices[batch]) % self._split.parts else self._split
 
     def digest(self) -> bytes:
         """Hash the sample numbers of each batch, resolved through any ``Subset``."""
@@ -87,8 +102,9 @@ class Batches:
     def __getitem__(self, number: int) -> Any:
         # A score must not depend on the worker that computes it, nor on earlier computation.
         seed, step = self._seed
-        rng.seed_all(rng.derive(seed, rng.EVALUATE, step, number))
-        return self._collate([self._dataset[index] for index in self._indices[number]])
+        split = self.split(number)
+        rng.seed_all(rng.derive(seed, rng.EVALUATE, step, number, *split.lane))
+        return self._collate([self._dataset[index] for index in split.of(self._indices[number])])
 
 
 def _as_it_is(item: Any) -> Any:
@@ -146,50 +162,110 @@ def evaluate(
     seed = rng.derive(training.seed, rng.EVALUATE, training.applied)
     rng.seed_all(seed)
     with reseeded(getattr(data, "batch_sampler", None), seed):
-        batches = Batches(data, batch_size, collate)
+        batches = Batches(data, batch_size, collate, training.split)
     digest = batches.digest()
-    scored: dict[int, _Scored] = {}
-    own: dict[int, _Scored] = {}
+    scored: dict[tuple[int, int], _Scored] = {}
     buffers = training.state.buffers_now()
-    while len(scored) < len(batches):
-        missing = [batch for batch in range(len(batches)) if batch not in scored]
-        mine = [batch for batch in _share(training, missing) if batch not in own]
+    while missing := _missing(batches, scored):
+        mine = _share(training, missing)
+        own: list[_Scored] = []
         training.activity.now(Phase.EVALUATING, microbatch=mine[0] if mine else None)
-        for batch, samples in batches.fetch(mine, training.seed, training.applied):
-            training.activity.now(Phase.EVALUATING, microbatch=batch)
-            own[batch] = _score(training, score, batch, batches.size(batch), samples)
-            # A module that is not in eval() may change its buffers; the change must not outlive the batch.
-            buffers.restore()
-            reach("scored", training.applied)
-        encoded = gather(training, "evaluate", msgspec.msgpack.encode(_Part(digest, list(own.values()))))
+        with Scoring(training) as scoring:
+            for batch, samples in batches.fetch(mine, training.seed, training.applied):
+                training.activity.now(Phase.EVALUATING, microbatch=batch)
+                found = scoring.whole(lambda: _score(training, score, batches, batch, samples))  # noqa: B023
+                # A module that is not in eval() may change its buffers; the change must not outlive the batch.
+                buffers.restore()
+                if found is None:
+                    break
+                own.append(found)
+                reach("scored", training.applied)
+        encoded = gather(training, "evaluate", msgspec.msgpack.encode(_Part(digest, own)))
         parts = [msgspec.msgpack.decode(part, type=_Part) for part in encoded]
         if len({part.samples for part in parts}) > 1:
             raise UnsafeScript(_DIFFERENT)
         for part in parts:
-            scored |= {each.batch: each for each in part.scored}
+            scored |= {each.place: each for each in part.scored}
     # The script's next draws must not depend on which worker scored what.
     rng.seed_all(seed)
-    return _mean([scored[batch] for batch in range(len(batches))])
+    return _mean([scored[place] for batch in range(len(batches)) for place in _places(batches, batch)])
+
+
+def _places(batches: Batches, batch: int) -> list[tuple[int, int]]:
+    """Return the parts of a batch."""
+    return [(batch, part) for part in range(batches.split(batch).parts)]
+
+
+def _missing(batches: Batches, scored: Mapping[tuple[int, int], _Scored]) -> list[int]:
+    """Return the batches of which a part has no score."""
+    numbers = range(len(batches))
+    return [batch for batch in numbers if any(place not in scored for place in _places(batches, batch))]
 
 
 def _share(training: TrainingLoop, batches: list[int]) -> list[int]:
     """Return this worker's part of ``batches``: none while it is catching up, all if it is the only worker left."""
+    ledger = training.participant.ledger
+    if ledger.layout.slots:
+        able = able_replicas(ledger.layout, ledger.members, ledger.idle)
+        return batches[able.index(ledger.replica) :: len(able)] if ledger.is_live and not training.behind else []
     if training.behind:
         return batches if training.calls.left_alone() else []
     ranks, position = taking_part(training.participant)
     return batches[position :: len(ranks)]
 
 
+class Scoring:
+    """The replica of this worker while it scores batches: a batch that breaks in it does not count."""
+
+    def __init__(self, training: TrainingLoop) -> None:
+        self._training = training
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Scoring:
+        link = self._training.link
+        if link is not None:
+            self._stack.enter_context(link.scoring(live=self._training.participant.ledger.is_live))
+        return self
+
+    def whole(self, score: Callable[[], _Scored]) -> _Scored | None:
+        """Return what ``score()`` gave; None if a worker of the replica was lost meanwhile: others compute the batch."""
+        link = self._training.link
+        try:
+            found = score()
+        except Exception:
+            # After a break it computed with numbers that stand in for those of another worker.
+            if link is None or not link.spoiled:
+                raise
+            return None
+        return None if link is not None and link.spoiled else found
+
+    def __exit__(self, *error: object) -> None:
+        link, state = self._training.link, self._training.state
+        if link is None:
+            return
+        self._stack.close()
+        if link.spoiled:
+            # The gradient of the last step may still be needed.
+            kept = [(param, param.grad) for param in state.params]
+            fsdp_reset.reset(state.modules.values())
+            for param, grad in kept:
+                param.grad = grad
+            link.cleaned()
+        state.reshard()
+
+
 @torch.no_grad()
-def _score(training: TrainingLoop, score: Score, batch: int, size: int, samples: Any) -> _Scored:
-    rng.seed_all(rng.derive(training.seed, rng.EVALUATE, training.applied, batch))
+def _score(training: TrainingLoop, score: Score, batches: Batches, batch: int, samples: Any) -> _Scored:
+    split = batches.split(batch)
+    rng.seed_all(rng.derive(training.seed, rng.EVALUATE, training.applied, batch, *split.lane))
     values = score(samples)
     if not isinstance(values, Mapping):
         raise ConfigError(
             f"job.evaluate: the function returned a {type(values).__qualname__}: it returns a dict of numbers, the means"
             " over its batch"
         )
-    return _Scored(batch, size, {str(name): float(value) for name, value in values.items()})
+    size = batches.size(batch) // split.parts
+    return _Scored(batch, size, {str(name): float(value) for name, value in values.items()}, split.part)
 
 
 def _mean(scored: list[_Scored]) -> dict[str, float]:

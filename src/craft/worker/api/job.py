@@ -230,7 +230,11 @@ class Job(MembershipView):
         self._training.lifecycle.ask_to_stop(reason, final)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum ``tensor`` over all workers, in place, outside inner loops; workers lost meanwhile are left out."""
+        """Sum ``tensor`` over all workers, in place, outside inner loops; workers lost meanwhile are left out.
+
+        All workers of all sharded replicas count: divide by ``job.world_size`` for a mean. Use ``torch.distributed`` for sums
+        within the replica.
+        """
         return collectives.all_reduce(self._place, tensor)
 
     def broadcast_object(self, value: Any) -> Any:
@@ -245,9 +249,10 @@ class Job(MembershipView):
         """Run ``fn`` to its end on one worker and return the result on every worker: to save, download, or log.
 
         Every worker calls it, outside inner loops. If the worker that runs ``fn`` is lost, the next one runs it again, so ``fn``
-        must tolerate work that was begun before. It returns plain data, or None. ``name`` appears in messages.
+        must tolerate work that was begun before. It returns plain data, or None. ``name`` appears in messages. In a sharded
+        replica ``fn`` makes no collectives: gather what it needs before, on all workers.
         """
-        return collectives.once(self._place, self._activity, name, fn)
+        return collectives.once(self._place, self._activity, name, fn, self._loops.link)
 
     def evaluate(
         self, data: Any, fn: evaluation.Score, *, batch_size: int | None = None, collate_fn: Collate | None = None
@@ -256,9 +261,9 @@ class Job(MembershipView):
 
         ``data`` is a dataset, with ``batch_size``, or a ``DataLoader``. ``fn(batch)`` returns a dict of numbers, the means over
         its batch; ``evaluate`` returns their means over all samples, the same bits on every worker. Gradients are off; the script
-        calls ``model.eval()`` and ``train()`` itself.
+        calls ``model.eval()`` and ``train()`` itself. A sharded replica computes a batch together: its samples are divided like
+        those of a microbatch if that is possible evenly, else all its workers compute the whole batch.
         """
-        self._loops.refuse_sharded("job.evaluate", "evaluate in the loop's body, on every worker")
         return evaluation.evaluate(self._loop("evaluate"), data, fn, batch_size, collate_fn)
 
     def _loop(self, call: str) -> TrainingLoop:

@@ -101,6 +101,11 @@ class Step:
         """
         if self.microbatch is None:
             raise ConfigError("step.gather(tensor) belongs into the inner loop: it gives the rows of all microbatches")
+        if self._training.link is not None:
+            raise ConfigError(
+                "step.gather(tensor) in a sharded replica is not built yet: gather within a microbatch by torch.distributed, and"
+                " make microbatches as large as the loss needs"
+            )
         size = self._training.source.size_of(self.number)
         return self._training.exchange.gathering.gather(tensor, self.number, self.microbatch, size)
 

@@ -6,7 +6,7 @@ samples; only ``fully_shard`` over the dimensions that divide them makes one gra
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -41,18 +41,18 @@ def check_sharding(modules: Mapping[str, torch.nn.Module], split: DataSplit) -> 
 def _not_reduced(name: str, param: torch.nn.Parameter) -> str:
     what = "a DTensor that fully_shard does not know" if is_sharded(param) else "not sharded"
     return (
-        f"{name} is {what}, and the samples of a microbatch are divided between the workers of a replica: each of them would train"
+        f"{name} is {what}, and the samples of a microbatch are divided between the workers of a replica: each would train"
         " it on its own samples. Give fully_shard the whole model, its root included (fully_shard(model, mesh=...)); or, if"
         " all workers of the replica compute the same samples (tensor parallel only), name its dimensions otherwise than shard"
         " in job.mesh(...), or pass job.steps(split=())"
     )
 
 
-def _reduced_over(modules: Iterable[torch.nn.Module]) -> dict[int, Collection[int]]:
+def _reduced_over(modules: Iterable[torch.nn.Module]) -> dict[int, frozenset[int]]:
     """Return the positions over which FSDP2 reduces the gradient of each parameter, by its id."""
     from torch.distributed.fsdp import FSDPModule
 
-    found: dict[int, Any] = {}
+    found: dict[int, frozenset[int]] = {}
     for module in modules:
         for part in module.modules():
             if not isinstance(part, FSDPModule):

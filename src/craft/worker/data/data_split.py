@@ -61,7 +61,8 @@ def split_of(
         raise ConfigError(
             f"job.steps(split=...) names {', '.join(unknown)}, but job.mesh has the dimensions {', '.join(dimensions)}"
         )
-    part, parts, mates, rest, left = 0, 1, (0,), position, size
+    part, parts, rest, left = 0, 1, position, size
+    mates: tuple[int, ...] = (0,)
     for name, extent in dimensions.items():
         left //= extent
         coordinate, rest = divmod(rest, left)

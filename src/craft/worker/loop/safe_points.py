@@ -57,7 +57,7 @@ class SafePoints:
         if link is None or not self.are_shared:
             return participant.moved
         reach("beat", participant.step)
-        message = BeatMessage(whole=link.computed(), waits=participant.moved, extra=extra() or 0)
+        message = BeatMessage(whole=not link.spoiled and link.whole, waits=participant.moved, extra=extra() or 0)
         answer = link.beat(message, before_microbatch)
         if answer is not None and answer.confirms:
             participant.confirm()
@@ -109,7 +109,7 @@ class SafePoints:
         """Bring sharded modules back to where the step began, after a microbatch that broke in the middle."""
         if self._link is not None and self._link.spoiled:
             fsdp_reset.reset(modules)
-            self._link.spoiled = False
+            self._link.cleaned()
 
     def updates(self, step: int, *, live: bool) -> None:
         """Begin the update of ``step``; ``live``: the workers of the replica run it together."""

@@ -304,8 +304,7 @@ class StepRunner:
         commits = ledger.worker_id in settlement.commits
         if commits:
             assert attempt is not None
-            # Some of the replica may have committed it before, and be on their way through the update without it.
-            self._committed(attempt, live=ledger.is_complete and set(ledger.mates) <= set(settlement.commits))
+            self._committed(attempt, live=self._participant.together)
         else:
             self._exchange.hold_only(ledger.held)
             self._points.restore(self._modules)

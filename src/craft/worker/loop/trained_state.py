@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from craft.groups.sharded import fsdp_reset
 from craft.snapshots.state.leaves import Leaf, digest, module_leaves, registered_leaves
 from craft.worker.reduce.accumulator import GradientAccumulator
 from craft.worker.reduce.buckets import BucketLayout, bitmap, parameters_of, trainable_of
@@ -28,7 +29,13 @@ class TrainedState:
 
     def leaves(self) -> list[Leaf]:
         """Return the whole training state."""
+        self.reshard()
         return [*module_leaves(self.modules), *registered_leaves(self.registered)]
+
+    def reshard(self) -> None:
+        """Bring sharded modules back to their own parameters, if code between the steps has run a forward pass."""
+        if self._confirms:
+            fsdp_reset.reshard(self.modules.values())
 
     def digest(self) -> str:
         """Return a hash of the whole training state."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from craft.decide.step.settle import IN_UPDATE
 from craft.decide.techniques import Stragglers
 from craft.decide.techniques.technique import Moment
 from craft.protocol.errors import GroupError
@@ -94,7 +95,8 @@ class TrainingLoop:
         self.joining = Joining(
             context, self.state, self.transfer, self.lifecycle, consistency, self.exchange, self.runner
         )
-        self._link = context.link
+        self.link = context.link
+        self.split = context.split
         self._links = LoopLinks(
             trainable=self.state.trainable,
             can_serve=self.transfer.can_serve,
@@ -148,8 +150,8 @@ class TrainingLoop:
         """Enter a generation, and ensure that all workers begin from the same state and conditions."""
         participant = self.participant
         participant.loop_begun(self._links)
-        if self._link is not None:
-            self._link.loop_begun(self._enter_while_waiting)
+        if self.link is not None:
+            self.link.loop_begun(self._enter_while_waiting)
         self.activity.now(Phase.JOINING, participant.step)
         self._reporter.report(joined=True, loop=participant.loops, after_loop=False)
         # The first generation, or a newer one than the previous loop's.
@@ -192,6 +194,7 @@ class TrainingLoop:
         """Return whether there is another step, after the work at the boundary before it."""
         if self.over:
             return False
+        self.state.reshard()
         self._monitors.parameters.check()
         if self.participant.ledger.over and not self.joining.has_results:
             # Only a worker that joined after the loop's end, or caught up meanwhile, gets here.
@@ -287,7 +290,10 @@ class TrainingLoop:
         """
         if self.joining.is_followed() or not self.participant.moved:
             return True
+        # It is in no call yet, and did not pass by those that others may be in.
+        self.participant.begin_call(IN_UPDATE)
         self._regroup_between_steps()
+        self.participant.begin_call("")
         return False
 
     def settled(self, settlement: Settlement, level: bool) -> None:

@@ -68,6 +68,8 @@ class Participant:
         """The others' trainable bitmap, after a generation was entered without state."""
         self.entered: Entered | None = None
         """How this worker entered the generation that it acts under."""
+        self.together = False
+        """Whether the workers of its replica went on as one with the update that they were in, when they entered."""
         self._links = LoopLinks()
         self._membership = membership
         self._on_loss = on_loss
@@ -178,6 +180,8 @@ class Participant:
                     " one will come"
                 )
             claim = replace(regroup.claim(self.ledger), started=self.started)
+            if self._replica is not None:
+                claim = replace(claim, collectives=self._replica.progress)
             try:
                 parts = gather(group, encode_entry(GenerationEntry(claim, self._links.trainable())))
             except GroupError as error:
@@ -211,7 +215,9 @@ class Participant:
             self.lost = tuple(worker_id for worker_id in before if worker_id not in generation.worker_ids)
             self.generation, self.group = generation, group
             if self._replica is not None:
-                self._replica.enter(generation, self._membership.inner_of(generation.number))
+                inner = self._membership.inner_of(generation.number)
+                self.together = regroup.updates_together(self.ledger, claims, settlement)
+                self._replica.enter(generation, inner, together=self.together)
             self._membership.settled(generation.number)
             self._write_down(generation, claims, settlement, moments, came)
             return settlement

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from craft.protocol.generation_log import Entered
-from craft.protocol.membership import Generation
+from craft.protocol.membership import Generation, GroupProgress
 from craft.worker.membership.group_opening import AnyGroup
 
 
@@ -32,5 +34,12 @@ class ReplicaMember(Protocol):
         Called before it claims anything there.
         """
 
-    def enter(self, generation: Generation, inner: AnyGroup | None) -> None:
-        """Use the group of a generation that is settled; None: the replica is not complete."""
+    def enter(self, generation: Generation, inner: AnyGroup | None, *, together: bool) -> None:
+        """Use the group of a generation that is settled; None: the replica is not complete.
+
+        ``together``: its workers go on with the update that they are in as one.
+        """
+
+    @property
+    def progress(self) -> tuple[GroupProgress, ...] | msgspec.UnsetType:
+        """How far the update has come that the worker is in, or ended last; UNSET in an inner loop."""

@@ -11,8 +11,8 @@ import logging
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
 import msgspec
@@ -23,7 +23,7 @@ from craft.groups.nccl import NcclGroup
 from craft.groups.sharded.operation import TAGS, Operation
 from craft.groups.subgroup import StreamedSubgroup, Subgroup
 from craft.protocol.errors import ConfigError, GroupBroken, GroupError
-from craft.protocol.membership import Generation, Member
+from craft.protocol.membership import Generation, GroupProgress, Member
 from craft.settings.worker import WorkerSettings
 from craft.worker.membership.client import MembershipClient
 from craft.worker.membership.group_opening import AnyGroup, mates_of
@@ -59,7 +59,7 @@ class ReplicaLink:
         # If late, the others are training already: collectives before the first step have been made.
         self.live = not settings.late
         """Whether the workers of this replica compute and update together."""
-        self.spoiled = False
+        self._spoiled = False
         """Whether a collective of a microbatch was answered by an echo, and its traces are not removed yet."""
         self._worker_id = settings.worker_id
         self._waiting = waiting
@@ -74,7 +74,11 @@ class ReplicaLink:
         """Behind transfers between devices that the host has not waited for."""
         self._tags: dict[int, str] = {}
         """The process group to which a range of tags belongs."""
+        self._done: dict[tuple[int, tuple[int, ...]], int] = {}
+        """Collectives of this update that gave their outputs, by process group."""
         self._at_ease: Callable[[], bool] = lambda: True
+        self._refused = ""
+        """The call within which there are no collectives."""
         # Autograd may call from a thread of its device while the main thread waits. Reentrant: taking an output may regroup.
         self._lock = threading.RLock()
 
@@ -96,7 +100,34 @@ class ReplicaLink:
     def update(self, branch: int, step: int, *, live: bool, keep: bool) -> None:
         """Begin the update of ``step``: from here on outputs are recorded, or taken from twins."""
         self._phase, self.live = "update", live
+        self._done.clear()
         self._outputs.begin_update(branch, step, keep=keep)
+
+    @property
+    def progress(self) -> tuple[GroupProgress, ...] | msgspec.UnsetType:
+        """How far the update has come that this worker is in, or ended last; UNSET in an inner loop."""
+        if self._phase != "update":
+            return msgspec.UNSET
+        return tuple(GroupProgress(*group, count) for group, count in sorted(self._done.items()))
+
+    @contextmanager
+    def scoring(self, *, live: bool) -> Iterator[None]:
+        """Answer collectives as in a microbatch within the block, between two collectives of an update."""
+        phase, was_live = self._phase, self.live
+        self._phase, self.live = "compute", live
+        try:
+            yield
+        finally:
+            self._phase, self.live = phase, was_live
+
+    @contextmanager
+    def by_one_worker(self, call: str) -> Iterator[None]:
+        """Refuse collectives within the block: only this worker runs it."""
+        self._refused = call
+        try:
+            yield
+        finally:
+            self._refused = ""
 
     def leave(self, number: int) -> None:
         """End the group of this replica, unless it is that of generation ``number``, which this worker enters."""
@@ -105,27 +136,50 @@ class ReplicaLink:
             self._inner.abort()
             self._inner = None
 
-    def enter(self, generation: Generation, inner: AnyGroup | None) -> None:
-        """Use the group of a generation that is settled."""
+    def enter(self, generation: Generation, inner: AnyGroup | None, *, together: bool) -> None:
+        """Use the group of a generation that is settled; ``together``: for the rest of the update that its workers are in."""
         if inner is None or inner is not self._inner:
             self._error = None
             self._marks.clear()
         self._inner, self._under, self._opened = inner, generation, True
+        if self._phase == "update":
+            self.live = together
 
     def run(self, group: str, ranks: Sequence[int], operation: Operation) -> None:
         """Answer a collective of the process group ``group``, whose members are at positions ``ranks``."""
+        if self._refused:
+            raise ConfigError(
+                f"{operation.name} between the workers of a replica, in {self._refused}: only one worker runs it, and would wait"
+                " for the others for ever. Make the collective before it, on all workers (as full_tensor() of a sharded tensor)"
+            )
         with self._lock, torch.no_grad(), self._waiting():
             first_tag = self._first_tag(group)
             if self._phase == "compute":
                 if not self._performed(operation, ranks, first_tag):
-                    self.spoiled = True
+                    self._spoiled = True
                     operation.echo()
                 return
-            name = self._outputs.next_name()
-            if self._performed(operation, ranks, first_tag):
-                self._outputs.record(name, operation)
-            else:
-                self._outputs.take(name, operation, self._twins, self._at_ease)
+            self._answer_update(operation, ranks, first_tag)
+
+    def _answer_update(self, operation: Operation, ranks: Sequence[int], first_tag: int) -> None:
+        """Perform a collective of an update, now or in a later generation, or take what a twin recorded of it."""
+        name = self._outputs.next_name()
+        # One that broke in the middle may have written into the tensor that it also reads.
+        before = [each.clone() for each in operation.outputs] if operation.name == "all_reduce" else []
+        while not self._performed(operation, ranks, first_tag):
+            for output, kept in zip(operation.outputs, before, strict=bool(before)):
+                output.copy_(kept)
+            if self._outputs.take(name, operation, self._twins, self._at_ease, lambda: self._is_whole_again):
+                break
+        self._outputs.record(name, operation)
+        if self._phase == "update":
+            group = (first_tag, tuple(ranks))
+            self._done[group] = self._done.get(group, 0) + 1
+
+    @property
+    def _is_whole_again(self) -> bool:
+        """Whether a collective that broke can be performed after all: the replica is complete, and all wait for it."""
+        return self._inner is not None and self.live and self._error is None
 
     def _first_tag(self, group: str) -> int:
         """Return the first tag of a process group: the same on all its members, in whatever order each first used it."""
@@ -165,16 +219,21 @@ class ReplicaLink:
             self._marks.clear()
             inner.wait_device(mark)
 
-    def computed(self) -> bool:
-        """Return whether all collectives of the last microbatch were performed; wait for the device to know."""
+    @property
+    def spoiled(self) -> bool:
+        """Whether a collective of a microbatch broke, and its traces are not removed yet; waits for the device to know."""
         with self._lock, self._waiting():
-            if self._inner is not None and self._error is None:
+            if self._inner is not None and self._error is None and self._marks:
                 try:
                     self._await_device(self._inner)
                 except GroupError as error:
                     self._broke(error)
-                    self.spoiled = True
-            return self.whole and not self.spoiled
+                    self._spoiled = True
+            return self._spoiled
+
+    def cleaned(self) -> None:
+        """Record that the traces of a broken microbatch are removed."""
+        self._spoiled = False
 
     def _open(self) -> None:
         """Use the group of the first generation, before this worker enters it: the script builds its model."""

@@ -84,16 +84,23 @@ class RecordedOutputs:
             self._steps[-1][1].append(name)
 
     def take(
-        self, name: str, operation: Operation, twins: Callable[[], Sequence[Member]], at_ease: Callable[[], bool]
-    ) -> None:
+        self,
+        name: str,
+        operation: Operation,
+        twins: Callable[[], Sequence[Member]],
+        at_ease: Callable[[], bool],
+        can_perform: Callable[[], bool],
+    ) -> bool:
         """Fill the outputs of ``operation`` with what a twin recorded under ``name``; wait until one has.
 
-        ``at_ease()`` is called again and again: it does what else is due, and returns False if the twins have changed. Raises
-        LeftBehind if no twin has it.
+        ``at_ease()`` is called again and again: it does what else is due, and returns False if the twins have changed. Returns
+        False without an output as soon as ``can_perform()``. Raises LeftBehind if no twin has it.
         """
         deadline, asked = time.monotonic() + _LIMIT_S, 0
         while time.monotonic() < deadline:
             members = twins() if at_ease() else ()
+            if can_perform():
+                return False
             if not members:
                 time.sleep(_SLICE_S / 10)
                 continue
@@ -101,8 +108,7 @@ class RecordedOutputs:
             asked += 1
             if found is not None:
                 self._fill(name, operation, found)
-                self.record(name, operation)
-                return
+                return True
         raise LeftBehind(
             f"no worker of this position has the output of {operation.name} ({name}), which this worker could not compute without"
             " its replica: another one will come"

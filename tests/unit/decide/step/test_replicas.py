@@ -13,7 +13,7 @@ from craft.decide.step.ledger import Ledger
 from craft.decide.step.replicas import Layout, layout_of
 from craft.decide.step.settle import settle
 from craft.protocol.errors import ProtocolViolation, StateLost
-from craft.protocol.membership import Claim, Generation, Member, Slot
+from craft.protocol.membership import Claim, Generation, GroupProgress, Member, Slot
 
 SLOTS = {"a": Slot(0, 0), "b": Slot(0, 1), "c": Slot(1, 0), "d": Slot(1, 1), "e": Slot(0, 1)}
 FOUR = Layout(2, tuple(SLOTS[name] for name in "abcd"))
@@ -179,17 +179,23 @@ def test_a_replica_is_live_once_all_its_workers_keep_pace() -> None:
     assert not Ledger(worker_id="a", members=("a", "b")).is_live, "a worker that is a replica has no collectives"
 
 
-def test_an_update_after_a_settlement_is_performed_by_replicas_that_commit_there_with_all_workers() -> None:
-    """a committed before the new generation, and is somewhere in its update: b must not begin it with a."""
+def test_an_update_is_performed_by_replicas_whose_workers_come_to_the_same_collectives() -> None:
+    """a committed before the new generation, and is somewhere in its update: b begins it with a if a passed nothing."""
     held = {name: ledgers.complete(begun(name)) for name in "abcd"}
     held["a"] = ledgers.commit(held["a"])
     entered = {name: regroup.enter(held[name], generation(2, "abcd")) for name in "abcd"}
     settlement = settle([regroup.claim(each) for each in entered.values()], four, "redo", entered["a"].layout)
     assert settlement.commits == ("b", "c", "d")
 
-    live = {name: regroup.updates_live(regroup.settled(entered[name], settlement), settlement) for name in "bcd"}
+    def together(progress: tuple[GroupProgress, ...]) -> dict[str, bool]:
+        claims = [regroup.claim(each) for each in entered.values()]
+        claims[0] = replace(claims[0], collectives=progress)
+        settled = {name: regroup.settled(entered[name], settlement) for name in "abcd"}
+        return {name: regroup.updates_together(each, claims, settlement) for name, each in settled.items()}
 
-    assert live == {"b": False, "c": True, "d": True}
+    assert together((GroupProgress(8, (0, 1), 1),)) == {"a": False, "b": False, "c": True, "d": True}
+    assert all(together(()).values()), "a waits in its first collective, to which b comes"
+    assert all(together((GroupProgress(8, (0,), 1),)).values()), "a passed one that b takes no part in"
 
 
 def test_a_worker_of_another_replica_takes_the_others_out_of_the_plan_while_one_of_it_is_idle() -> None:
