@@ -84,6 +84,7 @@ def run_pair(
         "--blocks": pairs + WARMUP_PAIRS,
         "--steps-per-block": steps or args.steps_per_block,
         "--width": width,
+        "--device": getattr(args, "device", "cpu"),
     }
     options |= {"--profile": args.profile.resolve()} if args.profile else {}
     script_args = [str(part) for option in options.items() for part in option]

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.models import backward, build_optimizer, endless_batches, fit_samples, update
+from bench.models import Batch, backward, build_optimizer, endless_batches, fit_samples, update
 from bench.sharded_models import REPLICAS, SHARDS, WIDTH, Taught, build_sharded, mean_by_sum
 
 CALIBRATION_STEPS = 20
@@ -33,16 +33,18 @@ WORKERS = REPLICAS * SHARDS
 dist: Any = torch.distributed
 
 
-def hsdp_side(dataset: Taught, samples: int, width: int) -> Iterator[None]:
-    """Train with torch's HSDP: a mesh of replicas and shards over the default (Gloo) group."""
+def hsdp_side(dataset: Taught, samples: int, width: int, device: torch.device) -> Iterator[None]:
+    """Train with torch's HSDP: a mesh of replicas and shards over the default (Gloo or NCCL) group."""
     rank = dist.get_rank()
-    model = build_sharded(init_device_mesh("cpu", (REPLICAS, SHARDS), mesh_dim_names=("replicate", "shard")), width)
-    mean_by_sum(model)
+    mesh = init_device_mesh(device.type, (REPLICAS, SHARDS), mesh_dim_names=("replicate", "shard"))
+    model = build_sharded(mesh, width)
+    if device.type == "cpu":
+        mean_by_sum(model)
     optimizer = build_optimizer(model)
     batches = endless_batches(dataset, samples, rank, WORKERS)
     while True:
         optimizer.zero_grad()
-        backward(model, next(batches))
+        backward(model, on(device, next(batches)))
         update(model, optimizer)
         yield
 
@@ -58,23 +60,49 @@ def craft_side(dataset: Taught, samples: int, steps: int, width: int) -> Iterato
     for step in job.steps(dataset, global_batch=samples * WORKERS, microbatches=REPLICAS, steps=steps, seed=0):
         optimizer.zero_grad()
         for batch in step:
-            backward(model, batch)
+            backward(model, on(job.device, batch))
         update(model, optimizer)
         yield
+
+
+def on(device: torch.device, batch: Batch) -> Batch:
+    features, labels = batch
+    return features.to(device), labels.to(device)
 
 
 def timed(side: Iterator[None], steps: int) -> float:
     start = time.perf_counter()
     for _ in range(steps):
         next(side)
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     return time.perf_counter() - start
 
 
-def calibrate(target_s: float, dataset: Taught, width: int) -> int:
+def meet(store: Any, rank: int, device: torch.device) -> None:
+    """Initialise the default group of HSDP's workers."""
+    members = {"store": dist.PrefixStore("hsdp", store), "rank": rank, "world_size": WORKERS}
+    if device.type == "cpu":
+        dist.init_process_group("gloo", **members)
+        return
+    # As CRAFT does it: NCCL refuses two ranks on one device of one host.
+    os.environ.setdefault("NCCL_HOSTID", f"hsdp-{rank}")
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device, **members)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Return the most memory that this process had: of the device, if it trains on one."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def calibrate(target_s: float, dataset: Taught, width: int, device: torch.device) -> int:
     """Return the samples per worker that make a step of HSDP take ``target_s``; the same answer on every worker."""
 
     def measure(samples: int) -> float:
-        side = hsdp_side(dataset, samples, width)
+        side = hsdp_side(dataset, samples, width, device)
         dist.barrier()
         slowest = torch.tensor(statistics.median([timed(side, 1) for _ in range(CALIBRATION_STEPS)][5:]))
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
@@ -93,6 +121,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, required=True, help="of one side")
     parser.add_argument("--steps-per-block", type=int, required=True)
     parser.add_argument("--width", type=int, default=WIDTH, help="of the model")
+    parser.add_argument("--device", type=torch.device, default="cpu", help="cpu, or cuda:0 for all workers")
     parser.add_argument("--profile", type=Path, help="folder for a profile of each worker's steps")
     args = parser.parse_args()
 
@@ -100,9 +129,9 @@ def main() -> None:
     store = dist.TCPStore("localhost", args.port, is_master=False)
     dataset = Taught()
     if args.side == "hsdp":
-        dist.init_process_group("gloo", store=dist.PrefixStore("hsdp", store), rank=args.rank, world_size=WORKERS)
-        samples = args.samples or calibrate(args.step_ms / 1e3, dataset, args.width)
-        side = hsdp_side(dataset, samples, args.width)
+        meet(store, args.rank, args.device)
+        samples = args.samples or calibrate(args.step_ms / 1e3, dataset, args.width, args.device)
+        side = hsdp_side(dataset, samples, args.width, args.device)
         store.set("samples", str(samples))
     else:
         samples = int(store.get("samples"))
@@ -121,8 +150,7 @@ def main() -> None:
         store.set(f"done/{args.side}/{block}/{number}", f"{seconds} {cpu_s}")
     if profiler:
         profiler.dump_stats(args.profile / f"{args.side}.{os.getpid()}.prof")
-    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    store.set(f"peak/{args.side}/{store.add(f'peaks/{args.side}', 1)}", str(peak))
+    store.set(f"peak/{args.side}/{store.add(f'peaks/{args.side}', 1)}", str(peak_bytes(args.device)))
     if args.side == "craft":
         next(side, None)  # lets CRAFT's loop end as it would in a script
     else:
