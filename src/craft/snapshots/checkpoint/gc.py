@@ -100,7 +100,7 @@ def _survey(store: Store, keep: int, now: float, unwanted: Collection[str]) -> C
         if path not in dead:
             needed |= hashes
     for manifest in kept:
-        needed |= {manifest.header.hash, *(ref.hash for ref in manifest.chunks)}
+        needed |= {ref.hash for ref in manifest.refs}
     garbage = [chunk for chunk in store.files(CHUNKS) if chunk.path.rpartition("/")[2] not in needed]
     return Collected(
         manifests=tuple(manifest.name for manifest in dropped),

@@ -83,7 +83,7 @@ def publish(store: Store, part: Part) -> Manifest | None:
 def _check_chunks(store: Store, manifest: Manifest) -> None:
     """Raise SnapshotMissing unless all chunks are present, including those of members that have been idle since."""
     there = {found.path: found.size for found in store.files(CHUNKS)}
-    for ref in (manifest.header, *manifest.chunks):
+    for ref in manifest.refs:
         if there.get(chunk_path(ref.hash)) != ref.size:
             file = store.where(chunk_path(ref.hash))
             raise SnapshotMissing(f"checkpoint {manifest.name} cannot be listed: {file} is missing or incomplete", file)

@@ -26,6 +26,8 @@ class Restored(NamedTuple):
     header: Header
     tensors: list[torch.Tensor]
     manifest: Manifest
+    resharded: bool = False
+    """Whether it was divided among workers in another way when it was saved: then bits are not promised to be the same."""
 
 
 def restore(

@@ -158,7 +158,7 @@ class TierCopier:
                 new.append(ref.size)
 
         refs = [Ref(chunk.hash, chunk.size) for chunk in part.chunks]
-        in_parallel(self._durable, add, [*refs, part.header] if part.part == 0 else refs)
+        in_parallel(self._durable, add, [*refs, part.header] if part.writes_header else refs)
         return msgspec.structs.replace(part, new_bytes=sum(new))
 
     def _read(self, ref: Ref, name: str) -> memoryview:

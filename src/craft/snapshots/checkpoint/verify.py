@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -18,6 +18,18 @@ from craft.snapshots.store.tiers import Tiers
 
 def verify(tiers: Tiers, manifest: Manifest, progress: Callable[[int], None] | None = None) -> list[str]:
     """Read every byte of a checkpoint; return its problems, in sentences. ``progress`` receives byte counts."""
+    parts = manifest.by_position()
+    if len(parts) == 1:
+        return _verify(tiers, manifest, progress)
+    return [
+        f"position {position}: {problem}"
+        for position, part in enumerate(parts)
+        for problem in _verify(tiers, part, progress)
+    ]
+
+
+def _verify(tiers: Tiers, manifest: Manifest, progress: Callable[[int], None] | None) -> list[str]:
+    """Do the same for one position."""
     try:
         outline = read_outline(fetch_header(tiers, manifest))
         chunks = chunk_pieces(manifest, outline.entries, outline.shares)
@@ -70,7 +82,7 @@ class Difference(NamedTuple):
     tensors: tuple[TensorChange, ...]
     same_tensors: int
     values: tuple[str, ...]
-    """Registered objects whose plain values differ, and ``conditions``."""
+    """Registered objects whose plain values differ, and ``conditions``; of a sharded model, with their position."""
     shared_bytes: int
     """Bytes stored once for both."""
     bytes_before: int
@@ -84,8 +96,15 @@ class _Values(msgspec.Struct):
 
 def diff(tiers: Tiers, before: Manifest, after: Manifest) -> Difference:
     """Compare two checkpoints. Reads only chunks of small tensors; raises SnapshotError if one cannot be read."""
-    sides = [_Side(tiers, manifest) for manifest in (before, after)]
-    old, new = ({name: (entry, print_) for name, entry, print_ in side.prints()} for side in sides)
+    both = [[_Side(tiers, part) for part in manifest.by_position()] for manifest in (before, after)]
+    old, new = (
+        {
+            _at(name, position, sides): (entry, print_)
+            for position, side in enumerate(sides)
+            for name, entry, print_ in side.prints()
+        }
+        for sides in both
+    )
     changes = []
     for name in dict.fromkeys([*old, *new]):
         if old.get(name) != new.get(name):
@@ -96,11 +115,20 @@ def diff(tiers: Tiers, before: Manifest, after: Manifest) -> Difference:
     return Difference(
         tensors=tuple(changes),
         same_tensors=len({*old, *new}) - len(changes),
-        values=_unlike(sides[0].values, sides[1].values),
+        values=tuple(
+            _at(name, position, both[0])
+            for position, (one, other) in enumerate(zip(*both, strict=False))
+            for name in _unlike(one.values, other.values)
+        ),
         shared_bytes=sum(known[each] for each in {ref.hash for ref in after.chunks} if each in known),
         bytes_before=before.total_bytes,
         bytes_after=after.total_bytes,
     )
+
+
+def _at(name: str, position: int, sides: Sequence[object]) -> str:
+    """Return a name with the position that it belongs to, if there are several."""
+    return f"{name} at position {position}" if len(sides) > 1 else name
 
 
 def _unlike(old: _Values, new: _Values) -> tuple[str, ...]:

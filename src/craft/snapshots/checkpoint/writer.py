@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
 import torch
 from blake3 import blake3
 
@@ -29,7 +30,7 @@ from craft.snapshots.state.reserved_memory import Reserve
 from craft.snapshots.state.serialized import Header, State, encode_header
 from craft.snapshots.store.background import REST, insist, lower_priority
 from craft.snapshots.store.local import Pin
-from craft.snapshots.store.manifest import Manifest, Numbered, Part, Ref, seal
+from craft.snapshots.store.manifest import PLAIN_VERSION, VERSION, Manifest, Numbered, Part, PartOfPosition, Ref, seal
 from craft.snapshots.store.store import Adding
 from craft.snapshots.store.tiers import Tiers
 
@@ -37,7 +38,7 @@ _CLOSE_S = 10.0
 
 
 class CheckpointShare(NamedTuple):
-    """Which checkpoint, and which share of it; only ``part`` differs between members."""
+    """Which checkpoint, and which share of it; only ``part`` and ``place`` differ between members."""
 
     name: str
     """Of ``manifest.name_of``."""
@@ -48,6 +49,13 @@ class CheckpointShare(NamedTuple):
     tag: str | None
     part: int
     of: int
+    place: PartOfPosition | msgspec.UnsetType = msgspec.UNSET
+    """Its position in the replica, and its share there; unset where a replica is one worker."""
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """Which share of this worker's state it writes, and how many there are."""
+        return (self.part, self.of) if self.place is msgspec.UNSET else (self.place.share, self.place.of_shares)
 
 
 class Last(NamedTuple):
@@ -129,7 +137,7 @@ class CheckpointWriter:
             raise ConfigError(f"checkpoint {place.name} was taken while the previous one is still being written")
         begin = time.perf_counter()
         chunks = self._chunks(state.header.entries)
-        numbers = self._numbers(state.header.entries, place.part, place.of)
+        numbers = self._numbers(state.header.entries, *place.share)
         out = self._room(sum(chunks[number].size for number in numbers))
         copied: list[tuple[int, memoryview]] = []
         view, filled = view_of(out), 0
@@ -276,9 +284,10 @@ class CheckpointWriter:
                 self._rest(REST * (time.perf_counter() - began))
 
         in_parallel(self._store, add, taken.chunks)
-        if taken.place.part == 0 and adding.add(header_ref, lambda: memoryview(header)):
+        if taken.place.share[0] == 0 and adding.add(header_ref, lambda: memoryview(header)):
             new.append(len(header))
         return Part(
+            version=PLAIN_VERSION if taken.place.place is msgspec.UNSET else VERSION,
             **taken.place._asdict(),
             time=taken.time,
             header=header_ref,

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import math
 import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
@@ -22,11 +21,11 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from craft.protocol.errors import ConfigError, SnapshotCorrupt
-from craft.snapshots.checkpoint.catalog import candidates, chunk_pieces, fetch_chunk, fetch_header, select
+from craft.snapshots.checkpoint.catalog import candidates, fetch_header, select
+from craft.snapshots.checkpoint.entry_reader import EntryReader
 from craft.snapshots.interop.dcp_header import metadata_of, read_header
-from craft.snapshots.state.index import TensorEntry, entry_bytes
-from craft.snapshots.state.raw_memory import DTYPES, view_of
-from craft.snapshots.store.manifest import Manifest, Ref
+from craft.snapshots.state.raw_memory import DTYPES
+from craft.snapshots.store.manifest import Manifest
 from craft.snapshots.store.tiers import Tiers, open_tiers
 
 
@@ -104,33 +103,15 @@ class StorageReader(storage.StorageReader):  # type: ignore[misc,unused-ignore]
         return bool(os.fspath(checkpoint_id))
 
 
-class _ByteRange(NamedTuple):
-    """A range of the bytes of an entry, and its location."""
-
-    begin: int
-    end: int
-    chunk: Ref
-    first: int
-    """First byte in the chunk."""
-
-
 class Contents:
     """One checkpoint, of which any part can be read. ``export.py`` reads complete tensors from it."""
 
     def __init__(self, tiers: Tiers, manifest: Manifest) -> None:
         self.manifest = manifest
         self.header = header = read_header(fetch_header(tiers, manifest))
-        self._stores = tiers.nearest_first
-        self.parallel = max(store.parallel for store in self._stores)
+        self.parallel = max(store.parallel for store in tiers.nearest_first)
         self._numbers = metadata_of(header).storage_data
-        self._pieces: list[list[_ByteRange]] = [[] for _ in header.entries]
-        self._last: tuple[str, memoryview] = ("", memoryview(b""))
-        """The chunk that was read last: small tensors share one."""
-        for ref, pieces in chunk_pieces(manifest, header.entries, header.shares):
-            first = 0
-            for index, begin, end in pieces:
-                self._pieces[index].append(_ByteRange(begin, end, ref, first))
-                first += end - begin
+        self._reader = EntryReader(tiers.nearest_first, manifest, header.entries, header.shares)
 
     def number(self, index: MetadataIndex) -> int:
         """Return the number of an item's entry."""
@@ -145,11 +126,7 @@ class Contents:
         entry = self.header.entries[number]
         if item.type == LoadItemType.BYTE_IO or not entry.shape:
             return self._all(item.storage_index, pool)
-        begin, count = item.storage_offsets[0], item.lengths[0]
-        tensor = self._rows(number, entry, begin, begin + count, pool)
-        for axis, (first, size) in enumerate(zip(item.storage_offsets[1:], item.lengths[1:], strict=True), start=1):
-            tensor = tensor.narrow(axis, first, size)
-        return tensor
+        return self._reader.box(number, item.storage_offsets, item.lengths, pool)
 
     def whole(self, key: str, pool: ThreadPoolExecutor) -> torch.Tensor:
         """Return a tensor as it was before it was sharded, or the bytes of what is not a tensor."""
@@ -165,37 +142,4 @@ class Contents:
         return tensor
 
     def _all(self, index: MetadataIndex, pool: ThreadPoolExecutor) -> torch.Tensor:
-        number = self.number(index)
-        entry = self.header.entries[number]
-        return self._rows(number, entry, 0, math.prod(entry.shape[:1]), pool)
-
-    def _rows(self, number: int, entry: TensorEntry, first: int, last: int, pool: ThreadPoolExecutor) -> torch.Tensor:
-        """Return rows of an entry, along its first axis."""
-        shape = (last - first, *entry.shape[1:]) if entry.shape else ()
-        tensor = torch.empty(shape, dtype=DTYPES[entry.dtype])
-        row_bytes = entry_bytes(entry) // max(1, math.prod(entry.shape[:1]))
-        begin, end, memory = first * row_bytes, last * row_bytes, view_of(tensor)
-        pieces = [piece for piece in self._pieces[number] if piece.begin < end and piece.end > begin]
-        if len(pieces) == 1:
-            self._fill(entry, pieces[0], begin, end, memory)
-            return tensor
-        for call in [pool.submit(self._fill, entry, piece, begin, end, memory) for piece in pieces]:
-            call.result()
-        return tensor
-
-    def _fill(self, entry: TensorEntry, piece: _ByteRange, begin: int, end: int, memory: memoryview) -> None:
-        """Copy the part of a piece between ``begin`` and ``end`` into ``memory``, which begins at ``begin``."""
-        low, high = max(begin, piece.begin), min(end, piece.end)
-        place = memory[low - begin : high - begin]
-        what = f"{entry.name} of checkpoint {self.manifest.name}"
-        if len(place) == piece.chunk.size:
-            # Large tensors are read in place, without a copy.
-            fetch_chunk(self._stores, piece.chunk, place, what)
-            return
-        digest, data = self._last
-        if digest != piece.chunk.hash:
-            data = memoryview(bytearray(piece.chunk.size))
-            fetch_chunk(self._stores, piece.chunk, data, what)
-            self._last = (piece.chunk.hash, data)
-        start = piece.first + low - piece.begin
-        place[:] = data[start : start + len(place)]
+        return self._reader.read(self.number(index), pool)

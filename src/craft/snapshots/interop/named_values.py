@@ -16,7 +16,8 @@ import numpy
 import torch
 
 from craft.protocol.errors import ConfigError
-from craft.snapshots.checkpoint.restore import Restored, restore
+from craft.snapshots.checkpoint.reshard import restore_whole
+from craft.snapshots.checkpoint.restore import Restored
 from craft.snapshots.interop.dcp_reader import Contents
 from craft.snapshots.state.tree import Builder, Items, Node, Nothing, Own, Table
 from craft.snapshots.store.manifest import Manifest
@@ -29,7 +30,7 @@ def tensors_of(tiers: Tiers, manifest: Manifest, progress: Progress | None = Non
     """Return the tensors of a checkpoint by the keys of ``state_dict``; of several modules, with their names in front."""
     if manifest.kind == "dcp":
         return _dcp_values(Contents(tiers, manifest), progress, plain=False)
-    modules = _state_dicts(restore(tiers, manifest, progress=progress))
+    modules = _state_dicts(restore_whole(tiers, manifest, progress, registered=False))
     if len(modules) == 1:
         return dict(*modules.values())
     return {f"{name}.{key}": tensor for name, found in modules.items() for key, tensor in found.items()}
@@ -40,7 +41,8 @@ def contents_of(tiers: Tiers, manifest: Manifest, progress: Progress | None = No
     if manifest.kind == "dcp":
         found = Contents(tiers, manifest)
         return _nested(_dcp_values(found, progress, plain=True), found.header.paths or {})
-    restored = restore(tiers, manifest, progress=progress)
+    restored = restore_whole(tiers, manifest, progress)
+    # Whole tensors need no mesh.
     builder = Builder(restored.tensors)
     registered = {
         name: _plain(builder.build(name, _without_functions(node), None))

@@ -18,7 +18,7 @@ from craft.snapshots.state.device_copy import Copied, Copies, own_device
 from craft.snapshots.state.index import ByteLayout, TensorEntry, decode_as, entry_bytes
 from craft.snapshots.state.leaves import Stateful, module_leaves
 from craft.snapshots.state.raw_memory import DTYPES, is_dense, memory_of, same_bits
-from craft.snapshots.state.shards import Meshes, local_of
+from craft.snapshots.state.shards import Meshes, Placement, is_sharded, local_of, placement_of, reshard
 from craft.snapshots.state.tree import Builder, Items, Node, Packer, Table
 
 STRIPE_ALIGN = 4096
@@ -41,6 +41,10 @@ class Header(msgspec.Struct, frozen=True):
     total_bytes: int
     on_device: tuple[int, ...] = ()
     """Entries that were on a GPU. If the receiver has no counterpart yet, they go to its GPU."""
+    shards: dict[int, Placement] | msgspec.UnsetType = msgspec.UNSET
+    """Placement of the sharded parameters and buffers, by the number of their entry; omitted if there are none."""
+    buffers: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Entries that are buffers, which may differ between the workers of a replica; omitted where ``shards`` is."""
 
 
 def encode_header(header: Header) -> bytes:
@@ -58,7 +62,10 @@ def decode_header(data: bytes) -> Header:
     if (
         ByteLayout(header.entries).total_bytes != header.total_bytes
         or header.module_entries > len(header.entries)
-        or any(number not in numbers for number in header.names.values())
+        or any(
+            number not in numbers
+            for number in (*header.names.values(), *(header.shards or {}), *(header.buffers or ()))
+        )
     ):
         raise SnapshotCorrupt("the header of a training state contradicts itself")
     return header
@@ -89,6 +96,7 @@ class State:
     def __init__(
         self, modules: Mapping[str, torch.nn.Module], registered: Mapping[str, Stateful], conditions: bytes
     ) -> None:
+        reshard(modules.values())
         packer = Packer()
         steady: set[int] = set()
         parameters = {f"{prefix}.{name}" for prefix, module in modules.items() for name, _ in module.named_parameters()}
@@ -99,6 +107,7 @@ class State:
                 steady.add(len(packer.entries) - 1)
         module_entries = len(packer.entries)
         names = _names(modules)
+        shards = module_shards(modules)
         skeleton: dict[str, Node] = {}
         for name, item in registered.items():
             first = len(packer.entries)
@@ -122,6 +131,8 @@ class State:
             conditions=conditions,
             total_bytes=self._layout.total_bytes,
             on_device=tuple(number for number, tensor in enumerate(packer.tensors) if tensor.is_cuda),
+            shards=shards or msgspec.UNSET,
+            buffers=tuple(each for each in range(module_entries) if each not in steady) if shards else msgspec.UNSET,
         )
 
     def copy(self, begin: int, end: int, out: torch.Tensor) -> None:
@@ -155,6 +166,12 @@ class State:
 def _may_be_left_out(item: Stateful) -> bool:
     """Return whether a state omits ``item`` while its ``state_dict`` is empty."""
     return bool(getattr(item, "left_out_if_empty", False))
+
+
+def module_shards(modules: Mapping[str, torch.nn.Module]) -> dict[int, Placement]:
+    """Return the placement of sharded parameters and buffers, by their number in ``module_leaves``."""
+    tensors = [each for module in modules.values() for _, each in (*module.named_parameters(), *module.named_buffers())]
+    return {number: placement_of(each) for number, each in enumerate(tensors) if is_sharded(each)}
 
 
 def _names(modules: Mapping[str, torch.nn.Module]) -> dict[str, int]:

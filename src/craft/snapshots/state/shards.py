@@ -7,13 +7,14 @@ DTensor again, ``whole_like`` makes one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 import torch
 
 from craft.protocol.errors import ConfigError
+from craft.snapshots.state.regions import Region, region_of, shape_of, whole
 
 
 class Placement(msgspec.Struct, frozen=True, array_like=True):
@@ -26,6 +27,8 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
     """Name and size of each dimension of its mesh."""
     placements: tuple[str, ...]
     """One for each dimension of the mesh, as torch writes them."""
+    region: Region | None = None
+    """What the local tensor holds of the whole one; None: parts of sums, or not recorded."""
 
 
 def is_sharded(value: object) -> bool:
@@ -35,6 +38,17 @@ def is_sharded(value: object) -> bool:
     return tensors is not None and isinstance(value, tensors.DTensor)
 
 
+def reshard(modules: Iterable[torch.nn.Module]) -> None:
+    """Have FSDP2 give up whole parameters that a forward without a backward left: state is read as shards."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return
+    for module in modules:
+        for part in module.modules():
+            if isinstance(part, fsdp.FSDPModule):
+                part.reshard()
+
+
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the local tensor of a DTensor, which shares its memory; any other tensor itself."""
     return tensor._local_tensor if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
@@ -42,9 +56,24 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def placement_of(tensor: Any) -> Placement:
     """Return the placement of a DTensor."""
-    return Placement(
-        tuple(tensor.shape), tuple(tensor.stride()), _key(tensor.device_mesh), tuple(map(str, tensor.placements))
-    )
+    mesh, shape, placements = tensor.device_mesh, tuple(tensor.shape), tuple(map(str, tensor.placements))
+    region = region_of(shape, tuple(mesh.shape), tuple(mesh.get_coordinate()), placements)
+    if region is not None and shape_of(region) != tuple(tensor._local_tensor.shape):
+        # Divided in a way that is not known here: it can be sent to twins, and restored on the same mesh.
+        region = None
+    return Placement(shape, tuple(tensor.stride()), _key(mesh), placements, region)
+
+
+def region_in(placement: Placement | None, shape: Sequence[int]) -> Region | None:
+    """Return what a tensor of local ``shape`` holds of the whole one; all of it if it has no placement."""
+    if placement is None or (placement.region is None and placement.shape == tuple(shape) and _is_alone(placement)):
+        return whole(shape)
+    return placement.region
+
+
+def _is_alone(placement: Placement) -> bool:
+    """Return whether its mesh has one worker."""
+    return all(size == 1 for _, size in placement.mesh)
 
 
 def placed(local: torch.Tensor, like: Any) -> torch.Tensor:

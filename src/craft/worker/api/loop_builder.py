@@ -193,8 +193,6 @@ class LoopBuilder:
         self._connect()
         lanes = CarriedState(self.device)
         target = choose_target(self.asked, self.techniques, job_of(self._settings.state_key_bytes))
-        if target is not None:
-            self.refuse_sharded("a checkpoint", "leave job.checkpoints and --checkpoints out")
         context = LoopContext(
             settings=self._settings,
             techniques=self.techniques,

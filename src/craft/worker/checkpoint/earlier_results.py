@@ -55,7 +55,7 @@ class EarlierResults:
         self._recomputed: RecomputedSteps | None = None
         self._resumed: ResumedSteps | None = None
         if context.target is not None and self._comparable:
-            self._resumed = ResumedSteps(context.target.tiers.durable, leaves)
+            self._resumed = ResumedSteps(context.target.tiers.durable, leaves, context.settings.position)
 
     def restored(self, branch: int, step: int) -> None:
         """Expect the results of the steps after a checkpoint that the job begins from."""
@@ -81,7 +81,7 @@ class EarlierResults:
 
     def check_state(self, step: int, ledger: Ledger) -> str | None:
         """Return a message if the state after ``step`` steps was different before, else None."""
-        return self._resumed.at_boundary(step, ledger.rank == 0) if self._resumed is not None else None
+        return self._resumed.at_boundary(step, _leads(ledger)) if self._resumed is not None else None
 
     @property
     def same_script(self) -> bool:
@@ -91,6 +91,13 @@ class EarlierResults:
     def close(self) -> None:
         if self._resumed is not None:
             self._resumed.close()
+
+
+def _leads(ledger: Ledger) -> bool:
+    """Return whether this worker stores the digests of its position: the first of its twins does."""
+    if not ledger.layout.slots:
+        return ledger.rank == 0
+    return ledger.rank == ledger.layout.column(ledger.layout.position_of(ledger.rank), len(ledger.members))[0]
 
 
 def _leaves_out(techniques: Chosen) -> bool:
@@ -137,9 +144,10 @@ def _values(line: Mapping[str, Any]) -> dict[str, Any]:
 class ResumedSteps:
     """The comparison for one loop on one worker. Owned by the main thread; a separate thread writes."""
 
-    def __init__(self, store: Store, leaves: Callable[[], list[Leaf]]) -> None:
-        """``leaves`` returns the current training state."""
+    def __init__(self, store: Store, leaves: Callable[[], list[Leaf]], position: int = 0) -> None:
+        """``leaves`` returns the current training state of ``position``."""
         self._store = store
+        self._position = position
         self._leaves = leaves
         self._script = script_digest()
         self._branch = 0
@@ -154,7 +162,7 @@ class ResumedSteps:
     def restored(self, branch: int, step: int) -> None:
         """Read the expected digests of the checkpoint that the job resumes from."""
         try:
-            self._expected = next_steps.read(self._store, branch, step)
+            self._expected = next_steps.read(self._store, branch, step, self._position)
         except SnapshotError as error:
             logger.info("what the steps after the checkpoint gave before is not known: %s", error)
 
@@ -186,7 +194,7 @@ class ResumedSteps:
 
     def _write(self, branch: int, recorded: NextSteps) -> None:
         try:
-            next_steps.keep(self._store, branch, recorded)
+            next_steps.keep(self._store, branch, recorded, self._position)
         except SnapshotError as error:
             logger.info("what the steps after checkpoint %d gave is not kept: %s", recorded.step, error)
 

@@ -18,9 +18,11 @@ from craft.protocol.errors import BitsDiffer, GroupError, LeftBehind, Refused
 from craft.protocol.events import AnyNote, CheckpointRestored, RolledBack, ScriptWarned, StartStepTaken
 from craft.protocol.membership import Generation
 from craft.protocol.values.activity import Phase
+from craft.snapshots.checkpoint.reshard import Target
 from craft.snapshots.state.leaves import STATE_IS_BUILT, Leaf
 from craft.snapshots.state.serialized import State
 from craft.worker.checkpoint.candidates import RollbackCandidates
+from craft.worker.checkpoint.due import with_members
 from craft.worker.checkpoint.earlier_results import EarlierResults
 from craft.worker.checkpoint.resume import Resume, forgotten_start_step
 from craft.worker.checkpoint.rollback import Rollback
@@ -92,8 +94,7 @@ class CheckpointLifecycle:
                 target.tiers,
                 RollbackCandidates(target.tiers, parts.participant, parts.reporter),
                 parts.participant,
-                parts.modules,
-                parts.registered,
+                Target(parts.modules, parts.registered, parts.settings.position, parts.settings.replica_size),
                 self.attached,
             )
             store = StoreClaim(target.tiers, parts.participant, parts.reporter)
@@ -165,10 +166,16 @@ class CheckpointLifecycle:
         """Load the checkpoint that all workers rolled back to, if any; return whether they did."""
         if self._rollback is None or self.scheduler is None or (found := self._rollback.follow()) is None:
             return False
-        manifest, progress = found
+        restored, progress = found
+        manifest = restored.manifest
         left_at, self.applied = self.applied, manifest.step
         self._agreement.begin(manifest.step)
-        if not left_at:
+        if restored.resharded:
+            self._warn(
+                f"checkpoint {manifest.name} was saved by replicas of {manifest.num_positions} workers with another mesh: the job"
+                " goes on from the same state, and not with the same bits"
+            )
+        elif not left_at:
             self._earlier.restored(manifest.branch, manifest.step)
         event: AnyNote = CheckpointRestored(
             name=manifest.name,
@@ -282,7 +289,7 @@ class CheckpointLifecycle:
         """Prepare memory for the current members' shares after ``step`` was committed under a generation."""
         if self.scheduler is None or step < STATE_IS_BUILT or self._prepared_for == under.number:
             return
-        if self.scheduler.prepare(self._keeping_pace):
+        if self.scheduler.prepare(under, self._keeping_pace):
             self._prepared_for = under.number
 
     @property
@@ -316,7 +323,7 @@ class CheckpointLifecycle:
         members = tuple(worker_id for worker_id, _ in found)
         if ledger.worker_id in members:
             # Use the first one's generation: a new one may have begun during the call.
-            self.scheduler.ask(tag, self.applied, ledger.branch, found[0][1], members)
+            self.scheduler.ask(tag, self.applied, ledger.branch, with_members(found[0][1], found), members)
 
     # At the end of the loop.
 

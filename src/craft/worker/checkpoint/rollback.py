@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 
 import msgspec
-import torch
 
 from craft.decide.techniques import Divergence, Stragglers
 from craft.protocol.errors import Refused, SnapshotCorrupt, SnapshotError, SnapshotMissing
 from craft.protocol.messages import Restoration
-from craft.snapshots.checkpoint.restore import Restored, restore
-from craft.snapshots.state.leaves import Stateful
+from craft.snapshots.checkpoint.reshard import Target, restore_into
+from craft.snapshots.checkpoint.restore import Restored
 from craft.snapshots.state.serialized import load
-from craft.snapshots.store.manifest import Manifest
 from craft.snapshots.store.tiers import Tiers
 from craft.telemetry.fault_points import reach
 from craft.worker.checkpoint.candidates import Offer, RollbackCandidates
@@ -56,16 +53,16 @@ class Rollback:
         tiers: Tiers,
         candidates: RollbackCandidates,
         participant: Participant,
-        modules: Mapping[str, torch.nn.Module],
-        registered: Mapping[str, Stateful],
+        target: Target,
         attached: Attached,
     ) -> None:
         """``attached``: the metadata of the state when the loop begins."""
         self.candidates = candidates
         self._tiers = tiers
         self._participant = participant
-        self._modules = modules
-        self._registered = registered
+        self._target = target
+        self._modules = target.modules
+        self._registered = target.registered
         self._conditions = attached.conditions
         self._began = attached.began
         self._in_hand: Restored | None = None
@@ -112,13 +109,13 @@ class Rollback:
     def _read(self, name: str, branch: int, next_branch: bool) -> str:
         """Read and verify a checkpoint and keep it; return why it cannot be used, or ""."""
         # Not yet into the modules of a running job: perhaps no worker rolls back.
-        modules = None if next_branch else self._modules
+        in_place = not next_branch
         for wait_s in _AWAY_S:
             try:
                 manifest = self.candidates.find(name)
                 if manifest is None:
                     return f"worker {self._participant.ledger.worker_id} does not find it"
-                restored = restore(self._tiers, manifest, modules)
+                restored = restore_into(self._tiers, manifest, self._target, in_place=in_place)
                 break
             except (SnapshotMissing, SnapshotCorrupt) as error:
                 return str(error)
@@ -155,7 +152,7 @@ class Rollback:
             if was != now:
                 logger.warning("the checkpoint was made with %s=%r, this job has %r: bits may differ", key, was, now)
 
-    def follow(self) -> tuple[Manifest, TrainingProgress] | None:
+    def follow(self) -> tuple[Restored, TrainingProgress] | None:
         """Load the checkpoint into this worker's objects, if it rolled back, directly or by a settlement."""
         if self._participant.ledger.rewinds == self._loaded or self._in_hand is None:
             return None
@@ -165,7 +162,7 @@ class Rollback:
         self._switch(attached)
         load(restored.header, restored.tensors, self._modules, self._registered)
         logger.info("took the state of checkpoint %s", restored.manifest.name)
-        return restored.manifest, attached.progress
+        return restored, attached.progress
 
     def _switch(self, attached: Attached) -> None:
         """Restore modes such as frozen parameters, unless the script deliberately begins with others."""

@@ -6,22 +6,20 @@ at a step boundary, which ``CheckpointWriter`` makes durable on a separate threa
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import queue
 import time
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import NamedTuple
 
 from craft.decide.step.interval import Every, choose
 from craft.decide.techniques.technique import Hooks, Moment
 from craft.protocol.events import AnyNote, CheckpointAbandoned, CheckpointSkipped, CheckpointWritten, IntervalChosen
 from craft.protocol.membership import Generation
-from craft.snapshots.checkpoint.writer import CheckpointShare, CheckpointWriter
+from craft.snapshots.checkpoint.writer import CheckpointWriter
 from craft.snapshots.state.serialized import State
-from craft.snapshots.store.manifest import name_of
 from craft.telemetry.fault_points import reach
+from craft.worker.checkpoint.due import DueCheckpoint, covers_positions, share_in
 from craft.worker.membership.client import MembershipClient
 from craft.worker.reduce.word_parts import CheckpointPart
 from craft.worker.report.activity_page import ActivityPage
@@ -38,27 +36,6 @@ _SETTLED = 3
 """When no share has been in writing for this many steps, a checkpoint not known to be complete never will be."""
 _END_LIMIT_S = 600.0
 """How long a worker that has finished waits for its share to be written."""
-
-
-class DueCheckpoint(NamedTuple):
-    """A checkpoint that all have agreed to take at the next step boundary."""
-
-    step: int
-    """Committed steps that it will include."""
-    branch: int
-    tag: str | None
-    generation: Generation
-    """Generation in which they agreed; its members that are there then take part."""
-    members: tuple[str, ...]
-    """Workers that write a share, in share order."""
-    agreed: bool = False
-    """Agreed by the control word of a step, not by a call of the script."""
-
-    @property
-    def name(self) -> str:
-        # Several with different tags may be taken at one step.
-        tag = hashlib.blake2b(self.tag.encode(), digest_size=4).hexdigest() if self.tag is not None else "0"
-        return name_of(self.branch, self.step, f"{self.generation.number}_{self.generation.nonce}_{tag}")
 
 
 class CheckpointScheduler(Hooks):
@@ -202,21 +179,18 @@ class CheckpointScheduler(Hooks):
             return self._membership.wait_saved((due.branch, due.step), due.generation.number, self._time_left())
 
     def _take(self, due: DueCheckpoint) -> None:
+        if not covers_positions(due.generation, due.members):
+            if due.members[0] == self._worker_id:
+                reason = "at some position of the replicas no worker has the whole state now"
+                self._reporter.note(CheckpointSkipped(step=due.step, reason=reason))
+            return
         if self._writer.busy:
             # Only a requested checkpoint gets here: it is not skipped.
             with paused(self._activity, self._reporter, "the checkpoint before this one"):
                 self._writer.wait_free(self._time_left())
         if due.agreed and self._again in ("", due.tag or ""):
             self._again = None
-        place = CheckpointShare(
-            name=due.name,
-            branch=due.branch,
-            step=due.step,
-            generation=due.generation.number,
-            tag=due.tag,
-            part=due.members.index(self._worker_id),
-            of=len(due.members),
-        )
+        place = due.share_of(self._worker_id)
         began = time.perf_counter()
         self._writer.take(self._state(), place)
         self._stall_s = time.perf_counter() - began
@@ -236,7 +210,7 @@ class CheckpointScheduler(Hooks):
         with paused(self._activity, self._reporter, why):
             self._writer.wait(limit_s)
 
-    def prepare(self, members: Sequence[str]) -> bool:
+    def prepare(self, under: Generation, members: Sequence[str]) -> bool:
         """Prepare memory for this worker's share: its first touch would cost a step more than the copy does.
 
         Returns False while the previous checkpoint is still being written.
@@ -244,7 +218,7 @@ class CheckpointScheduler(Hooks):
         if self._writer.busy:
             return False
         if self._worker_id in members:
-            self._writer.prepare(self._state().header, members.index(self._worker_id), len(members))
+            self._writer.prepare(self._state().header, *share_in(self._worker_id, under, members))
         return True
 
     def generation_change(self, moment: Moment) -> None:

@@ -14,6 +14,7 @@ from craft.groups.gloo import GlooGroup
 from craft.protocol.errors import Refused
 from craft.protocol.events import CheckpointRejected, CheckpointRestored
 from craft.snapshots.checkpoint.catalog import candidates
+from craft.snapshots.checkpoint.reshard import Target
 from craft.snapshots.checkpoint.suspect import Suspicion, mark
 from craft.snapshots.store.manifest import Manifest, chunk_path, manifest_path
 from craft.snapshots.store.tiers import open_tiers
@@ -156,7 +157,7 @@ def test_one_that_a_member_does_not_find_is_used_by_no_member(
         reporter = Noting(worker.worker_id, participant._membership)
         tiers = open_tiers(str(tmp_path / ("other" if group.rank else "store")))
         found = RollbackCandidates(tiers, participant, reporter)
-        rollback = Rollback(tiers, found, participant, {}, {}, training.lifecycle.attached)
+        rollback = Rollback(tiers, found, participant, Target({}, {}), training.lifecycle.attached)
         said = rollback.prepare(None, next_branch=False)
         results[group.rank] = participant.ledger.rewind_to, said
         rejected[group.rank] = [each.reason for each in reporter.noted if isinstance(each, CheckpointRejected)]
