@@ -2,7 +2,8 @@
 
 ``--slow-until FILE`` sleeps in every microbatch until the file exists; ``--slow-worker ID`` makes it sleep in that worker only.
 
-KIND: ``fsdp`` (FSDP2), ``tp`` (tensor parallel), or ``both`` (FSDP2 over one half of the mesh, tensor parallel over the other).
+KIND: ``fsdp`` (FSDP2), ``tp`` (tensor parallel), or ``both`` (FSDP2 over one half of the mesh, tensor parallel over the other);
+``plain`` is the same model on one worker.
 """
 
 from __future__ import annotations
@@ -40,11 +41,14 @@ class Block(nn.Module):
 
 
 parser = argparse.ArgumentParser()
-parser.add_argument("kind", choices=["fsdp", "tp", "both"])
+parser.add_argument("kind", choices=["fsdp", "tp", "both", "plain"])
 parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--slow", type=float, default=0.0)
 parser.add_argument("--slow-until", type=Path)
 parser.add_argument("--slow-worker")
+parser.add_argument("--nan-at", type=int, help="the loss of this step is no number, the first time")
+parser.add_argument("--tag-at", type=int, help="after this step the script asks for a checkpoint")
+parser.add_argument("--classes", type=int, default=10, help="another number is another model")
 args = parser.parse_args()
 faulthandler.register(signal.SIGUSR1, all_threads=True)
 
@@ -54,12 +58,13 @@ testing.arm()
 job = craft.join()
 torch.manual_seed(0)
 size = job.replica_size
-mesh = job.mesh(**{"fsdp": {"shard": size}, "tp": {"tp": size}, "both": {"shard": size // 2, "tp": 2}}[args.kind])
-model = nn.Sequential(*[Block() for _ in range(3)], nn.Linear(WIDTH, 10)).to(job.device)
-if args.kind != "fsdp":
+if args.kind != "plain":
+    mesh = job.mesh(**{"fsdp": {"shard": size}, "tp": {"tp": size}, "both": {"shard": size // 2, "tp": 2}}[args.kind])
+model = nn.Sequential(*[Block() for _ in range(3)], nn.Linear(WIDTH, args.classes)).to(job.device)
+if args.kind in ("tp", "both"):
     for block in list(model.children())[:3]:
         parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
-if args.kind != "tp":
+if args.kind in ("fsdp", "both"):
     for block in list(model.children())[:3]:
         fully_shard(block, mesh=mesh["shard"])
     fully_shard(model, mesh=mesh["shard"])
@@ -74,6 +79,8 @@ for step in job.steps(data, global_batch=32, microbatches=4, steps=args.steps, s
     optimizer.zero_grad()
     for x, y in step:
         loss = F.cross_entropy(model(x.to(job.device)), y.to(job.device))
+        if step.number == args.nan_at and job.branch == 0:
+            loss = loss * float("nan")
         testing.reach("forward", step.number)
         loss.backward()
         testing.reach("backward", step.number)
@@ -87,3 +94,5 @@ for step in job.steps(data, global_batch=32, microbatches=4, steps=args.steps, s
     optimizer.step()
     testing.reach("after_update", step.number)
     scheduler.step()
+    if step.number == args.tag_at:
+        job.checkpoint(tag="best")

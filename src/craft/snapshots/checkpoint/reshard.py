@@ -24,11 +24,15 @@ from craft.snapshots.state.leaves import Stateful
 from craft.snapshots.state.regions import Region, shape_of, whole
 from craft.snapshots.state.serialized import Header, State, decode_header, module_shards
 from craft.snapshots.state.shards import Placement, is_sharded, placement_of, region_in, reshard
-from craft.snapshots.state.tree import Array, Items, Node, Sharded, Table, Tensor
+from craft.snapshots.state.tree import Array, Items, Node, Packer, Sharded, Table, Tensor
 from craft.snapshots.store.manifest import Manifest
 from craft.snapshots.store.tiers import Tiers
 
 Progress = Callable[[int], None]
+
+_OPTIONS = ("foreach", "fused")
+"""Options of optimizers that are no state: which kernels they use. Not all of them work with every mesh."""
+_IN_GROUPS = object()
 
 
 class Target(NamedTuple):
@@ -55,7 +59,7 @@ def restore_into(tiers: Tiers, manifest: Manifest, target: Target, *, in_place: 
             return restore(tiers, part, target.modules if in_place else None)._replace(manifest=manifest)
     saved = ShardedState(tiers, manifest)
     with ThreadPoolExecutor(saved.parallel, "craft-restore") as pool:
-        return _Resharding(saved, target, pool).result()
+        return read_plan(_Resharding(saved, target, pool).plan(), saved, pool)
 
 
 def restore_whole(
@@ -68,26 +72,56 @@ def restore_whole(
         return restore(tiers, manifest, progress=progress)
     saved = ShardedState(tiers, manifest)
     with ThreadPoolExecutor(saved.parallel, "craft-export") as pool:
-        return _Resharding(saved, None, pool, progress).result(registered=registered)
+        return read_plan(plan_whole(saved, pool, registered=registered), saved, pool, progress)
+
+
+class Wanted(NamedTuple):
+    """A tensor of the state that is made."""
+
+    tensor: SavedTensor
+    region: Region
+
+
+class Plan(NamedTuple):
+    """A state that can be read."""
+
+    header: Header
+    wanted: list[Wanted]
+    """By the numbers of the header's entries."""
+
+
+def plan_whole(saved: ShardedState, pool: ThreadPoolExecutor, *, registered: bool = True) -> Plan:
+    """Return how to read a checkpoint as whole tensors, perhaps without ``registered`` objects."""
+    return _Resharding(saved, None, pool).plan(registered=registered)
+
+
+def read_plan(plan: Plan, saved: ShardedState, pool: ThreadPoolExecutor, progress: Progress | None = None) -> Restored:
+    """Read a planned state, tensor by tensor."""
+    tensors = []
+    for entry, (tensor, region) in zip(plan.header.entries, plan.wanted, strict=True):
+        local = saved.read(tensor, region, pool)
+        if entry.stride != local.stride():
+            local = torch.empty_strided(entry.shape, entry.stride, dtype=local.dtype).copy_(local)
+        tensors.append(local)
+        if progress is not None:
+            progress(local.nbytes)
+    return Restored(plan.header, tensors, saved.manifest, resharded=True)
 
 
 class _Resharding:
-    """Makes the state of one worker from those of all positions."""
+    """Plans the state of one worker from those of all positions."""
 
-    def __init__(
-        self, saved: ShardedState, target: Target | None, pool: ThreadPoolExecutor, progress: Progress | None = None
-    ) -> None:
+    def __init__(self, saved: ShardedState, target: Target | None, pool: ThreadPoolExecutor) -> None:
         """``target``: None for whole tensors."""
         self._saved = saved
         self._target = target
         self._pool = pool
-        self._progress = progress
         self._entries: list[TensorEntry] = []
-        self._tensors: list[torch.Tensor] = []
+        self._wanted: list[Wanted] = []
         self._on_device: list[int] = []
 
-    def result(self, *, registered: bool = True) -> Restored:
-        """Read everything, or everything but ``registered`` objects."""
+    def plan(self, *, registered: bool = True) -> Plan:
+        """Plan everything, or everything but ``registered`` objects."""
         first = self._saved.first
         here = State(self._target.modules, {}, b"").header if self._target is not None else None
         if here is not None:
@@ -109,7 +143,7 @@ class _Resharding:
             shards=here.shards if here is not None else msgspec.UNSET,
             buffers=here.buffers if here is not None else msgspec.UNSET,
         )
-        return Restored(header, self._tensors, self._saved.manifest, resharded=True)
+        return Plan(header, self._wanted)
 
     def _modules_here(self, here: Header) -> None:
         theirs = self._saved.first.entries[: self._saved.first.module_entries]
@@ -134,14 +168,11 @@ class _Resharding:
         self._on_device += here.on_device
 
     def _add(self, tensor: SavedTensor, region: Region, stride: Sequence[int] | None = None) -> int:
-        """Read a region of a tensor; return the number of its entry."""
-        local = self._saved.read(tensor, region, self._pool)
-        if stride is not None and tuple(stride) != local.stride():
-            local = torch.empty_strided(shape_of(region), stride, dtype=local.dtype).copy_(local)
-        self._entries.append(TensorEntry(tensor.name, tensor.dtype, tuple(local.shape), tuple(local.stride())))
-        self._tensors.append(local)
-        if self._progress is not None:
-            self._progress(local.nbytes)
+        """Add a region of a tensor, in row-major order by default; return the number of its entry."""
+        shape = shape_of(region)
+        strides = tuple(stride if stride is not None else torch.empty(shape, device="meta").stride())
+        self._entries.append(TensorEntry(tensor.name, tensor.dtype, shape, strides))
+        self._wanted.append(Wanted(tensor, region))
         return len(self._entries) - 1
 
     # Registered objects.
@@ -152,13 +183,14 @@ class _Resharding:
         likes: Any = None
         if isinstance(item, torch.optim.Optimizer):
             params = [param for group in item.param_groups for param in group["params"]]
-            likes = {"state": dict(enumerate(params))}
+            likes = {"state": dict(enumerate(params)), "param_groups": _IN_GROUPS}
         return self._node(name, nodes, item.state_dict() if item is not None else None, likes)
 
     def _node(self, name: str, nodes: Sequence[Node], own: Any, like: Any) -> Node:
         """Return what every position has at one place, for this worker.
 
-        ``own``: the counterpart here, if any. ``like``: the parameter whose state this is, or a table of such.
+        ``own``: the counterpart here, if any. ``like``: the parameter whose state this is, or a table of such, or that this is in
+        a group of parameters.
         """
         below = self._saved.below(name, nodes)
         first = nodes[0]
@@ -171,6 +203,8 @@ class _Resharding:
                 return Table(first.kind, first.keys, found)
             assert isinstance(first, Items)
             return Items(first.kind, found)
+        if like is _IN_GROUPS and name.rpartition(".")[2] in _OPTIONS:
+            return Packer().pack(name, own)
         if not isinstance(first, Tensor | Sharded | Array):
             return self._saved.same_value(name, nodes)
         tensor = self._saved.tensor(nodes, name, self._pool)

@@ -14,29 +14,27 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
-import torch
 from torch.distributed.checkpoint import storage
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
 from torch.futures import Future
 
-from craft.protocol.errors import ConfigError, SnapshotCorrupt
-from craft.snapshots.checkpoint.catalog import candidates, fetch_header, select
-from craft.snapshots.checkpoint.entry_reader import EntryReader
-from craft.snapshots.interop.dcp_header import metadata_of, read_header
-from craft.snapshots.state.raw_memory import DTYPES
-from craft.snapshots.store.manifest import Manifest
-from craft.snapshots.store.tiers import Tiers, open_tiers
+from craft.protocol.errors import ConfigError
+from craft.snapshots.checkpoint.catalog import candidates, select
+from craft.snapshots.interop.dcp_contents import DcpContents
+from craft.snapshots.interop.job_contents import JobContents
+from craft.snapshots.store.tiers import open_tiers
 
 
 class StorageReader(storage.StorageReader):  # type: ignore[misc,unused-ignore]
     """Reads the checkpoint with this step, name or tag from the store at ``url``; by default the newest that ``StorageWriter``
-    saved. A load may name another one as its ``checkpoint_id``."""
+    saved. A load may name another one as its ``checkpoint_id``. Where there are none, it reads those of a job, as
+    ``{"model": ..., "registered": {...}, "step": ..., "branch": ...}``."""
 
     def __init__(self, url: str | os.PathLike[str], step_or_name: int | str | None = None) -> None:
         self._url = os.fspath(url)
         self._which = step_or_name
-        self._contents: Contents | None = None
+        self._contents: DcpContents | JobContents | None = None
         self.load_id = str(uuid.uuid4())
         """Names one load, in ``Metadata.storage_meta``."""
 
@@ -49,14 +47,10 @@ class StorageReader(storage.StorageReader):  # type: ignore[misc,unused-ignore]
     def read_metadata(self, *args: Any, **_: Any) -> Metadata:
         tiers = open_tiers(self._url)
         listed = candidates(tiers)
-        found = [manifest for manifest in listed if manifest.kind == "dcp"]
-        if listed and not found:
-            raise ConfigError(
-                f"the checkpoints in {tiers.url} belong to a job: export one with 'craft checkpoints export --format dcp'"
-            )
-        manifest = select(found, tiers.url, self._which)
-        self._contents = Contents(tiers, manifest)
-        metadata = metadata_of(self._contents.header)
+        # Without saves of StorageWriter, those of a job: its tensors are whole, whatever its mesh.
+        manifest = select([each for each in listed if each.kind == "dcp"] or listed, tiers.url, self._which)
+        self._contents = (DcpContents if manifest.kind == "dcp" else JobContents)(tiers, manifest)
+        metadata = self._contents.metadata()
         metadata.storage_meta = StorageMeta(load_id=self.load_id)
         if (written_by := manifest.save) is not msgspec.UNSET:
             metadata.storage_meta.checkpoint_id = written_by.checkpoint_id
@@ -94,52 +88,10 @@ class StorageReader(storage.StorageReader):  # type: ignore[misc,unused-ignore]
         return future
 
     @property
-    def _found(self) -> Contents:
+    def _found(self) -> DcpContents | JobContents:
         assert self._contents is not None, "torch reads the metadata first"
         return self._contents
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return bool(os.fspath(checkpoint_id))
-
-
-class Contents:
-    """One checkpoint, of which any part can be read. ``export.py`` reads complete tensors from it."""
-
-    def __init__(self, tiers: Tiers, manifest: Manifest) -> None:
-        self.manifest = manifest
-        self.header = header = read_header(fetch_header(tiers, manifest))
-        self.parallel = max(store.parallel for store in tiers.nearest_first)
-        self._numbers = metadata_of(header).storage_data
-        self._reader = EntryReader(tiers.nearest_first, manifest, header.entries, header.shares)
-
-    def number(self, index: MetadataIndex) -> int:
-        """Return the number of an item's entry."""
-        try:
-            return int(self._numbers[index])
-        except KeyError:
-            raise SnapshotCorrupt(f"checkpoint {self.manifest.name} lists {index}, and does not have it") from None
-
-    def read(self, item: ReadItem, pool: ThreadPoolExecutor) -> torch.Tensor:
-        """Return the part of a tensor that an item asks for, or all bytes of what is not a tensor."""
-        number = self.number(item.storage_index)
-        entry = self.header.entries[number]
-        if item.type == LoadItemType.BYTE_IO or not entry.shape:
-            return self._all(item.storage_index, pool)
-        return self._reader.box(number, item.storage_offsets, item.lengths, pool)
-
-    def whole(self, key: str, pool: ThreadPoolExecutor) -> torch.Tensor:
-        """Return a tensor as it was before it was sharded, or the bytes of what is not a tensor."""
-        form = self.header.forms[key]
-        if form is None:
-            return self._all(MetadataIndex(key), pool)
-        tensor = torch.empty(form.size, dtype=DTYPES[form.dtype])
-        for box in form.parts:
-            place = tensor
-            for axis, (first, size) in enumerate(zip(box.offsets, box.sizes, strict=True)):
-                place = place.narrow(axis, first, size)
-            place.copy_(self._all(MetadataIndex(key, box.offsets), pool))
-        return tensor
-
-    def _all(self, index: MetadataIndex, pool: ThreadPoolExecutor) -> torch.Tensor:
-        return self._reader.read(self.number(index), pool)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,8 +17,8 @@ import torch
 
 from craft.protocol.errors import ConfigError
 from craft.snapshots.checkpoint.reshard import restore_whole
-from craft.snapshots.checkpoint.restore import Restored
-from craft.snapshots.interop.dcp_reader import Contents
+from craft.snapshots.interop.dcp_contents import DcpContents
+from craft.snapshots.state.serialized import Header
 from craft.snapshots.state.tree import Builder, Items, Node, Nothing, Own, Table
 from craft.snapshots.store.manifest import Manifest
 from craft.snapshots.store.tiers import Tiers
@@ -29,8 +29,9 @@ Progress = Callable[[int], None]
 def tensors_of(tiers: Tiers, manifest: Manifest, progress: Progress | None = None) -> dict[str, torch.Tensor]:
     """Return the tensors of a checkpoint by the keys of ``state_dict``; of several modules, with their names in front."""
     if manifest.kind == "dcp":
-        return _dcp_values(Contents(tiers, manifest), progress, plain=False)
-    modules = _state_dicts(restore_whole(tiers, manifest, progress, registered=False))
+        return _dcp_values(DcpContents(tiers, manifest), progress, plain=False)
+    restored = restore_whole(tiers, manifest, progress, registered=False)
+    modules = _state_dicts(restored.header, restored.tensors)
     if len(modules) == 1:
         return dict(*modules.values())
     return {f"{name}.{key}": tensor for name, found in modules.items() for key, tensor in found.items()}
@@ -39,29 +40,32 @@ def tensors_of(tiers: Tiers, manifest: Manifest, progress: Progress | None = Non
 def contents_of(tiers: Tiers, manifest: Manifest, progress: Progress | None = None) -> dict[str, Any]:
     """Return the content of a checkpoint: of a job ``{"model": ..., "registered": ..., "step": ..., "branch": ...}``."""
     if manifest.kind == "dcp":
-        found = Contents(tiers, manifest)
+        found = DcpContents(tiers, manifest)
         return _nested(_dcp_values(found, progress, plain=True), found.header.paths or {})
     restored = restore_whole(tiers, manifest, progress)
-    # Whole tensors need no mesh.
-    builder = Builder(restored.tensors)
+    return nested_values(restored.header, restored.tensors, manifest)
+
+
+def nested_values(header: Header, tensors: Sequence[torch.Tensor], manifest: Manifest) -> dict[str, Any]:
+    """Return the content of a job's checkpoint, made of whole ``tensors``, which need no mesh."""
+    builder = Builder(tensors)
     registered = {
-        name: _plain(builder.build(name, _without_functions(node), None))
-        for name, node in restored.header.skeleton.items()
+        name: _plain(builder.build(name, _without_functions(node), None)) for name, node in header.skeleton.items()
     }
     return {
-        **_state_dicts(restored),
+        **_state_dicts(header, tensors),
         "registered": registered,
         "step": manifest.step,
         "branch": manifest.branch,
     }
 
 
-def _state_dicts(restored: Restored) -> dict[str, dict[str, torch.Tensor]]:
+def _state_dicts(header: Header, tensors: Sequence[torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
     """Return the ``state_dict`` of each module."""
     found: dict[str, dict[str, torch.Tensor]] = {}
-    for name, number in restored.header.names.items():
+    for name, number in header.names.items():
         module, _, key = name.partition(".")
-        found.setdefault(module, {})[key] = restored.tensors[number]
+        found.setdefault(module, {})[key] = tensors[number]
     return found
 
 
@@ -100,7 +104,7 @@ def _array(value: numpy.ndarray[Any, Any]) -> Any:
         return value.tolist()
 
 
-def _dcp_values(contents: Contents, progress: Progress | None, plain: bool) -> dict[str, Any]:
+def _dcp_values(contents: DcpContents, progress: Progress | None, plain: bool) -> dict[str, Any]:
     """Return complete tensors by key, and on request other values."""
     found: dict[str, Any] = {}
     with ThreadPoolExecutor(contents.parallel, "craft-export") as pool:

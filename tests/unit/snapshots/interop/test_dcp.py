@@ -21,8 +21,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from craft.cli.main import main
 from craft.dcp import StorageReader, StorageWriter
 from craft.protocol.errors import ConfigError
-from craft.snapshots.checkpoint.catalog import candidates
+from craft.snapshots.checkpoint.catalog import candidates, select
 from craft.snapshots.checkpoint.gc import collect
+from craft.snapshots.interop.named_values import contents_of
 from craft.snapshots.state.raw_memory import same_bits
 from craft.snapshots.store.manifest import Manifest, chunk_path, manifest_path, seal
 from craft.snapshots.store.tiers import open_store, open_tiers
@@ -308,11 +309,38 @@ def test_a_save_in_which_ranks_do_not_meet_is_refused(tmp_path: Path) -> None:
         save(state(1), storage_writer=StorageWriter(tmp_path, 1), no_dist=True, use_collectives=False)
 
 
-def test_a_jobs_own_checkpoints_are_not_taken_for_one(tmp_path: Path) -> None:
+def test_a_jobs_own_checkpoints_are_read_as_what_their_export_holds(tmp_path: Path) -> None:
     with crew(tmp_path) as members:
         members.save(1)
-    with pytest.raises(CheckpointException, match="belong to a job: export one with 'craft checkpoints export"):
-        get(tmp_path)
+        members.save(2)
+    tiers = open_tiers(str(tmp_path))
+    wanted = contents_of(tiers, select(candidates(tiers), tiers.url, 1))
+    found = _zeros(wanted)
+    load(found, storage_reader=StorageReader(tmp_path, 1), no_dist=True)
+    assert _flat(found) == _flat(wanted)
+
+
+def _zeros(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _zeros(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_zeros(each) for each in value]
+    return torch.zeros_like(value) if isinstance(value, torch.Tensor) else value
+
+
+def _flat(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _flat(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_flat(each) for each in value]
+    return (value.dtype, value.tolist()) if isinstance(value, torch.Tensor) else value
+
+
+def test_saves_come_before_a_jobs_own_checkpoints_in_one_store(tmp_path: Path) -> None:
+    with crew(tmp_path) as members:
+        members.save(3)
+    put(tmp_path, 2, state(2))
+    assert get(tmp_path)["seed"] == 2
 
 
 def test_an_empty_place_says_so(tmp_path: Path) -> None:
