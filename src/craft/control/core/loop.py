@@ -290,7 +290,7 @@ class Loop:
         if self.report_events.any_coming:
             # Waits for as long as its agent reports it, within the limit of the restore.
             self._await_arrivals()
-        elif len(self._state.spares) >= self._state.min_workers:
+        elif self._state.is_enough(self._state.fitting((), self._state.spares)):
             self.handle(events.ArrivalsEnded(generation=self._state.holding))
 
     def _end_await(self, action: Await) -> None:

@@ -97,13 +97,18 @@ def _without_part(view: WorkerView) -> WorkerView:
 
 
 def may_have_state(state: JobState) -> bool:
-    """Return whether a live member may have the training state, beyond those that were to receive it."""
+    """Return whether live members may have the training state, beyond those that were to receive it.
+
+    Where the model is sharded: at every position.
+    """
     members = state.generation.members if state.generation is not None else ()
     views = ((member, state.view(member.worker_id)) for member in members)
-    return any(
-        view is not None and view.standing == "member" and not (member.since and view.fresh and not view.entered)
+    found = {
+        state.position_of(member.worker_id)
         for member, view in views
-    )
+        if view is not None and view.standing == "member" and not (member.since and view.fresh and not view.entered)
+    }
+    return len(found) == state.replica_size
 
 
 def made_no_progress(state: JobState, checkpoint: str | None) -> bool:

@@ -15,7 +15,7 @@ from craft.decide.job.restoration import (
 from craft.decide.job.state import JobState
 from craft.decide.policies.loss import STATE_LOST, fences, is_loss
 from craft.decide.policies.membership import in_order
-from craft.decide.policies.policy import EXIT_GIVEN_UP, names, too_few, why_no_replacement
+from craft.decide.policies.policy import EXIT_GIVEN_UP, names, not_enough, too_few, why_no_replacement
 from craft.protocol.actions import AnyAction, Reconfigure, Restore, Stop
 from craft.protocol.events import (
     AnyEvent,
@@ -51,14 +51,16 @@ class RestorePolicy:
             return self._begin_again(state, STATE_LOST) if event.generation == state.generation.number else ()
         if not is_loss(state, event) or may_have_state(state):
             return ()
-        # Only workers that were to receive the state are left: they would find out that none has it.
-        actions = self._begin_again(state, STATE_LOST if state.members else too_few(0, state.min_workers))
-        certain = not state.members or any(isinstance(action, Restore) for action in actions)
+        # Only workers that were to receive the state are left: they would find out that none has it. At a position of a replica
+        # all that could have it are gone.
+        actions = self._begin_again(state, _state_lost(state) if state.members else too_few(0, state.min_workers))
+        sharded = state.replica_size > 1
+        certain = not state.members or sharded or any(isinstance(action, Restore) for action in actions)
         return (*fences(event), *actions) if actions and certain else ()
 
     def _begin_again(self, state: JobState, why: str) -> tuple[AnyAction, ...]:
         """Restore from the newest checkpoint; stop without one; () if too few workers could join."""
-        if not state.replaceable and len(state.spares) < state.min_workers:
+        if not state.replaceable and not state.is_enough(state.fitting((), state.spares)):
             return ()
         found = basis(state)
         if found is None:
@@ -110,8 +112,8 @@ class RestorePolicy:
         waiting = in_order(state)
         over = expired or not state.replaceable
         least = max(1, state.min_workers)
-        if len(waiting) >= (least if over or ended else max(least, _expected(state))):
-            chosen = waiting[: state.slots]
+        chosen = state.fitting((), waiting)
+        if len(chosen) >= (least if over or ended else max(least, _expected(state))) and state.can_compute(chosen):
             reason = f"{len(chosen)} workers begin again" if len(chosen) > 1 else "1 worker begins again"
             reason += ": nobody else is on the way" if ended else ""
             return (Reconfigure(members=chosen, reason=reason),)
@@ -119,8 +121,17 @@ class RestorePolicy:
             return ()
         when = f" within {self._settings.limit_s:g} s" if expired else ""
         came = f"not enough came to begin again{when}"
-        reason = f"{too_few(len(waiting), state.min_workers)}: {came}{why_no_replacement(state)}"
+        reason = f"{not_enough(state, waiting)}: {came}{why_no_replacement(state)}"
         return (Stop(reason=reason, exit_code=EXIT_GIVEN_UP),)
+
+
+def _state_lost(state: JobState) -> str:
+    """Return what is lost, in words: where the model is sharded, the positions without a live worker."""
+    missing = sorted(set(range(state.replica_size)).difference(map(state.position_of, state.members)))
+    if not missing or state.replica_size == 1:
+        return STATE_LOST
+    where = f"position {missing[0]}" if len(missing) == 1 else f"positions {', '.join(map(str, missing))}"
+    return f"every worker that had the training state of {where} is lost"
 
 
 def _expected(state: JobState) -> int:

@@ -10,8 +10,8 @@ from craft.decide.job.observe import observe
 from craft.decide.job.state import JobState
 from craft.decide.policies import decide
 from craft.decide.techniques import defaults
-from craft.protocol.actions import AnyAction, Hold, Propose, Reconfigure
-from craft.protocol.events import AnyEvent, GenerationEntered, WorkerJoined, WorkerLost
+from craft.protocol.actions import AnyAction, Hold, Propose, Reconfigure, Restore, Stop
+from craft.protocol.events import AnyEvent, CheckpointWritten, GenerationEntered, WorkerEnded, WorkerJoined, WorkerLost
 from craft.protocol.membership import Generation, Member, Slot
 
 POLICIES = defaults().policies()
@@ -86,12 +86,35 @@ def test_losses_at_different_positions_leave_one_complete_replica() -> None:
     assert slots(state.generation) == {"a": (0, 0), "d": (0, 1)}
 
 
-def test_without_a_complete_replica_the_job_waits_for_a_worker_at_the_missing_position() -> None:
-    state, actions = told(entered(formed()), lost("b"), lost("d"))
+def test_without_any_worker_of_a_position_its_state_is_lost() -> None:
+    _, actions = told(entered(formed()), lost("b"), lost("d"))
+
+    assert isinstance(actions[-1], Stop)
+    assert "every worker that had the training state of position 1 is lost" in actions[-1].reason
+
+
+def test_the_job_begins_again_from_a_checkpoint_with_workers_at_every_position() -> None:
+    saved = CheckpointWritten(step=4, branch=0, name="step-4", url="file")
+    state, actions = told(entered(formed()), saved, lost("b"), lost("d"))
+    assert isinstance(actions[-1], Restore)
+    assert {view.member.worker_id for view in state.having("lost")} == set("abcd"), (
+        "a and c are to begin again as others"
+    )
+
+    state, actions = told(state, *(WorkerEnded(worker_id=each) for each in "ac"), joined("e", 0, 0), joined("f", 0, 0))
+    assert not actions, "no replica is complete"
+    state, actions = told(state, joined("g", 0, 1), joined("h", 0, 1))
+    assert isinstance(actions[-1], Reconfigure)
+    assert sorted(slots(state.generation).values()) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_fewer_workers_than_wanted_wait_for_one_at_the_missing_position() -> None:
+    state = msgspec.structs.replace(entered(formed()), min_workers=4)
+    state, actions = told(state, lost("b"))
     assert isinstance(actions[-1], Hold)
 
     state, actions = told(state, joined("e", 1, 0))
-    assert not any(isinstance(each, Reconfigure) for each in actions), "it has no place in a replica"
+    assert not actions, "it has no place in a replica"
     state, actions = told(state, joined("f", 1, 1))
 
     assert isinstance(actions[-1], Reconfigure)
