@@ -78,7 +78,12 @@ def chaos(
     sure = _confirm(status, yes)
     seed = random.randrange(2**32) if seed is None else seed
     if planned is None:
-        possible_kinds = possible(wanted, slots=status["slots"], hosts=len(status["agents"]))
+        possible_kinds = possible(
+            wanted,
+            slots=status["slots"],
+            hosts=len(status["agents"]),
+            replica_size=status.get("replica_size", 1),
+        )
         if not possible_kinds:
             raise ConfigError(f"a job of this size would not survive any of {kinds}: it needs a second worker or host")
         plan: Iterator[Planned] = draw_plan(possible_kinds, mean_s, seed)

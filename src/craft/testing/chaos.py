@@ -5,14 +5,16 @@ to wait. No clock, no I/O: ``cli/chaos.py`` asks, and makes the lighthouse injec
 
 The training state must survive. A *holder* is a member that has committed a step and has been seen so for ``SETTLE_S``, on a
 host whose agent is connected, with no fault under way against it. A fault is chosen only if at least one holder is left that
-it cannot hit. A fault is under way until its victims are gone, every member has entered the current generation, and the job
-has committed a step since. So a worker has the state at all times, however the recoveries overlap.
+it cannot hit; where the model is sharded, a complete replica of them, from which the others can take what they lack. A fault
+is under way until its victims are gone, every member has entered the current generation, and the job has committed a step
+since. So a worker has the state at all times, however the recoveries overlap.
 """
 
 from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -95,9 +97,9 @@ def parse_schedule(text: str) -> tuple[Planned, ...]:
     return tuple(sorted(found, key=lambda planned: planned.at_s))
 
 
-def possible(kinds: Sequence[str], *, slots: int, hosts: int) -> tuple[str, ...]:
+def possible(kinds: Sequence[str], *, slots: int, hosts: int, replica_size: int = 1) -> tuple[str, ...]:
     """Return those of ``kinds`` that a job of this size can survive."""
-    alone = slots < 2
+    alone = slots < 2 * replica_size
     return tuple(
         kind
         for kind in kinds
@@ -234,6 +236,10 @@ class Chooser:
 
     def _survives(self, kind: str, victim: str) -> bool:
         left = self._holders() - self._hit(kind, victim)
+        size = int(self._status.get("replica_size", 1))
         # A drained worker is not replaced: keep at least half of the slots filled.
-        needed = max(2, -(-int(self._status["slots"]) // 2)) if kind == "drain" else 1
-        return len(left) >= needed
+        needed = max(2, -(-int(self._status["slots"]) // size // 2)) if kind == "drain" else 1
+        if size == 1:
+            return len(left) >= needed
+        there = Counter(each.get("replica") for each in self._status["workers"] if each["worker_id"] in left)
+        return sum(number == size for number in there.values()) >= needed

@@ -219,3 +219,26 @@ def test_whatever_happens_somebody_who_was_never_hit_has_the_state(seed: int, st
                 doomed |= {name for name in workers if name in (found.worker_id,) or name[0] == found.host}
         holders = {name for name, state in workers.items() if state == "member" and now - since[name] >= SETTLE_S / 2}
         assert holders - doomed
+
+
+def sharded(**replicas: int) -> dict[str, Any]:
+    """The status of a job of replicas of two workers; by worker, its replica."""
+    found = status(dict.fromkeys(replicas, "member"), replica_size=2)
+    for worker in found["workers"]:
+        worker["replica"], worker["position"] = replicas[worker["worker_id"]], int(worker["worker_id"][1])
+    return found
+
+
+def test_a_complete_replica_is_left_alone() -> None:
+    chooser = Chooser(1)
+    for now in (0.0, SETTLE_S):
+        chooser.see(sharded(a0=0, a1=0, b0=1, b1=1), now)
+    assert isinstance(chooser.choose("drain"), NotNow), "one replica would be left"
+    inject(chooser, "kill", "a1")
+
+    assert chooser.choose("kill", "b0") == NotNow(reason="no other worker has the training state for certain")
+    assert isinstance(chooser.choose("kill", "a0"), ChaosFault), "b0 has the same"
+
+
+def test_a_job_of_one_replica_survives_no_fault_of_a_worker() -> None:
+    assert possible(("kill", "kill-lighthouse"), slots=2, hosts=1, replica_size=2) == ("kill-lighthouse",)
