@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.alerts_report import summarize_alerts
 from bench.checkpoints_report import summarize_checkpoints
+from bench.completion_chart import draw_completion
+from bench.completion_report import summarize_completion
 from bench.fuzz_report import summarize_fuzz
 from bench.healing_report import summarize_healing
 from bench.lightning_report import summarize_lightning
@@ -40,7 +42,7 @@ MAX_OVERHEAD = 1.04
 MAX_OVERHEAD_OF_TRAINERS = 1.03
 MIN_TRANSFER_GB_S = 1.0
 MIN_TRANSFER_RATIO = 2.5
-CHARTS = ("recovery", "overhead", "poster", "completion")
+CHARTS = ("recovery", "overhead", "poster")
 
 
 def environment() -> dict[str, Any]:
@@ -272,6 +274,7 @@ def finish(result: dict[str, Any], out: Path) -> int:
         "stragglers": summarize_stragglers,
         "lightning_overhead": summarize_lightning,
         "poster": summarize_poster,
+        "completion": summarize_completion,
         "sharded_recovery": summarize_sharded_recovery,
         "sharded_overhead": summarize_sharded_overhead,
     }
@@ -293,6 +296,8 @@ def finish(result: dict[str, Any], out: Path) -> int:
         ]
     )
     (out / f"{name}.txt").write_text(text + "\n")
+    if name == "completion":
+        draw_completion(result, summary.figures, out / f"{name}.svg")
     if name in CHARTS:
         # Only now: what draws need not be there for those without a chart.
         from bench import charts

@@ -19,7 +19,7 @@ from bench.sharded_models import REPLICAS, SHARDS, Taught, build_sharded, save_s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, required=True, help="samples of one worker and step, if all are there")
-    parser.add_argument("--microbatches", type=int, default=4)
+    parser.add_argument("--microbatches", type=int, default=2)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder for the finished model")
     args = parser.parse_args()

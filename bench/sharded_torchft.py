@@ -31,6 +31,13 @@ from bench.sharded_models import REPLICAS, SHARDS, Blocks, LocalState, Taught, b
 dist: Any = torch.distributed
 
 
+def wait_for_all(folder: Path, name: str) -> None:
+    """Wait until every process of the job has a manager, or had one: else a group that is early would train alone."""
+    (folder / f"{name}.ready").touch()
+    while len(list(folder.glob("*.ready"))) < REPLICAS * SHARDS:
+        time.sleep(0.05)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--group", type=int, required=True)
@@ -69,6 +76,7 @@ def main() -> None:
         if isinstance(part, FSDPModule):
             part.set_all_reduce_hook(lambda output: manager.allreduce(output).wait())
     optimizer = Optimizer(manager, inner)
+    wait_for_all(args.out, f"{args.group}.{args.position}")
     blocks = Blocks(Taught(), args.samples, REPLICAS * SHARDS)
     with (args.out / f"{args.group}.{args.position}.jsonl").open("a", buffering=1) as commits:
         while manager.batches_committed() < args.steps * REPLICAS:
