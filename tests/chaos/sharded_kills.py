@@ -44,6 +44,7 @@ POINTS = (
     "batch", "forward", "backward", "beat", "blocks_sent", "before_acknowledge", "acknowledging", "committed",
     "before_clip", "after_clip", "after_update",
 )  # fmt: skip
+POINT_OF_CHECKPOINTS = "saved"
 POINTS_OF_JOINERS = ("join", "fetched", "loaded")
 LIMIT_S = 120.0
 _STEP_S = 0.12
@@ -63,6 +64,10 @@ class Kill:
     """Which of the workers, from 0 to 1."""
     after_s: float = 0.0
     """How long after the first loss the second one comes."""
+
+    @property
+    def is_at_a_point(self) -> bool:
+        return self.moment in (*POINTS, POINT_OF_CHECKPOINTS)
 
     def __str__(self) -> str:
         return self.moment
@@ -85,13 +90,14 @@ class Outcome:
         return f"{self.layout:9} seed {self.seed:<4} {verdict:9} {self.wall_s:5.1f} s  kills: {', '.join(self.kills)}"
 
 
-def draw_kills(seed: int, number: int) -> list[Kill]:
-    """Return what is done to one job."""
+def draw_kills(seed: int, number: int, *, checkpoints: bool = False) -> list[Kill]:
+    """Return what is done to one job; ``checkpoints``: it writes some."""
     draw = random.Random(f"{seed} sharded kills")
+    points = (*POINTS, *[POINT_OF_CHECKPOINTS] * 4) if checkpoints else POINTS
     moments = [draw.choice(["delay", "point", "point", "joiner", "meanwhile"]) for _ in range(number)]
     return [
         Kill(
-            moment=draw.choice(POINTS) if moment == "point" else moment,
+            moment=draw.choice(points) if moment == "point" else moment,
             delay_s=draw.uniform(0.0, 2 * _STEP_S),
             pick=draw.random(),
             after_s=draw.uniform(0.0, 2.0),
@@ -103,7 +109,10 @@ def draw_kills(seed: int, number: int) -> list[Kill]:
 class Torment:
     """One job that loses workers."""
 
-    def __init__(self, jobs: Jobs, layout: str, seed: int, kills: Sequence[Kill], steps: int) -> None:
+    def __init__(
+        self, jobs: Jobs, layout: str, seed: int, kills: Sequence[Kill], steps: int, more: Sequence[str] = ()
+    ) -> None:
+        """``more``: other options of ``craft run``."""
         kind, replicas, size = LAYOUTS[layout]
         self._kills = kills
         self._steps = steps
@@ -114,7 +123,7 @@ class Torment:
         self.job: Job = jobs.start(
             SCRIPT, kind, "--steps", str(steps), "--slow", "0.03",
             workers=self._workers,
-            options=["--workers-per-replica", str(size)],
+            options=["--workers-per-replica", str(size), *more],
             faults=list(self._faults()),
             environment={"CRAFT_MAX_RESTARTS": "50"},
         )  # fmt: skip
@@ -123,7 +132,7 @@ class Torment:
         """Place a fault for each kill; it strikes once the file of its number is there."""
         for number, kill in enumerate(self._kills):
             file = f"strike{number}"
-            if kill.moment in POINTS:
+            if kill.is_at_a_point:
                 rank = int(kill.pick * self._workers)
                 yield Fault(point=kill.moment, rank=rank, after_file=file, occurrence=1 + int(kill.after_s))
             else:
@@ -198,7 +207,7 @@ class Torment:
         members = self._members()
         self._note_pids(members)
         file = self.job.run_dir / f"strike{number}"
-        if kill.moment in POINTS:
+        if kill.is_at_a_point:
             file.touch()
             self._wait(lambda: number in struck(self.job.run_dir) or self._is_over(), f"a worker ends at {kill.moment}")
             self._lost |= {struck(self.job.run_dir)[number]} if number in struck(self.job.run_dir) else set()
@@ -271,11 +280,21 @@ class References:
         return self._known[kind, size]
 
 
-def run_one(folder: Path, references: References, layout: str, seed: int, kills: int, steps: int) -> Outcome:
+def run_one(
+    folder: Path,
+    references: References,
+    layout: str,
+    seed: int,
+    *,
+    kills: int,
+    steps: int,
+    checkpoints: bool = False,
+) -> Outcome:
     """Run one job; its files stay if it is not exact."""
     reference = references.of(layout)
     jobs = Jobs(folder)
-    torment = Torment(jobs, layout, seed, draw_kills(seed, kills), steps)
+    store = ("--checkpoints", str(folder / "store"), "--checkpoint-every", "5 steps") if checkpoints else ()
+    torment = Torment(jobs, layout, seed, draw_kills(seed, kills, checkpoints=checkpoints), steps, store)
     try:
         outcome = torment.run(reference)
     except AssertionError as error:
@@ -301,6 +320,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--layout", choices=LAYOUTS, action="append", help="only these")
     parser.add_argument("--kills", type=int, default=3, help="in each job")
     parser.add_argument("--steps", type=int, default=120, help="of each job")
+    parser.add_argument("--checkpoints", action="store_true", help="write some, and kill workers while they do")
     parser.add_argument("--dir", type=Path, help="where their files go; those of exact jobs are removed")
     options = parser.parse_args(arguments)
     folder = options.dir or Path(tempfile.mkdtemp(prefix="craft-kills-"))
@@ -309,7 +329,15 @@ def main(arguments: list[str]) -> int:
     exact = kills = 0
     for number in range(options.runs):
         seed, layout = options.seed + number, layouts[number % len(layouts)]
-        outcome = run_one(folder / f"seed{seed}", references, layout, seed, options.kills, options.steps)
+        outcome = run_one(
+            folder / f"seed{seed}",
+            references,
+            layout,
+            seed,
+            kills=options.kills,
+            steps=options.steps,
+            checkpoints=options.checkpoints,
+        )
         exact += not outcome.problems
         kills += len(outcome.kills)
         print("\n".join([outcome.row, *(_first_lines(each) for each in outcome.problems)]), flush=True)
