@@ -90,4 +90,39 @@ def test_what_a_sharded_replica_cannot_do_is_refused_by_name(jobs: Jobs) -> None
 
     assert result.exit_code == 0, describe(result)
     for name, sentence in SENTENCES.items():
-        assert sentence in line_with(result, f"{name}: "), name
+        assert sentence in line_with(result, f"] {name}: "), name
+
+
+def test_all_workers_of_a_replica_compute_the_same_microbatches_for_comparison(jobs: Jobs) -> None:
+    """P1: one in the first step on replicas that do not own it, and one more in a later step on all."""
+    result = jobs.run(AUDITED, "none", options=REPLICAS_OF_TWO)
+
+    assert result.exit_code == 0, describe(result)
+    logs = {worker: (result.run_dir / "workers" / worker / "log").read_text() for worker in ("w0", "w1", "w2", "w3")}
+    computed = {worker: int(log.split(f"computed {worker} ")[1].split()[0]) for worker, log in logs.items()}
+    assert computed == {"w0": 12 * 2 + 1, "w1": 12 * 2 + 1, "w2": 12 * 2 + 2, "w3": 12 * 2 + 2}
+
+
+def test_a_worker_that_computes_other_bits_is_noticed_in_the_first_step(jobs: Jobs) -> None:
+    """P1: its wrong numbers reach the other worker of its replica, so that the replicas are named."""
+    result = jobs.run(AUDITED, "start", options=REPLICAS_OF_TWO)
+
+    assert result.exit_code == 1, describe(result)
+    assert "microbatch 0 of step 0 gave different bits on w0, w1 | w2, w3" in result.output, describe(result)
+
+
+def test_a_replacement_that_computes_other_bits_leaves_before_its_numbers_count_P1(jobs: Jobs) -> None:
+    clean = jobs.run(AUDITED, "none", "--steps", "60", workers=2, options=REPLICAS_OF_TWO)
+    fault = Fault(point="batch", step=3, rank=3)
+    environment = {"CRAFT_MAX_RESTARTS": "1"}
+    job = jobs.start(
+        AUDITED, "joined", "--steps", "60", "--slow", "0.03",
+        options=REPLICAS_OF_TWO, faults=[fault], environment=environment,
+    )  # fmt: skip
+    result = job.wait()
+
+    assert result.exit_code == 0, describe(result)
+    assert "after it joined, w4 has other bits in microbatch 0" in "".join(map(str, result.run.journal)), describe(
+        result
+    )
+    assert check(result.run_dir, clean.run_dir).violations == (), describe(result)

@@ -136,9 +136,9 @@ def _settle(world: ShardedWorld, worker: ShardedWorker, bounds: ShardedBounds, r
     label = ("settle", worker.name, f"level={settlement.step}")
     alone = not rules.updates_together(ledger, claims, settlement)
     if commits:
-        yield label, world.with_worker(replace(worker, phase="work", updating=True, progress=0, alone=alone))
+        yield label, world.with_worker(replace(worker, phase="work", updating=True, progress=0, since=0, alone=alone))
     elif worker.updating:
-        yield label, world.with_worker(replace(worker, phase="work", alone=alone))
+        yield label, world.with_worker(replace(worker, phase="work", since=worker.progress, alone=alone))
     elif not ledger.has_state:
         yield label, world.with_worker(replace(worker, phase="adopt"))
     else:
@@ -280,7 +280,7 @@ def committed(world: ShardedWorld, worker: ShardedWorker, bounds: ShardedBounds,
 def updated(world: ShardedWorld, worker: ShardedWorker, rules: ShardedRules) -> ShardedWorld:
     """End the update; the state is whole from here on."""
     worker = replace(
-        worker, updating=False, alone=False, progress=0, spoiled=worker.spoiled or worker.dirty, dirty=False
+        worker, updating=False, alone=False, progress=0, since=0, spoiled=worker.spoiled or worker.dirty, dirty=False
     )
     if worker.ledger.is_live and not worker.broken:
         return world.with_worker(replace(worker, phase="ready"))  # type: ignore[return-value]

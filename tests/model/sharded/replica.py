@@ -190,7 +190,9 @@ def _work(
 ) -> Moves:
     """Come out of the next collective, if every worker of the replica came to it."""
     there = [mate for mate in mates if mate is not None]
-    if together and all(_is_in_step(mate, worker) and mate.phase == "work" for mate in there):
+    # Positions that go on with an update may stand at different collectives of it.
+    alike = all(mate.phase == "work" and mate.progress == worker.progress for mate in there)
+    if together and alike and all(_is_in_step(mate, worker) for mate in there):
         if worker.is_leader:
             after = world
             for mate in there:
@@ -269,7 +271,7 @@ def _has_issued(mate: ShardedWorker, worker: ShardedWorker) -> bool:
     if mate.beats != worker.beats:
         return mate.beats > worker.beats
     if mate.broken or mate.phase == "work":
-        return mate.activity == worker.activity and mate.progress >= worker.progress
+        return mate.activity == worker.activity and mate.since <= worker.progress <= mate.progress
     return mate.phase in ("ready", "beat", "exchange", "commit beat")
 
 

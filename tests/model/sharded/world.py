@@ -117,6 +117,8 @@ class ShardedWorker(Worker, frozen=True, kw_only=True):
     """The microbatch that it computes, or the update."""
     progress: int = 0
     """Collectives of it that it came out of."""
+    since: int = 0
+    """How many of these it came out of under older generations: the others of its replica cannot make them with it now."""
     broken: bool = False
     """Whether it ended the groups of its replica."""
     updating: bool = False
