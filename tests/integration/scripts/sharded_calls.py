@@ -38,7 +38,7 @@ model = job.replicate(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 results: dict[str, Any] = {}
 job.register(optimizer=optimizer)
-job.register_state(save=lambda: dict(results), load=lambda saved: (results.clear(), results.update(saved)))
+job.register_state(save=lambda: dict(results), load=results.update)
 generator = torch.Generator().manual_seed(1)
 data = TensorDataset(torch.randn(128, WIDTH, generator=generator), torch.randint(0, 4, (128,), generator=generator))
 # The last batch has 5 samples, which two workers cannot divide.

@@ -21,7 +21,7 @@ from craft.snapshots.store.owner import job_of
 from craft.snapshots.transfer.donor import Donor
 from craft.worker.api.validation import check_optimizers, check_registered
 from craft.worker.checks.script import ignored_sampler
-from craft.worker.checks.sharding import check_sharding
+from craft.worker.checks.sharding import check_sharding, own_statistics
 from craft.worker.data.data_split import split_of
 from craft.worker.data.skipping import SkippingSource
 from craft.worker.data.source_args import check_start_step, is_stream, make_source
@@ -221,8 +221,9 @@ class LoopBuilder:
         )
         training = TrainingLoop(context, self._passed())
         self.reporter.report(microbatches=count)
-        if text := ignored_sampler(data):
-            training.checks.warn(text)
+        for text in (ignored_sampler(data), own_statistics(self.modules.values(), parts)):
+            if text:
+                training.checks.warn(text)
         return training
 
     def _connect(self) -> None:

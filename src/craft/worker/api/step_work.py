@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from craft.protocol.errors import ConfigError
 from craft.worker.loop.inner_loop.microbatch import ScriptNotes
 from craft.worker.loop.training_loop import TrainingLoop
 from craft.worker.monitor.repeated_microbatch import is_extra, is_repeat, place_of
@@ -61,4 +62,11 @@ class StepWork:
         return True
 
     def hold_empty(self, microbatch: int) -> None:
+        if (split := self._training.split).parts > 1:
+            # Its other workers may have data for theirs, and would wait for this one in the forward pass.
+            raise ConfigError(
+                f"the stream of part {split.part} (of {split.parts}) of microbatch {place_of(microbatch)} ended at step"
+                f" {self._step}: in a sharded replica all workers compute together, and streams must not end before the job does; give"
+                " job.steps(steps=...) no more steps than each stream has items"
+            )
         self._runner.hold_empty(microbatch)

@@ -64,3 +64,16 @@ def _reduced_over(modules: Iterable[torch.nn.Module]) -> dict[int, frozenset[int
                 ranks = frozenset(group.mesh_info.mesh.mesh.flatten().tolist())
                 found |= {id(each.sharded_param): ranks for each in group.fsdp_params}
     return found
+
+
+def own_statistics(modules: Iterable[torch.nn.Module], split: DataSplit) -> str | None:
+    """Return a warning if batch norm keeps other statistics at each position of a replica, as it does under FSDP2 alone."""
+    norms = torch.nn.modules.batchnorm._BatchNorm
+    found = any(isinstance(part, norms) and part.track_running_stats for module in modules for part in module.modules())
+    if split.parts == 1 or not found:
+        return None
+    return (
+        f"the model has batch norm, and the samples of a microbatch are divided between {split.parts} workers: each normalizes"
+        " its own part, and keeps its own running statistics, as under FSDP2 without CRAFT. In eval() they compute different numbers;"
+        " LayerNorm, RMSNorm or GroupNorm do not"
+    )
