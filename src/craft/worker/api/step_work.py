@@ -66,7 +66,7 @@ class StepWork:
             # Its other workers may have data for theirs, and would wait for this one in the forward pass.
             raise ConfigError(
                 f"the stream of part {split.part} (of {split.parts}) of microbatch {place_of(microbatch)} ended at step"
-                f" {self._step}: in a sharded replica all workers compute together, and streams must not end before the job does; give"
-                " job.steps(steps=...) no more steps than each stream has items"
+                f" {self._step}: in a sharded replica all workers compute together, and streams must not end before the job does;"
+                " give job.steps(steps=...) no more steps than each stream has items"
             )
         self._runner.hold_empty(microbatch)

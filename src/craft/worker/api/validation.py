@@ -67,15 +67,19 @@ def check_registered(name: str, item: Any, registered: Mapping[str, Stateful]) -
 
 def check_optimizers(registered: Mapping[str, Stateful], modules: Mapping[str, torch.nn.Module]) -> None:
     """Raise ConfigError if an optimizer trains a parameter of no replicated module: every worker would train a different copy."""
-    known = {id(param) for module in modules.values() for param in module.parameters()}
+    params = [param for module in modules.values() for param in module.parameters()]
+    known = set(map(id, params))
+    hint = ""
+    if any(map(is_sharded, params)):
+        hint = "; make the optimizer after fully_shard and parallelize_module, which put other parameters in the place of these"
     for name, item in registered.items():
         groups = getattr(item, "param_groups", ())
         for param in (each for group in groups for each in group["params"]):
             if param.requires_grad and id(param) not in known:
                 raise ConfigError(
                     f"the optimizer registered as {name} has a parameter of shape {tuple(param.shape)} that is in no module"
-                    " given to job.replicate: every worker would train its own. Replicate the module that it is of; make the"
-                    " optimizer after fully_shard and parallelize_module, which put other parameters in the place of these"
+                    " given to job.replicate: every worker would train its own. Replicate the module that it is of"
+                    f"{hint}"
                 )
 
 

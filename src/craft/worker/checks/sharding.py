@@ -74,6 +74,6 @@ def own_statistics(modules: Iterable[torch.nn.Module], split: DataSplit) -> str 
         return None
     return (
         f"the model has batch norm, and the samples of a microbatch are divided between {split.parts} workers: each normalizes"
-        " its own part, and keeps its own running statistics, as under FSDP2 without CRAFT. In eval() they compute different numbers;"
-        " LayerNorm, RMSNorm or GroupNorm do not"
+        " its own part, and keeps its own running statistics, as under FSDP2 without CRAFT. In eval() they compute different"
+        " numbers; with LayerNorm, RMSNorm or GroupNorm they do not"
     )
