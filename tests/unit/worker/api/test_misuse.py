@@ -123,8 +123,7 @@ IN_LOOP = "in the loop over job.steps: it belongs before that loop, or after it"
         (
             train_another,
             "the optimizer registered as sgd has a parameter of shape (2, 3) that is in no module given to job.replicate:"
-            " every worker would train its own. Replicate the module that it is of; make the optimizer after fully_shard and"
-            " parallelize_module, which put other parameters in the place of these",
+            " every worker would train its own. Replicate the module that it is of",
         ),
         (
             grow,
