@@ -20,9 +20,9 @@ from craft.control.replay.already_journaled import AlreadyJournaled
 from craft.control.replay.faults import Fault, FaultBook
 from craft.control.replay.timings import LOSSES, Timings
 from craft.decide.job.apply import apply
-from craft.decide.job.host_positions import registered
 from craft.decide.job.last_copy import is_last_copy
 from craft.decide.job.observe import drains, observe
+from craft.decide.job.positions import registered
 from craft.decide.job.state import JobState
 from craft.decide.policies.policy import Policy, decide
 from craft.protocol import events

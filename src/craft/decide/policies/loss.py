@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from craft.decide.job.loss_costs import CheapestAnswer, CostSettings, choose
-from craft.decide.job.spare_positions import spare_moves
+from craft.decide.job.positions import spare_moves
 from craft.decide.job.state import JobState
 from craft.decide.policies.policy import (
     EXIT_FINISHED,

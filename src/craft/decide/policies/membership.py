@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from craft.decide.job.last_copy import holders
 from craft.decide.job.pairing import num_complete
-from craft.decide.job.spare_positions import spare_moves
+from craft.decide.job.positions import spare_moves
 from craft.decide.job.state import JobState
 from craft.decide.policies.policy import EXIT_GIVEN_UP, names, not_enough
 from craft.decide.step.topology import seated

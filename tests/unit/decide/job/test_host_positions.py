@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from craft.decide.job.host_positions import registered
 from craft.decide.job.observe import observe
+from craft.decide.job.positions import registered
 from craft.decide.job.state import JobState
 from craft.protocol.events import HostLost, WorkerJoined
 from craft.protocol.membership import Member, Slot
