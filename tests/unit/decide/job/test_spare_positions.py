@@ -5,10 +5,19 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from craft.decide.job.state import JobState
-from craft.protocol.actions import AnyAction, Drain, Hold, MoveSpare, Propose, Reconfigure
-from craft.protocol.events import DrainExpired, DrainRequested, GenerationEntered, ReplacementsEnded, WorkerJoined
+from craft.protocol.actions import AnyAction, DeclareLost, Drain, Hold, MoveSpare, Propose, Reconfigure
+from craft.protocol.events import (
+    AlertFired,
+    DrainExpired,
+    DrainRequested,
+    GenerationEntered,
+    ReplacementsEnded,
+    StragglerFound,
+    WorkerJoined,
+)
 from craft.protocol.events import WorkerCaughtUp as CaughtUp
 from craft.protocol.membership import Member, Slot
+from craft.protocol.values.alerts import AlertAnswer
 
 from .test_sharded_job import entered, formed, lost, slots, told
 
@@ -132,3 +141,34 @@ def test_a_last_copy_that_is_still_there_at_its_deadline_is_lost_by_request() ->
     _, actions = told(state, DrainExpired(worker_id="d"))
 
     assert [getattr(each, "worker_id", None) for each in actions] == ["d"]
+
+
+def fired(answer: AlertAnswer, worker_id: str) -> AlertFired:
+    return AlertFired(
+        source="alertmanager",
+        name="loud",
+        fingerprint="1",
+        starts_at="",
+        labels={},
+        answer=answer,
+        worker_id=worker_id,
+        reason="a loud fan",
+    )
+
+
+def test_an_alert_drains_or_fails_one_worker_of_a_replica() -> None:
+    _, actions = told(entered(formed()), fired("drain", "b"))
+    assert kinds(actions) == (Drain, Propose)
+
+    _, actions = told(entered(formed()), fired("fail", "b"))
+    assert [(type(each), getattr(each, "worker_id", "")) for each in actions] == [(DeclareLost, "b")]
+
+
+def test_a_slow_worker_is_drained_only_if_its_position_has_another() -> None:
+    found = StragglerFound(
+        worker_id="d", generation=1, step=9, ratio=4.0, own_ms=40.0, others_ms=10.0, steps=9, answer="drain"
+    )
+    state, _ = told(entered(formed()), lost("b"))
+    state, _ = all_enter(state)
+    assert told(state, found)[1] == [], "it has the last copy of position 1"
+    assert kinds(told(entered(formed()), found)[1]) == (Drain, Propose)
