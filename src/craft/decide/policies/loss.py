@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from craft.decide.job.loss_costs import CheapestAnswer, CostSettings, choose
+from craft.decide.job.pairing import num_complete
 from craft.decide.job.positions import spare_moves
 from craft.decide.job.state import JobState
 from craft.decide.policies.policy import (
@@ -110,9 +111,14 @@ class LossPolicy:
         survivors = len(state.members)
         if self._on_loss != "auto" or state.times is None or not state.min_workers <= survivors < state.slots:
             return None
-        return choose(
-            state.times, survivors=survivors, slots=state.slots, spares=len(state.spares), settings=self._costs
-        )
+        spares = len(state.spares)
+        if state.replica_size > 1:
+            # Workers of a replica that is short compute nothing, and a spare of another position takes as long as a restart.
+            survivors = num_complete(state.slots_of(state.members), state.replica_size) * state.replica_size
+            spares = len(state.fitting(state.members))
+        if not survivors:
+            return None
+        return choose(state.times, survivors=survivors, slots=state.slots, spares=spares, settings=self._costs)
 
     def _course(self, state: JobState, filled: tuple[str, ...]) -> str:
         taken = _taking(state, filled)
