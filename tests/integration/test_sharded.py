@@ -100,7 +100,6 @@ def test_tensor_parallel_replicas_lose_one_process_P1(jobs: Jobs, reference: Pat
     assert_exact(result, reference)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("reference", [("fsdp", 2, 40)], indirect=True)
 def test_two_losses_at_different_positions_leave_two_complete_replicas_P1(jobs: Jobs, reference: Path) -> None:
     """Without replacements, the rest of two replicas is one."""

@@ -179,9 +179,7 @@ class Participant:
                     "the job began anew after this worker had taken the results of calls from members that are gone: another"
                     " one will come"
                 )
-            claim = replace(regroup.claim(self.ledger), started=self.started)
-            if self._replica is not None:
-                claim = replace(claim, collectives=self._replica.progress)
+            claim = self._claim()
             try:
                 parts = gather(group, encode_entry(GenerationEntry(claim, self._links.trainable())))
             except GroupError as error:
@@ -214,13 +212,20 @@ class Participant:
             before = self.generation.worker_ids if self.generation is not None else ()
             self.lost = tuple(worker_id for worker_id in before if worker_id not in generation.worker_ids)
             self.generation, self.group = generation, group
-            if self._replica is not None:
-                inner = self._membership.inner_of(generation.number)
-                self.together = regroup.updates_together(self.ledger, claims, settlement)
-                self._replica.enter(generation, inner, together=self.together)
+            self._enter_replica(generation, claims, settlement)
             self._membership.settled(generation.number)
             self._write_down(generation, claims, settlement, moments, came)
             return settlement
+
+    def _claim(self) -> Claim:
+        claim = replace(regroup.claim(self.ledger), started=self.started)
+        return claim if self._replica is None else replace(claim, collectives=self._replica.progress)
+
+    def _enter_replica(self, generation: Generation, claims: Sequence[Claim], settlement: Settlement) -> None:
+        if self._replica is not None:
+            inner = self._membership.inner_of(generation.number)
+            self.together = regroup.updates_together(self.ledger, claims, settlement)
+            self._replica.enter(generation, inner, together=self.together)
 
     def _write_down(
         self, generation: Generation, claims: Sequence[Claim], settlement: Settlement, moments: Moments, came: float
