@@ -15,18 +15,22 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as torch_load
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import debug
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from craft.dcp import StorageReader
 from craft.protocol.errors import ConfigError, SnapshotCorrupt, SnapshotMissing
 from craft.snapshots.checkpoint.catalog import candidates
 from craft.snapshots.checkpoint.gc import collect
 from craft.snapshots.checkpoint.reshard import Target, restore_into, restore_whole
 from craft.snapshots.checkpoint.verify import diff, verify
 from craft.snapshots.checkpoint.writer import CheckpointShare, CheckpointWriter
+from craft.snapshots.interop.export import export
 from craft.snapshots.interop.named_values import contents_of, tensors_of
 from craft.snapshots.state.raw_memory import same_bits
 from craft.snapshots.state.serialized import State, load
@@ -324,6 +328,29 @@ def test_a_sharded_model_is_exported_as_one(tiers: Tiers, saved: Layout) -> None
     for name, param in model.named_parameters():
         assert torch.equal(optimizer.state[param]["exp_avg"], wholes[f"{name}.exp_avg"])
     assert found["registered"]["counter"]["value"] == 1
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("to", [PLAIN, Layout(3), Layout(2, 2)], ids=str)
+@pytest.mark.parametrize("exported", [False, True], ids=["craft.dcp", "exported"])
+def test_torchs_own_load_reads_it_at_another_mesh(tiers: Tiers, tmp_path: Path, to: Layout, exported: bool) -> None:
+    """Through ``craft.dcp`` as it is, and from an export by torch's own reader."""
+    wholes = save(tiers, Layout(4))
+    reader: Any = StorageReader(tmp_path / "store")
+    if exported:
+        export(tiers, only(tiers), "dcp", tmp_path / "exported")
+        reader = FileSystemReader(tmp_path / "exported")
+    for number in range(to.size):
+        with position(to, number):
+            worker = Worker(to, number, seed=5).train(5)
+            registered = {"optimizer": worker.optimizer.state_dict(), "counter": {"value": 0}}
+            state = {"model": worker.model.state_dict(), "registered": registered, "step": 0}
+            torch_load(state, storage_reader=reader, no_dist=True)
+            worker.model.load_state_dict(state["model"])  # type: ignore[arg-type]
+            worker.optimizer.load_state_dict(registered["optimizer"])
+            worker.counter.value = registered["counter"]["value"]
+            assert_holds(worker, wholes, 1)
+            assert state["step"] == 1
 
 
 # What belongs to one position.
