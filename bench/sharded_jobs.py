@@ -89,6 +89,12 @@ class GroupedTorchft(Job):
         log = f"{group}.{{}}-{self._starts}.log"
         return [self.start([*command, "--position", str(each)], log.format(each)) for each in range(SHARDS)]
 
+    def log_tail(self, num_lines: int = 10, width: int = 300) -> str:
+        """Return the last lines of the newest logs: a job with many kills has hundreds."""
+        logs = sorted(self.folder.glob("*.log"), key=lambda path: path.stat().st_mtime)[-2 * WORKERS :]
+        lines = [(path.name, path.read_text(errors="replace").splitlines()[-num_lines:]) for path in logs]
+        return "\n".join(part for name, tail in lines for part in (f"--- {name}", *(line[:width] for line in tail)))
+
     def restart_lost(self) -> bool:
         """Start every group anew of which a process was lost, as torchft's launcher does, but at once."""
         lost = [n for n, group in enumerate(self._groups) if any(each.poll() not in (None, 0) for each in group)]
