@@ -209,16 +209,14 @@ class Torment:
         file = self.job.run_dir / f"strike{number}"
         if kill.is_at_a_point:
             file.touch()
-            self._wait(lambda: number in struck(self.job.run_dir) or self._is_over(), f"a worker ends at {kill.moment}")
-            self._lost |= {struck(self.job.run_dir)[number]} if number in struck(self.job.run_dir) else set()
+            self._wait_for_struck(number, f"a worker ends at {kill.moment}")
             return
         time.sleep(kill.delay_s)
         victim = members[int(kill.pick * len(members))]
         self._kill(victim)
         if kill.moment == "joiner":
             file.touch()
-            self._wait(lambda: number in struck(self.job.run_dir) or self._is_over(), "the replacement ends too")
-            self._lost |= {struck(self.job.run_dir)[number]} if number in struck(self.job.run_dir) else set()
+            self._wait_for_struck(number, "the replacement ends too")
         elif kill.moment == "meanwhile":
             # Two losses in one update can take the state of a position with them.
             reached = self.job.steps()
@@ -227,6 +225,12 @@ class Torment:
             # Of its position there may be one more worker with the state: that one has to stay.
             others = [each for each in members if each["position"] != victim["position"]]
             self._kill(others[int(kill.delay_s * 1e6) % len(others)])
+
+    def _wait_for_struck(self, number: int, what: str) -> None:
+        # The file is there a moment before the name in it.
+        self._wait(lambda: struck(self.job.run_dir).get(number) or self._is_over(), what)
+        if victim := struck(self.job.run_dir).get(number):
+            self._lost.add(victim)
 
     def _kill(self, worker: dict[str, Any]) -> None:
         self._lost.add(worker["worker_id"])
