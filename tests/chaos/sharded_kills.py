@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import shutil
 import signal
 import sys
@@ -31,6 +30,8 @@ from craft.testing import Fault
 from craft.testing.faults import struck
 from craft.testing.history import check
 
+from .kill_moments import POINTS_OF_JOINERS, Kill, draw_kills
+
 SCRIPT = SCRIPTS / "train_sharded.py"
 LAYOUTS = {
     "fsdp-2x2": ("fsdp", 2, 2),
@@ -40,37 +41,10 @@ LAYOUTS = {
     "both-2x4": ("both", 2, 4),
 }
 """Kind of script, replicas, workers of each; ``both`` has a mesh of 2x2."""
-POINTS = (
-    "batch", "forward", "backward", "beat", "blocks_sent", "before_acknowledge", "acknowledging", "committed",
-    "before_clip", "after_clip", "after_update",
-)  # fmt: skip
-POINT_OF_CHECKPOINTS = "saved"
-POINTS_OF_JOINERS = ("join", "fetched", "loaded")
 LIMIT_S = 120.0
-_STEP_S = 0.12
 _LOOK_S = 0.05
 _SHOWN = 25
 """Lines of a problem that are printed."""
-
-
-@dataclass(frozen=True)
-class Kill:
-    """One loss, or two of which the second comes while the first is being replaced."""
-
-    moment: str
-    """``delay``, ``joiner`` (its replacement, too), ``meanwhile`` (another one, too), or a point of a step."""
-    delay_s: float = 0.0
-    pick: float = 0.0
-    """Which of the workers, from 0 to 1."""
-    after_s: float = 0.0
-    """How long after the first loss the second one comes."""
-
-    @property
-    def is_at_a_point(self) -> bool:
-        return self.moment in (*POINTS, POINT_OF_CHECKPOINTS)
-
-    def __str__(self) -> str:
-        return self.moment
 
 
 @dataclass
@@ -88,22 +62,6 @@ class Outcome:
     def row(self) -> str:
         verdict = "NOT EXACT" if self.problems else "exact"
         return f"{self.layout:9} seed {self.seed:<4} {verdict:9} {self.wall_s:5.1f} s  kills: {', '.join(self.kills)}"
-
-
-def draw_kills(seed: int, number: int, *, checkpoints: bool = False) -> list[Kill]:
-    """Return what is done to one job; ``checkpoints``: it writes some."""
-    draw = random.Random(f"{seed} sharded kills")
-    points = (*POINTS, *[POINT_OF_CHECKPOINTS] * 4) if checkpoints else POINTS
-    moments = [draw.choice(["delay", "point", "point", "joiner", "meanwhile"]) for _ in range(number)]
-    return [
-        Kill(
-            moment=draw.choice(points) if moment == "point" else moment,
-            delay_s=draw.uniform(0.0, 2 * _STEP_S),
-            pick=draw.random(),
-            after_s=draw.uniform(0.0, 2.0),
-        )
-        for moment in moments
-    ]
 
 
 class Torment:

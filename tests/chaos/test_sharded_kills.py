@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from .sharded_kills import POINTS, References, draw_kills, run_one
+from .kill_moments import POINTS, draw_kills
+from .sharded_kills import References, run_one
 
 SEED = int(os.environ.get("KILLS_SEED", "2"))
 STEPS = 120
