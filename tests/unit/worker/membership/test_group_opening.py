@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from msgspec.structs import replace
 
+from craft.groups.gloo import GlooGroup
 from craft.groups.rendezvous import RendezvousStore
 from craft.protocol.errors import GroupBroken, GroupError, GroupTimeout
-from craft.protocol.membership import Generation, Member
+from craft.protocol.membership import Generation, Member, Slot
 from craft.protocol.messages import Broken
 from craft.worker.membership.group_opening import GroupOpener, OpeningGroup
 
@@ -44,10 +46,17 @@ class Opening:
         members = tuple(Member(worker_id=f"w{rank}", store_port=store.port) for rank, store in enumerate(self._stores))
         return Generation(number=number, nonce=f"opening{id(self)}", members=members)
 
-    def move(self, number: int) -> list[OpeningGroup]:
+    def one_replica(self, number: int) -> Generation:
+        """Return a generation in which both hold one copy of the model together."""
+        whole = self.generation(number)
+        members = tuple(replace(member, slot=Slot(0, rank)) for rank, member in enumerate(whole.members))
+        return replace(whole, members=members, replica_size=2)
+
+    def move(self, number: int, *, one_replica: bool = False) -> list[OpeningGroup]:
+        generation = self.one_replica(number) if one_replica else self.generation(number)
         for opener in self.openers:
             with opener._change:
-                opener.move(self.generation(number))
+                opener.move(generation)
         return self.wait([opener.current for opener in self.openers])
 
     def prepare(self, number: int) -> list[OpeningGroup]:
@@ -152,3 +161,16 @@ def test_members_that_can_be_reached_are_not_blamed_and_a_probe_is_made_once(ope
     wait_for(lambda: bool(opening.reports), "the probe reports")
     (report,) = opening.reports
     assert report.generation == 1 and not report.unreachable and "every member can be reached" in report.detail
+
+
+def test_two_members_have_a_direct_connection_unless_their_model_is_sharded(opening: Opening) -> None:
+    whole = opening.move(1)
+    sharded = opening.move(2, one_replica=True)
+
+    assert [_has_direct(place.group) for place in whole] == [True, True]
+    assert [_has_direct(group) for place in sharded for group in (place.group, place.inner)] == [False] * 4
+
+
+def _has_direct(group: object) -> bool:
+    assert isinstance(group, GlooGroup)
+    return group.direct is not None
