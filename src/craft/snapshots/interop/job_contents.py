@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
-from craft.snapshots.checkpoint.reshard import plan_whole
-from craft.snapshots.checkpoint.sharded_state import SavedTensor, ShardedState
+from craft.snapshots.checkpoint.sharded.reshard import plan_whole
+from craft.snapshots.checkpoint.sharded.saved_state import SavedTensor, ShardedState
 from craft.snapshots.interop.named_values import nested_values
 from craft.snapshots.state.raw_memory import DTYPES
 from craft.snapshots.state.regions import Region

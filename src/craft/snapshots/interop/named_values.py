@@ -16,7 +16,7 @@ import numpy
 import torch
 
 from craft.protocol.errors import ConfigError
-from craft.snapshots.checkpoint.reshard import restore_whole
+from craft.snapshots.checkpoint.sharded.reshard import restore_whole
 from craft.snapshots.interop.dcp_contents import DcpContents
 from craft.snapshots.state.serialized import Header
 from craft.snapshots.state.tree import Builder, Items, Node, Nothing, Own, Table

@@ -18,7 +18,7 @@ from craft.snapshots.state.device_copy import Copied, Copies, own_device
 from craft.snapshots.state.index import ByteLayout, TensorEntry, decode_as, entry_bytes
 from craft.snapshots.state.leaves import Stateful, module_leaves
 from craft.snapshots.state.raw_memory import DTYPES, is_dense, memory_of, same_bits
-from craft.snapshots.state.shards import Meshes, Placement, is_sharded, local_of, placement_of, reshard
+from craft.snapshots.state.shards import Meshes, Placement, local_of, module_shards, reshard
 from craft.snapshots.state.tree import Builder, Items, Node, Packer, Table
 
 STRIPE_ALIGN = 4096
@@ -166,12 +166,6 @@ class State:
 def _may_be_left_out(item: Stateful) -> bool:
     """Return whether a state omits ``item`` while its ``state_dict`` is empty."""
     return bool(getattr(item, "left_out_if_empty", False))
-
-
-def module_shards(modules: Mapping[str, torch.nn.Module]) -> dict[int, Placement]:
-    """Return the placement of sharded parameters and buffers, by their number in ``module_leaves``."""
-    tensors = [each for module in modules.values() for _, each in (*module.named_parameters(), *module.named_buffers())]
-    return {number: placement_of(each) for number, each in enumerate(tensors) if is_sharded(each)}
 
 
 def _names(modules: Mapping[str, torch.nn.Module]) -> dict[str, int]:

@@ -7,7 +7,7 @@ DTensor again, ``whole_like`` makes one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -62,6 +62,12 @@ def placement_of(tensor: Any) -> Placement:
         # Divided in a way that is not known here: it can be sent to twins, and restored on the same mesh.
         region = None
     return Placement(shape, tuple(tensor.stride()), _key(mesh), placements, region)
+
+
+def module_shards(modules: Mapping[str, torch.nn.Module]) -> dict[int, Placement]:
+    """Return the placement of sharded parameters and buffers, by their number in ``leaves.module_leaves``."""
+    tensors = [each for module in modules.values() for _, each in (*module.named_parameters(), *module.named_buffers())]
+    return {number: placement_of(each) for number, each in enumerate(tensors) if is_sharded(each)}
 
 
 def region_in(placement: Placement | None, shape: Sequence[int]) -> Region | None:

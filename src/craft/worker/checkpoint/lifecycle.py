@@ -18,7 +18,7 @@ from craft.protocol.errors import BitsDiffer, GroupError, LeftBehind, Refused
 from craft.protocol.events import AnyNote, CheckpointRestored, RolledBack, ScriptWarned, StartStepTaken
 from craft.protocol.membership import Generation
 from craft.protocol.values.activity import Phase
-from craft.snapshots.checkpoint.reshard import Target
+from craft.snapshots.checkpoint.sharded.reshard import Target
 from craft.snapshots.state.leaves import STATE_IS_BUILT, Leaf
 from craft.snapshots.state.serialized import State
 from craft.worker.checkpoint.candidates import RollbackCandidates

@@ -15,8 +15,8 @@ import msgspec
 from craft.decide.techniques import Divergence, Stragglers
 from craft.protocol.errors import Refused, SnapshotCorrupt, SnapshotError, SnapshotMissing
 from craft.protocol.messages import Restoration
-from craft.snapshots.checkpoint.reshard import Target, restore_into
 from craft.snapshots.checkpoint.restore import Restored
+from craft.snapshots.checkpoint.sharded.reshard import Target, restore_into
 from craft.snapshots.state.serialized import load
 from craft.snapshots.store.tiers import Tiers
 from craft.telemetry.fault_points import reach

@@ -14,7 +14,7 @@ from craft.groups.gloo import GlooGroup
 from craft.protocol.errors import Refused
 from craft.protocol.events import CheckpointRejected, CheckpointRestored
 from craft.snapshots.checkpoint.catalog import candidates
-from craft.snapshots.checkpoint.reshard import Target
+from craft.snapshots.checkpoint.sharded.reshard import Target
 from craft.snapshots.checkpoint.suspect import Suspicion, mark
 from craft.snapshots.store.manifest import Manifest, chunk_path, manifest_path
 from craft.snapshots.store.tiers import open_tiers

@@ -18,12 +18,12 @@ import torch
 from craft.protocol.errors import ConfigError
 from craft.snapshots.checkpoint.catalog import fetch_header
 from craft.snapshots.checkpoint.restore import Restored, restore
-from craft.snapshots.checkpoint.sharded_state import SavedTensor, ShardedState
+from craft.snapshots.checkpoint.sharded.saved_state import SavedTensor, ShardedState
 from craft.snapshots.state.index import ByteLayout, TensorEntry
 from craft.snapshots.state.leaves import Stateful
 from craft.snapshots.state.regions import Region, shape_of, whole
-from craft.snapshots.state.serialized import Header, State, decode_header, module_shards
-from craft.snapshots.state.shards import Placement, is_sharded, placement_of, region_in, reshard
+from craft.snapshots.state.serialized import Header, State, decode_header
+from craft.snapshots.state.shards import Placement, is_sharded, module_shards, placement_of, region_in, reshard
 from craft.snapshots.state.tree import Array, Items, Node, Packer, Sharded, Table, Tensor
 from craft.snapshots.store.manifest import Manifest
 from craft.snapshots.store.tiers import Tiers

@@ -1,0 +1,1 @@
+"""Restore checkpoints of sharded models at any mesh."""
