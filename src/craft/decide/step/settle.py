@@ -167,7 +167,8 @@ LOOP_END = "steps: its end"
 
 def _check_calls(claims: Sequence[Claim], calls: int) -> None:
     """Raise CallsDiffer if some are in a call that others, at the same step, have passed: it would never return."""
-    waiting = [claim for claim in claims if claim.call and claim.calls == calls]
+    # One that waits in its update is in no call, and has passed none: its twins may be in the next step already.
+    waiting = [claim for claim in claims if claim.call not in ("", IN_UPDATE) and claim.calls == calls]
     # A member in no call when a generation begins is in the next step, or at the end; unless it catches up.
     beyond = [claim.worker_id for claim in claims if not claim.call and claim.calls == calls and claim.able]
     if not waiting or not beyond:

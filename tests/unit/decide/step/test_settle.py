@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from craft.decide.step.settle import NO_PART, LossAnswer, settle
+from craft.decide.step.settle import IN_UPDATE, NO_PART, LossAnswer, settle
 from craft.protocol.errors import CallsDiffer, ProtocolViolation, StateLost
 from craft.protocol.membership import DROPPED, Claim, Settlement
 
@@ -222,6 +222,13 @@ def test_a_call_that_another_worker_has_gone_past_is_found_by_all() -> None:
         CallsDiffer, match=r"job.barrier\(\) after step 6: w0 waits in it, but w1, w2 went on without it"
     ):
         settled([in_call("w0"), *beyond], 4)
+
+
+def test_a_worker_that_waits_in_its_update_holds_nobody_to_a_call() -> None:
+    beyond = [Claim(worker_id="w1", committed=STEP, pending=(2, 3)), Claim(worker_id="w2", committed=STEP)]
+
+    assert settled([in_call("w0", call=IN_UPDATE), *beyond], 4).step == STEP
+    assert settled([in_call("w0", call=IN_UPDATE), in_call("w1")], 4).step == STEP
 
 
 def test_a_second_call_that_another_worker_does_not_make_is_found() -> None:
