@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from craft.groups.direct import DirectConnection
 from craft.groups.group import P2P, DeviceP2P, Pending, Transfers
 
 _TRANSFERS_AHEAD = 8
@@ -42,6 +43,20 @@ class Subgroup:
 
     def wait_all(self, pending: Sequence[Pending]) -> None:
         self._group.wait_all(pending)
+
+
+class DirectSubgroup(Subgroup):
+    """A subgroup of two that have a direct connection: without a hand-over to a thread that waits in Gloo."""
+
+    def __init__(self, group: P2P, direct: DirectConnection, ranks: Sequence[int], first_tag: int) -> None:
+        super().__init__(group, ranks, first_tag)
+        self._direct = direct
+
+    def swap_bytes(self, sent: memoryview, received: memoryview, tag: int) -> None:
+        """Send to the other member and receive from it; both do so at the same point of their order."""
+        kind = (self._first_tag + tag) % (1 << 32)
+        self._direct.send(kind, [sent])
+        self._direct.receive(kind, [received])
 
 
 class DeviceSubgroup(Subgroup):

@@ -216,7 +216,7 @@ class GroupOpener:
         inner = Generation(number=place.generation.number, nonce=nonce, members=mates)
         rank = inner.rank_of(self._worker_id)
         assert rank is not None
-        group = GlooGroup(inner, rank, self._address, self._key, _OPEN_LIMIT_S)
+        group = GlooGroup(inner, rank, self._address, self._key, _OPEN_LIMIT_S, directly=True)
         with self._change:
             place.inner = group
             abandoned = place.abandoned

@@ -19,9 +19,10 @@ import msgspec
 import torch
 
 from craft.decide.step.beat import BeatAnswer, BeatMessage
+from craft.groups.gloo import GlooGroup
 from craft.groups.nccl import NcclGroup
 from craft.groups.sharded.operation import TAGS, Operation
-from craft.groups.subgroup import StreamedSubgroup, Subgroup
+from craft.groups.subgroup import DirectSubgroup, StreamedSubgroup, Subgroup
 from craft.protocol.errors import ConfigError, GroupBroken, GroupError
 from craft.protocol.membership import Generation, GroupProgress, Member
 from craft.settings.worker import WorkerSettings
@@ -210,6 +211,8 @@ class ReplicaLink:
     def _peers(self, inner: AnyGroup, ranks: Sequence[int], first_tag: int) -> Subgroup:
         if isinstance(inner, NcclGroup):
             return StreamedSubgroup(inner, ranks, first_tag, self._marks)
+        if inner.direct is not None and len(ranks) == inner.size:
+            return DirectSubgroup(inner, inner.direct, ranks, first_tag)
         return Subgroup(inner, ranks, first_tag)
 
     def _await_device(self, inner: AnyGroup) -> None:
@@ -281,6 +284,10 @@ class ReplicaLink:
     def _lead(self, message: BeatMessage, decide: Callable[[Sequence[BeatMessage]], BeatAnswer]) -> BeatAnswer:
         inner = self._inner
         assert inner is not None
+        if isinstance(inner, GlooGroup) and inner.direct is not None:
+            answer = decide([message, _message(inner.direct.receive(_TO_FIRST))])
+            inner.direct.send(_TO_ALL, tail=_encode(answer))
+            return answer
         others = range(1, self.size)
         frames = [torch.empty(_BEAT_BYTES, dtype=torch.uint8) for _ in others]
         due: list[Any] = [inner.recv(frame, peer, _TO_FIRST) for frame, peer in zip(frames, others, strict=True)]
@@ -294,6 +301,9 @@ class ReplicaLink:
     def _follow(self, message: BeatMessage) -> BeatAnswer:
         inner = self._inner
         assert inner is not None
+        if isinstance(inner, GlooGroup) and inner.direct is not None:
+            inner.direct.send(_TO_FIRST, tail=_encode(message))
+            return _answer(inner.direct.receive(_TO_ALL))
         answer = torch.empty(_BEAT_BYTES, dtype=torch.uint8)
         due: list[Any] = [inner.recv(answer, 0, _TO_ALL)]
         due.append(inner.send(_framed(_encode(message)), 0, _TO_FIRST))

@@ -14,6 +14,8 @@ from msgspec import UNSET
 from craft.decide.step.beat import BeatAnswer, BeatMessage, before_microbatch
 from craft.groups.gloo import GlooGroup
 from craft.groups.sharded.reductions import AllReduce
+from craft.groups.sharded.transfer import exchange
+from craft.groups.subgroup import DirectSubgroup
 from craft.protocol.errors import ConfigError
 from craft.protocol.membership import Generation, GroupProgress, Member, Slot
 from craft.protocol.messages import Broken
@@ -138,3 +140,26 @@ def test_progress_names_the_positions_of_each_group() -> None:
     for progress in linked(run):
         assert isinstance(progress, tuple) and all(isinstance(each, GroupProgress) for each in progress)
         assert sorted(each.count for each in progress) == [1, 2] and len({each.group for each in progress}) == 2
+
+
+def test_two_members_swap_tensors_of_any_kind_over_their_direct_connection() -> None:
+    kinds = [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64]
+
+    def swap(group: GlooGroup) -> list[torch.Tensor]:
+        assert group.direct is not None
+        peers = DirectSubgroup(group, group.direct, (0, 1), 8)
+        found = []
+        for kind in kinds:
+            # Not contiguous, on both sides.
+            sent = torch.full((3, 4), float(group.rank)).to(kind).t()
+            received = torch.full((3, 8), 7.0).to(kind)[:, ::2].t()
+            exchange(peers, [(sent, 1 - group.rank)], [(received, 1 - group.rank)])
+            exchange(peers, [(sent[:0], 1 - group.rank)], [(received[:0], 1 - group.rank)], tag=1)
+            found.append(received)
+        return found
+
+    for rank, found in enumerate(together(2, swap)):
+        assert isinstance(found, list)
+        assert all(
+            torch.equal(each, torch.full((4, 3), 1.0 - rank).to(kind)) for each, kind in zip(found, kinds, strict=True)
+        )
