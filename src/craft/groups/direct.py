@@ -58,7 +58,8 @@ class DirectConnection:
         """
         header = _HEADER.pack(kind, len(tail), sum(map(len, parts)))
         with self._call():
-            self._unsent = [memoryview(header), *parts, memoryview(tail)]
+            # What is left of a message that no ``receive`` followed goes first.
+            self._unsent = [*self._unsent, memoryview(header), *parts, memoryview(tail)]
             self._send(socket.MSG_DONTWAIT)
 
     def receive(self, kind: int, parts: Sequence[memoryview] = ()) -> bytearray:
