@@ -28,7 +28,8 @@ NCCL = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_P2P_NET_CHUNKS
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, default=2048)
-    parser.add_argument("--samples", type=int, default=1024, help="of one worker and step")
+    parser.add_argument("--depth", type=int, default=24)
+    parser.add_argument("--samples", type=int, default=256, help="of one worker and step")
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--steps-per-block", type=int, default=10)
     parser.add_argument("--nccl", nargs="*", default=[], help="more variables of NCCL, as NAME=VALUE")
@@ -42,10 +43,9 @@ def main() -> None:
     steps = args.pairs * args.steps_per_block
     means = {side: 1e3 * sum(each[side] for each in found["blocks"]) / steps for side in SIDES}
     ratio = paired_ratio([(each["craft"], each["hsdp"]) for each in found["blocks"]], ratio_of_means)
-    more = (max(found["peaks"]["craft"]) - max(found["peaks"]["hsdp"])) / shard_bytes(args.width)
-    print(
-        f"width {args.width}, {args.samples} samples per worker: HSDP {means['hsdp']:.1f} ms, CRAFT {means['craft']:.1f} ms"
-    )
+    more = (max(found["peaks"]["craft"]) - max(found["peaks"]["hsdp"])) / shard_bytes(args.width, args.depth)
+    what = f"{args.depth} layers of {args.width}, {args.samples} samples per worker"
+    print(f"{what}: HSDP {means['hsdp']:.1f} ms, CRAFT {means['craft']:.1f} ms")
     print(
         f"ratio {ratio.value:.3f} (95% {ratio.low:.3f}-{ratio.high:.3f}; bar {LIMIT}); memory {more:+.2f} gradient shards"
     )

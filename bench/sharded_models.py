@@ -50,9 +50,9 @@ class Taught(Dataset[Batch]):
         return self._features[chosen], self._labels[chosen]
 
 
-def build_sharded(mesh: DeviceMesh, width: int = WIDTH) -> nn.Module:
+def build_sharded(mesh: DeviceMesh, width: int = WIDTH, depth: int = DEPTH) -> nn.Module:
     """Return the network with FSDP2 over ``mesh``: each layer a unit, the last one with the root."""
-    model = build_model(width=width, depth=DEPTH)
+    model = build_model(width=width, depth=depth)
     layers = [layer for layer in model.children() if isinstance(layer, nn.Linear)]
     for layer in layers[:-1]:
         fully_shard(layer, mesh=mesh)
@@ -60,10 +60,10 @@ def build_sharded(mesh: DeviceMesh, width: int = WIDTH) -> nn.Module:
     return model
 
 
-def shard_bytes(width: int) -> int:
+def shard_bytes(width: int, depth: int = DEPTH) -> int:
     """Return the size of one worker's part of the gradient."""
     with torch.device("meta"):
-        model = build_model(width=width, depth=DEPTH)
+        model = build_model(width=width, depth=depth)
     return sum(each.nbytes for each in model.parameters()) // SHARDS
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed
 from bench.commits import Commit
 from bench.jobs import BENCH, CraftJob, Job, JobFailed, Member
-from bench.sharded_models import REPLICAS, SHARDS, WIDTH, shard_bytes
+from bench.sharded_models import DEPTH, REPLICAS, SHARDS, WIDTH, shard_bytes
 
 SCRIPT = "sharded_overhead_worker.py"
 SIDES = ("craft", "hsdp")
@@ -84,6 +84,7 @@ def run_pair(
         "--blocks": pairs + WARMUP_PAIRS,
         "--steps-per-block": steps or args.steps_per_block,
         "--width": width,
+        "--depth": getattr(args, "depth", DEPTH),
         "--device": getattr(args, "device", "cpu"),
     }
     options |= {"--profile": args.profile.resolve()} if args.profile else {}

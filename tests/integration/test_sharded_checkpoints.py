@@ -152,6 +152,18 @@ def test_the_job_begins_again_from_a_checkpoint_if_all_twins_of_a_position_are_l
     assert resumed_from(result) >= 5
 
 
+def test_a_tensor_parallel_job_that_would_begin_again_says_to_start_it_with_resume(jobs: Jobs, tmp_path: Path) -> None:
+    """Weights are scattered while the model is built, and no worker is left that has what the others would receive."""
+    store = tmp_path / "store"
+    job = jobs.start(TRAIN_SHARDED, "tp", *STEPS, *SLOW, options=into(store, 2), environment=REPLACE)
+    wait_for(lambda: any(line.get("event") == "CheckpointWritten" for line in job.journal()), "a checkpoint is known")
+    job.kill("w1", "w3")
+    result = job.wait()
+
+    assert result.exit_code not in (0, None), describe(result)
+    assert "start the job with --resume" in result.errors + result.output, describe(result)
+
+
 def test_a_job_that_diverges_goes_back_to_its_checkpoint(jobs: Jobs, tmp_path: Path) -> None:
     more = ("--on-divergence", "rollback")
     result = jobs.run(

@@ -77,7 +77,7 @@ class ReplicaLink:
         """The process group to which a range of tags belongs."""
         self._done: dict[tuple[int, tuple[int, ...]], int] = {}
         """Collectives of this update that gave their outputs, by process group."""
-        self._at_ease: Callable[[], bool] = lambda: True
+        self._at_ease: Callable[[], bool] = self._twins_may_come
         self._refused = ""
         """The call within which there are no collectives."""
         # Autograd may call from a thread of its device while the main thread waits. Reentrant: taking an output may regroup.
@@ -176,6 +176,15 @@ class ReplicaLink:
         if self._phase == "update":
             group = (first_tag, tuple(ranks))
             self._done[group] = self._done.get(group, 0) + 1
+
+    def _twins_may_come(self) -> bool:
+        """Return True before the first loop; raise ConfigError if the job begins anew: then no twin has what is waited for."""
+        if self._membership.restoration is not None and self._membership.generation is None:
+            raise ConfigError(
+                "the job begins again from a checkpoint, and its script makes collectives before the first step (as tensor"
+                " parallel does when it divides weights), whose results no living worker has: start the job with --resume"
+            )
+        return True
 
     @property
     def _is_whole_again(self) -> bool:
