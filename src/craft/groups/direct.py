@@ -93,6 +93,9 @@ class DirectConnection:
     def _call(self) -> Iterator[None]:
         try:
             with self._in_call:
+                if self._ended:
+                    # Between two calls: the descriptor is closed already.
+                    raise ConnectionAbortedError("the connection was ended")
                 yield
         except OSError as error:
             raise self._error(error) from error
