@@ -79,14 +79,22 @@ class LocalStore(Store):
     def put(self, path: str, data: bytes) -> None:
         target = self.root / path
         with explained(target):
-            make_folder(target.parent)
-            written = write_unfinished(self.root / _UNFINISHED, memoryview(data))
-            try:
-                os.fsync(written.file)
-                os.rename(written.path, target)
-            finally:
-                written.drop()
-            sync(target.parent)
+            for _ in range(_MAX_LOOKS):
+                # A collector removes unfinished files and empty folders, also this one's: no lock is held here.
+                with contextlib.suppress(FileNotFoundError):
+                    self._put(target, memoryview(data))
+                    return
+            raise SnapshotError(f"{target} is removed faster than it can be written", str(target))
+
+    def _put(self, target: Path, data: memoryview) -> None:
+        make_folder(target.parent)
+        written = write_unfinished(self.root / _UNFINISHED, data)
+        try:
+            os.fsync(written.file)
+            os.rename(written.path, target)
+        finally:
+            written.drop()
+        sync(target.parent)
 
     def files(self, folder: str) -> list[Found]:
         with explained(self.root / folder):
@@ -263,7 +271,8 @@ class _KernelLock(Guard):
     def tidy(self) -> None:
         with explained(self._root):
             for path in children(self._root / _UNFINISHED):
-                path.unlink()
+                # Gone if it was moved to its place meanwhile.
+                path.unlink(missing_ok=True)
             for path in children(self._root / _PINS):
                 if path.is_file():
                     _remove_unless_locked(path)

@@ -183,3 +183,27 @@ def test_what_dies_half_written_is_never_seen_and_goes(tmp_path: Path) -> None:
     assert list((tmp_path / "unfinished").iterdir()) == []
     with pytest.raises(SnapshotError):
         adding.finish()
+
+
+def test_what_is_put_while_a_collector_tidies_up_is_there_P7(tmp_path: Path) -> None:
+    """Such as the mark of checkpoints that may hold wrong bits, which is written when a checkpoint was published just now."""
+    store, over = LocalStore(tmp_path), threading.Event()
+    failed: list[SnapshotError] = []
+
+    def tidy() -> None:
+        while not over.is_set():
+            try:
+                with store.collecting("gc") as alone:
+                    alone.tidy()
+            except SnapshotError as error:
+                failed.append(error)
+
+    tidying = threading.Thread(target=tidy)
+    tidying.start()
+    try:
+        for number in range(300):
+            store.put(f"suspect/{number}.json", b"{}")
+    finally:
+        over.set()
+        tidying.join()
+    assert len(store.files("suspect")) == 300 and not failed
